@@ -1,0 +1,91 @@
+//! The agent's socket: what only the agent knows, for commands that ask the kernel for the rest.
+//!
+//! One request line, one answer, then the connection ends. `services` answers with the table as the JSON contract has
+//! it, names included.
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream as BlockingStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    sync::{mpsc, oneshot},
+};
+
+use crate::report::ReportRow;
+
+/// Name of the socket in the run directory.
+pub const SOCKET: &str = "cproxy.sock";
+
+const REQUEST_SERVICES: &str = "services\n";
+const REQUEST_BYTES_MAX: u64 = 64;
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A question to the one task that owns the table.
+pub type Question = oneshot::Sender<Vec<ReportRow>>;
+
+/// Listens in the run directory; takes the place of a dead agent's socket.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn listen(run_dir: &Path) -> io::Result<UnixListener> {
+    let path = socket_path(run_dir);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    UnixListener::bind(path)
+}
+
+/// Answers for ever.
+pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(answer_in_time(stream, questions.clone()))),
+            Err(error) => {
+                tracing::warn!("{SOCKET}: {error}");
+                tokio::time::sleep(TIMEOUT).await;
+            }
+        }
+    }
+}
+
+async fn answer_in_time(stream: UnixStream, questions: mpsc::Sender<Question>) {
+    // Whoever asks too slowly or hangs up gets no answer; that is nobody else's problem.
+    drop(tokio::time::timeout(TIMEOUT, answer(stream, questions)).await);
+}
+
+async fn answer(mut stream: UnixStream, questions: mpsc::Sender<Question>) -> io::Result<()> {
+    let mut request = String::new();
+    let (reader, mut writer) = stream.split();
+    let mut reader = tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX));
+    tokio::io::AsyncBufReadExt::read_line(&mut reader, &mut request).await?;
+    if request != REQUEST_SERVICES {
+        return writer.write_all(b"error: the only request is: services\n").await;
+    }
+    let (sender, receiver) = oneshot::channel();
+    questions.send(sender).await.map_err(io::Error::other)?;
+    let rows = receiver.await.map_err(io::Error::other)?;
+    writer.write_all(&serde_json::to_vec(&rows)?).await
+}
+
+/// Asks a running agent for its table.
+///
+/// # Errors
+/// None is running there, or it does not answer in time.
+pub fn ask_services(run_dir: &Path) -> io::Result<Vec<ReportRow>> {
+    let mut stream = BlockingStream::connect(socket_path(run_dir))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.write_all(REQUEST_SERVICES.as_bytes())?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+fn socket_path(run_dir: &Path) -> PathBuf {
+    run_dir.join(SOCKET)
+}

@@ -1,0 +1,180 @@
+//! The one writer: events in, map writes out.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+
+use super::{AgentError, run_dir::RunDir};
+use crate::{
+    admin::Question,
+    bpf::{self, PinDir},
+    model::{Event, Problem, Store, Table},
+    report::ReportRow,
+};
+
+/// Events that follow one another faster than this are applied together.
+const QUIET: Duration = Duration::from_millis(2);
+/// No event waits longer than this for others.
+const DELAY_MAX: Duration = Duration::from_millis(10);
+/// After a failed write the table is read back and written anew, no more often than this.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the next write is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The first complete sync.
+    FirstSync,
+    /// The Services that have changed.
+    Following,
+    /// A write has failed: the kernel's content is in doubt until it has been read back.
+    InDoubt { retry_at: Instant },
+}
+
+/// Owner of store, table and maps.
+pub(super) struct Follower {
+    store: Store,
+    table: Table,
+    maps: bpf::Table,
+    run_dir: RunDir,
+    state: State,
+    is_ready: bool,
+    started: Instant,
+    reported: Vec<Problem>,
+}
+
+impl Follower {
+    /// Takes over what is in the kernel.
+    pub(super) fn open(pins: &PinDir, run_dir: RunDir) -> Result<Self, AgentError> {
+        let maps = bpf::Table::open(pins)?;
+        let table = Table::new(bpf::Table::LIMITS, maps.read()?);
+        Ok(Self {
+            store: Store::default(),
+            table,
+            maps,
+            run_dir,
+            state: State::FirstSync,
+            is_ready: false,
+            started: Instant::now(),
+            reported: Vec::new(),
+        })
+    }
+
+    /// Serves what the kernel does not have yet, until the first complete sync.
+    pub(super) fn bootstrap(&mut self, bootstrap: &Store) -> Result<(), AgentError> {
+        let ops = self.table.bootstrap(bootstrap);
+        self.maps.apply(&ops)?;
+        tracing::info!("serving {} frontends of --bootstrap until the first complete sync", self.table.rows().len());
+        Ok(())
+    }
+
+    /// Follows events and answers questions for ever.
+    pub(super) async fn follow(
+        &mut self,
+        mut events: mpsc::Receiver<Vec<Event>>,
+        mut questions: mpsc::Receiver<Question>,
+    ) -> Result<(), AgentError> {
+        loop {
+            let state = self.state;
+            tokio::select! {
+                batch = events.recv() => {
+                    let Some(batch) = batch else { return self.source_ended(questions).await };
+                    self.take(batch);
+                    self.take_more(&mut events).await;
+                    self.write()?;
+                }
+                Some(question) = questions.recv() => self.answer(question),
+                () = until_retry(state) => self.write()?,
+            }
+        }
+    }
+
+    /// Without a source the table stays as it is, for ever; commands are still answered.
+    async fn source_ended(&self, mut questions: mpsc::Receiver<Question>) -> Result<(), AgentError> {
+        tracing::error!("the source of events has ended; the table stays as it is");
+        while let Some(question) = questions.recv().await {
+            self.answer(question);
+        }
+        Err(AgentError::SourceEnded("nothing more to do".to_owned()))
+    }
+
+    fn answer(&self, question: Question) {
+        // Whoever asked may have gone.
+        drop(question.send(self.table.rows().iter().map(ReportRow::from).collect()));
+    }
+
+    fn take(&mut self, batch: Vec<Event>) {
+        for event in batch {
+            for problem in self.store.apply(event) {
+                tracing::warn!("{problem}");
+            }
+        }
+    }
+
+    /// Takes in what comes within a few milliseconds.
+    async fn take_more(&mut self, events: &mut mpsc::Receiver<Vec<Event>>) {
+        let deadline = Instant::now() + DELAY_MAX;
+        while let Ok(Some(batch)) = timeout_at((Instant::now() + QUIET).min(deadline), events.recv()).await {
+            self.take(batch);
+        }
+    }
+
+    /// Brings the kernel up to the store, once that is complete.
+    fn write(&mut self) -> Result<(), AgentError> {
+        let is_waiting = matches!(self.state, State::InDoubt { retry_at } if Instant::now() < retry_at);
+        if !self.store.is_complete() || is_waiting {
+            return Ok(());
+        }
+        match self.write_now() {
+            Ok(()) => self.written(),
+            Err(error) => {
+                tracing::error!("{error}; the table is read back and written anew in {RETRY:?}");
+                self.state = State::InDoubt { retry_at: Instant::now() + RETRY };
+                Ok(())
+            }
+        }
+    }
+
+    fn write_now(&mut self) -> Result<(), bpf::TableError> {
+        let dirty = self.store.take_dirty();
+        if let State::InDoubt { .. } = self.state {
+            self.table = Table::new(bpf::Table::LIMITS, self.maps.read()?);
+        }
+        let ops = match self.state {
+            State::Following => self.table.update(&self.store, dirty),
+            State::FirstSync | State::InDoubt { .. } => self.table.sync(&self.store),
+        };
+        tracing::debug!("writing {} operations", ops.len());
+        self.maps.apply(&ops)
+    }
+
+    fn written(&mut self) -> Result<(), AgentError> {
+        self.state = State::Following;
+        self.report();
+        if self.is_ready {
+            return Ok(());
+        }
+        self.is_ready = true;
+        let (services, frontends) = (self.store.services().count(), self.table.rows().len());
+        tracing::info!("ready after {:?}: {services} Services, {frontends} frontends", self.started.elapsed());
+        self.run_dir.set_ready()
+    }
+
+    /// Logs the table's problems that are new.
+    fn report(&mut self) {
+        let problems: Vec<_> = self.table.problems().cloned().collect();
+        for problem in problems.iter().filter(|problem| !self.reported.contains(problem)) {
+            tracing::error!("{problem}");
+        }
+        self.reported = problems;
+    }
+}
+
+async fn until_retry(state: State) {
+    match state {
+        State::InDoubt { retry_at } => tokio::time::sleep_until(retry_at).await,
+        State::FirstSync | State::Following => std::future::pending().await,
+    }
+}

@@ -1,0 +1,181 @@
+//! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
+
+mod follow;
+mod run_dir;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    admin,
+    bpf::{self, Environment, EnvironmentError, PinDir, PinError, SocketMark, TableError},
+    config::{Config, Source},
+    k8s::{self, ClientError},
+    manifests::{self, Files, ManifestError, Watcher},
+    model::{Event, Store},
+};
+use follow::Follower;
+use run_dir::RunDir;
+use tokio::sync::mpsc;
+
+/// How many batches of events may wait: a bound on memory, not on speed.
+const EVENTS_WAITING_MAX: usize = 256;
+
+/// Why the agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The machine lacks something.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The pin directory cannot be used.
+    #[error(transparent)]
+    Pins(#[from] PinError),
+    /// The programs could not be installed; the child's own words.
+    #[error("{0}")]
+    Install(String),
+    /// The child could not be started.
+    #[error("cannot start {0}: {1}")]
+    Child(PathBuf, io::Error),
+    /// The maps cannot be used.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// The API server's configuration cannot be used.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The manifests cannot be used.
+    #[error(transparent)]
+    Manifests(#[from] ManifestError),
+    /// The bootstrap manifest cannot be used.
+    #[error("--bootstrap {0}: {1}")]
+    Bootstrap(PathBuf, String),
+    /// The run directory cannot be used.
+    #[error("--run-dir {0}: {1}")]
+    RunDir(PathBuf, io::Error),
+    /// The source has ended, which it never should.
+    #[error("the source of events has ended: {0}")]
+    SourceEnded(String),
+}
+
+/// Runs until SIGTERM or SIGINT. The hooks and the table stay in the kernel.
+///
+/// # Errors
+/// What prevents it from running; nothing is half attached.
+pub async fn run(config: Config) -> Result<(), AgentError> {
+    // Whatever can be wrong with the input is found before anything is attached.
+    let bootstrap = config.bootstrap.as_deref().map(read_bootstrap).transpose()?;
+    let source = prepare(&config.source).await?;
+    let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
+    let pins = PinDir::new(&environment.pin_dir);
+    // Held until the end: the only agent on these pins, and in this run directory.
+    let _lock = pins.lock()?;
+    let run_dir = RunDir::create(&config.run_dir)?;
+    install(&environment)?;
+    let mut follower = Follower::open(&pins, run_dir)?;
+    if let Some(store) = bootstrap {
+        follower.bootstrap(&store)?;
+    }
+    let events = start(source, &pins)?;
+    follow_until_stopped(follower, events, &config).await
+}
+
+/// A source that has been found usable and not yet been started.
+enum Prepared {
+    ApiServer(Box<kube::Config>),
+    Manifests(Watcher, Files),
+}
+
+async fn prepare(source: &Source) -> Result<Prepared, AgentError> {
+    Ok(match source {
+        // Watching comes first: what changes while the files are read is seen afterwards.
+        Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Files::read(paths)?),
+        Source::ApiServer(server) => Prepared::ApiServer(Box::new(k8s::configure(server).await?)),
+    })
+}
+
+/// Loads and attaches in a child, whose memory goes with it.
+fn install(environment: &Environment) -> Result<(), AgentError> {
+    let path = PathBuf::from("/proc/self/exe");
+    let mut command = Command::new(&path);
+    command.arg("install").arg("--cgroup").arg(&environment.cgroup).arg("--pin-dir").arg(&environment.pin_dir);
+    let output = command.output().map_err(|error| AgentError::Child(path, error))?;
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() {
+        tracing::info!("attached to {}: {}", environment.cgroup.display(), stdout.trim().replace('\n', ", "));
+        return Ok(());
+    }
+    let mut lines: Vec<_> = stderr.lines().collect();
+    let last = lines.pop().unwrap_or("the installing child ended without a word");
+    // The verifier's log, if there is one, comes first.
+    lines.iter().for_each(|line| eprintln!("{line}"));
+    Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned()))
+}
+
+fn read_bootstrap(path: &Path) -> Result<Store, AgentError> {
+    let failed = |message: String| AgentError::Bootstrap(path.to_owned(), message);
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let manifest = manifests::parse(&path.display().to_string(), &text).map_err(failed)?;
+    let mut store = Store::default();
+    let problems: Vec<_> = manifest.events().into_iter().flat_map(|event| store.apply(event)).collect();
+    manifest.problems.iter().chain(&problems).for_each(|problem| tracing::warn!("bootstrap: {problem}"));
+    Ok(store)
+}
+
+fn start(source: Prepared, pins: &PinDir) -> Result<mpsc::Receiver<Vec<Event>>, AgentError> {
+    let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
+    match source {
+        Prepared::Manifests(watcher, files) => drop(tokio::spawn(async move {
+            if let Err(error) = manifests::watch(files, watcher, sender).await {
+                tracing::error!("inotify: {error}; changes of manifests are no longer seen");
+            }
+        })),
+        Prepared::ApiServer(config) => {
+            let client = k8s::client(&config, SocketMark::open(pins)?)?;
+            tracing::info!("following the API server at {}", config.cluster_url);
+            drop(tokio::spawn(k8s::watch(client, config.cluster_url, sender)));
+        }
+    }
+    Ok(receiver)
+}
+
+async fn follow_until_stopped(
+    mut follower: Follower,
+    events: mpsc::Receiver<Vec<Event>>,
+    config: &Config,
+) -> Result<(), AgentError> {
+    let (questions, asked) = mpsc::channel(8);
+    let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
+    drop(tokio::spawn(admin::serve(admin::listen(&config.run_dir).map_err(failed)?, questions)));
+    tokio::select! {
+        result = follower.follow(events, asked) => result,
+        signal = stop_signal() => {
+            tracing::info!("{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)");
+            Ok(())
+        }
+    }
+}
+
+async fn stop_signal() -> &'static str {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        // Without handlers the signals end the process, which is what they are for.
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    }
+}
+
+/// What `cproxy install` does: the child's part of [`install`].
+///
+/// # Errors
+/// As [`bpf::install`].
+pub fn install_here(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
+    let programs = bpf::install(&PinDir::new(pin_dir), cgroup)?;
+    let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
+    Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))
+}

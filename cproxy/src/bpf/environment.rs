@@ -1,0 +1,212 @@
+//! What the machine must offer, checked and made before anything is loaded, so that an error names the one thing that
+//! is missing and nothing is left half attached.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, fstatfs},
+    mount::{MountFlags, mount},
+};
+
+/// Magic numbers of `statfs(2)` (include/uapi/linux/magic.h).
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
+
+/// Where bpffs is by convention; mounted there if need be.
+const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
+
+/// `bpf_set_retval` came in 5.18: without it a refused connect cannot say ECONNREFUSED.
+const KERNEL_MIN: (u32, u32) = (5, 18);
+
+/// Bits of `CapEff` (include/uapi/linux/capability.h).
+const CAP_NET_ADMIN: u64 = 1 << 12;
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+const CAP_BPF: u64 = 1 << 39;
+
+/// Why cproxy cannot work here, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvironmentError {
+    /// The kernel lacks helpers.
+    #[error("kernel {0} is too old: cproxy needs {min_major}.{min_minor} or newer", min_major = KERNEL_MIN.0, min_minor = KERNEL_MIN.1)]
+    KernelTooOld(String),
+    /// The process may not load programs.
+    #[error("missing {0}: run cproxy as root or grant CAP_BPF and CAP_NET_ADMIN")]
+    Capability(&'static str),
+    /// The kernel has no cgroup2.
+    #[error("no cgroup2: the kernel does not list it in /proc/filesystems; build it with CONFIG_CGROUPS and CONFIG_CGROUP_BPF")]
+    NoCgroup2,
+    /// cgroup2 exists but could not be mounted.
+    #[error("no cgroup2 is mounted and mounting it at {0} failed: {1}; mount it and pass --cgroup")]
+    MountCgroup2(PathBuf, io::Error),
+    /// `--cgroup` is no cgroup.
+    #[error("--cgroup {0}: not a cgroup2 directory; pass a directory of a cgroup2 mount (mount -t cgroup2 none DIR)")]
+    NotCgroup2(PathBuf),
+    /// The pin directory is not on a bpffs.
+    #[error("--pin-dir {0}: not on a bpf filesystem (bpffs); mount one (mount -t bpf bpf DIR) and pass a directory on it")]
+    NotBpffs(PathBuf),
+    /// bpffs could not be mounted.
+    #[error("no bpf filesystem (bpffs) at {BPFFS_DEFAULT} and mounting it failed: {0}; mount one (mount -t bpf bpf DIR) and pass --pin-dir")]
+    MountBpffs(io::Error),
+    /// A file or directory could not be used.
+    #[error("{0}: {1}")]
+    Io(PathBuf, io::Error),
+}
+
+/// A machine on which programs can be attached: the proof that the checks have passed.
+#[derive(Debug)]
+pub struct Environment {
+    /// The cgroup to attach to.
+    pub cgroup: PathBuf,
+    /// The pin directory's parent is on a bpffs; the directory itself exists.
+    pub pin_dir: PathBuf,
+}
+
+impl Environment {
+    /// Checks kernel, capabilities, cgroup2 and bpffs; mounts the last two where they are missing by convention.
+    ///
+    /// # Errors
+    /// The first thing that is missing.
+    pub fn prepare(cgroup: Option<&Path>, pin_dir: &Path, run_dir: &Path) -> Result<Self, EnvironmentError> {
+        check_kernel()?;
+        check_capabilities()?;
+        let cgroup = match cgroup {
+            Some(dir) if is_on(dir, CGROUP2_SUPER_MAGIC) => dir.to_owned(),
+            Some(dir) => return Err(EnvironmentError::NotCgroup2(dir.to_owned())),
+            None => cgroup2_root(run_dir)?,
+        };
+        ensure_bpffs(pin_dir)?;
+        fs::create_dir_all(pin_dir).map_err(|error| EnvironmentError::Io(pin_dir.to_owned(), error))?;
+        Ok(Self { cgroup, pin_dir: pin_dir.to_owned() })
+    }
+}
+
+fn check_kernel() -> Result<(), EnvironmentError> {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    match parse_release(&release) {
+        Some(version) if version < KERNEL_MIN => Err(EnvironmentError::KernelTooOld(release.into_owned())),
+        // A release that cannot be read is no reason to refuse: loading will tell.
+        _ => Ok(()),
+    }
+}
+
+fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn check_capabilities() -> Result<(), EnvironmentError> {
+    let path = Path::new("/proc/self/status");
+    let status = fs::read_to_string(path).map_err(|error| EnvironmentError::Io(path.to_owned(), error))?;
+    match missing_capability(effective_capabilities(&status)) {
+        Some(name) => Err(EnvironmentError::Capability(name)),
+        None => Ok(()),
+    }
+}
+
+fn effective_capabilities(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// CAP_SYS_ADMIN stands for both, as it does in the kernel (`bpf_capable`, `bpf_net_capable`).
+fn missing_capability(effective: u64) -> Option<&'static str> {
+    match (effective & CAP_SYS_ADMIN != 0, effective & CAP_BPF != 0, effective & CAP_NET_ADMIN != 0) {
+        (true, _, _) | (false, true, true) => None,
+        (false, false, true) => Some("CAP_BPF"),
+        (false, true, false) => Some("CAP_NET_ADMIN"),
+        (false, false, false) => Some("CAP_BPF and CAP_NET_ADMIN"),
+    }
+}
+
+/// The cgroup2 mount with the whole hierarchy, or one of our own below the run directory.
+fn cgroup2_root(run_dir: &Path) -> Result<PathBuf, EnvironmentError> {
+    let read = |path: &str| fs::read_to_string(path).map_err(|error| EnvironmentError::Io(path.into(), error));
+    if let Some(root) = find_cgroup2(&read("/proc/self/mountinfo")?) {
+        return Ok(root);
+    }
+    if !read("/proc/filesystems")?.lines().any(|line| line.ends_with("\tcgroup2")) {
+        return Err(EnvironmentError::NoCgroup2);
+    }
+    let dir = run_dir.join("cgroup2");
+    let mounted = fs::create_dir_all(&dir).and_then(|()| Ok(mount("none", &dir, "cgroup2", MountFlags::empty(), None)?));
+    mounted.map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
+    Ok(dir)
+}
+
+/// Finds the cgroup2 mount in the text of `mountinfo` (proc_pid_mountinfo(5)): fields 4 and 5 are root and mount point,
+/// the type follows the separator.
+fn find_cgroup2(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        (filesystem.starts_with("cgroup2 ") && root == "/").then(|| PathBuf::from(point))
+    })
+}
+
+fn ensure_bpffs(pin_dir: &Path) -> Result<(), EnvironmentError> {
+    if nearest_existing(pin_dir).is_some_and(|dir| is_on(dir, BPF_FS_MAGIC)) {
+        return Ok(());
+    }
+    if !pin_dir.starts_with(BPFFS_DEFAULT) || !Path::new(BPFFS_DEFAULT).is_dir() {
+        return Err(EnvironmentError::NotBpffs(pin_dir.to_owned()));
+    }
+    mount("bpf", BPFFS_DEFAULT, "bpf", MountFlags::empty(), None)
+        .map_err(|error| EnvironmentError::MountBpffs(error.into()))
+}
+
+fn nearest_existing(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|dir| dir.exists())
+}
+
+fn is_on(dir: &Path, magic: u64) -> bool {
+    let opened = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty());
+    opened.and_then(fstatfs).is_ok_and(|stat| stat.f_type as u64 == magic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read_up_to_the_minor_number() {
+        for (release, expected) in [
+            ("6.18.44-fc-v669", Some((6, 18))),
+            ("5.10.0+", Some((5, 10))),
+            ("6.1-rc3", Some((6, 1))),
+            ("7", None),
+            ("linux", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_release(release), expected, "{release}");
+        }
+    }
+
+    #[test]
+    fn capabilities_are_told_by_name() {
+        for (effective, missing) in [
+            (0, Some("CAP_BPF and CAP_NET_ADMIN")),
+            (CAP_BPF, Some("CAP_NET_ADMIN")),
+            (CAP_NET_ADMIN, Some("CAP_BPF")),
+            (CAP_BPF | CAP_NET_ADMIN, None),
+            (CAP_SYS_ADMIN, None),
+        ] {
+            assert_eq!(missing_capability(effective), missing);
+        }
+        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t000001ffffffffff\n"), 0x1ff_ffff_ffff);
+        assert_eq!(effective_capabilities("nothing of use"), 0);
+    }
+
+    #[test]
+    fn the_cgroup2_mount_is_the_one_with_the_whole_hierarchy() {
+        let bind = "41 32 0:38 /some/slice /elsewhere rw,relatime - cgroup2 cgroup2 rw";
+        let v1 = "40 32 0:37 / /sys/fs/cgroup/systemd rw,relatime shared:9 - cgroup cgroup rw,name=systemd";
+        let root = "42 32 0:38 / /sys/fs/cgroup/unified rw,relatime shared:4 - cgroup2 cgroup2 rw";
+        assert_eq!(find_cgroup2(&[bind, v1, root].join("\n")), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(find_cgroup2(&[bind, v1, "", "garbage - cgroup2 "].join("\n")), None);
+    }
+}

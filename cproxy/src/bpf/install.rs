@@ -1,0 +1,198 @@
+//! Loads the programs, attaches them and pins everything: what the short-lived child does.
+//!
+//! All programs are loaded before the first is attached, and what an attempt has made is removed when it fails, so
+//! nothing is ever half attached. Where our links are pinned already (a restart, another build of the same layout),
+//! the new programs take the place of the old ones atomically and the maps stay.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf, EbpfLoader, VerifierLogLevel,
+    programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink},
+};
+
+use super::{
+    pins::PinDir,
+    syscalls::{link_cgroup_id, link_update, obj_get},
+};
+
+/// The programs, built by `build.rs`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cproxy-programs"));
+
+/// A hook of ours.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// The function's name, which `bpftool prog` shows.
+    pub name: &'static str,
+    /// The name under which its link is pinned.
+    pub link: &'static str,
+}
+
+impl Program {
+    /// All of them.
+    pub const ALL: [Self; 2] = [
+        Self { name: "cproxy_connect4", link: "connect4" },
+        Self { name: "cproxy_connect6", link: "connect6" },
+    ];
+
+    /// The names of all links.
+    pub const LINKS: [&'static str; 2] = ["connect4", "connect6"];
+}
+
+/// Why the programs are not attached.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The object could not be loaded, its maps not be made.
+    #[error("cannot create the BPF maps: {0}")]
+    Object(String),
+    /// The object lacks a program: a broken build.
+    #[error("the embedded object has no program {0}: this build is broken")]
+    Missing(&'static str),
+    /// The kernel refused a program.
+    #[error("the kernel refused program {program}: {reason}")]
+    Load {
+        /// The program.
+        program: &'static str,
+        /// What `bpf(2)` said.
+        reason: String,
+        /// What the verifier said, perhaps nothing: many lines, for a bug report.
+        verifier_log: String,
+    },
+    /// It could not be attached.
+    #[error("cannot attach {0} to {cgroup}: {2}; is the kernel built with CONFIG_CGROUP_BPF?", cgroup = .1.display())]
+    Attach(&'static str, PathBuf, String),
+    /// A file could not be used.
+    #[error("{0}: {1}")]
+    Io(PathBuf, io::Error),
+}
+
+/// Installs everything on `cgroup` below `pins`. Returns each program's verified instruction count, 0 where the kernel
+/// (before 5.16) does not tell.
+///
+/// # Errors
+/// Nothing new is left behind.
+pub fn install(pins: &PinDir, cgroup: &Path) -> Result<Vec<(Program, u32)>, InstallError> {
+    let mut made = Made::default();
+    let result = install_all(pins, cgroup, &mut made);
+    if result.is_err() {
+        made.remove();
+    }
+    result
+}
+
+/// What this attempt has pinned.
+#[derive(Default)]
+struct Made(Vec<PathBuf>);
+
+impl Made {
+    fn remove(self) {
+        for path in self.0 {
+            // The reason for removing is the error that is being reported; another one would hide it.
+            fs::remove_file(path).ok();
+        }
+    }
+}
+
+fn install_all(pins: &PinDir, cgroup: &Path, made: &mut Made) -> Result<Vec<(Program, u32)>, InstallError> {
+    let mut object = load_object(pins, made)?;
+    let mut counts = Vec::new();
+    for program in Program::ALL {
+        let hook = find(&mut object, program)?;
+        hook.load().map_err(|error| refused(program, &error))?;
+        let info = hook.info().map_err(|error| refused(program, &error))?;
+        counts.push((program, info.verified_instruction_count().unwrap_or(0)));
+    }
+    for program in Program::ALL {
+        attach(find(&mut object, program)?, program, pins, cgroup, made)?;
+    }
+    Ok(counts)
+}
+
+fn load_object(pins: &PinDir, made: &mut Made) -> Result<Ebpf, InstallError> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
+    for name in PinDir::map_names() {
+        let path = pins.object(name);
+        if !path.exists() {
+            made.0.push(path.clone());
+        }
+        loader.map_pin_path(name, path);
+    }
+    loader.load(OBJECT).map_err(|error| InstallError::Object(root_cause(&error)))
+}
+
+fn find(object: &mut Ebpf, program: Program) -> Result<&mut CgroupSockAddr, InstallError> {
+    let found = object.program_mut(program.name).and_then(|found| found.try_into().ok());
+    found.ok_or(InstallError::Missing(program.name))
+}
+
+/// Updates our pinned link if it is on this cgroup; otherwise attaches, and pins over whatever was there.
+fn attach(
+    hook: &mut CgroupSockAddr,
+    program: Program,
+    pins: &PinDir,
+    cgroup: &Path,
+    made: &mut Made,
+) -> Result<(), InstallError> {
+    let failed = |error: &dyn std::fmt::Display| {
+        InstallError::Attach(program.name, cgroup.to_owned(), error.to_string())
+    };
+    let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
+    let pin = pins.object(program.link);
+    if let Ok(link) = obj_get(&pin)
+        && is_on(link.as_fd(), &dir)
+    {
+        let fd = hook.fd().map_err(|error| failed(&error))?;
+        return link_update(link.as_fd(), fd.as_fd()).map_err(|error| failed(&error));
+    }
+    let id = hook.attach(&dir, CgroupAttachMode::Single).map_err(|error| failed(&root_cause(&error)))?;
+    let link = hook.take_link(id).map_err(|error| failed(&error))?;
+    let link = FdLink::try_from(link).map_err(|error| failed(&error))?;
+    pin_over(link, program, pins, made)
+}
+
+fn is_on(link: BorrowedFd<'_>, cgroup: &fs::File) -> bool {
+    match (link_cgroup_id(link), cgroup.metadata()) {
+        (Ok(id), Ok(cgroup)) => id == cgroup.ino(),
+        _ => false,
+    }
+}
+
+/// A rename puts the new link in the place of one that hangs on another, perhaps dead, cgroup. bpffs takes no names
+/// with dots (kernel/bpf/inode.c, `bpf_lookup`).
+fn pin_over(link: FdLink, program: Program, pins: &PinDir, made: &mut Made) -> Result<(), InstallError> {
+    let (pin, temporary) = (pins.object(program.link), pins.object(&format!("{}_new", program.link)));
+    let failed = |path: &Path, error: &dyn std::error::Error| {
+        InstallError::Io(path.to_owned(), io::Error::other(root_cause(error)))
+    };
+    // What an attempt that was killed has left; mostly there is nothing.
+    fs::remove_file(&temporary).ok();
+    if !pin.exists() {
+        made.0.push(pin.clone());
+    }
+    made.0.push(temporary.clone());
+    let pinned = link.pin(&temporary).map_err(|error| failed(&temporary, &error))?;
+    fs::rename(&temporary, &pin).map_err(|error| failed(&pin, &error))?;
+    drop(pinned);
+    Ok(())
+}
+
+fn refused(program: Program, error: &ProgramError) -> InstallError {
+    let (reason, verifier_log) = match error {
+        ProgramError::LoadError { io_error, verifier_log } => (io_error.to_string(), verifier_log.to_string()),
+        other => (root_cause(other), String::new()),
+    };
+    InstallError::Load { program: program.name, reason, verifier_log }
+}
+
+/// The innermost error, which is the one that says something.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
+}

@@ -1,0 +1,267 @@
+//! The pin directory: `<pin-dir>/v<layout>/` holds our maps and links by name, and nothing else is ever touched.
+
+use std::{
+    fs, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use aya::maps::{MapInfo, MapType};
+use cproxy_ebpf::{
+    BACKENDS_MAX, Backend, FRONTENDS_MAX, FrontendKey, LAYOUT_VERSION, SETS_MAX, SetId, SetWord, SocketState,
+};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+/// Why the pins cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PinError {
+    /// Another layout's programs are attached.
+    #[error(
+        "{0} holds table layout {1}, this cproxy uses {LAYOUT_VERSION}: \
+         run `cproxy cleanup --pin-dir {dir}` to remove it first", dir = .0.display()
+    )]
+    OtherLayout(PathBuf, String),
+    /// A pinned map has not the layout that its directory promises.
+    #[error("{path} is not the map that layout {LAYOUT_VERSION} has there ({difference}): run `cproxy cleanup --pin-dir {dir}`", path = .path.display(), dir = .dir.display())]
+    OtherMap {
+        /// The pinned map.
+        path: PathBuf,
+        /// The pin directory.
+        dir: PathBuf,
+        /// What differs.
+        difference: String,
+    },
+    /// Nothing is installed.
+    #[error("{0}: no cproxy table is installed there: start `cproxy run` or pass its --pin-dir")]
+    NotInstalled(PathBuf),
+    /// Another agent is at work.
+    #[error("{0} is in use by a running cproxy: stop it first or pass another --pin-dir")]
+    Locked(PathBuf),
+    /// A file could not be used.
+    #[error("{0}: {1}")]
+    Io(PathBuf, io::Error),
+    /// A map could not be asked.
+    #[error("{0}: {1}")]
+    Map(PathBuf, aya::maps::MapError),
+}
+
+/// What a map must look like to be ours.
+struct Layout {
+    name: &'static str,
+    map_type: MapType,
+    key_bytes: u32,
+    value_bytes: u32,
+    entries: u32,
+    flags: u32,
+}
+
+/// Flags of `BPF_MAP_CREATE` (include/uapi/linux/bpf.h).
+const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+const LAYOUTS: [Layout; 4] = [
+    Layout {
+        name: "FRONTENDS",
+        map_type: MapType::Hash,
+        key_bytes: size_of::<FrontendKey>() as u32,
+        value_bytes: size_of::<SetId>() as u32,
+        entries: FRONTENDS_MAX,
+        flags: BPF_F_NO_PREALLOC,
+    },
+    Layout {
+        name: "SETS",
+        map_type: MapType::Array,
+        key_bytes: 4,
+        value_bytes: size_of::<SetWord>() as u32,
+        entries: SETS_MAX,
+        flags: BPF_F_MMAPABLE,
+    },
+    Layout {
+        name: "BACKENDS",
+        map_type: MapType::Array,
+        key_bytes: 4,
+        value_bytes: size_of::<Backend>() as u32,
+        entries: BACKENDS_MAX,
+        flags: BPF_F_MMAPABLE,
+    },
+    Layout {
+        name: "SOCKETS",
+        map_type: MapType::SkStorage,
+        key_bytes: 4,
+        value_bytes: size_of::<SocketState>() as u32,
+        entries: 0,
+        flags: BPF_F_NO_PREALLOC,
+    },
+];
+
+/// The map that is only there to wait with; see `Table::drain`.
+const BARRIER: &str = "BARRIER";
+
+/// A pin directory.
+#[derive(Clone, Debug)]
+pub struct PinDir {
+    dir: PathBuf,
+}
+
+/// Whoever holds it is the only agent on a pin directory; the kernel gives it up with the process.
+#[derive(Debug)]
+pub struct PinLock {
+    _dir: OwnedFd,
+}
+
+impl PinDir {
+    /// The pin directory `dir`; nothing is touched yet.
+    #[must_use]
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// Where this layout's objects are.
+    #[must_use]
+    pub fn versioned(&self) -> PathBuf {
+        self.dir.join(format!("v{LAYOUT_VERSION}"))
+    }
+
+    /// Where a map or a link is pinned.
+    #[must_use]
+    pub fn object(&self, name: &str) -> PathBuf {
+        self.versioned().join(name)
+    }
+
+    /// The names of the maps.
+    pub(super) fn map_names() -> impl Iterator<Item = &'static str> {
+        LAYOUTS.iter().map(|layout| layout.name).chain([BARRIER])
+    }
+
+    /// Makes the versioned directory and becomes the only agent on it.
+    ///
+    /// # Errors
+    /// Another agent holds it, it holds another layout, or a map in it is not ours.
+    pub fn lock(&self) -> Result<PinLock, PinError> {
+        if let Some(version) = self.other_layouts()?.into_iter().next() {
+            return Err(PinError::OtherLayout(self.dir.clone(), version));
+        }
+        let versioned = self.versioned();
+        fs::create_dir_all(&versioned).map_err(|error| PinError::Io(versioned.clone(), error))?;
+        let lock = self.flock(&versioned)?;
+        self.check_maps()?;
+        Ok(lock)
+    }
+
+    /// Fails unless a complete table of this layout is pinned.
+    ///
+    /// # Errors
+    /// There is none, or it has another layout.
+    pub fn check_installed(&self) -> Result<(), PinError> {
+        if let Some(version) = self.other_layouts()?.into_iter().next() {
+            return Err(PinError::OtherLayout(self.dir.clone(), version));
+        }
+        let is_missing = |name: &str| !self.object(name).exists();
+        if Self::map_names().any(is_missing) {
+            return Err(PinError::NotInstalled(self.dir.clone()));
+        }
+        self.check_maps()
+    }
+
+    /// Removes every object of ours, of any layout: the hooks are detached with their links. Returns what it removed
+    /// and what it found there that is not ours.
+    ///
+    /// # Errors
+    /// An agent is running, or a file could not be removed.
+    pub fn remove(&self, links: &[&str]) -> Result<(Vec<PathBuf>, Vec<PathBuf>), PinError> {
+        let (mut removed, mut foreign) = (Vec::new(), Vec::new());
+        for version in self.layouts()? {
+            let dir = self.dir.join(&version);
+            let lock = self.flock(&dir)?;
+            let own_layout = dir == self.versioned();
+            // Links first: no program may look into maps that are going.
+            let mut objects = list(&dir)?;
+            objects.sort_by_key(|name| !links.contains(&name.as_str()));
+            for name in objects {
+                let is_ours = !own_layout || links.contains(&name.as_str()) || Self::map_names().any(|map| map == name);
+                let path = dir.join(&name);
+                if is_ours {
+                    fs::remove_file(&path).map_err(|error| PinError::Io(path.clone(), error))?;
+                    removed.push(path);
+                } else {
+                    foreign.push(path);
+                }
+            }
+            drop(lock);
+            remove_if_empty(&dir)?;
+        }
+        remove_if_empty(&self.dir)?;
+        Ok((removed, foreign))
+    }
+
+    fn flock(&self, versioned: &Path) -> Result<PinLock, PinError> {
+        let io = |error: rustix::io::Errno| PinError::Io(versioned.to_owned(), error.into());
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(versioned, flags, Mode::empty()).map_err(io)?;
+        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(PinLock { _dir: dir }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(PinError::Locked(self.dir.clone())),
+            Err(error) => Err(io(error)),
+        }
+    }
+
+    /// A map that is pinned where ours should be is used only if it is like ours: aya itself would take any.
+    fn check_maps(&self) -> Result<(), PinError> {
+        for layout in LAYOUTS {
+            let path = self.object(layout.name);
+            if !path.exists() {
+                continue;
+            }
+            let info = MapInfo::from_pin(&path).map_err(|error| PinError::Map(path.clone(), error))?;
+            if let Some(difference) = difference(&layout, &info) {
+                return Err(PinError::OtherMap { path, dir: self.dir.clone(), difference });
+            }
+        }
+        Ok(())
+    }
+
+    fn other_layouts(&self) -> Result<Vec<String>, PinError> {
+        let own = format!("v{LAYOUT_VERSION}");
+        Ok(self.layouts()?.into_iter().filter(|name| *name != own).map(|name| name.replacen('v', "", 1)).collect())
+    }
+
+    fn layouts(&self) -> Result<Vec<String>, PinError> {
+        let mut names = list(&self.dir)?;
+        names.retain(|name| name.strip_prefix('v').is_some_and(|version| version.parse::<u32>().is_ok()));
+        Ok(names)
+    }
+}
+
+fn difference(layout: &Layout, info: &MapInfo) -> Option<String> {
+    let is = (info.map_type().ok(), info.key_size(), info.value_size(), info.max_entries(), info.map_flags());
+    let should = (Some(layout.map_type), layout.key_bytes, layout.value_bytes, layout.entries, layout.flags);
+    let text = |(map_type, key, value, entries, flags): (Option<MapType>, u32, u32, u32, u32)| {
+        let map_type = map_type.map_or_else(|| "another type".to_owned(), |map_type| format!("{map_type:?}"));
+        format!("{map_type}, {key} byte keys, {value} byte values, {entries} entries, flags {flags:#x}")
+    };
+    (is != should).then(|| format!("it is {}; expected {}", text(is), text(should)))
+}
+
+/// The names in a directory, sorted; none if it does not exist.
+fn list(dir: &Path) -> Result<Vec<String>, PinError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(PinError::Io(dir.to_owned(), error)),
+    };
+    let mut names: Vec<_> =
+        entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn remove_if_empty(dir: &Path) -> Result<(), PinError> {
+    match fs::remove_dir(dir) {
+        Err(error)
+            if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) =>
+        {
+            Err(PinError::Io(dir.to_owned(), error))
+        }
+        _ => Ok(()),
+    }
+}

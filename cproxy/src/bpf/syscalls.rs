@@ -1,0 +1,89 @@
+//! The few `bpf(2)` calls that aya does not offer.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+/// Commands of `bpf(2)` (include/uapi/linux/bpf.h, `enum bpf_cmd`).
+const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_LINK_UPDATE: libc::c_long = 29;
+
+/// Opens a pinned object.
+pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Attr {
+        pathname: u64,
+        bpf_fd: u32,
+        file_flags: u32,
+    }
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = Attr { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
+    let fd = bpf(BPF_OBJ_GET, &mut attr)?;
+    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Puts another program behind an attached link: the next call of the hook runs it, none runs neither.
+pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct Attr {
+        link_fd: u32,
+        new_prog_fd: u32,
+        flags: u32,
+        old_prog_fd: u32,
+    }
+    let mut attr = Attr {
+        link_fd: link.as_raw_fd() as u32,
+        new_prog_fd: program.as_raw_fd() as u32,
+        flags: 0,
+        old_prog_fd: 0,
+    };
+    bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// The id of the cgroup that a link is on: the inode number of its directory, or 0 if it is gone.
+pub(super) fn link_cgroup_id(link: BorrowedFd<'_>) -> io::Result<u64> {
+    /// `struct bpf_link_info` with its `cgroup` member.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        link_type: u32,
+        id: u32,
+        prog_id: u32,
+        padding: u32,
+        cgroup_id: u64,
+        attach_type: u32,
+        padding_end: u32,
+    }
+    #[repr(C)]
+    struct Attr {
+        bpf_fd: u32,
+        info_len: u32,
+        info: u64,
+    }
+    let mut info = Info::default();
+    let mut attr = Attr {
+        bpf_fd: link.as_raw_fd() as u32,
+        info_len: size_of::<Info>() as u32,
+        info: (&raw mut info) as u64,
+    };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(info.cgroup_id)
+}
+
+fn bpf<Attr>(command: libc::c_long, attr: &mut Attr) -> io::Result<i32> {
+    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of the size given; the kernel takes the rest as
+    // zero. What it points to outlives the call, since each caller holds it in a local.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        value => Ok(value as i32),
+    }
+}

@@ -1,0 +1,125 @@
+//! The command line: a contract that scripts and images rely on. One file per command.
+
+mod cleanup;
+mod get;
+mod install;
+mod resolve;
+mod run;
+mod version;
+
+use std::{fmt::Display, path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand, ValueEnum, error::ErrorKind};
+
+/// Wrong usage.
+const EXIT_USAGE: u8 = 2;
+
+/// Kubernetes ClusterIPs inside a microVM, by socket hooks.
+#[derive(Debug, Parser)]
+#[command(name = "cproxy", disable_version_flag = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Follow Services and EndpointSlices and keep the kernel's table up to date
+    Run(run::Options),
+    /// Print what the kernel holds now; works with the agent dead
+    Get(get::Options),
+    /// Print what the table would be; touches no kernel
+    Resolve(resolve::Options),
+    /// Detach and unpin everything that is cproxy's, and nothing else
+    Cleanup(cleanup::Options),
+    /// Print the version
+    Version,
+    /// Load, attach and pin the programs, then end: what `run` does in a child
+    #[command(hide = true)]
+    Install(install::Options),
+}
+
+/// Where the kernel's objects are pinned.
+#[derive(Args, Debug)]
+struct PinDirOption {
+    /// Directory on a bpf filesystem for maps and links
+    #[arg(long, env = "CPROXY_PIN_DIR", value_name = "DIR", default_value = "/sys/fs/bpf/cproxy")]
+    pin_dir: PathBuf,
+}
+
+/// Where a running agent is found.
+#[derive(Args, Debug)]
+struct RunDirOption {
+    /// Directory of the files `ready` and `cproxy.sock`
+    #[arg(long, env = "CPROXY_RUN_DIR", value_name = "DIR", default_value = "/run/cproxy")]
+    run_dir: PathBuf,
+}
+
+/// How to print a table.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Format {
+    /// Aligned columns.
+    #[default]
+    Table,
+    /// The JSON contract.
+    Json,
+}
+
+/// Runs one command. Errors go to stderr in one line; 1 for failure, 2 for wrong usage.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = match cli.command {
+        Command::Run(options) => run::run(options),
+        Command::Get(options) => get::run(&options),
+        Command::Resolve(options) => resolve::run(&options),
+        Command::Cleanup(options) => cleanup::run(&options),
+        Command::Version => version::run(),
+        Command::Install(options) => install::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Help goes to stdout as it is; of an error's many lines, the first says what is wrong.
+fn usage(error: &clap::Error) -> ExitCode {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) {
+        let asked = error.kind() == ErrorKind::DisplayHelp;
+        // A closed stdout is no reason to complain.
+        drop(error.print());
+        return if asked { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
+    }
+    let text = error.to_string();
+    let what: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    complain(&format!("{} (see cproxy --help)", what.join(" ").trim_start_matches("error: ")));
+    ExitCode::from(EXIT_USAGE)
+}
+
+fn complain(error: &dyn Display) {
+    let text = error.to_string();
+    eprintln!("cproxy: {}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+}
+
+/// Prints text that may be long; a reader that has had enough is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    use std::io::Write;
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn print_rows(rows: &[crate::report::ReportRow], format: Format) -> anyhow::Result<()> {
+    print(&match format {
+        Format::Table => crate::report::text(rows),
+        Format::Json => format!("{}\n", crate::report::json(rows)?),
+    })
+}

@@ -1,0 +1,7 @@
+//! `cproxy version`
+
+use super::print;
+
+pub(super) fn run() -> anyhow::Result<()> {
+    print(&format!("cproxy {} (table layout {})\n", env!("CARGO_PKG_VERSION"), cproxy_ebpf::LAYOUT_VERSION))
+}

@@ -1,0 +1,145 @@
+//! How the API server is found, and a client for it.
+
+use std::path::PathBuf;
+
+use http::Uri;
+use hyper_util::{client::legacy, rt::TokioExecutor};
+use kube::{
+    Client, Config,
+    client::ConfigExt,
+    config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext},
+};
+use tower::ServiceBuilder;
+
+use super::dial::Dialer;
+use crate::bpf::SocketMark;
+
+/// Where a pod finds its ServiceAccount.
+const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The API server to follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApiServer {
+    /// A kubeconfig; without it, the pod's ServiceAccount.
+    pub kubeconfig: Option<PathBuf>,
+    /// Its address, in the place of the kubeconfig's or of the ClusterIP.
+    pub url: Option<Uri>,
+    /// The name that its certificate must have.
+    pub tls_server_name: Option<String>,
+}
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The kubeconfig cannot be used.
+    #[error("--kubeconfig {0}: {1}")]
+    Kubeconfig(PathBuf, String),
+    /// There is neither a kubeconfig nor a ServiceAccount.
+    #[error(
+        "no API server is known: pass --kubeconfig FILE, --manifests PATH, or run in a pod with a ServiceAccount \
+         ({0}); with --apiserver URL only its token and ca.crt are needed"
+    )]
+    NoServiceAccount(String),
+    /// TLS or the credentials could not be set up.
+    #[error("cannot set up the connection to {0}: {1}")]
+    Setup(Uri, String),
+}
+
+/// Reads the configuration; connects to nothing.
+///
+/// # Errors
+/// It cannot be used.
+pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
+    let mut config = match &server.kubeconfig {
+        Some(path) => from_kubeconfig(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
+        None => in_cluster(server.url.as_ref()).await?,
+    };
+    if let Some(url) = &server.url {
+        config.cluster_url = url.clone();
+    }
+    config.tls_server_name = server.tls_server_name.clone().or(config.tls_server_name);
+    Ok(config)
+}
+
+/// Makes a client; connects to nothing yet. Its sockets are marked before they connect.
+///
+/// # Errors
+/// TLS or the credentials cannot be set up.
+pub fn client(config: &Config, mark: SocketMark) -> Result<Client, ClientError> {
+    build(config, mark).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
+}
+
+async fn from_kubeconfig(path: &PathBuf) -> Result<Config, String> {
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    let config = config.map_err(|error| chain(&error))?;
+    if config.proxy_url.is_some() {
+        return Err("proxy-url is not supported: cproxy reaches the API server directly".to_owned());
+    }
+    Ok(config)
+}
+
+/// The ServiceAccount of the pod; with a URL of its own it needs no KUBERNETES_SERVICE_HOST, whose address is a
+/// ClusterIP that nobody but cproxy serves.
+async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
+    let Some(url) = url else {
+        return Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)));
+    };
+    let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
+    let name = "in-cluster".to_owned();
+    let kubeconfig = Kubeconfig {
+        clusters: vec![NamedCluster {
+            name: name.clone(),
+            cluster: Some(Cluster {
+                server: Some(url.to_string()),
+                certificate_authority: Some(file("ca.crt")),
+                ..Cluster::default()
+            }),
+            ..NamedCluster::default()
+        }],
+        auth_infos: vec![NamedAuthInfo {
+            name: name.clone(),
+            auth_info: Some(AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() }),
+            ..NamedAuthInfo::default()
+        }],
+        contexts: vec![NamedContext {
+            name: name.clone(),
+            context: Some(Context { cluster: name.clone(), user: Some(name.clone()), ..Context::default() }),
+            ..NamedContext::default()
+        }],
+        current_context: Some(name),
+        ..Kubeconfig::default()
+    };
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    config.map_err(|error| ClientError::NoServiceAccount(chain(&error)))
+}
+
+fn build(config: &Config, mark: SocketMark) -> kube::Result<Client> {
+    let dialer = Dialer::new(mark, config.connect_timeout);
+    let https = config.rustls_https_connector_with_connector(dialer)?;
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .layer(config.extra_headers_layer()?)
+        .option_layer(config.auth_layer()?)
+        .map_err(tower::BoxError::from)
+        .service(legacy::Client::builder(TokioExecutor::new()).build(https));
+    Ok(Client::new(service, config.default_namespace.clone()))
+}
+
+/// An error and its causes in one line; parsers' errors come with pictures of the source below the first line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = String::new();
+    for error in std::iter::successors(Some(error), |error| error.source()) {
+        let line = first_line(error);
+        if !text.contains(&line) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&line);
+        }
+    }
+    text
+}
+
+fn first_line(error: &dyn std::fmt::Display) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
+}

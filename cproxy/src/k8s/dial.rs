@@ -1,0 +1,92 @@
+//! TCP connections that the hooks leave alone: each socket is marked before it connects, so the agent never depends on
+//! the table that it writes.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tower::Service;
+
+use crate::bpf::SocketMark;
+
+/// A peer that has vanished without a word is noticed after idle + interval x probes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Connects, marked, to the host of a URI.
+#[derive(Clone, Debug)]
+pub(super) struct Dialer {
+    mark: Arc<Mutex<SocketMark>>,
+    timeout: Option<Duration>,
+}
+
+impl Dialer {
+    pub(super) fn new(mark: SocketMark, timeout: Option<Duration>) -> Self {
+        Self { mark: Arc::new(Mutex::new(mark)), timeout }
+    }
+
+    async fn dial(self, uri: Uri) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{uri}: the host name has no address"));
+        for address in resolve(&uri).await? {
+            match self.connect(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
+            }
+        }
+        Err(last)
+    }
+
+    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner).mark(&socket)?;
+        socket.set_nodelay(true)?;
+        keep_alive(&socket)?;
+        let connecting = socket.connect(address);
+        match self.timeout {
+            Some(timeout) => tokio::time::timeout(timeout, connecting).await?,
+            None => connecting.await,
+        }
+    }
+}
+
+fn keep_alive(socket: &TcpSocket) -> io::Result<()> {
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+    Ok(sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?)
+}
+
+async fn resolve(uri: &Uri) -> io::Result<Vec<SocketAddr>> {
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}"));
+    Ok(lookup_host((host, port)).await.map_err(named)?.collect())
+}
+
+impl Service<Uri> for Dialer {
+    type Response = TokioIo<TcpStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let dialer = self.clone();
+        Box::pin(async move { dialer.dial(uri).await.map(TokioIo::new) })
+    }
+}

@@ -1,0 +1,9 @@
+//! The API server as a source: slim objects, a client whose sockets are never translated, two watches.
+
+mod client;
+mod dial;
+pub mod objects;
+mod watch;
+
+pub use client::{ApiServer, ClientError, client, configure};
+pub use watch::watch;

@@ -1,0 +1,148 @@
+//! The parts of Kubernetes objects that cproxy reads, and nothing else: an object of many kilobytes is read into these
+//! without ever being kept whole.
+
+use std::borrow::Cow;
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::core::{ObjectMeta, Resource};
+use serde::{Deserialize, Deserializer};
+
+/// v1 Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Service {
+    /// Names and labels.
+    #[serde(default, deserialize_with = "slim_metadata")]
+    pub metadata: ObjectMeta,
+    /// What it serves.
+    pub spec: Option<ServiceSpec>,
+}
+
+/// `spec` of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceSpec {
+    /// ClusterIP, NodePort, LoadBalancer or ExternalName.
+    #[serde(rename = "type")]
+    pub type_: Option<String>,
+    /// The first ClusterIP, "None" or nothing.
+    #[serde(rename = "clusterIP")]
+    pub cluster_ip: Option<String>,
+    /// The ClusterIPs, in the order of `ip_families`.
+    #[serde(rename = "clusterIPs")]
+    pub cluster_ips: Option<Vec<String>>,
+    /// IPv4, IPv6.
+    pub ip_families: Option<Vec<String>>,
+    /// Its ports.
+    pub ports: Option<Vec<ServicePortSpec>>,
+}
+
+/// One of a Service's ports.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct ServicePortSpec {
+    /// Its name; may be missing where there is only one.
+    pub name: Option<String>,
+    /// TCP (default), UDP, SCTP.
+    pub protocol: Option<String>,
+    /// The port.
+    pub port: Option<i64>,
+}
+
+/// discovery.k8s.io/v1 EndpointSlice.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointSlice {
+    /// Names and labels.
+    #[serde(default, deserialize_with = "slim_metadata")]
+    pub metadata: ObjectMeta,
+    /// IPv4, IPv6 or FQDN.
+    pub address_type: Option<String>,
+    /// The endpoints.
+    pub endpoints: Option<Vec<EndpointSpec>>,
+    /// The ports that each of the endpoints has.
+    pub ports: Option<Vec<EndpointPortSpec>>,
+}
+
+/// One endpoint of a slice.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct EndpointSpec {
+    /// Its addresses; only the first counts.
+    pub addresses: Option<Vec<String>>,
+    /// Its state.
+    pub conditions: Option<EndpointConditions>,
+}
+
+/// The state of an endpoint.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct EndpointConditions {
+    /// Nothing means true.
+    pub ready: Option<bool>,
+    /// Nothing means true.
+    pub serving: Option<bool>,
+    /// Nothing means false.
+    pub terminating: Option<bool>,
+}
+
+/// One port of a slice.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct EndpointPortSpec {
+    /// The name that the Service's port has too.
+    pub name: Option<String>,
+    /// TCP (default), UDP, SCTP.
+    pub protocol: Option<String>,
+    /// The endpoints' own port.
+    pub port: Option<i64>,
+}
+
+/// Reads of `metadata` what is used; above all it leaves `managedFields` where they are.
+fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata {
+        name: Option<String>,
+        namespace: Option<String>,
+        resource_version: Option<String>,
+        labels: Option<std::collections::BTreeMap<String, String>>,
+        creation_timestamp: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>,
+    }
+    let metadata = Option::<Metadata>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        resource_version: metadata.resource_version,
+        labels: metadata.labels,
+        creation_timestamp: metadata.creation_timestamp,
+        ..ObjectMeta::default()
+    })
+}
+
+/// Tells kube where the API server keeps a type.
+macro_rules! resource {
+    ($type:ty, $scope:ty, $group:literal, $version:literal, $kind:literal, $plural:literal) => {
+        impl Resource for $type {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind(_: &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+            fn group(_: &()) -> Cow<'_, str> {
+                $group.into()
+            }
+            fn version(_: &()) -> Cow<'_, str> {
+                $version.into()
+            }
+            fn plural(_: &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(Service, NamespaceResourceScope, "", "v1", "Service", "services");
+resource!(EndpointSlice, NamespaceResourceScope, "discovery.k8s.io", "v1", "EndpointSlice", "endpointslices");

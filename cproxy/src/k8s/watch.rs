@@ -1,0 +1,141 @@
+//! Two watches as one stream of events.
+//!
+//! Lists are streamed where the server can; where it refuses, they come from its cache, whole: paging would make it a
+//! quorum read from etcd.
+
+use std::fmt::Debug;
+
+use futures_util::StreamExt;
+use http::Uri;
+use kube::{
+    Api, Client, Resource,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Config, Error},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use super::{
+    client::chain,
+    objects::{EndpointSlice, Service},
+};
+use crate::model::{Event, Kind, ObjectName};
+
+/// A kind that is watched.
+trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
+    const KIND: Kind;
+
+    /// The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go).
+    fn select(config: Config) -> Config;
+    fn applied(self) -> Event;
+    fn deleted(name: ObjectName) -> Event;
+}
+
+impl Watched for Service {
+    const KIND: Kind = Kind::Services;
+
+    fn select(config: Config) -> Config {
+        config.labels("!service.kubernetes.io/service-proxy-name").fields("spec.clusterIP!=None")
+    }
+    fn applied(self) -> Event {
+        Event::Service(Box::new(self))
+    }
+    fn deleted(name: ObjectName) -> Event {
+        Event::ServiceDeleted(name)
+    }
+}
+
+impl Watched for EndpointSlice {
+    const KIND: Kind = Kind::EndpointSlices;
+
+    fn select(config: Config) -> Config {
+        config.labels("!service.kubernetes.io/headless")
+    }
+    fn applied(self) -> Event {
+        Event::EndpointSlice(Box::new(self))
+    }
+    fn deleted(name: ObjectName) -> Event {
+        Event::EndpointSliceDeleted(name)
+    }
+}
+
+/// Follows the API server for ever, with back-off; ends when nobody listens any more.
+pub async fn watch(client: Client, url: Uri, events: mpsc::Sender<Vec<Event>>) {
+    tokio::join!(
+        follow::<Service>(client.clone(), &url, events.clone()),
+        follow::<EndpointSlice>(client, &url, events),
+    );
+}
+
+async fn follow<K: Watched>(client: Client, url: &Uri, events: mpsc::Sender<Vec<Event>>) {
+    let mut can_stream = true;
+    loop {
+        let api = Api::<K>::all(client.clone());
+        let mut stream = std::pin::pin!(watcher::watcher(api, config::<K>(can_stream)).default_backoff());
+        while let Some(item) = stream.next().await {
+            match item {
+                Ok(event) => {
+                    let Some(event) = translate(event) else { continue };
+                    if events.send(vec![event]).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) if can_stream && refuses_streaming(&error) => {
+                    tracing::info!("the API server does not stream lists of {}: listing from its cache", K::plural(&()));
+                    can_stream = false;
+                    break;
+                }
+                Err(error) => tracing::warn!("{}; trying again", describe::<K>(&error, url)),
+            }
+        }
+    }
+}
+
+fn config<K: Watched>(can_stream: bool) -> Config {
+    let config = K::select(Config::default());
+    if can_stream { config.streaming_lists() } else { Config { page_size: None, ..config.any_semantic() } }
+}
+
+fn translate<K: Watched>(event: watcher::Event<K>) -> Option<Event> {
+    Some(match event {
+        watcher::Event::Init => Event::ListStarted(K::KIND),
+        watcher::Event::InitApply(object) | watcher::Event::Apply(object) => object.applied(),
+        watcher::Event::InitDone => Event::ListDone(K::KIND),
+        watcher::Event::Delete(object) => {
+            let meta = object.meta();
+            K::deleted(ObjectName::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
+        }
+    })
+}
+
+/// A server that does not know `sendInitialEvents` calls the request invalid (400, 422) or forbids the parameter by
+/// these codes; what a retry can mend (401, 403, 410, 429, 5xx) says nothing about it.
+fn refuses_streaming(error: &Error) -> bool {
+    matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if matches!(status.code, 400 | 405 | 422))
+}
+
+/// One line that names the resource and, where it is a matter of rights, the verb.
+fn describe<K: Watched>(error: &Error, url: &Uri) -> String {
+    let (verb, cause) = match error {
+        Error::InitialListFailed(cause) => ("list", cause),
+        Error::WatchStartFailed(cause) | Error::WatchFailed(cause) => ("watch", cause),
+        Error::WatchError(status) => return format!("watch of {} ended: {}", K::plural(&()), status.message),
+        Error::NoResourceVersion => return format!("the API server sent {} without resourceVersion", K::plural(&())),
+    };
+    let (resource, group) = (K::plural(&()), K::group(&()));
+    match cause {
+        kube::Error::Api(status) if status.code == 403 => format!(
+            "not permitted to {verb} {resource}: grant the verbs list and watch on resource {resource:?} of apiGroup \
+             {group:?} to cproxy's identity ({})",
+            status.message
+        ),
+        kube::Error::Api(status) if status.code == 401 => format!(
+            "cannot {verb} {resource}: the API server at {url} does not accept the credentials (401); check the token or \
+             certificate of the kubeconfig or ServiceAccount"
+        ),
+        kube::Error::Api(status) => format!("cannot {verb} {resource} at {url}: {} ({})", status.message, status.code),
+        cause => format!("cannot {verb} {resource} at {url}: {}", chain(cause)),
+    }
+}

@@ -1,0 +1,17 @@
+//! cproxy: Kubernetes ClusterIPs inside a microVM, by socket hooks.
+//!
+//! ```text
+//! source (API server | files) -> events -> Store -> dirty Services -> rows -> operations -> apply -> kernel
+//! ```
+//!
+//! See ARCHITECTURE.md for the way of one event and of one connect.
+
+pub mod admin;
+pub mod agent;
+pub mod bpf;
+pub mod cli;
+pub mod config;
+pub mod k8s;
+pub mod manifests;
+pub mod model;
+pub mod report;

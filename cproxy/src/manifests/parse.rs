@@ -1,0 +1,197 @@
+//! The text of one manifest file: YAML with any number of documents or JSON, objects or Lists of them.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{
+    k8s::objects::{EndpointSlice, Service},
+    model::{Event, Kind, Problem},
+};
+
+/// What a file says.
+#[derive(Clone, Debug, Default)]
+pub struct Manifest {
+    /// Its Services.
+    pub services: Vec<Service>,
+    /// Its EndpointSlices.
+    pub slices: Vec<EndpointSlice>,
+    /// What was wrong with single objects.
+    pub problems: Vec<Problem>,
+}
+
+/// Kinds that belong to the contract although nothing is read from them yet.
+const SILENTLY_IGNORED: [&str; 1] = ["Node"];
+
+/// How deep Lists may be nested.
+const LIST_DEPTH_MAX: usize = 4;
+
+/// Reads a file's text. `file` only names it in problems.
+///
+/// # Errors
+/// The text is neither YAML nor JSON: the first line of the parser's message.
+pub fn parse(file: &str, text: &str) -> Result<Manifest, String> {
+    let mut manifest = Manifest::default();
+    for (index, document) in documents(text)?.into_iter().enumerate() {
+        manifest.take(document, &format!("{file} (document {})", index + 1), LIST_DEPTH_MAX);
+    }
+    Ok(manifest)
+}
+
+/// Some manifests as complete lists of both kinds.
+pub(super) fn lists<'a>(manifests: impl Iterator<Item = &'a Manifest> + Clone) -> Vec<Event> {
+    let services = manifests.clone().flat_map(|manifest| &manifest.services);
+    let slices = manifests.flat_map(|manifest| &manifest.slices);
+    let mut events = vec![Event::ListStarted(Kind::Services), Event::ListStarted(Kind::EndpointSlices)];
+    events.extend(services.map(|service| Event::Service(Box::new(service.clone()))));
+    events.extend(slices.map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
+    events.extend([Event::ListDone(Kind::Services), Event::ListDone(Kind::EndpointSlices)]);
+    events
+}
+
+/// JSON is YAML too, but its own reader is ten times as fast.
+fn documents(text: &str) -> Result<Vec<Value>, String> {
+    if text.trim_start().starts_with('{') {
+        let documents = serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>();
+        if let Ok(documents) = documents {
+            return Ok(documents);
+        }
+    }
+    // A manifest of ten thousand Services is no attack; nesting and aliases stay bounded.
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_events: usize::MAX,
+            max_nodes: usize::MAX,
+            max_documents: usize::MAX,
+        },
+    };
+    let parsed = serde_saphyr::from_multiple_with_options::<Value>(text, options);
+    parsed.map_err(|error| error.to_string().lines().next().unwrap_or("not YAML").to_owned())
+}
+
+impl Manifest {
+    /// The manifest as complete lists of both kinds.
+    #[must_use]
+    pub fn events(&self) -> Vec<Event> {
+        lists(std::iter::once(self))
+    }
+
+    fn take(&mut self, document: Value, place: &str, depth: usize) {
+        let field = |name: &str| document.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (version, kind) = (field("apiVersion"), field("kind"));
+        match (version.as_str(), kind.as_str()) {
+            ("v1", "Service") => {
+                let service = self.object::<Service>(document, place, "Service");
+                self.services.extend(service);
+            }
+            ("discovery.k8s.io/v1", "EndpointSlice") => {
+                let slice = self.object::<EndpointSlice>(document, place, "EndpointSlice").map(defaulted);
+                self.slices.extend(slice);
+            }
+            _ if kind.ends_with("List") && depth > 0 => self.take_list(document, place, depth - 1),
+            _ if document.is_null() => {}
+            ("", "") => self.problem(place, "apiVersion and kind are missing; ignored".to_owned()),
+            (_, kind) if SILENTLY_IGNORED.contains(&kind) => {}
+            (version, kind) => self.problem(&format!("kind {kind}"), format!("{version} {kind} is not used by cproxy; ignored")),
+        }
+    }
+
+    /// The items of a typed list (`kind: ServiceList`) need not say what they are.
+    fn take_list(&mut self, mut list: Value, place: &str, depth: usize) {
+        let version = list.get("apiVersion").cloned();
+        let kind = list.get("kind").and_then(Value::as_str).and_then(|kind| kind.strip_suffix("List")).unwrap_or("");
+        let kind = Value::from(kind);
+        let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) else {
+            return self.problem(place, "the list has no items; ignored".to_owned());
+        };
+        for (index, mut item) in items.into_iter().enumerate() {
+            if let (Value::Object(fields), true) = (&mut item, kind != "") {
+                fields.entry("kind").or_insert_with(|| kind.clone());
+                fields.entry("apiVersion").or_insert_with(|| version.clone().unwrap_or_default());
+            }
+            self.take(item, &format!("{place}, items[{index}]"), depth);
+        }
+    }
+
+    fn object<T: DeserializeOwned>(&mut self, document: Value, place: &str, kind: &str) -> Option<T> {
+        let metadata = |name: &str| document.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
+        let name = format!("{kind} {}/{}", metadata("namespace").unwrap_or("default"), metadata("name").unwrap_or("?"));
+        match serde_json::from_value(document) {
+            Ok(object) => Some(object),
+            Err(error) => {
+                self.problem(&format!("{place}: {name}"), format!("{error}; the object is ignored"));
+                None
+            }
+        }
+    }
+
+    /// One problem for all objects of a kind that is not used.
+    fn problem(&mut self, place: &str, message: String) {
+        let problem = Problem::new(place, "", message);
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+}
+
+/// What the API server fills in before anybody sees a slice: an unnamed port has the name "".
+fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
+    for port in slice.ports.iter_mut().flatten() {
+        port.name.get_or_insert_default();
+    }
+    slice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.0.0.1}\n";
+    const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1}\nports: [{port: 80}]\n";
+
+    fn counts(text: &str) -> (usize, usize, usize) {
+        let manifest = parse("f", text).unwrap();
+        (manifest.services.len(), manifest.slices.len(), manifest.problems.len())
+    }
+
+    #[test]
+    fn documents_and_lists_are_read_in_every_form() {
+        for (text, expected) in [
+            (SERVICE.to_owned(), (1, 0, 0)),
+            (format!("---\n{SERVICE}---\n{SLICE}"), (1, 1, 0)),
+            (format!("# only a comment\n---\n{SERVICE}---\n"), (1, 0, 0)),
+            (r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#.to_owned(), (1, 0, 0)),
+            (r#"{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Service"},{"apiVersion":"v1","kind":"Pod"}]}"#.to_owned(), (1, 0, 1)),
+            (r#"{"apiVersion":"v1","kind":"ServiceList","items":[{"metadata":{"name":"a"}}]}"#.to_owned(), (1, 0, 0)),
+            ("kind: Service\napiVersion: v1\nmetadata: {name: a}\nspec: {ports: [{port: high}]}".to_owned(), (0, 0, 1)),
+            ("apiVersion: v1\nkind: Node\nmetadata: {name: n}".to_owned(), (0, 0, 0)),
+            ("just: words".to_owned(), (0, 0, 1)),
+            ("a plain sentence".to_owned(), (0, 0, 1)),
+            (String::new(), (0, 0, 0)),
+        ] {
+            assert_eq!(counts(&text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_yaml_is_an_error_of_one_line() {
+        for text in ["{", "a: [", "\t: :\n- x: {", "kind: \"Service"] {
+            let error = parse("f", text).unwrap_err();
+            assert!(!error.is_empty() && !error.contains('\n'), "{text:?}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_port_without_a_name_is_the_unnamed_port() {
+        let manifest = parse("f", SLICE).unwrap();
+        assert_eq!(manifest.slices[0].ports.as_ref().unwrap()[0].name.as_deref(), Some(""));
+    }
+
+    #[test]
+    fn lists_in_lists_end_somewhere() {
+        let mut text = "{}".to_owned();
+        for _ in 0..40 {
+            text = format!(r#"{{"kind":"List","items":[{text}]}}"#);
+        }
+        assert!(parse("f", &text).is_ok());
+    }
+}

@@ -1,0 +1,148 @@
+//! Follows manifest files: inotify on their directories, so that replacing a file by renaming is seen too.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ffi::OsStr,
+    io,
+    mem::MaybeUninit,
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStrExt, fs::MetadataExt},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use tokio::{io::unix::AsyncFd, sync::mpsc};
+
+use super::files::{Change, Files, ManifestError};
+use crate::model::{Event, Problem};
+
+/// Several files are often written together: their changes become one.
+const QUIET: Duration = Duration::from_millis(10);
+/// No stream of changes delays the first for longer than this.
+const DELAY_MAX: Duration = Duration::from_millis(100);
+
+/// Watches the directories of some paths.
+#[derive(Debug)]
+pub struct Watcher {
+    inotify: AsyncFd<OwnedFd>,
+    directories: HashMap<i32, PathBuf>,
+}
+
+impl Watcher {
+    /// Starts watching; changes from now on are seen by [`watch`].
+    ///
+    /// # Errors
+    /// A directory cannot be watched.
+    pub fn new(paths: &[PathBuf]) -> Result<Self, ManifestError> {
+        let failed = |error: rustix::io::Errno| ManifestError::Io("inotify".into(), error.into());
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed)?;
+        let flags = WatchFlags::CLOSE_WRITE
+            | WatchFlags::MOVED_TO
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::DELETE
+            | WatchFlags::CREATE;
+        let mut directories = HashMap::new();
+        for path in paths {
+            let dir = directory(path);
+            let watch = inotify::add_watch(&inotify, dir, flags);
+            directories.insert(watch.map_err(|error| ManifestError::Io(dir.into(), error.into()))?, dir.to_owned());
+        }
+        // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and nobody else closes it.
+        let inotify = unsafe { AsyncFd::register(inotify) };
+        let inotify = inotify.map_err(|error| ManifestError::Io("inotify".into(), error.into()))?;
+        Ok(Self { inotify, directories })
+    }
+
+    /// Waits until something has changed and then been quiet.
+    async fn changed(&self) -> io::Result<Change> {
+        let mut change = Change::Paths(BTreeSet::new());
+        self.read(&mut change).await?;
+        let deadline = tokio::time::Instant::now() + DELAY_MAX;
+        loop {
+            let quiet = (tokio::time::Instant::now() + QUIET).min(deadline);
+            match tokio::time::timeout_at(quiet, self.read(&mut change)).await {
+                Ok(result) => result?,
+                Err(_) => return Ok(change),
+            }
+        }
+    }
+
+    /// Waits for at least one event and takes in all that there are.
+    async fn read(&self, change: &mut Change) -> io::Result<()> {
+        let mut has_read = false;
+        loop {
+            let mut ready = self.inotify.readable().await?;
+            let mut buffer = [MaybeUninit::uninit(); 4096];
+            let mut reader = Reader::new(ready.get_inner(), &mut buffer);
+            loop {
+                match reader.next() {
+                    Ok(event) => self.note(&event, change),
+                    Err(rustix::io::Errno::WOULDBLOCK) => break,
+                    Err(error) => return Err(error.into()),
+                }
+                has_read = true;
+            }
+            ready.clear_ready();
+            if has_read {
+                return Ok(());
+            }
+        }
+    }
+
+    fn note(&self, event: &inotify::Event<'_>, change: &mut Change) {
+        let Change::Paths(paths) = change else { return };
+        let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
+        let path = self.directories.get(&event.wd()).and_then(|dir| Some(dir.join(name?)));
+        match path {
+            // A mounted ConfigMap is one directory of links through `..data`, which is replaced as a whole.
+            Some(path) if !name.is_some_and(|name| name.as_bytes().starts_with(b"..")) => {
+                if !event.events().contains(ReadFlags::CREATE) || is_complete_at_once(&path) {
+                    paths.insert(path);
+                }
+            }
+            // The queue has overflowed, or a directory itself has changed.
+            _ => *change = Change::Everything,
+        }
+    }
+}
+
+/// A file that has just been created is not written yet, and says so when it is; a link says nothing more.
+fn is_complete_at_once(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        _ if path.is_dir() => path,
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Sends the files' content now and after every change; ends when nobody listens any more.
+///
+/// # Errors
+/// inotify fails.
+pub async fn watch(mut files: Files, watcher: Watcher, events: mpsc::Sender<Vec<Event>>) -> io::Result<()> {
+    let mut reported = Vec::new();
+    loop {
+        report(&files, &mut reported);
+        if events.send(files.events()).await.is_err() {
+            return Ok(());
+        }
+        let change = watcher.changed().await?;
+        files.refresh(&change);
+    }
+}
+
+/// Logs the problems that are new.
+fn report(files: &Files, reported: &mut Vec<Problem>) {
+    let problems: Vec<_> = files.problems().cloned().chain(files.duplicates()).collect();
+    for problem in problems.iter().filter(|problem| !reported.contains(problem)) {
+        tracing::warn!("{problem}");
+    }
+    *reported = problems;
+}

@@ -1,0 +1,26 @@
+//! From Kubernetes objects to map writes, without any I/O.
+//!
+//! ```text
+//! objects -> rows (service, slice) -> Store -> desired rows -> Table -> ordered operations
+//! ```
+//!
+//! Nothing here fails, waits, logs or knows the time: a bad object yields [`Problem`]s and harms only itself.
+
+mod address;
+mod desired;
+mod names;
+mod problem;
+mod service;
+mod slice;
+mod slots;
+mod store;
+mod table;
+
+pub use address::{Address, Backend, Family, Frontend, Protocol, parse_address};
+pub use desired::{Action, Row, Source, desired_rows, resolve};
+pub use names::{ObjectName, ServiceName};
+pub use problem::Problem;
+pub use service::{ServicePort, ServiceRow};
+pub use slice::{Endpoint, SlicePort, SliceRow};
+pub use store::{Event, Kind, Store};
+pub use table::{KernelSet, KernelTable, Limits, Op, Table};

@@ -1,0 +1,30 @@
+//! What is wrong with an object, as a value.
+
+use std::fmt;
+
+/// One thing that is wrong with one object. It never stops anything else.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The object: kind and namespace/name, or a file.
+    pub object: String,
+    /// The field, as a path from the object's root; empty if it is the object as a whole.
+    pub field: String,
+    /// What is wrong and what was done about it.
+    pub message: String,
+}
+
+impl Problem {
+    /// A problem of a field of an object.
+    pub fn new(object: impl fmt::Display, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { object: object.to_string(), field: field.into(), message: message.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.field.as_str() {
+            "" => write!(f, "{}: {}", self.object, self.message),
+            field => write!(f, "{}: {field}: {}", self.object, self.message),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! An EndpointSlice as a compact row (kube-proxy 1.36, `pkg/proxy/endpointslicecache.go`).
+
+use std::sync::Arc;
+
+use super::{Address, Family, ObjectName, Problem, Protocol, ServiceName, address::parse_address, service::parse_protocol};
+use crate::k8s::objects::{EndpointConditions, EndpointPortSpec, EndpointSlice, EndpointSpec};
+
+/// Names the Service that a slice belongs to; owner references do not matter.
+const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Marks slices of headless Services, whatever its value.
+const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// What is kept of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceRow {
+    /// The Service it belongs to.
+    pub service: ServiceName,
+    /// The family of all its endpoints.
+    pub family: Family,
+    /// The ports that each endpoint has.
+    pub ports: Vec<SlicePort>,
+    /// The endpoints that may ever be used.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// A port of a slice: matched with the Service's by name and protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Its name, "" if it has none.
+    pub name: Arc<str>,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The endpoints' port.
+    pub port: u16,
+}
+
+/// An endpoint of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its first address.
+    pub address: Address,
+    /// It takes new connections.
+    pub ready: bool,
+    /// It still answers.
+    pub serving: bool,
+    /// It is about to end.
+    pub terminating: bool,
+}
+
+impl SliceRow {
+    /// The row of a slice, or `None` if it is none of cproxy's (headless, FQDN, no Service).
+    pub fn from_object(name: &ObjectName, slice: &EndpointSlice, problems: &mut Vec<Problem>) -> Option<Self> {
+        let report = &mut |field: &str, message: &str| {
+            problems.push(Problem::new(format_args!("EndpointSlice {name}"), field, message));
+        };
+        let family = match slice.address_type.as_deref() {
+            Some("IPv4") => Family::V4,
+            Some("IPv6") => Family::V6,
+            Some("FQDN") => return None,
+            other => {
+                report("addressType", &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other.unwrap_or("")));
+                return None;
+            }
+        };
+        let service = service_of(name, slice, report)?;
+        Some(Self { service, family, ports: ports(slice, report), endpoints: endpoints(slice, family, report) })
+    }
+}
+
+fn service_of(
+    name: &ObjectName,
+    slice: &EndpointSlice,
+    report: &mut impl FnMut(&str, &str),
+) -> Option<ServiceName> {
+    let labels = slice.metadata.labels.as_ref();
+    let label = |key| labels.and_then(|labels| labels.get(key)).map(String::as_str);
+    if label(LABEL_HEADLESS).is_some() {
+        return None;
+    }
+    match label(LABEL_SERVICE_NAME).unwrap_or_default() {
+        "" => {
+            report("metadata.labels", &format!("no label {LABEL_SERVICE_NAME} names its Service; the slice is ignored"));
+            None
+        }
+        service => Some(ServiceName::new(name.namespace.clone(), service)),
+    }
+}
+
+fn ports(slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Vec<SlicePort> {
+    let specs = slice.ports.as_deref().unwrap_or_default();
+    let mut ports = Vec::with_capacity(specs.len());
+    for (index, spec) in specs.iter().enumerate() {
+        match slice_port(spec) {
+            Ok(port) => ports.extend(port),
+            Err(message) => report(&format!("ports[{index}]"), &message),
+        }
+    }
+    ports
+}
+
+/// A port without a name or a number, or with number 0, means nothing and is no mistake.
+fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, String> {
+    let Some(port) = spec.port.filter(|&port| port != 0) else { return Ok(None) };
+    let Some(name) = spec.name.as_deref() else { return Ok(None) };
+    let port = u16::try_from(port).map_err(|_| format!("port {port} is not in 1..65535; skipped"))?;
+    // SCTP is reported where the Service asks for it.
+    let Ok(protocol) = parse_protocol(spec.protocol.as_deref()) else { return Ok(None) };
+    Ok(Some(SlicePort { name: name.into(), protocol, port }))
+}
+
+fn endpoints(slice: &EndpointSlice, family: Family, report: &mut impl FnMut(&str, &str)) -> Vec<Endpoint> {
+    let specs = slice.endpoints.as_deref().unwrap_or_default();
+    let mut endpoints = Vec::with_capacity(specs.len());
+    for (index, spec) in specs.iter().enumerate() {
+        let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else { continue };
+        match parse_address(text.trim()) {
+            Some(address) if address.family() == family => endpoints.push(endpoint(spec, address)),
+            Some(_) => report(
+                &format!("endpoints[{index}].addresses[0]"),
+                &format!("{text:?} is not of the slice's addressType; the endpoint is dropped"),
+            ),
+            None => report(
+                &format!("endpoints[{index}].addresses[0]"),
+                &format!("{text:?} is no IP address; the endpoint is dropped"),
+            ),
+        }
+    }
+    endpoints
+}
+
+fn endpoint(spec: &EndpointSpec, address: Address) -> Endpoint {
+    let none = EndpointConditions::default();
+    let conditions = spec.conditions.as_ref().unwrap_or(&none);
+    Endpoint {
+        address,
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
+    }
+}

@@ -1,0 +1,124 @@
+//! Which slots of `BACKENDS` and which ids of `SETS` are free.
+//!
+//! What is given back stays unusable until [`Slots::reclaim`]: a program that read the old word a moment ago may still
+//! be on its way to the slots behind it.
+
+use std::collections::BTreeMap;
+
+/// A run of neighbouring slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Extent {
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+/// First-fit allocator of extents in `0..limit`.
+#[derive(Debug)]
+pub(super) struct Slots {
+    free: BTreeMap<u32, u32>,
+    given_back: Vec<Extent>,
+}
+
+impl Slots {
+    /// Everything in `first..limit` is free, apart from `used`, whose extents may overlap.
+    pub(super) fn new(first: u32, limit: u32, mut used: Vec<Extent>) -> Self {
+        used.sort_unstable_by_key(|extent| extent.first);
+        let mut free = BTreeMap::new();
+        let mut next = first;
+        for extent in used {
+            if extent.first > next {
+                free.insert(next, extent.first.min(limit) - next);
+            }
+            next = next.max(extent.first.saturating_add(extent.count)).min(limit);
+        }
+        if next < limit {
+            free.insert(next, limit - next);
+        }
+        Self { free, given_back: Vec::new() }
+    }
+
+    /// Takes `count` neighbouring slots, `None` if there are none.
+    pub(super) fn take(&mut self, count: u32) -> Option<Extent> {
+        if count == 0 {
+            return Some(Extent::default());
+        }
+        let (first, size) = self.free.iter().find(|&(_, &size)| size >= count).map(|(&first, &size)| (first, size))?;
+        self.free.remove(&first);
+        if size > count {
+            self.free.insert(first + count, size - count);
+        }
+        Some(Extent { first, count })
+    }
+
+    /// Gives slots back; they are free after the next [`Slots::reclaim`].
+    pub(super) fn give_back(&mut self, extent: Extent) {
+        if extent.count != 0 {
+            self.given_back.push(extent);
+        }
+    }
+
+    /// Whether [`Slots::reclaim`] would free anything.
+    pub(super) fn has_given_back(&self) -> bool {
+        !self.given_back.is_empty()
+    }
+
+    /// Frees what was given back: no program can still be reading it.
+    pub(super) fn reclaim(&mut self) {
+        for extent in std::mem::take(&mut self.given_back) {
+            self.free_now(extent);
+        }
+    }
+
+    fn free_now(&mut self, mut extent: Extent) {
+        if let Some((&first, &count)) = self.free.range(..extent.first).next_back()
+            && first + count == extent.first
+        {
+            self.free.remove(&first);
+            extent = Extent { first, count: count + extent.count };
+        }
+        if let Some(count) = self.free.remove(&(extent.first + extent.count)) {
+            extent.count += count;
+        }
+        self.free.insert(extent.first, extent.count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn given_back_slots_are_not_reused_before_they_are_reclaimed() {
+        let mut slots = Slots::new(0, 4, Vec::new());
+        let all = slots.take(4).unwrap();
+        slots.give_back(all);
+        assert_eq!(slots.take(1), None);
+        slots.reclaim();
+        assert_eq!(slots.take(4), Some(all));
+    }
+
+    #[test]
+    fn neighbours_grow_together_again() {
+        let mut slots = Slots::new(0, 6, Vec::new());
+        let parts: Vec<_> = (0..3).map(|_| slots.take(2).unwrap()).collect();
+        for part in [parts[0], parts[2], parts[1]] {
+            slots.give_back(part);
+            slots.reclaim();
+        }
+        assert_eq!(slots.take(6), Some(Extent { first: 0, count: 6 }));
+    }
+
+    #[test]
+    fn used_slots_are_left_alone_even_if_they_overlap_or_lie_outside() {
+        let extent = |first, count| Extent { first, count };
+        let mut slots = Slots::new(1, 10, vec![extent(2, 3), extent(3, 1), extent(8, 100), extent(50, 1)]);
+        assert_eq!(slots.take(3), Some(extent(5, 3)));
+        assert_eq!(slots.take(1), Some(extent(1, 1)));
+        assert_eq!(slots.take(1), None);
+    }
+
+    #[test]
+    fn an_empty_set_needs_no_slots() {
+        assert_eq!(Slots::new(0, 0, Vec::new()).take(0), Some(Extent::default()));
+    }
+}

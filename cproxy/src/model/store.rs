@@ -1,0 +1,237 @@
+//! What is known of the cluster: compact rows of Services and EndpointSlices.
+//!
+//! A relist is staged beside the rows in force and takes their place at its end, so that a half-read list never thins a
+//! table.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{ObjectName, Problem, ServiceName, ServiceRow, SliceRow};
+use crate::k8s::objects::{EndpointSlice, Service};
+
+/// The two kinds that a source delivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// v1 Service.
+    Services,
+    /// discovery.k8s.io/v1 EndpointSlice.
+    EndpointSlices,
+}
+
+/// What a source says. A kind's list is `ListStarted`, objects, `ListDone`; whatever was not named in it is gone.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A complete list of a kind follows. An unfinished one is forgotten.
+    ListStarted(Kind),
+    /// The list is complete.
+    ListDone(Kind),
+    /// A Service is, or was changed to be, so.
+    Service(Box<Service>),
+    /// A Service is gone.
+    ServiceDeleted(ServiceName),
+    /// An EndpointSlice is, or was changed to be, so.
+    EndpointSlice(Box<EndpointSlice>),
+    /// An EndpointSlice is gone.
+    EndpointSliceDeleted(ObjectName),
+}
+
+/// The rows in force.
+#[derive(Debug, Default)]
+pub struct Store {
+    services: HashMap<ServiceName, ServiceRow>,
+    slices: HashMap<ServiceName, BTreeMap<ObjectName, SliceRow>>,
+    service_of_slice: HashMap<ObjectName, ServiceName>,
+    staged_services: Option<HashMap<ServiceName, Parsed<ServiceRow>>>,
+    staged_slices: Option<HashMap<ObjectName, Parsed<SliceRow>>>,
+    services_complete: bool,
+    slices_complete: bool,
+    dirty: BTreeSet<ServiceName>,
+    problems: BTreeMap<(Kind, ObjectName), Vec<Problem>>,
+}
+
+/// A row (or none, if the object is not served) and what was wrong with its object.
+#[derive(Debug)]
+struct Parsed<Row> {
+    row: Option<Row>,
+    problems: Vec<Problem>,
+}
+
+impl Store {
+    /// Takes an event in. Returns the problems that are new with it.
+    pub fn apply(&mut self, event: Event) -> Vec<Problem> {
+        match event {
+            Event::ListStarted(Kind::Services) => self.staged_services = Some(HashMap::new()),
+            Event::ListStarted(Kind::EndpointSlices) => self.staged_slices = Some(HashMap::new()),
+            Event::ListDone(Kind::Services) => return self.services_listed(),
+            Event::ListDone(Kind::EndpointSlices) => return self.slices_listed(),
+            Event::Service(service) => return self.service(&service),
+            Event::EndpointSlice(slice) => return self.slice(&slice),
+            Event::ServiceDeleted(name) => match &mut self.staged_services {
+                Some(staged) => drop(staged.remove(&name)),
+                None => self.remove_service(&name),
+            },
+            Event::EndpointSliceDeleted(name) => match &mut self.staged_slices {
+                Some(staged) => drop(staged.remove(&name)),
+                None => self.remove_slice(&name),
+            },
+        }
+        Vec::new()
+    }
+
+    /// Whether both kinds have been listed completely at least once; before that, nothing may be derived from the store.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.services_complete && self.slices_complete
+    }
+
+    /// The Services whose rows or slices have changed since the last call.
+    pub fn take_dirty(&mut self) -> BTreeSet<ServiceName> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// The Service of that name.
+    #[must_use]
+    pub fn service_row(&self, name: &ServiceName) -> Option<&ServiceRow> {
+        self.services.get(name)
+    }
+
+    /// All Services.
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceName, &ServiceRow)> {
+        self.services.iter()
+    }
+
+    /// The slices of a Service, ordered by name.
+    pub fn slices(&self, name: &ServiceName) -> impl Iterator<Item = &SliceRow> {
+        self.slices.get(name).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// What is wrong now, ordered by object.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.values().flatten()
+    }
+
+    fn service(&mut self, service: &Service) -> Vec<Problem> {
+        let Some(name) = object_name(&service.metadata) else { return vec![nameless("Service")] };
+        let mut problems = Vec::new();
+        let row = ServiceRow::from_object(&name, service, &mut problems);
+        let parsed = Parsed { row, problems };
+        match &mut self.staged_services {
+            Some(staged) => drop(staged.insert(name, parsed)),
+            None => return self.put_service(name, parsed),
+        }
+        Vec::new()
+    }
+
+    fn slice(&mut self, slice: &EndpointSlice) -> Vec<Problem> {
+        let Some(name) = object_name(&slice.metadata) else { return vec![nameless("EndpointSlice")] };
+        let mut problems = Vec::new();
+        let row = SliceRow::from_object(&name, slice, &mut problems);
+        let parsed = Parsed { row, problems };
+        match &mut self.staged_slices {
+            Some(staged) => drop(staged.insert(name, parsed)),
+            None => return self.put_slice(name, parsed),
+        }
+        Vec::new()
+    }
+
+    fn services_listed(&mut self) -> Vec<Problem> {
+        let staged = self.staged_services.take().unwrap_or_default();
+        self.services_complete = true;
+        let gone: Vec<_> = self.known(Kind::Services).filter(|name| !staged.contains_key(name)).collect();
+        gone.iter().for_each(|name| self.remove_service(name));
+        staged.into_iter().flat_map(|(name, parsed)| self.put_service(name, parsed)).collect()
+    }
+
+    fn slices_listed(&mut self) -> Vec<Problem> {
+        let staged = self.staged_slices.take().unwrap_or_default();
+        self.slices_complete = true;
+        let gone: Vec<_> = self.known(Kind::EndpointSlices).filter(|name| !staged.contains_key(name)).collect();
+        gone.iter().for_each(|name| self.remove_slice(name));
+        staged.into_iter().flat_map(|(name, parsed)| self.put_slice(name, parsed)).collect()
+    }
+
+    /// Every object of a kind that left a trace: a row, or only problems.
+    fn known(&self, kind: Kind) -> impl Iterator<Item = ObjectName> {
+        let rows: Vec<ObjectName> = match kind {
+            Kind::Services => self.services.keys().cloned().collect(),
+            Kind::EndpointSlices => self.service_of_slice.keys().cloned().collect(),
+        };
+        let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| key.1.clone());
+        rows.into_iter().chain(troubled.collect::<Vec<_>>())
+    }
+
+    fn put_service(&mut self, name: ServiceName, parsed: Parsed<ServiceRow>) -> Vec<Problem> {
+        let new = self.note(Kind::Services, &name, parsed.problems);
+        match parsed.row {
+            Some(row) if self.services.get(&name) == Some(&row) => {}
+            Some(row) => {
+                self.dirty.insert(name.clone());
+                self.services.insert(name, row);
+            }
+            None => self.drop_service_row(&name),
+        }
+        new
+    }
+
+    fn put_slice(&mut self, name: ObjectName, parsed: Parsed<SliceRow>) -> Vec<Problem> {
+        let new = self.note(Kind::EndpointSlices, &name, parsed.problems);
+        let moved = parsed.row.as_ref().map(|row| &row.service) != self.service_of_slice.get(&name);
+        if moved {
+            self.drop_slice_row(&name);
+        }
+        let Some(row) = parsed.row else { return new };
+        let slices = self.slices.entry(row.service.clone()).or_default();
+        if slices.get(&name) != Some(&row) {
+            self.dirty.insert(row.service.clone());
+            self.service_of_slice.insert(name.clone(), row.service.clone());
+            slices.insert(name, row);
+        }
+        new
+    }
+
+    fn remove_service(&mut self, name: &ServiceName) {
+        self.problems.remove(&(Kind::Services, name.clone()));
+        self.drop_service_row(name);
+    }
+
+    fn remove_slice(&mut self, name: &ObjectName) {
+        self.problems.remove(&(Kind::EndpointSlices, name.clone()));
+        self.drop_slice_row(name);
+    }
+
+    fn drop_service_row(&mut self, name: &ServiceName) {
+        if self.services.remove(name).is_some() {
+            self.dirty.insert(name.clone());
+        }
+    }
+
+    fn drop_slice_row(&mut self, name: &ObjectName) {
+        let Some(service) = self.service_of_slice.remove(name) else { return };
+        if let Some(slices) = self.slices.get_mut(&service) {
+            slices.remove(name);
+            if slices.is_empty() {
+                self.slices.remove(&service);
+            }
+        }
+        self.dirty.insert(service);
+    }
+
+    /// Remembers an object's problems; gives back those that it did not have before.
+    fn note(&mut self, kind: Kind, name: &ObjectName, problems: Vec<Problem>) -> Vec<Problem> {
+        let key = (kind, name.clone());
+        if problems.is_empty() {
+            self.problems.remove(&key);
+            return problems;
+        }
+        let before = self.problems.insert(key, problems.clone()).unwrap_or_default();
+        problems.into_iter().filter(|problem| !before.contains(problem)).collect()
+    }
+}
+
+fn object_name(metadata: &kube::core::ObjectMeta) -> Option<ObjectName> {
+    let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
+    Some(ObjectName::new(metadata.namespace.as_deref().unwrap_or("default"), name))
+}
+
+fn nameless(kind: &str) -> Problem {
+    Problem::new(kind, "metadata.name", "missing; the object is ignored")
+}

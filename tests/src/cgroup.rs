@@ -1,0 +1,101 @@
+//! A cgroup of our own: eBPF programs attached to it see this process and its children, and nobody else.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::mounts;
+
+/// How long killed processes may take to leave.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A child of the cgroup2 root that holds the whole process until dropped.
+#[derive(Debug)]
+pub(crate) struct ChildCgroup {
+    pub(crate) path: PathBuf,
+    /// The directory of the cgroup the process came from.
+    pub(crate) origin: PathBuf,
+}
+
+impl ChildCgroup {
+    /// Creates the cgroup `name` and moves the process into it.
+    pub(crate) fn enter(name: &str) -> Self {
+        let mount = mount_point().unwrap_or_else(|error| panic!("{error}"));
+        let origin = own_directory(&mount).unwrap_or_else(|error| panic!("{error}"));
+        let path = mount.target.join(name);
+        fs::create_dir(&path).unwrap_or_else(|error| panic!("cannot create the cgroup {}: {error}", path.display()));
+        let cgroup = Self { path, origin };
+        move_process(&cgroup.path)
+            .unwrap_or_else(|error| panic!("cannot move this process into {}: {error}", cgroup.path.display()));
+        cgroup
+    }
+
+    fn leave_and_remove(&self) -> io::Result<()> {
+        move_process(&self.origin)?;
+        kill_and_remove(&self.path)
+    }
+}
+
+impl Drop for ChildCgroup {
+    fn drop(&mut self) {
+        if let Err(error) = self.leave_and_remove() {
+            eprintln!("sandbox: the cgroup {} stays: {error}", self.path.display());
+        }
+    }
+}
+
+/// Removes what a process that was killed has left of its cgroup `name`.
+pub(crate) fn sweep(name: &str) -> io::Result<()> {
+    let path = mount_point()?.target.join(name);
+    if path.is_dir() { kill_and_remove(&path) } else { Ok(()) }
+}
+
+/// Ends what tests have left behind in the cgroup and below it, and only there, and removes it.
+fn kill_and_remove(path: &Path) -> io::Result<()> {
+    if own_directory(&mount_point()?)?.starts_with(path) {
+        return Err(io::Error::other("this process is still inside"));
+    }
+    fs::write(path.join("cgroup.kill"), "1")?;
+    remove_tree(path, Instant::now() + REMOVAL_TIMEOUT)
+}
+
+/// The cgroup2 file system.
+fn mount_point() -> io::Result<mounts::Mount> {
+    mounts::list()?
+        .into_iter()
+        .find(|mount| mount.kind == "cgroup2")
+        .ok_or_else(|| io::Error::other("no cgroup2 file system is mounted: mount -t cgroup2 none /sys/fs/cgroup"))
+}
+
+/// Where the cgroup of this process is below `mount`.
+fn own_directory(mount: &mounts::Mount) -> io::Result<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup")?;
+    let own = text.lines().find_map(|line| line.strip_prefix("0::")).map(Path::new);
+    let below = own.and_then(|own| own.strip_prefix(&mount.root).ok());
+    let outside = || io::Error::other("the process's cgroup is outside what is mounted: leave the cgroup namespace");
+    Ok(mount.target.join(below.ok_or_else(outside)?))
+}
+
+/// Moves all threads of this process.
+fn move_process(directory: &Path) -> io::Result<()> {
+    fs::write(directory.join("cgroup.procs"), "0")
+}
+
+/// Removes a cgroup and those below it. The kernel refuses while a killed process is on its way out.
+fn remove_tree(path: &Path, deadline: Instant) -> io::Result<()> {
+    for entry in fs::read_dir(path)?.flatten() {
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path(), deadline)?;
+        }
+    }
+    loop {
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(2));
+            }
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! A real Kubernetes control plane: etcd and kube-apiserver, inside a sandbox's network namespace and outside its
+//! cgroup, so that the programs under test never touch them.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::{Value, json};
+
+use crate::credentials::{self, Credentials};
+use crate::manifest;
+use crate::process::{Daemon, Output, run};
+use crate::sandbox::{Placement, Sandbox};
+
+/// Where the API server listens. Not a loopback address: it refuses to advertise one.
+pub const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+/// Where the API server also listens.
+pub const ADDRESS_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
+
+/// The API server's port.
+pub const PORT: u16 = 6443;
+
+/// The ClusterIP of `default/kubernetes`.
+pub const KUBERNETES_VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
+
+/// Which addresses Services get.
+const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:10:96::/112";
+
+/// What the API server's certificate is good for.
+const NAMES: [&str; 10] = [
+    "192.0.2.1",
+    "2001:db8::1",
+    "127.0.0.1",
+    "::1",
+    "10.96.0.1",
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+];
+
+/// Where etcd answers the API server.
+const ETCD: &str = "http://127.0.0.1:2379";
+
+/// How long the whole start may take on a busy machine.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long kubectl may take; thousands of objects are a minute's work.
+const KUBECTL_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A running control plane. Users: `admin` (everything), `cproxy` (what the agent needs and nothing more),
+/// `system:kube-proxy` (what Kubernetes itself grants kube-proxy), `nobody` (nothing).
+#[derive(Debug)]
+pub struct ControlPlane<'s> {
+    sandbox: &'s Sandbox,
+    binaries: PathBuf,
+    credentials: Credentials,
+    // Ends before etcd does.
+    api_server: Option<Daemon>,
+    _etcd: Daemon,
+}
+
+impl<'s> ControlPlane<'s> {
+    /// Starts etcd and kube-apiserver and waits until they serve and `default/kubernetes` has its endpoint.
+    ///
+    /// # Panics
+    /// When `CPROXY_CONTROL_PLANE` does not name the directory of the binaries, or they do not become ready: then the
+    /// end of their logs is printed.
+    pub fn start(sandbox: &'s Sandbox) -> Self {
+        let binaries = binaries();
+        sandbox.add_addresses([ADDRESS, ADDRESS_V6]);
+        let credentials = Credentials::create(sandbox.dir().join("control-plane"), &NAMES);
+        let etcd = start_etcd(sandbox, &binaries);
+        let mut control_plane = Self { sandbox, binaries, credentials, api_server: None, _etcd: etcd };
+        control_plane.start_api_server();
+        control_plane.apply(agent_rights());
+        control_plane
+    }
+
+    /// The API server's address, which is no Service's.
+    pub fn server_url(&self) -> String {
+        format!("https://{ADDRESS}:{PORT}")
+    }
+
+    /// The file with the authority that signed the API server's certificate.
+    pub fn ca_file(&self) -> PathBuf {
+        self.credentials.file("ca.crt")
+    }
+
+    /// The authority that signed the API server's certificate.
+    pub fn ca_pem(&self) -> String {
+        fs::read_to_string(self.ca_file()).expect("cannot read the authority's certificate")
+    }
+
+    /// The bearer token of `user`.
+    pub fn token(&self, user: &str) -> String {
+        credentials::token(user)
+    }
+
+    /// A kubeconfig for a user who may do everything.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.kubeconfig_for("admin")
+    }
+
+    /// A kubeconfig for the agent: list and watch of Services and EndpointSlices, and nothing else.
+    pub fn agent_kubeconfig(&self) -> PathBuf {
+        self.kubeconfig_for("cproxy")
+    }
+
+    /// A kubeconfig for one of the control plane's users.
+    pub fn kubeconfig_for(&self, user: &str) -> PathBuf {
+        self.kubeconfig_at(user, &self.server_url())
+    }
+
+    /// A kubeconfig for a user who reaches the API server at another URL, such as a Service's or a proxy's.
+    pub fn kubeconfig_at(&self, user: &str, server: &str) -> PathBuf {
+        self.credentials.kubeconfig(user, server)
+    }
+
+    /// One of the binaries, such as `kube-proxy`.
+    pub fn binary(&self, name: &str) -> PathBuf {
+        binary(&self.binaries, name)
+    }
+
+    /// Runs kubectl as `admin` and returns what it prints. `input` is its stdin.
+    ///
+    /// # Panics
+    /// With what kubectl complains about, if it fails.
+    pub fn kubectl(&self, args: &[&str], input: &str) -> String {
+        let output = self.try_kubectl("admin", args, input);
+        assert_eq!(output.code, 0, "kubectl {args:?} failed: {}{}", output.stderr, output.stdout);
+        output.stdout
+    }
+
+    /// Creates or changes objects as `admin`.
+    ///
+    /// # Panics
+    /// With what kubectl complains about, if it fails.
+    pub fn apply(&self, objects: impl IntoIterator<Item = Value>) {
+        self.kubectl(&["apply", "-f", "-"], &manifest::list(objects));
+    }
+
+    /// Runs kubectl as `user`, who may be refused.
+    pub fn try_kubectl(&self, user: &str, args: &[&str], input: &str) -> Output {
+        let mut command = Command::new(self.binary("kubectl"));
+        command.env("KUBECONFIG", self.kubeconfig_for(user)).env("HOME", self.sandbox.dir()).args(args);
+        run(self.sandbox, Placement::Unhooked, command, input, KUBECTL_TIMEOUT)
+    }
+
+    /// A client that may do everything. Call it inside the tokio runtime that will use the client.
+    pub async fn client(&self) -> kube::Client {
+        self.client_for("admin").await
+    }
+
+    /// A client for one of the control plane's users.
+    pub async fn client_for(&self, user: &str) -> kube::Client {
+        let file = Kubeconfig::read_from(self.kubeconfig_for(user)).expect("cannot read a kubeconfig just written");
+        let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .expect("cannot use a kubeconfig just written");
+        kube::Client::try_from(config).expect("cannot make a Kubernetes client; is this inside a tokio runtime?")
+    }
+
+    /// Takes the API server away in an orderly manner; etcd and all objects stay.
+    pub fn stop_api_server(&mut self) {
+        drop(self.api_server.take());
+    }
+
+    /// Takes the API server away as a crash would.
+    pub fn kill_api_server(&mut self) {
+        if let Some(mut api_server) = self.api_server.take() {
+            api_server.kill();
+        }
+    }
+
+    /// Starts the API server, if it is not running, and waits until it is ready.
+    pub fn start_api_server(&mut self) {
+        if self.api_server.is_none() {
+            let command = self.api_server_command();
+            let mut daemon = Daemon::spawn(self.sandbox, "kube-apiserver", Placement::Unhooked, command);
+            self.wait_ready(&mut daemon);
+            self.api_server = Some(daemon);
+        }
+    }
+
+    /// The API server's log.
+    pub fn api_server_log(&self) -> String {
+        self.api_server.as_ref().map(Daemon::log).unwrap_or_default()
+    }
+}
+
+impl ControlPlane<'_> {
+    /// Waits until the API server listens, says it is ready, and has entered itself as the endpoint of
+    /// `default/kubernetes`.
+    fn wait_ready(&self, api_server: &mut Daemon) {
+        let socket = SocketAddr::new(ADDRESS, PORT);
+        // Cheaper to ask again and again than kubectl is.
+        api_server.wait_until(START_TIMEOUT, "it listened", |_| TcpStream::connect(socket).map(drop));
+        api_server.wait_until(START_TIMEOUT, "it was ready", |_| self.get_raw("/readyz"));
+        api_server.wait_until(START_TIMEOUT, "default/kubernetes had an endpoint", |_| {
+            let slice = self.get_raw("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes")?;
+            if slice.contains(&ADDRESS.to_string()) { Ok(()) } else { Err(slice) }
+        });
+    }
+
+    /// What the API server answers to a GET by `admin`.
+    fn get_raw(&self, path: &str) -> Result<String, String> {
+        let output = self.try_kubectl("admin", &["get", "--raw", path], "");
+        if output.code == 0 { Ok(output.stdout) } else { Err(output.stderr) }
+    }
+
+    fn api_server_command(&self) -> Command {
+        let mut command = Command::new(self.binary("kube-apiserver"));
+        command.arg(format!("--etcd-servers={ETCD}"));
+        command.arg("--bind-address=::").arg(format!("--advertise-address={ADDRESS}"));
+        command.arg(format!("--secure-port={PORT}"));
+        command.arg(format!("--service-cluster-ip-range={SERVICE_RANGES}"));
+        command.arg("--service-account-issuer=https://kubernetes.default.svc");
+        command.arg("--authorization-mode=RBAC");
+        // Pods get no tokens here: nobody runs the controller that would make their accounts.
+        command.arg("--disable-admission-plugins=ServiceAccount");
+        for (flag, name) in [
+            ("--tls-cert-file", "server.crt"),
+            ("--tls-private-key-file", "server.key"),
+            ("--token-auth-file", "tokens.csv"),
+            ("--service-account-key-file", "service-account.pub"),
+            ("--service-account-signing-key-file", "service-account.key"),
+        ] {
+            command.arg(flag).arg(self.credentials.file(name));
+        }
+        command
+    }
+}
+
+/// A binary, or a panic that says how to get it.
+fn binary(directory: &Path, name: &str) -> PathBuf {
+    let path = directory.join(name);
+    assert!(path.is_file(), "{} is missing: run `cargo xtask control-plane`", path.display());
+    path
+}
+
+fn binaries() -> PathBuf {
+    std::env::var_os("CPROXY_CONTROL_PLANE")
+        .map(PathBuf::from)
+        .expect("CPROXY_CONTROL_PLANE is not set: run `cargo xtask control-plane` and set it to the directory it names")
+}
+
+fn start_etcd(sandbox: &Sandbox, binaries: &Path) -> Daemon {
+    let mut command = Command::new(binary(binaries, "etcd"));
+    command.arg("--data-dir").arg(sandbox.dir().join("etcd")).arg("--unsafe-no-fsync").arg("--log-level=warn");
+    command.arg(format!("--listen-client-urls={ETCD}")).arg(format!("--advertise-client-urls={ETCD}"));
+    command.arg("--listen-peer-urls=http://127.0.0.1:2380");
+    Daemon::spawn(sandbox, "etcd", Placement::Unhooked, command)
+}
+
+/// What the agent needs, bound to the user `cproxy`.
+fn agent_rights() -> [Value; 2] {
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "cproxy"},
+        "rules": [
+            {"apiGroups": [""], "resources": ["services"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+        ],
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "cproxy"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cproxy"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "cproxy"}],
+    });
+    [role, binding]
+}

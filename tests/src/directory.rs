@@ -1,0 +1,82 @@
+//! The sandbox's directory: scratch files and a bpffs, and a lock that tells whether its owner is alive.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::MountFlags;
+
+use crate::{cgroup, mounts};
+
+/// Locked by the owner for as long as it lives. Unlike a process id, a lock is never somebody else's.
+const LOCK: &str = "lock";
+
+/// A directory below the one for temporary files. Unmounts and removes everything in it when dropped.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    pub(crate) path: PathBuf,
+    _lock: File,
+}
+
+impl Directory {
+    /// Creates it, with `run`, `manifests`, and a bpffs at `bpf`.
+    pub(crate) fn create(name: &str) -> Self {
+        let path = parent().join(name);
+        fs::create_dir(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+        let lock = lock(&path).unwrap_or_else(|error| panic!("cannot lock {}: {error}", path.display()));
+        let directory = Self { path, _lock: lock };
+        for below in ["bpf", "run", "manifests"] {
+            fs::create_dir(directory.path.join(below)).expect("cannot create a directory in the sandbox's own");
+        }
+        rustix::mount::mount("bpf", directory.path.join("bpf"), "bpf", MountFlags::empty(), None)
+            .expect("cannot mount a bpffs: run as root on a kernel with CONFIG_BPF_SYSCALL");
+        directory
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.path) {
+            eprintln!("sandbox: {} stays: {error}", self.path.display());
+        }
+    }
+}
+
+/// Removes the directories, mounts and cgroups whose names start with `prefix` and whose owners were killed.
+pub(crate) fn sweep(prefix: &str) {
+    for entry in fs::read_dir(parent()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let ours = name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('-'));
+        // Kept until the end, so that only one process sweeps it.
+        let Some(_lock) = ours.then(|| abandoned(&entry.path())).flatten() else { continue };
+        if let Err(error) = cgroup::sweep(&name).and_then(|()| remove(&entry.path())) {
+            eprintln!("sandbox: cannot sweep {}: {error}", entry.path().display());
+        }
+    }
+}
+
+/// The lock, if nobody holds it.
+fn abandoned(path: &Path) -> Option<File> {
+    let lock = File::open(path.join(LOCK)).ok()?;
+    lock.try_lock().is_ok().then_some(lock)
+}
+
+/// Makes the lock, which appears only once it is held.
+fn lock(path: &Path) -> io::Result<File> {
+    let hidden = path.join(".lock");
+    let lock = File::create_new(&hidden)?;
+    lock.lock()?;
+    fs::rename(&hidden, path.join(LOCK))?;
+    Ok(lock)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    // A failure ends it: deleting through a mount would delete somebody else's files.
+    mounts::unmount_below(path)?;
+    fs::remove_dir_all(path)
+}
+
+/// Where the directories are; a real path, since that is what mountinfo shows.
+fn parent() -> PathBuf {
+    fs::canonicalize(std::env::temp_dir()).expect("the directory for temporary files does not exist: create it")
+}

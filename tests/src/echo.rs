@@ -1,0 +1,138 @@
+//! Real TCP and UDP servers that say who they are, so that a client knows which backend it has reached.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::time::Duration;
+
+use crate::sandbox::Sandbox;
+pub use crate::server::Server;
+use crate::server::Signals;
+
+/// How long the clients here wait.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Greets every TCP connection to `address` with two lines, `name` and the client's address as the server sees it, and
+/// then sends back whatever comes until the client has no more.
+///
+/// # Panics
+/// When `address` cannot be listened on; add it to the sandbox first.
+pub fn tcp(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server {
+    let name = name.to_owned();
+    listen(sandbox, address, move |stream, peer, signals| converse(stream, &format!("{name}\n{peer}\n"), signals))
+}
+
+/// Answers every UDP datagram to `address` with `name`. Give it one address, not a wildcard: an answer must come from
+/// where the question went.
+///
+/// # Panics
+/// When `address` cannot be bound; add it to the sandbox first.
+pub fn udp(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server {
+    let address = one_address(address).expect("an address and a port");
+    let socket = sandbox
+        .netns()
+        .run(|| UdpSocket::bind(address))
+        .unwrap_or_else(|error| panic!("cannot bind UDP {address}: {error}"));
+    let bound = socket.local_addr().expect("a bound socket has an address");
+    // What woke the wait may be a datagram that turns out to be broken.
+    socket.set_nonblocking(true).expect("a socket can be made non-blocking");
+    let name = name.to_owned();
+    Server::start(bound, move |signals| {
+        let mut datagram = [0; 2048];
+        while signals.wait_for(&socket) {
+            // An error here is an earlier answer that nobody wanted.
+            if let Ok((_, client)) = socket.recv_from(&mut datagram) {
+                signals.count();
+                drop(socket.send_to(name.as_bytes(), client));
+            }
+        }
+    })
+}
+
+/// What a [`tcp`] server says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// The server's name.
+    pub name: String,
+    /// The client's address as the server sees it.
+    pub client: SocketAddr,
+}
+
+/// Connects to a [`tcp`] server from the calling thread's namespace, and reads its greeting.
+pub fn ask_tcp(address: impl ToSocketAddrs) -> io::Result<Greeting> {
+    connect_tcp(address).map(|(greeting, _)| greeting)
+}
+
+/// Like [`ask_tcp`], and keeps the connection.
+pub fn connect_tcp(address: impl ToSocketAddrs) -> io::Result<(Greeting, TcpStream)> {
+    let stream = TcpStream::connect_timeout(&one_address(address)?, CLIENT_TIMEOUT)?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    let greeting = {
+        // The server says nothing more until it is spoken to, so nothing is lost in the buffer.
+        let mut lines = BufReader::new(&stream).lines();
+        let mut line = || lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
+        let name = line()?;
+        let client = line()?.parse().map_err(io::Error::other)?;
+        Greeting { name, client }
+    };
+    Ok((greeting, stream))
+}
+
+/// Says `message` on a connection to a [`tcp`] server and waits until it comes back.
+pub fn ping_tcp(mut stream: &TcpStream, message: &str) -> io::Result<()> {
+    stream.write_all(message.as_bytes())?;
+    let mut answer = vec![0; message.len()];
+    stream.read_exact(&mut answer)?;
+    if answer == message.as_bytes() { Ok(()) } else { Err(io::Error::other("another message came back")) }
+}
+
+/// Sends one datagram from an unconnected socket to a [`udp`] server and returns its name and the address the answer
+/// came from.
+pub fn ask_udp(address: impl ToSocketAddrs) -> io::Result<(String, SocketAddr)> {
+    let address = one_address(address)?;
+    let wildcard = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(wildcard)?;
+    ask_udp_from(&socket, address)
+}
+
+/// Like [`ask_udp`], from a socket the caller keeps.
+pub fn ask_udp_from(socket: &UdpSocket, address: impl ToSocketAddrs) -> io::Result<(String, SocketAddr)> {
+    socket.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    socket.send_to(b"?", address)?;
+    let mut answer = vec![0; 2048];
+    let (length, from) = socket.recv_from(&mut answer)?;
+    answer.truncate(length);
+    Ok((String::from_utf8(answer).map_err(io::Error::other)?, from))
+}
+
+/// Text such as `10.0.0.1:80` is as good as a [`SocketAddr`].
+pub(crate) fn one_address(address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
+    address.to_socket_addrs()?.next().ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// Listens on `address` inside the sandbox.
+pub(crate) fn listen(
+    sandbox: &Sandbox,
+    address: impl ToSocketAddrs,
+    serve: impl Fn(&TcpStream, SocketAddr, &Signals) -> io::Result<()> + Send + Sync + 'static,
+) -> Server {
+    let address = one_address(address).expect("an address and a port");
+    sandbox
+        .netns()
+        .run(|| TcpListener::bind(address))
+        .and_then(|listener| Server::accept(listener, serve))
+        .unwrap_or_else(|error| panic!("cannot listen on TCP {address}: {error}"))
+}
+
+/// One connection's whole life.
+fn converse(mut stream: &TcpStream, greeting: &str, signals: &Signals) -> io::Result<()> {
+    stream.write_all(greeting.as_bytes())?;
+    let mut buffer = [0; 4096];
+    while signals.wait_for(&stream) {
+        let length = stream.read(&mut buffer)?;
+        if length == 0 {
+            break;
+        }
+        stream.write_all(buffer.get(..length).unwrap_or_default())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! What the live tests, the demonstration and the benchmarks stand on: a place of their own inside this machine
+//! ([`sandbox`]), the programs that run in it ([`process`], [`echo`], [`http`]), a real Kubernetes control plane
+//! ([`control_plane`]) and the objects that are fed to it ([`manifest`]).
+//!
+//! Everything here is undone when its value is dropped, on success, on failure and while a panic unwinds. Nothing is
+//! mocked: namespaces, cgroups, system calls, etcd and kube-apiserver are the real ones, which is why it needs root.
+
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a harness reports a broken environment by panicking, with a sentence that says what to do"
+)]
+
+pub mod control_plane;
+pub mod echo;
+pub mod http;
+pub mod manifest;
+pub mod process;
+pub mod sandbox;
+
+mod cgroup;
+mod credentials;
+mod directory;
+mod mounts;
+mod netns;
+mod server;

@@ -1,0 +1,281 @@
+//! Kubernetes objects in a few words, for the manifest directory or for the API server.
+
+#![expect(clippy::indexing_slicing, reason = "a JSON object makes the field that is assigned to; a read gives null")]
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+/// A v1 Service.
+#[derive(Clone, Debug)]
+pub struct Service {
+    object: Value,
+}
+
+impl Service {
+    /// A ClusterIP Service in the namespace `default`, without addresses and ports.
+    pub fn new(name: &str) -> Self {
+        Self {
+            object: json!({
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"type": "ClusterIP", "ports": []},
+            }),
+        }
+    }
+
+    /// Another namespace.
+    #[must_use]
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.object["metadata"]["namespace"] = json!(namespace);
+        self
+    }
+
+    /// Fixed ClusterIPs, one or one of each family; the families follow from them.
+    #[must_use]
+    pub fn cluster_ips<A: Display>(self, addresses: impl IntoIterator<Item = A>) -> Self {
+        let addresses = addresses.into_iter().map(|address| address.to_string()).collect::<Vec<_>>();
+        let families = addresses.iter().map(|address| if address.contains(':') { "IPv6" } else { "IPv4" });
+        let policy = if addresses.len() > 1 { "RequireDualStack" } else { "SingleStack" };
+        self.spec("ipFamilies", json!(families.collect::<Vec<_>>()))
+            .spec("ipFamilyPolicy", json!(policy))
+            .spec("clusterIP", json!(addresses.first()))
+            .spec("clusterIPs", json!(addresses))
+    }
+
+    /// No ClusterIP at all.
+    #[must_use]
+    pub fn headless(self) -> Self {
+        self.spec("clusterIP", json!("None")).spec("clusterIPs", json!(["None"]))
+    }
+
+    /// One ClusterIP of each family, of the API server's choice.
+    #[must_use]
+    pub fn dual_stack(self) -> Self {
+        self.spec("ipFamilyPolicy", json!("RequireDualStack"))
+    }
+
+    /// One more TCP port. `target` is the port of the pods.
+    #[must_use]
+    pub fn tcp(self, name: &str, port: u16, target: u16) -> Self {
+        self.port(name, "TCP", port, target)
+    }
+
+    /// One more UDP port. `target` is the port of the pods.
+    #[must_use]
+    pub fn udp(self, name: &str, port: u16, target: u16) -> Self {
+        self.port(name, "UDP", port, target)
+    }
+
+    /// One more port of any protocol.
+    #[must_use]
+    pub fn port(mut self, name: &str, protocol: &str, port: u16, target: u16) -> Self {
+        let port = json!({"name": name, "protocol": protocol, "port": port, "targetPort": target});
+        push(&mut self.object["spec"]["ports"], port);
+        self
+    }
+
+    /// A client keeps its backend for `seconds`.
+    #[must_use]
+    pub fn client_ip_affinity(self, seconds: u32) -> Self {
+        self.spec("sessionAffinity", json!("ClientIP"))
+            .spec("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": seconds}}))
+    }
+
+    /// Any field of the spec.
+    #[must_use]
+    pub fn spec(mut self, field: &str, value: Value) -> Self {
+        self.object["spec"][field] = value;
+        self
+    }
+
+    /// A label.
+    #[must_use]
+    pub fn label(mut self, name: &str, value: &str) -> Self {
+        self.object["metadata"]["labels"][name] = json!(value);
+        self
+    }
+
+    /// An address in the status, as a load balancer's controller would write it.
+    #[must_use]
+    pub fn load_balancer_ip(mut self, address: impl Display) -> Self {
+        self.object["spec"]["type"] = json!("LoadBalancer");
+        push(&mut self.object["status"]["loadBalancer"]["ingress"], json!({"ip": address.to_string()}));
+        self
+    }
+}
+
+/// A discovery.k8s.io/v1 EndpointSlice.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    object: Value,
+}
+
+impl Slice {
+    /// An empty slice for IPv4 addresses that belongs to the Service `service` in the namespace `default`.
+    pub fn v4(service: &str) -> Self {
+        Self::new(&format!("{service}-ipv4"), service, "IPv4")
+    }
+
+    /// An empty slice for IPv6 addresses that belongs to the Service `service` in the namespace `default`.
+    pub fn v6(service: &str) -> Self {
+        Self::new(&format!("{service}-ipv6"), service, "IPv6")
+    }
+
+    /// An empty slice of any address type.
+    pub fn new(name: &str, service: &str, address_type: &str) -> Self {
+        Self {
+            object: json!({
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {
+                    "name": name,
+                    "namespace": "default",
+                    "labels": {"kubernetes.io/service-name": service},
+                },
+                "addressType": address_type,
+                "ports": [],
+                "endpoints": [],
+            }),
+        }
+    }
+
+    /// Another name, when a Service has several slices of one family.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        self.object["metadata"]["name"] = json!(name);
+        self
+    }
+
+    /// Another namespace.
+    #[must_use]
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.object["metadata"]["namespace"] = json!(namespace);
+        self
+    }
+
+    /// One more TCP port of the pods. `name` is the Service's port.
+    #[must_use]
+    pub fn tcp(self, name: &str, port: u16) -> Self {
+        self.port(name, "TCP", port)
+    }
+
+    /// One more UDP port of the pods. `name` is the Service's port.
+    #[must_use]
+    pub fn udp(self, name: &str, port: u16) -> Self {
+        self.port(name, "UDP", port)
+    }
+
+    /// One more port of any protocol.
+    #[must_use]
+    pub fn port(mut self, name: &str, protocol: &str, port: u16) -> Self {
+        push(&mut self.object["ports"], json!({"name": name, "protocol": protocol, "port": port}));
+        self
+    }
+
+    /// One more endpoint.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: impl Into<Endpoint>) -> Self {
+        push(&mut self.object["endpoints"], endpoint.into().object);
+        self
+    }
+
+    /// More endpoints, all ready.
+    #[must_use]
+    pub fn ready<A: Display>(self, addresses: impl IntoIterator<Item = A>) -> Self {
+        addresses.into_iter().fold(self, |slice, address| slice.endpoint(Endpoint::ready(address)))
+    }
+}
+
+/// One endpoint of a [`Slice`].
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    object: Value,
+}
+
+impl Endpoint {
+    /// Ready and serving.
+    pub fn ready(address: impl Display) -> Self {
+        Self::with(address, true, true, false)
+    }
+
+    /// Neither ready nor serving.
+    pub fn not_ready(address: impl Display) -> Self {
+        Self::with(address, false, false, false)
+    }
+
+    /// On its way out; `serving` says whether it still answers.
+    pub fn terminating(address: impl Display, serving: bool) -> Self {
+        Self::with(address, false, serving, true)
+    }
+
+    /// Any combination of conditions.
+    pub fn with(address: impl Display, ready: bool, serving: bool, terminating: bool) -> Self {
+        Self {
+            object: json!({
+                "addresses": [address.to_string()],
+                "conditions": {"ready": ready, "serving": serving, "terminating": terminating},
+            }),
+        }
+    }
+
+    /// The node it runs on.
+    #[must_use]
+    pub fn node(self, name: &str) -> Self {
+        self.field("nodeName", json!(name))
+    }
+
+    /// Any field.
+    #[must_use]
+    pub fn field(mut self, name: &str, value: Value) -> Self {
+        self.object[name] = value;
+        self
+    }
+}
+
+impl From<Service> for Value {
+    fn from(service: Service) -> Self {
+        service.object
+    }
+}
+
+impl From<Slice> for Value {
+    fn from(slice: Slice) -> Self {
+        slice.object
+    }
+}
+
+/// One JSON document, which is YAML as well: a List of `objects`, for a file or for `kubectl apply -f -`.
+pub fn list(objects: impl IntoIterator<Item = Value>) -> String {
+    let items = objects.into_iter().collect::<Vec<_>>();
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}
+
+/// Writes `objects` to `directory/name` as [`list`] does.
+pub fn write(directory: &Path, name: &str, objects: impl IntoIterator<Item = Value>) -> PathBuf {
+    write_text(directory, name, &list(objects))
+}
+
+/// Puts `text` into `directory/name` in one step: a reader sees the old content or the new one.
+///
+/// # Panics
+/// When the directory cannot be written to.
+pub fn write_text(directory: &Path, name: &str, text: &str) -> PathBuf {
+    let path = directory.join(name);
+    let hidden = directory.join(format!(".{name}.new"));
+    fs::write(&hidden, text)
+        .and_then(|()| fs::rename(&hidden, &path))
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    path
+}
+
+/// Appends to a JSON array, which is made if there is none.
+fn push(array: &mut Value, item: Value) {
+    match array {
+        Value::Array(items) => items.push(item),
+        other => *other = Value::Array(vec![item]),
+    }
+}

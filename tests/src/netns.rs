@@ -1,0 +1,77 @@
+//! Network namespaces that have no name: they live as long as a thread, a process or a descriptor is in them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+/// A handle on a network namespace. Clones are cheap, and any thread may use one.
+#[derive(Clone, Debug)]
+pub struct Netns {
+    file: Arc<File>,
+}
+
+impl Netns {
+    /// The namespace the calling thread is in.
+    pub fn current() -> Self {
+        // Not /proc/self: that is the main thread's, and a namespace belongs to a thread.
+        let file = File::open("/proc/thread-self/ns/net").expect("cannot open /proc/thread-self/ns/net: mount /proc");
+        Self { file: Arc::new(file) }
+    }
+
+    /// Moves the calling thread into the namespace for good. Meant for threads that are the namespace's own.
+    pub fn enter(&self) -> io::Result<()> {
+        Ok(rustix::thread::move_into_link_name_space(self.as_fd(), Some(LinkNameSpaceType::Network))?)
+    }
+
+    /// Runs `work` on a short-lived thread inside the namespace and hands its result back. Sockets made there stay in
+    /// the namespace whoever uses them later.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        let entered = || {
+            self.enter().expect("cannot enter the network namespace: run as root");
+            work()
+        };
+        thread::scope(|scope| scope.spawn(entered).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// A path that `nsenter --net=` can open for as long as this handle exists.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
+    }
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Holds the calling thread inside a fresh namespace until dropped, which must happen on the same thread.
+#[derive(Debug)]
+pub(crate) struct FreshNetns {
+    pub(crate) inside: Netns,
+    pub(crate) outside: Netns,
+}
+
+impl FreshNetns {
+    /// Moves the calling thread into a new, empty namespace.
+    pub(crate) fn enter() -> Self {
+        let outside = Netns::current();
+        // SAFETY: CLONE_NEWNET changes which network the thread sees; it neither unshares memory nor descriptors.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
+            .expect("cannot create a network namespace: run as root on a kernel with CONFIG_NET_NS");
+        Self { inside: Netns::current(), outside }
+    }
+}
+
+impl Drop for FreshNetns {
+    fn drop(&mut self) {
+        if let Err(error) = self.outside.enter() {
+            eprintln!("sandbox: the thread stays in its network namespace: {error}");
+        }
+    }
+}

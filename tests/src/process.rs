@@ -1,0 +1,456 @@
+//! Child processes that end whatever happens, the agent among them, and waiting without guessing how long.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+pub use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags};
+use serde_json::Value;
+
+use crate::sandbox::{Placement, Sandbox};
+
+/// How long a process may take to end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the program under test may take to answer and end.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How much of a log is shown when a test fails.
+const TAIL_LINES: usize = 40;
+
+/// Tells the log files of one process apart.
+static LOG_NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Tries `attempt` again and again until it succeeds.
+///
+/// # Panics
+/// After `timeout`, naming `what` and the last error.
+pub fn eventually<T, E: Display>(
+    timeout: Duration,
+    what: impl Display,
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> T {
+    let deadline = Instant::now() + timeout;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match attempt() {
+            Ok(value) => return value,
+            Err(error) if Instant::now() >= deadline => panic!("not within {timeout:?}: {what}: {error}"),
+            Err(_) => thread::sleep(pause),
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// A child process that writes its output to a file in the sandbox. It ends when this value is dropped, and also when
+/// the thread that spawned it ends, so spawn it from a thread that outlives it. When a test panics, the end of its log
+/// is printed.
+#[derive(Debug)]
+pub struct Daemon {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts `command` at `placement` in the sandbox. `name` is what messages and the log file call it.
+    pub fn spawn(sandbox: &Sandbox, name: &str, placement: Placement, mut command: Command) -> Self {
+        let log = scratch_file(sandbox, name, "log");
+        let output = File::create(&log).expect("cannot create a log file in the sandbox");
+        let errors = output.try_clone().expect("cannot duplicate a descriptor");
+        sandbox.place(command.stdin(Stdio::null()).stdout(output).stderr(errors), placement);
+        // SAFETY: the closure makes one system call, prctl, between fork and exec.
+        unsafe { command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)) };
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {name} ({}): {error}", command.get_program().display()));
+        Self { name: name.to_owned(), child, log }
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How the process ended, if it has.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap_or_else(|error| panic!("cannot wait for {}: {error}", self.name))
+    }
+
+    /// Waits until the process ends. None after `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        wait_for(&mut self.child, timeout).unwrap_or_else(|error| panic!("cannot wait for {}: {error}", self.name))
+    }
+
+    /// Sends a signal to the process, which must be running.
+    pub fn signal(&mut self, signal: Signal) {
+        assert!(self.exit_status().is_none(), "{} has already ended; its log: {}", self.name, self.tail());
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("cannot signal a child");
+    }
+
+    /// SIGTERM, then SIGKILL after five seconds. How the process ended, whoever ended it.
+    pub fn stop(&mut self) -> ExitStatus {
+        end(&mut self.child).unwrap_or_else(|error| panic!("cannot stop {}: {error}", self.name))
+    }
+
+    /// SIGKILL, at once. How the process ended, whoever ended it.
+    pub fn kill(&mut self) -> ExitStatus {
+        // Refused only when the process has ended.
+        drop(self.child.kill());
+        self.child.wait().unwrap_or_else(|error| panic!("cannot wait for {}: {error}", self.name))
+    }
+
+    /// What the process has written so far.
+    pub fn log(&self) -> String {
+        fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// The file the process writes to.
+    pub fn log_file(&self) -> &Path {
+        &self.log
+    }
+
+    /// The last lines of the log.
+    pub fn tail(&self) -> String {
+        let log = self.log();
+        let mut lines = VecDeque::with_capacity(TAIL_LINES);
+        for line in log.lines() {
+            if lines.len() == TAIL_LINES {
+                lines.pop_front();
+            }
+            lines.push_back(line);
+        }
+        Vec::from(lines).join("\n")
+    }
+
+    /// Waits until the log contains `needle` and returns the line.
+    ///
+    /// # Panics
+    /// After `timeout`, or at once when the process has ended without writing it; with the log's end.
+    pub fn wait_log(&mut self, needle: &str, timeout: Duration) -> String {
+        let what = format!("{:?} in the log of {}", needle, self.name);
+        self.wait_until(timeout, &what, |daemon| {
+            let log = daemon.log();
+            log.lines().find(|line| line.contains(needle)).map(str::to_owned).ok_or("not there yet")
+        })
+    }
+
+    /// Like [`eventually`], but gives up at once when the process has ended.
+    pub fn wait_until<T, E: Display>(
+        &mut self,
+        timeout: Duration,
+        what: &str,
+        mut attempt: impl FnMut(&Self) -> Result<T, E>,
+    ) -> T {
+        eventually(timeout, what, || {
+            // Asked before the attempt: what a process did last counts even if it has ended since.
+            let ended = self.exit_status();
+            let result = attempt(self);
+            if let (Some(status), Err(error)) = (ended, &result) {
+                panic!("{} ended ({status}) before {what}: {error}", self.name);
+            }
+            result
+        })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = end(&mut self.child) {
+            eprintln!("cannot stop {}: {error}", self.name);
+        }
+        if thread::panicking() {
+            eprintln!("---- the end of the log of {} ----\n{}\n----", self.name, self.tail());
+        }
+    }
+}
+
+/// Waits for a child's end without polling. None after `timeout`.
+fn wait_for(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+    if let Some(status) = child.try_wait()? {
+        return Ok(Some(status));
+    }
+    let handle = rustix::process::pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match rustix::event::poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left)) {
+            Ok(_) => return child.try_wait(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// SIGTERM, and SIGKILL for a child that does not heed it in time.
+fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    if let Some(status) = child.try_wait()? {
+        return Ok(status);
+    }
+    rustix::process::kill_process(Pid::from_child(child), Signal::TERM)?;
+    if let Ok(Some(status)) = wait_for(child, STOP_TIMEOUT) {
+        return Ok(status);
+    }
+    child.kill()?;
+    child.wait()
+}
+
+/// A new file name in the sandbox.
+fn scratch_file(sandbox: &Sandbox, name: &str, extension: &str) -> PathBuf {
+    let number = LOG_NUMBER.fetch_add(1, Ordering::Relaxed);
+    sandbox.dir().join(format!("{name}-{number}.{extension}"))
+}
+
+/// What a command that has ended left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The exit code; 128 and the signal's number if a signal ended it.
+    pub code: i32,
+    /// Everything it wrote to stdout.
+    pub stdout: String,
+    /// Everything it wrote to stderr.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Itself, if the command succeeded.
+    ///
+    /// # Panics
+    /// With its stderr, if it did not.
+    pub fn success(self) -> Self {
+        assert_eq!(self.code, 0, "the command failed: {}{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// The JSON document on stdout of a command that succeeded.
+    pub fn json(self) -> Value {
+        let text = self.success().stdout;
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("not JSON ({error}): {text}"))
+    }
+}
+
+/// Runs `command` at `placement` to its end. `input` is what it reads from stdin.
+///
+/// # Panics
+/// When it cannot be started or takes longer than `timeout`.
+pub fn run(sandbox: &Sandbox, placement: Placement, mut command: Command, input: &str, timeout: Duration) -> Output {
+    let name = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // Files, because a pipe that nobody reads or writes meanwhile can block either side.
+    let [stdin, stdout, stderr] = ["in", "out", "err"].map(|extension| scratch_file(sandbox, &name, extension));
+    fs::write(&stdin, input).expect("cannot write a scratch file in the sandbox");
+    let create = |path: &Path| File::create(path).expect("cannot create a scratch file in the sandbox");
+    command.stdin(File::open(&stdin).expect("cannot open a scratch file in the sandbox"));
+    command.stdout(create(&stdout)).stderr(create(&stderr));
+    let mut child = sandbox
+        .place(&mut command, placement)
+        .spawn()
+        .unwrap_or_else(|error| panic!("cannot start {}: {error}", command.get_program().display()));
+    let in_time = wait_for(&mut child, timeout).expect("cannot wait for a command");
+    let status = in_time.map_or_else(|| end(&mut child), Ok).expect("cannot end a command");
+    let [stdout, stderr] = [stdout, stderr].map(|path| take(&path));
+    drop(fs::remove_file(&stdin));
+    assert!(in_time.is_some(), "{command:?} did not end within {timeout:?}: {stderr}");
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    Output { code, stdout, stderr }
+}
+
+/// Reads and removes a scratch file.
+fn take(path: &Path) -> String {
+    let bytes = fs::read(path).expect("cannot read a scratch file in the sandbox");
+    fs::remove_file(path).expect("cannot remove a scratch file in the sandbox");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The program under test, from the environment variable `CPROXY_BIN`.
+///
+/// # Panics
+/// When the variable is not set.
+pub fn cproxy_binary() -> PathBuf {
+    std::env::var_os("CPROXY_BIN")
+        .map(PathBuf::from)
+        .expect("CPROXY_BIN is not set: build the agent with `cargo xtask build` and set it to the binary's path")
+}
+
+/// A command for the program under test, without any setting of the caller's environment.
+fn cproxy_command(binary: PathBuf) -> Command {
+    let mut command = Command::new(binary);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"CPROXY_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs `cproxy` with `args` to its end, inside the sandbox. The sandbox's cgroup, pin directory and run directory are
+/// its defaults (through the environment, since not every command takes every flag).
+pub fn cproxy<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S]) -> Output {
+    cproxy_with_input(sandbox, args, "")
+}
+
+/// Like [`cproxy`], with something to read on stdin.
+pub fn cproxy_with_input<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], input: &str) -> Output {
+    let mut command = cproxy_command(cproxy_binary());
+    command.args(args);
+    command.env("CPROXY_CGROUP", sandbox.cgroup());
+    command.env("CPROXY_PIN_DIR", sandbox.pin_dir());
+    command.env("CPROXY_RUN_DIR", sandbox.run_dir());
+    run(sandbox, Placement::Hooked, command, input, COMMAND_TIMEOUT)
+}
+
+/// What `cproxy run` is to be started with. The sandbox's cgroup, pin directory and run directory are always given.
+#[derive(Debug)]
+pub struct Agent<'s> {
+    sandbox: &'s Sandbox,
+    binary: Option<PathBuf>,
+    placement: Placement,
+    cgroup: PathBuf,
+    pin_dir: PathBuf,
+    run_dir: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl<'s> Agent<'s> {
+    /// An agent without a source; give it one.
+    pub fn new(sandbox: &'s Sandbox) -> Self {
+        Self {
+            sandbox,
+            binary: None,
+            placement: Placement::Hooked,
+            cgroup: sandbox.cgroup().to_owned(),
+            pin_dir: sandbox.pin_dir(),
+            run_dir: sandbox.run_dir(),
+            args: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    /// Another program than `CPROXY_BIN`, such as the version before.
+    #[must_use]
+    pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
+        self.binary = Some(path.into());
+        self
+    }
+
+    /// Adds `--manifests path`.
+    #[must_use]
+    pub fn manifests(self, path: impl AsRef<Path>) -> Self {
+        self.arg("--manifests").arg(path.as_ref())
+    }
+
+    /// Adds `--kubeconfig path`.
+    #[must_use]
+    pub fn kubeconfig(self, path: impl AsRef<Path>) -> Self {
+        self.arg("--kubeconfig").arg(path.as_ref())
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<S: AsRef<OsStr>>(self, args: impl IntoIterator<Item = S>) -> Self {
+        args.into_iter().fold(self, Self::arg)
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Another cgroup to attach to than the sandbox's.
+    #[must_use]
+    pub fn cgroup(mut self, path: impl Into<PathBuf>) -> Self {
+        self.cgroup = path.into();
+        self
+    }
+
+    /// Another pin directory than the sandbox's.
+    #[must_use]
+    pub fn pin_dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pin_dir = path.into();
+        self
+    }
+
+    /// Another run directory than the sandbox's.
+    #[must_use]
+    pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.run_dir = path.into();
+        self
+    }
+
+    /// Where the agent itself runs: by default inside the cgroup it serves, as in a guest.
+    #[must_use]
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Starts it. A `ready` left by an earlier agent is removed, so that [`RunningAgent::wait_ready`] means this one.
+    pub fn start(self) -> RunningAgent {
+        let ready = self.run_dir.join("ready");
+        drop(fs::remove_file(&ready));
+        let mut command = cproxy_command(self.binary.unwrap_or_else(cproxy_binary));
+        command.arg("run").arg("--cgroup").arg(&self.cgroup);
+        command.arg("--pin-dir").arg(&self.pin_dir).arg("--run-dir").arg(&self.run_dir);
+        command.args(&self.args).envs(self.env);
+        RunningAgent { daemon: Daemon::spawn(self.sandbox, "cproxy", self.placement, command), ready }
+    }
+}
+
+/// A running `cproxy run`.
+#[derive(Debug)]
+pub struct RunningAgent {
+    daemon: Daemon,
+    ready: PathBuf,
+}
+
+impl RunningAgent {
+    /// Waits for the file `ready` in the run directory; the time since this call.
+    ///
+    /// # Panics
+    /// After `timeout`, or at once when the agent has ended.
+    pub fn wait_ready(&mut self, timeout: Duration) -> Duration {
+        let started = Instant::now();
+        let ready = &self.ready;
+        self.daemon.wait_until(timeout, "the agent is ready", |_| {
+            if ready.exists() { Ok(()) } else { Err(format!("{} does not exist", ready.display())) }
+        });
+        started.elapsed()
+    }
+
+    /// Whether the file `ready` exists now.
+    pub fn is_ready(&self) -> bool {
+        self.ready.exists()
+    }
+}
+
+impl std::ops::Deref for RunningAgent {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl std::ops::DerefMut for RunningAgent {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}

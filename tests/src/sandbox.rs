@@ -1,0 +1,167 @@
+//! A place inside this machine where a test may do what it wants: a network namespace, a cgroup, a bpffs and a
+//! directory of its own.
+
+use std::fmt::Display;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::cgroup::ChildCgroup;
+use crate::directory::{self, Directory};
+use crate::netns::FreshNetns;
+pub use crate::netns::Netns;
+
+/// One sandbox at a time: the cgroup is a property of the whole process.
+static OCCUPIED: Mutex<()> = Mutex::new(());
+
+/// Tells the sandboxes of one process apart.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Where a child process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// In the sandbox's network namespace and cgroup: the programs under test see it.
+    Hooked,
+    /// In the sandbox's network namespace, but in the cgroup this process came from: the programs under test do not.
+    Unhooked,
+}
+
+/// The sandbox. While it exists, the thread that made it is in its network namespace (so are the threads and processes
+/// it starts from then on), and the whole process is in its cgroup. Dropping it undoes everything, whatever fails; what
+/// a killed process leaves is swept by the next sandbox with its prefix.
+///
+/// The namespace has a loopback interface that is up, and no route to anywhere.
+#[derive(Debug)]
+pub struct Sandbox {
+    // Dropped in this order: processes end, mounts and files go, the thread returns, the next sandbox may start.
+    cgroup: ChildCgroup,
+    directory: Directory,
+    netns: FreshNetns,
+    // Also keeps the sandbox on its thread, which the network namespace asks for: a guard is not `Send`.
+    _occupied: MutexGuard<'static, ()>,
+}
+
+impl Sandbox {
+    /// Makes a sandbox called `<prefix>-<pid>-<n>`, after the one before it is gone.
+    ///
+    /// # Panics
+    /// With one sentence, when the machine lacks something: root, cgroup2, bpffs, or the command `ip`.
+    pub fn new(prefix: &str) -> Self {
+        let occupied = OCCUPIED.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "namespaces, cgroups and BPF need root: run this again as root, for example through sudo"
+        );
+        let name = format!("{prefix}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        directory::sweep(prefix);
+        let netns = FreshNetns::enter();
+        let directory = Directory::create(&name);
+        let cgroup = ChildCgroup::enter(&name);
+        let sandbox = Self { cgroup, directory, netns, _occupied: occupied };
+        sandbox.ip_batch("link set lo up\n");
+        sandbox
+    }
+
+    /// The cgroup this process is in, where programs are attached.
+    pub fn cgroup(&self) -> &Path {
+        &self.cgroup.path
+    }
+
+    /// The sandbox's directory: logs and scratch files.
+    pub fn dir(&self) -> &Path {
+        &self.directory.path
+    }
+
+    /// A directory on the sandbox's bpffs; nobody has created it yet.
+    pub fn pin_dir(&self) -> PathBuf {
+        self.directory.path.join("bpf/cproxy")
+    }
+
+    /// An empty directory for `ready` and the agent's socket.
+    pub fn run_dir(&self) -> PathBuf {
+        self.directory.path.join("run")
+    }
+
+    /// An empty directory for manifests.
+    pub fn manifest_dir(&self) -> PathBuf {
+        self.directory.path.join("manifests")
+    }
+
+    /// The sandbox's network namespace; other threads may keep clones.
+    pub fn netns(&self) -> &Netns {
+        &self.netns.inside
+    }
+
+    /// The network namespace this thread came from.
+    pub fn outside(&self) -> &Netns {
+        &self.netns.outside
+    }
+
+    /// Moves the calling (helper) thread into the sandbox's network namespace for good.
+    pub fn enter(&self) {
+        self.netns().enter().expect("cannot enter the sandbox's network namespace");
+    }
+
+    /// Gives the loopback interface one more address.
+    pub fn add_address(&self, address: impl Display) {
+        self.add_addresses([address]);
+    }
+
+    /// Gives the loopback interface addresses, all in one go.
+    pub fn add_addresses<A: Display>(&self, addresses: impl IntoIterator<Item = A>) {
+        let line = |address: A| {
+            let address = address.to_string();
+            let rest = if address.contains(':') { "/128 dev lo nodad" } else { "/32 dev lo" };
+            format!("address add {address}{rest}\n")
+        };
+        self.ip_batch(&addresses.into_iter().map(line).collect::<String>());
+    }
+
+    /// Runs `program` inside the sandbox's network namespace and cgroup, whichever thread spawns it.
+    pub fn child_in(&self, mut program: Command) -> Command {
+        self.place(&mut program, Placement::Hooked);
+        program
+    }
+
+    /// Makes `program` start at `placement`, whichever thread spawns it.
+    ///
+    /// # Panics
+    /// When the cgroup is gone.
+    pub fn place<'c>(&self, program: &'c mut Command, placement: Placement) -> &'c mut Command {
+        let netns = self.netns().clone();
+        let cgroup = match placement {
+            Placement::Hooked => &self.cgroup.path,
+            Placement::Unhooked => &self.cgroup.origin,
+        };
+        let members = cgroup.join("cgroup.procs");
+        let members = fs::OpenOptions::new()
+            .write(true)
+            .open(&members)
+            .unwrap_or_else(|error| panic!("cannot open {}: {error}", members.display()));
+        let move_self = move || {
+            netns.enter()?;
+            // "0" is whoever writes.
+            (&members).write_all(b"0")
+        };
+        // SAFETY: between fork and exec the closure only makes the system calls setns and write on descriptors that
+        // are already open; it takes no lock and allocates nothing.
+        unsafe { program.pre_exec(move_self) }
+    }
+
+    /// Has iproute2 carry out `commands`, one a line, inside the sandbox.
+    fn ip_batch(&self, commands: &str) {
+        let batch = self.dir().join("ip-batch");
+        let run = || -> io::Result<std::process::Output> {
+            fs::write(&batch, commands)?;
+            let mut ip = Command::new("ip");
+            ip.arg("-batch").arg(&batch).stdin(Stdio::null());
+            self.place(&mut ip, Placement::Unhooked).output()
+        };
+        let output = run().unwrap_or_else(|error| panic!("cannot run `ip`: install iproute2 ({error})"));
+        assert!(output.status.success(), "`ip` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+}

@@ -1,0 +1,162 @@
+//! `cargo xtask build`: the agent as it is shipped, one static, stripped file that runs on any distribution.
+//!
+//! Cargo's own output keeps its symbol table, because `lint` reads from it what each dependency costs; the stripped
+//! copy is what tests, demo and benchmarks run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{paths, run, setup};
+
+/// The variable that tells tests, demo and benchmarks where the agent is.
+pub(crate) const VARIABLE: &str = "CPROXY_BIN";
+
+/// What the project promises about the agent's size.
+const LIMIT: u64 = 10 << 20;
+
+/// The agent's files.
+pub(crate) struct Agent {
+    /// The stripped binary that is shipped.
+    pub(crate) shipped: PathBuf,
+    /// The same with its symbol table.
+    pub(crate) with_symbols: PathBuf,
+}
+
+/// Builds the agent and prints its size and its path.
+pub(crate) fn run() -> Result<()> {
+    let agent = build()?;
+    let bytes = fs::metadata(&agent.shipped).with_context(|| format!("reading {}", agent.shipped.display()))?.len();
+    println!("size: {} ({bytes} bytes), static", mebibytes(bytes));
+    println!("{}", agent.shipped.display());
+    Ok(())
+}
+
+/// Sets up the machine, then builds the agent; fast when nothing has changed.
+pub(crate) fn build() -> Result<Agent> {
+    setup::for_building()?;
+    let triple = host_triple()?;
+    compile(&triple)?;
+    let with_symbols = paths::target().join(&triple).join("release/cproxy");
+    let shipped = paths::target().join("dist/cproxy");
+    if !is_newer(&shipped, &with_symbols) {
+        strip(&with_symbols, &shipped)?;
+    }
+    check(&shipped)?;
+    Ok(Agent { shipped, with_symbols })
+}
+
+fn host_triple() -> Result<String> {
+    let verbose = run::capture(run::cargo().arg("-vV"))?;
+    let host = verbose.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("`cargo -vV` names no host")?.to_owned())
+}
+
+/// Naming the target, although it is the host, keeps the flags from build scripts and procedural macros, which cannot
+/// be linked statically.
+fn compile(triple: &str) -> Result<()> {
+    let mut command = run::cargo();
+    command
+        .args(["build", "--release", "--package", "cproxy", "--bin", "cproxy", "--target", triple])
+        .args(["--config", "profile.release.strip='none'"])
+        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    run::run(run::to_stderr(&mut command)?)
+}
+
+fn is_newer(file: &Path, than: &Path) -> bool {
+    let modified = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    modified(file) > modified(than)
+}
+
+fn strip(from: &Path, to: &Path) -> Result<()> {
+    let directory = to.parent().context("the shipped binary has no directory")?;
+    fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
+    let temporary = to.with_extension(process::id().to_string());
+    run::run(Command::new("strip").arg("--strip-all").arg("-o").arg(&temporary).arg(from))?;
+    fs::rename(&temporary, to).with_context(|| format!("writing {}", to.display()))
+}
+
+fn check(binary: &Path) -> Result<()> {
+    let image = fs::read(binary).with_context(|| format!("reading {}", binary.display()))?;
+    let interpreter = has_interpreter(&image).with_context(|| format!("{} is no 64-bit ELF file", binary.display()))?;
+    ensure!(!interpreter, "{} is not static: it asks for a dynamic loader", binary.display());
+    let bytes = image.len() as u64;
+    ensure!(bytes < LIMIT, "{} has {}; the limit is {}", binary.display(), mebibytes(bytes), mebibytes(LIMIT));
+    Ok(())
+}
+
+/// A size as people read it.
+fn mebibytes(bytes: u64) -> String {
+    let hundredths = (bytes * 100) >> 20;
+    format!("{}.{:02} MiB", hundredths / 100, hundredths % 100)
+}
+
+/// Whether a little-endian 64-bit ELF file has a program header that names a dynamic loader.
+fn has_interpreter(image: &[u8]) -> Result<bool> {
+    const PT_INTERP: u32 = 3;
+    if !image.starts_with(b"\x7fELF\x02\x01") {
+        bail!("wrong magic number, class or byte order");
+    }
+    let table = usize::try_from(u64::from_le_bytes(bytes_at(image, 32)?)).context("program headers out of range")?;
+    let size = usize::from(u16::from_le_bytes(bytes_at(image, 54)?));
+    for index in 0..usize::from(u16::from_le_bytes(bytes_at(image, 56)?)) {
+        let header = table.checked_add(index * size).context("program headers out of range")?;
+        if u32::from_le_bytes(bytes_at(image, header)?) == PT_INTERP {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn bytes_at<const N: usize>(image: &[u8], offset: usize) -> Result<[u8; N]> {
+    let bytes = image.get(offset..).and_then(|rest| rest.first_chunk::<N>());
+    bytes.copied().with_context(|| format!("cut off before byte {offset}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An ELF file of nothing but program headers of these types.
+    fn elf(types: &[u32]) -> Vec<u8> {
+        let mut image = vec![0; 64];
+        image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        image[32] = 64;
+        image[54] = 56;
+        image[56] = types.len() as u8;
+        for kind in types {
+            image.extend(kind.to_le_bytes());
+            image.extend([0; 52]);
+        }
+        image
+    }
+
+    #[test]
+    fn a_loader_is_found_wherever_it_is_named() {
+        assert!(has_interpreter(&elf(&[6, 3, 1])).unwrap());
+        assert!(has_interpreter(&elf(&[1, 3])).unwrap());
+    }
+
+    #[test]
+    fn a_file_without_a_loader_is_static() {
+        assert!(!has_interpreter(&elf(&[1, 2, 6])).unwrap());
+        assert!(!has_interpreter(&elf(&[])).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_elf_file_or_is_cut_off_is_an_error() {
+        assert!(has_interpreter(b"#!/bin/sh").is_err());
+        assert!(has_interpreter(&elf(&[1, 1])[..80]).is_err());
+        let mut far = elf(&[1]);
+        far[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(has_interpreter(&far).is_err());
+    }
+
+    #[test]
+    fn sizes_are_rounded_down() {
+        assert_eq!(mebibytes(LIMIT), "10.00 MiB");
+        assert_eq!(mebibytes(LIMIT - 1), "9.99 MiB");
+    }
+}

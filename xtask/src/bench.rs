@@ -1,0 +1,42 @@
+//! `cargo xtask bench`: the measurements that the documentation quotes, as a command that anyone can repeat.
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::{agent, control_plane, run};
+
+/// Which benchmark, and what to tell it.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// What to measure
+    benchmark: Benchmark,
+    /// Passed on to the benchmark
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// A benchmark: a binary of the benchmarks' package.
+#[derive(Clone, Copy, ValueEnum)]
+enum Benchmark {
+    /// How long a change in the cluster takes until connections follow it
+    Propagation,
+}
+
+impl Benchmark {
+    fn binary(self) -> &'static str {
+        match self {
+            Self::Propagation => "propagation",
+        }
+    }
+}
+
+/// Builds what the benchmark needs and runs it.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    run::require_root("a benchmark")?;
+    let mut command = run::cargo();
+    command.args(["run", "--release", "--package", "cproxy-benches", "--bin", arguments.benchmark.binary(), "--"]);
+    command.args(&arguments.arguments);
+    command.env(agent::VARIABLE, agent::build()?.shipped);
+    command.env(control_plane::VARIABLE, control_plane::ensure()?);
+    run::run(&mut command)
+}

@@ -1,0 +1,154 @@
+//! The Kubernetes control plane that the cluster tests run against: etcd, kube-apiserver, kube-proxy and kubectl, built
+//! from their Go modules at the versions that `tests/control-plane/go.mod` pins. Real peers find mistakes that an
+//! imitation, written by the people who wrote the agent, would share with it.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+
+use anyhow::{Context as _, Result};
+
+use crate::{paths, run, setup};
+
+/// The variable that tells tests where the binaries are.
+pub(crate) const VARIABLE: &str = "CPROXY_CONTROL_PLANE";
+
+const KUBERNETES: &str = "k8s.io/kubernetes";
+const COMMANDS: [&str; 3] = ["kube-apiserver", "kube-proxy", "kubectl"];
+/// The start of the name of a directory that is being built, before the process's id.
+const BUILDING: &str = "building-";
+
+const ETCD: &str = "go.etcd.io/etcd/server/v3";
+
+/// Builds the binaries where they are missing and prints their directory.
+pub(crate) fn run() -> Result<()> {
+    println!("{}", ensure()?.display());
+    Ok(())
+}
+
+/// The Go module that pins the versions.
+pub(crate) fn source() -> PathBuf {
+    paths::workspace().join("tests/control-plane")
+}
+
+/// The directory of the binaries, built if they are missing or of other versions.
+pub(crate) fn ensure() -> Result<PathBuf> {
+    let module = read(&source().join("go.mod"))?;
+    let version = version_of(&module, KUBERNETES).context("tests/control-plane/go.mod names no k8s.io/kubernetes")?;
+    let parent = paths::cache()?.join("control-plane");
+    let directory = parent.join(key(version, &[&module, &read(&source().join("go.sum"))?]));
+    if directory.is_dir() {
+        run::say(format!("control plane: found Kubernetes {version} in {}", directory.display()));
+        return Ok(directory);
+    }
+    setup::for_control_plane()?;
+    run::say(format!("control plane: building Kubernetes {version} from source, 3 to 6 minutes on two cores (once)"));
+    build(version, &directory)?;
+    remove_others(&parent, &directory)?;
+    run::say(format!("control plane: built {}", directory.display()));
+    Ok(directory)
+}
+
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
+}
+
+/// Names a set of binaries after everything that decides what is in them.
+fn key(version: &str, inputs: &[&str]) -> String {
+    let mut hasher = DefaultHasher::new();
+    for input in inputs.iter().copied().chain([linker_flags(version).as_str()]) {
+        hasher.write(input.as_bytes());
+        hasher.write_u8(0xff);
+    }
+    format!("{version}-{:016x}", hasher.finish())
+}
+
+/// Builds beside the final place and renames, so that an interrupted build never looks like a finished one.
+fn build(version: &str, directory: &Path) -> Result<()> {
+    let temporary = directory.with_file_name(format!("{BUILDING}{}", process::id()));
+    fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
+    let packages = COMMANDS.map(|command| format!("{KUBERNETES}/cmd/{command}"));
+    run::run_logged(go_build(version, &temporary.join("")).args(packages), "building Kubernetes")?;
+    run::run_logged(go_build(version, &temporary.join("etcd")).arg(ETCD), "building etcd")?;
+    match fs::rename(&temporary, directory) {
+        Err(_) if directory.is_dir() => Ok(()), // another process was faster; what it built is the same
+        renamed => renamed.with_context(|| format!("renaming {} to {}", temporary.display(), directory.display())),
+    }
+}
+
+fn go_build(version: &str, output: &Path) -> Command {
+    let mut command = Command::new("go");
+    command.current_dir(source()).env("CGO_ENABLED", "0");
+    command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &linker_flags(version), "-o"]).arg(output);
+    command
+}
+
+/// Strips the binaries and gives them the version that a release build would have: without it kube-apiserver calls
+/// itself v0.0.0 and clients that look at the version misjudge it.
+fn linker_flags(version: &str) -> String {
+    let mut numbers = version.trim_start_matches('v').split('.');
+    let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let package = "k8s.io/component-base/version";
+    format!("-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
+}
+
+/// Removes what earlier versions and interrupted builds left.
+fn remove_others(parent: &Path, keep: &Path) -> Result<()> {
+    for entry in fs::read_dir(parent).with_context(|| format!("reading {}", parent.display()))? {
+        let path = entry.context("reading a directory entry")?.path();
+        if path != keep && !is_being_built(&path) {
+            fs::remove_dir_all(&path).with_context(|| format!("removing {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process that is still there is building into this directory.
+fn is_being_built(path: &Path) -> bool {
+    let builder = path.file_name().and_then(|name| name.to_str()?.strip_prefix(BUILDING));
+    builder.is_some_and(|process| Path::new("/proc").join(process).exists())
+}
+
+/// The version that a go.mod requires of `module`.
+fn version_of<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
+    go_mod.lines().find_map(|line| {
+        let mut words = line.trim().trim_start_matches("require ").split_whitespace();
+        (words.next() == Some(module)).then(|| words.next())?.filter(|version| version.starts_with('v'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GO_MOD: &str = "module x\n\ngo 1.26.0\n\ntool (\n\tk8s.io/kubernetes/cmd/kubectl\n)\n\nrequire (\n\
+        \tk8s.io/kubernetes v1.36.1 // indirect\n\tk8s.io/api v0.36.1\n)\nreplace k8s.io/api => k8s.io/api v0.36.1\n";
+
+    #[test]
+    fn the_version_comes_from_the_require_line() {
+        assert_eq!(version_of(GO_MOD, "k8s.io/kubernetes"), Some("v1.36.1"));
+        assert_eq!(version_of("require k8s.io/kubernetes v1.2.3\n", "k8s.io/kubernetes"), Some("v1.2.3"));
+        assert_eq!(version_of(GO_MOD, "k8s.io/kubelet"), None);
+    }
+
+    #[test]
+    fn the_key_changes_with_each_input() {
+        let key_of = |module, sums| key("v1.36.1", &[module, sums]);
+        assert_eq!(key_of("a", "b"), key_of("a", "b"));
+        assert_ne!(key_of("a", "b"), key_of("ab", ""));
+        assert_ne!(key_of("a", "b"), key_of("a", "c"));
+    }
+
+    #[test]
+    fn only_a_live_process_keeps_its_unfinished_build() {
+        assert!(is_being_built(Path::new(&format!("/c/building-{}", process::id()))));
+        assert!(!is_being_built(Path::new("/c/building-4294967295")) && !is_being_built(Path::new("/c/v1.36.0-0")));
+    }
+
+    #[test]
+    fn binaries_say_their_version() {
+        let flags = linker_flags("v1.36.1");
+        assert!(flags.contains("gitVersion=v1.36.1") && flags.contains("gitMajor=1") && flags.contains("gitMinor=36"));
+    }
+}

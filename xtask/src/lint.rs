@@ -1,0 +1,57 @@
+//! `cargo xtask lint`: everything that can be judged without running the agent. All checks run even when one fails, so
+//! that one run tells all there is to mend.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::{agent, licences, run, setup, sizes, tidy};
+
+type Check = (&'static str, fn() -> Result<()>);
+
+const CHECKS: [Check; 6] = [
+    ("repository rules", tidy::check),
+    ("format", format),
+    ("clippy", clippy),
+    ("documentation", documentation),
+    ("licences, sources and duplicates of dependencies", licences::check),
+    ("cost of dependencies", cost),
+];
+
+/// Runs the checks and names those that failed.
+pub(crate) fn run() -> Result<ExitCode> {
+    setup::for_building()?;
+    let mut failed = Vec::new();
+    for (name, check) in CHECKS {
+        run::say(format!("lint: {name}"));
+        if let Err(error) = check() {
+            run::say(format!("error: {error:#}"));
+            failed.push(name);
+        }
+    }
+    if failed.is_empty() {
+        run::say(format!("lint: all {} checks passed", CHECKS.len()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    run::say(format!("lint: failed: {}", failed.join(", ")));
+    Ok(ExitCode::FAILURE)
+}
+
+fn format() -> Result<()> {
+    run::run(run::to_stderr(run::cargo().args(["fmt", "--all", "--check"]))?)
+}
+
+fn clippy() -> Result<()> {
+    let arguments = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    run::run(run::to_stderr(run::cargo().args(arguments))?)
+}
+
+fn documentation() -> Result<()> {
+    let mut command = run::cargo();
+    command.args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings");
+    run::run(run::to_stderr(&mut command)?)
+}
+
+fn cost() -> Result<()> {
+    sizes::print(&agent::build()?.with_symbols)
+}

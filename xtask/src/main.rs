@@ -1,0 +1,70 @@
+//! The repository's chores as one command, `cargo xtask <verb>`: what a contributor types, what the continuous
+//! integration runs and what the documentation names are the same thing, written once and in the project's language.
+
+mod agent;
+mod bench;
+mod control_plane;
+mod demo;
+mod licences;
+mod lint;
+mod paths;
+mod run;
+mod setup;
+mod sizes;
+mod sweep;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Builds, checks and measures cproxy; each verb first does what it needs of the others.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Finds or installs what the other verbs need; does nothing where it is there already
+    Setup(setup::Arguments),
+    /// Builds the static, stripped agent and prints its size and, last, its path
+    Build,
+    /// Shows a ClusterIP at work on this machine (needs root)
+    Demo(demo::Arguments),
+    /// Runs every test suite and ends with one line that counts them (needs root)
+    Test(test::Arguments),
+    /// Checks format, lints, documentation, licences and repository rules; prints what each dependency costs
+    Lint,
+    /// Runs a benchmark (needs root)
+    Bench(bench::Arguments),
+    /// Builds the Kubernetes control plane that tests run against and prints its directory
+    ControlPlane,
+}
+
+fn main() -> ExitCode {
+    match dispatch(Arguments::parse().verb) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(verb: Verb) -> Result<ExitCode> {
+    match verb {
+        Verb::Setup(arguments) => setup::run(&arguments)?,
+        Verb::Build => agent::run()?,
+        Verb::Demo(arguments) => demo::run(&arguments)?,
+        Verb::Test(arguments) => return test::run(&arguments),
+        Verb::Lint => return lint::run(),
+        Verb::Bench(arguments) => bench::run(&arguments)?,
+        Verb::ControlPlane => control_plane::run()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,177 @@
+//! Running other programs: plain errors, cargo without this process's own package variables, and long steps that say
+//! how long they have been at it.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::paths;
+
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(100);
+const LOG_TAIL_LINES: usize = 15;
+
+/// Tells the person at the terminal; standard output is kept for results.
+pub(crate) fn say(message: impl AsRef<str>) {
+    eprintln!("{}", message.as_ref());
+}
+
+/// The cargo that runs this program, in the repository's root.
+///
+/// The variables that cargo sets for this package are taken away: build scripts of dependencies watch them, and would
+/// run again each time that the same build is started by hand and through here in turn.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(cargo_program());
+    command.current_dir(paths::workspace());
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(is_about_this_package) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The program file of [`cargo`].
+pub(crate) fn cargo_program() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+fn is_about_this_package(variable: &str) -> bool {
+    const PREFIXES: [&str; 2] = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+    const NAMES: [&str; 3] = ["CARGO_BIN_NAME", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE"];
+    PREFIXES.iter().any(|prefix| variable.starts_with(prefix)) || NAMES.contains(&variable)
+}
+
+/// Sends the command's standard output to standard error, for steps whose output is progress and not a result.
+pub(crate) fn to_stderr(command: &mut Command) -> Result<&mut Command> {
+    let stderr = std::io::stderr().as_fd().try_clone_to_owned().context("duplicating standard error")?;
+    Ok(command.stdout(Stdio::from(stderr)))
+}
+
+/// Runs the command to its end and fails unless it succeeded.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| cannot_start(command))?;
+    succeeded(command, status)
+}
+
+/// Runs the command and returns its standard output.
+pub(crate) fn capture(command: &mut Command) -> Result<String> {
+    let output = command.stderr(Stdio::piped()).output().with_context(|| cannot_start(command))?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let first = stderr.lines().find(|line| !line.trim().is_empty()).unwrap_or("no message");
+        bail!("`{}` failed ({}): {first}", line_of(command), output.status);
+    }
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("`{}` printed something other than text", line_of(command)))
+}
+
+/// Runs a long step with its output in a log file, so that the terminal shows only how long it has taken so far and,
+/// when it fails, the end of the log.
+pub(crate) fn run_logged(command: &mut Command, step: &str) -> Result<()> {
+    let log = log_file(step)?;
+    let file = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+    let twin = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
+    command.stdin(Stdio::null()).stdout(file).stderr(twin);
+    let mut child = command.spawn().with_context(|| cannot_start(command))?;
+    let status = wait_with_progress(&mut child, step)?;
+    if !status.success() {
+        print_tail(&log);
+    }
+    succeeded(command, status).with_context(|| format!("{step} (all of its output is in {})", log.display()))
+}
+
+fn log_file(step: &str) -> Result<PathBuf> {
+    let directory = paths::cache()?.join("logs");
+    fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+    let name: String = step.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    Ok(directory.join(format!("{name}.log")))
+}
+
+fn wait_with_progress(child: &mut Child, step: &str) -> Result<ExitStatus> {
+    let start = Instant::now();
+    let mut next = PROGRESS_INTERVAL;
+    loop {
+        if let Some(status) = child.try_wait().with_context(|| format!("waiting for {step}"))? {
+            return Ok(status);
+        }
+        if start.elapsed() >= next {
+            say(format!("  {step}: {} s so far", start.elapsed().as_secs()));
+            next += PROGRESS_INTERVAL;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+fn print_tail(log: &Path) {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    for line in lines.iter().skip(lines.len().saturating_sub(LOG_TAIL_LINES)) {
+        say(format!("  | {line}"));
+    }
+}
+
+fn succeeded(command: &Command, status: ExitStatus) -> Result<()> {
+    if !status.success() {
+        bail!("`{}` failed ({status})", line_of(command));
+    }
+    Ok(())
+}
+
+/// What went wrong when `command` could not even be started.
+pub(crate) fn cannot_start(command: &Command) -> String {
+    format!("cannot start `{}`", command.get_program().to_string_lossy())
+}
+
+fn line_of(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_else(|| command.get_program());
+    let words: Vec<_> = std::iter::once(program).chain(command.get_args()).map(|word| word.to_string_lossy()).collect();
+    words.join(" ")
+}
+
+/// Fails, in one sentence, unless this process runs as root.
+pub(crate) fn require_root(what: &str) -> Result<()> {
+    if !is_root() {
+        bail!("{what} needs root, to attach eBPF programs and to make cgroups: run the same command as root");
+    }
+    Ok(())
+}
+
+/// Whether this process's effective user is root.
+pub(crate) fn is_root() -> bool {
+    fs::read_to_string("/proc/self/status").is_ok_and(|status| effective_user(&status) == Some("0"))
+}
+
+fn effective_user(status: &str) -> Option<&str> {
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_effective_user_is_the_second_number() {
+        assert_eq!(effective_user("Name:\tx\nUid:\t1000\t0\t1000\t1000\n"), Some("0"));
+        assert_eq!(effective_user("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn only_variables_about_this_package_are_dropped() {
+        assert!(is_about_this_package("CARGO_PKG_NAME") && is_about_this_package("CARGO_MANIFEST_DIR"));
+        assert!(!is_about_this_package("CARGO_TARGET_DIR") && !is_about_this_package("CARGO_HOME"));
+    }
+
+    #[test]
+    fn a_failed_command_is_named_with_its_arguments() {
+        let error = run(Command::new("/bin/sh").args(["-c", "exit 3"])).unwrap_err();
+        assert_eq!(format!("{error}"), "`sh -c exit 3` failed (exit status: 3)");
+    }
+}

@@ -1,0 +1,45 @@
+//! `cargo xtask setup`: makes a fresh machine able to build and test the agent. Everything that is already there is
+//! left as it is, so every other verb simply calls this first.
+
+mod go;
+mod linker;
+mod packages;
+mod toolchain;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+/// What `setup` is asked to do.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Leaves out what only this part of the tests needs
+    #[arg(long, value_name = "PART")]
+    without: Vec<Part>,
+}
+
+/// A part that a contributor may not want to set up.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The tests against a real Kubernetes control plane, which is built with Go
+    Cluster,
+}
+
+/// Sets the machine up and says what was found and what was done.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    for_building()?;
+    if !arguments.without.contains(&Part::Cluster) {
+        go::check()?;
+    }
+    Ok(())
+}
+
+/// The part of the setup that every build needs.
+pub(crate) fn for_building() -> Result<()> {
+    packages::ensure_commands()?;
+    toolchain::ensure()
+}
+
+/// The part of the setup that building the control plane needs.
+pub(crate) fn for_control_plane() -> Result<()> {
+    go::check()
+}

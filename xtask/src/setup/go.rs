@@ -1,0 +1,48 @@
+//! The Go toolchain, which builds the control plane that the cluster tests run against.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{control_plane, run};
+
+/// Fails unless a Go is there that is new enough for the control plane.
+pub(crate) fn check() -> Result<()> {
+    let wanted = wanted()?;
+    let advice = format!("install Go {wanted} or later, or leave the cluster out with `--without cluster`");
+    let found = match run::capture(Command::new("go").args(["env", "GOVERSION"])) {
+        Ok(found) => found.trim().trim_start_matches("go").to_owned(),
+        Err(_) => bail!("no Go here, which the control plane of the cluster tests is built with: {advice}"),
+    };
+    if numbers(&found) < numbers(&wanted) {
+        bail!("Go {found} is too old for the control plane of the cluster tests: {advice}");
+    }
+    run::say(format!("go: found {found} (the control plane needs {wanted})"));
+    Ok(())
+}
+
+fn wanted() -> Result<String> {
+    let file = control_plane::source().join("go.mod");
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    let version = text.lines().find_map(|line| line.strip_prefix("go "));
+    Ok(version.with_context(|| format!("{} has no `go` line", file.display()))?.trim().to_owned())
+}
+
+/// The numbers of a version, for comparing; a suffix such as `rc1` is not told from the release.
+fn numbers(version: &str) -> Vec<u32> {
+    let parts = version.split('.').map(|part| part.chars().take_while(char::is_ascii_digit).collect::<String>());
+    parts.map_while(|digits| digits.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_compare_by_number() {
+        assert!(numbers("1.9.7") < numbers("1.26.0"));
+        assert!(numbers("1.26.8") > numbers("1.26.0"));
+        assert_eq!(numbers("1.27rc1"), [1, 27]);
+    }
+}

@@ -1,0 +1,84 @@
+//! bpf-linker, which turns rustc's LLVM bitcode into an eBPF object. It must be built against an LLVM that reads that
+//! bitcode, so there is one installation for each major version of LLVM.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use super::packages;
+use super::toolchain::Compiler;
+use crate::{paths, run};
+
+const VERSION: &str = "0.13.0";
+
+/// The major versions of LLVM that this bpf-linker can be built against.
+pub(crate) const LLVM_MAJORS: std::ops::RangeInclusive<u32> = 21..=23;
+
+/// Finds a bpf-linker that works with `compiler`, or builds one.
+pub(crate) fn ensure(compiler: &Compiler) -> Result<PathBuf> {
+    let root = paths::cache()?.join(format!("bpf-linker-llvm{}", compiler.llvm));
+    let ours = root.join("bin/bpf-linker");
+    let candidates = [Some(ours.clone()), paths::program("bpf-linker")];
+    if let Some(found) = candidates.into_iter().flatten().find(|linker| is_good(compiler, linker)) {
+        run::say(format!("bpf-linker: found {}", found.display()));
+        return Ok(found);
+    }
+    install(compiler.llvm, &root)?;
+    if !is_good(compiler, &ours) {
+        bail!("{} was built but cannot link what {} compiles", ours.display(), compiler.rustc.display());
+    }
+    Ok(ours)
+}
+
+fn is_good(compiler: &Compiler, linker: &Path) -> bool {
+    let version = run::capture(Command::new(linker).arg("--version"));
+    version.is_ok_and(|text| text.trim().ends_with(VERSION)) && compiler.links_with(linker).is_ok()
+}
+
+fn install(llvm: u32, root: &Path) -> Result<()> {
+    let prefix = llvm_files(llvm)?;
+    run::say(format!("bpf-linker: building {VERSION} against LLVM {llvm}, about a minute (done once)"));
+    let mut command = run::cargo();
+    command
+        .args(["install", "bpf-linker", "--version", VERSION, "--locked", "--force", "--no-default-features"])
+        .args(["--features", &format!("llvm-{llvm}"), "--root"])
+        .arg(root)
+        .env_remove("CARGO_TARGET_DIR")
+        .env("LLVM_PREFIX", &prefix)
+        .env(format!("LLVM_SYS_{llvm}1_PREFIX"), &prefix);
+    run::run_logged(&mut command, "building bpf-linker")?;
+    run::say(format!("bpf-linker: built {}", root.join("bin/bpf-linker").display()));
+    Ok(())
+}
+
+/// Where LLVM's headers and libraries are; installs them on Debian.
+fn llvm_files(llvm: u32) -> Result<String> {
+    if packages::is_debian() {
+        let llvm_dev = format!("llvm-{llvm}-dev");
+        packages::install(&packages::missing(&[&llvm_dev, "zlib1g-dev", "libzstd-dev", "libxml2-dev"]))?;
+    }
+    match llvm_prefix(llvm) {
+        Some(prefix) => Ok(prefix),
+        None => bail!("no `llvm-config` of LLVM {llvm} found: install that LLVM's development files"),
+    }
+}
+
+fn llvm_prefix(llvm: u32) -> Option<String> {
+    let places = [
+        format!("llvm-config-{llvm}"),
+        format!("/usr/lib/llvm-{llvm}/bin/llvm-config"),
+        format!("/usr/lib64/llvm{llvm}/bin/llvm-config"),
+        "llvm-config".to_owned(),
+    ];
+    places.iter().find_map(|config| prefix_of(config, llvm))
+}
+
+fn prefix_of(config: &str, llvm: u32) -> Option<String> {
+    let version = run::capture(Command::new(config).arg("--version")).ok()?;
+    if version.split('.').next()? != llvm.to_string() {
+        return None;
+    }
+    let prefix = run::capture(Command::new(config).arg("--prefix")).ok()?;
+    Some(prefix.trim().to_owned())
+}

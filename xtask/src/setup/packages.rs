@@ -1,0 +1,79 @@
+//! Commands of the operating system that builds and tests call, and the Debian packages they come in.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{paths, run};
+
+/// Each command that is called somewhere, with the Debian packages that bring it.
+static COMMANDS: [(&str, &[&str]); 10] = [
+    ("cc", &["gcc", "libc6-dev"]),
+    ("curl", &["curl"]),
+    ("ip", &["iproute2"]),
+    ("nm", &["binutils"]),
+    ("nsenter", &["util-linux"]),
+    ("setarch", &["util-linux"]),
+    ("setpriv", &["util-linux"]),
+    ("strip", &["binutils"]),
+    ("umount", &["mount"]),
+    ("unshare", &["util-linux"]),
+];
+
+/// Installs the packages of the commands that are missing.
+pub(crate) fn ensure_commands() -> Result<()> {
+    let mut packages: Vec<&str> = missing_commands().flat_map(|(_, packages)| packages.iter().copied()).collect();
+    packages.dedup();
+    install(&packages)?;
+    if let Some((command, _)) = missing_commands().next() {
+        bail!("the command `{command}` is still missing: put it in PATH");
+    }
+    let names = COMMANDS.map(|(command, _)| command);
+    run::say(format!("commands: found {}", names.join(" ")));
+    Ok(())
+}
+
+fn missing_commands() -> impl Iterator<Item = &'static (&'static str, &'static [&'static str])> {
+    COMMANDS.iter().filter(|(command, _)| paths::program(command).is_none())
+}
+
+/// Whether this machine's packages are Debian's.
+pub(crate) fn is_debian() -> bool {
+    paths::program("dpkg-query").is_some() && paths::program("apt-get").is_some()
+}
+
+/// The packages of `wanted` that are not installed.
+pub(crate) fn missing<'a>(wanted: &[&'a str]) -> Vec<&'a str> {
+    wanted.iter().copied().filter(|package| !is_installed(package)).collect()
+}
+
+fn is_installed(package: &str) -> bool {
+    let mut query = Command::new("dpkg-query");
+    query.args(["--show", "--showformat", "${db:Status-Status}", package]);
+    run::capture(&mut query).is_ok_and(|status| status.starts_with("installed"))
+}
+
+/// Installs Debian packages, or says which ones to install where this process cannot.
+pub(crate) fn install(packages: &[&str]) -> Result<()> {
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let names = packages.join(" ");
+    if !is_debian() {
+        bail!("missing on this machine, by their names on Debian: {names}; install them and run this again");
+    }
+    if !run::is_root() {
+        bail!("missing packages: run `apt-get update && apt-get install {names}` as root, then this again");
+    }
+    run::say(format!("packages: installing {names}"));
+    run::run_logged(apt_get().arg("update"), "updating the package lists").context("apt-get update")?;
+    let mut command = apt_get();
+    command.args(["install", "--yes", "--no-install-recommends"]).args(packages);
+    run::run_logged(&mut command, "installing packages")
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.arg("-qq").env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}

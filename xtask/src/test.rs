@@ -1,0 +1,244 @@
+//! `cargo xtask test`: every suite, one after the other, and one line at the end that counts them all. A suite that
+//! cannot run here fails: only who names it with `--without` leaves it out.
+
+mod summary;
+
+use std::env;
+use std::io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+
+use self::summary::{Counts, Outcome};
+use crate::{agent, control_plane, run, sweep};
+
+/// Which tests to run, and how to show them.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Leaves out a suite, which then counts as skipped
+    #[arg(long, value_name = "SUITE")]
+    without: Vec<Part>,
+    /// Whether to colour the output
+    #[arg(long, default_value = "auto")]
+    color: Color,
+    /// Runs only the tests whose names contain this
+    filter: Option<String>,
+}
+
+/// A suite that needs more of the machine than a compiler.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Tests against a real Kubernetes control plane
+    Cluster,
+    /// Tests of the socket programs in this machine's kernel
+    Live,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Color {
+    /// Where a terminal shows it
+    Auto,
+    /// In any case
+    Always,
+    /// In no case
+    Never,
+}
+
+/// Test binaries that are run together.
+struct Suite {
+    name: &'static str,
+    /// The targets, as arguments of `cargo test --workspace`: with the same packages each time, dependencies are
+    /// compiled with the same features and so only once for all suites.
+    targets: &'static [&'static str],
+    /// Arguments of the test binaries.
+    harness: &'static [&'static str],
+    /// What it needs of the machine besides a compiler.
+    needs: &'static [Need],
+    /// The name that leaves it out.
+    part: Option<Part>,
+}
+
+/// What a machine can lack; a suite that needs it then fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    Root,
+    Cgroup2,
+    ControlPlane,
+}
+
+/// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
+const ALONE: &[&str] = &["--test-threads=1"];
+
+/// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
+const CLUSTER_TESTS: &str = "the_control_plane_is_real";
+
+const SUITES: [Suite; 5] = [
+    Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
+    Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
+    Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite { name: "live", targets: &["--test", "live"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite {
+        name: "cluster",
+        targets: &["--test", "cluster"],
+        harness: ALONE,
+        needs: CLUSTER,
+        part: Some(Part::Cluster),
+    },
+];
+
+const KERNEL: &[Need] = &[Need::Root, Need::Cgroup2];
+const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
+
+/// What suites are given.
+struct Fixture {
+    agent: PathBuf,
+    /// Where the control plane is, or why it is not there.
+    control_plane: Result<PathBuf, String>,
+    is_without_cluster: bool,
+    filter: Option<String>,
+    color: bool,
+}
+
+/// Builds what the suites need, runs them and sums up.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let fixture = Fixture::new(arguments)?;
+    let others = sweep::clear()?;
+    let is_left_out = |suite: &Suite| suite.part.is_some_and(|part| arguments.without.contains(&part));
+    let compiled = SUITES.map(|suite| if is_left_out(&suite) { Ok(()) } else { fixture.compile(&suite) });
+    let mut outcomes = Vec::new();
+    for (suite, compiled) in SUITES.iter().zip(compiled) {
+        outcomes.push(match compiled {
+            _ if is_left_out(suite) => Outcome::left_out(suite.name),
+            Ok(()) => fixture.outcome(suite),
+            Err(error) => Outcome::failed(suite.name, format!("{error:#}")),
+        });
+    }
+    outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
+    let total = summary::print(&outcomes, fixture.color);
+    Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Fixture {
+    fn new(arguments: &Arguments) -> Result<Self> {
+        let agent = agent::build()?.shipped;
+        let is_without_cluster = arguments.without.contains(&Part::Cluster);
+        let control_plane = if is_without_cluster {
+            Err("left out".to_owned())
+        } else {
+            control_plane::ensure().map_err(|error| format!("{error:#}"))
+        };
+        let color = arguments.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok());
+        Ok(Self { agent, control_plane, is_without_cluster, filter: arguments.filter.clone(), color })
+    }
+
+    fn compile(&self, suite: &Suite) -> Result<()> {
+        run::say(format!("test: compiling suite {}", suite.name));
+        run::run(run::to_stderr(self.command(suite).arg("--no-run"))?)
+    }
+
+    fn command(&self, suite: &Suite) -> Command {
+        let mut command = run::cargo();
+        command.args(["test", "--workspace", "--no-fail-fast"]).args(suite.targets);
+        command.env(agent::VARIABLE, &self.agent).stdin(Stdio::null());
+        if let Ok(directory) = &self.control_plane {
+            command.env(control_plane::VARIABLE, directory);
+        }
+        command
+    }
+
+    fn outcome(&self, suite: &Suite) -> Outcome {
+        run::say(format!("test: running suite {}", suite.name));
+        let start = Instant::now();
+        let outcome = match self.run(suite) {
+            Ok((counts, status)) => self.judge(suite.name, counts, status),
+            Err(error) => Outcome::failed(suite.name, format!("{error:#}")),
+        };
+        outcome.took(start.elapsed())
+    }
+
+    fn run(&self, suite: &Suite) -> Result<(Counts, ExitStatus)> {
+        self.require(suite)?;
+        let mut command = self.command(suite);
+        command.arg("--").args(suite.harness);
+        command.args(["--color", if self.color { "always" } else { "never" }]).args(&self.filter);
+        if self.is_without_cluster {
+            command.args(["--skip", CLUSTER_TESTS]);
+        }
+        stream(&mut command)
+    }
+
+    /// Fails where this machine lacks what the suite needs.
+    fn require(&self, suite: &Suite) -> Result<()> {
+        for need in suite.needs {
+            match (need, &self.control_plane) {
+                (Need::Root, _) => run::require_root("this suite")?,
+                (Need::Cgroup2, _) => {
+                    ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup");
+                }
+                (Need::ControlPlane, Ok(_)) => {}
+                (Need::ControlPlane, Err(reason)) => bail!("no control plane: {reason}"),
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&self, name: &'static str, counts: Counts, status: ExitStatus) -> Outcome {
+        let outcome = Outcome::new(name, counts);
+        if !status.success() && counts.failed == 0 {
+            return outcome.with_failure(format!("a test binary ended before its tests did ({status})"));
+        }
+        if counts.passed + counts.failed == 0 && self.filter.is_none() {
+            return outcome.with_failure("ran no test".to_owned());
+        }
+        outcome
+    }
+}
+
+/// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,
+/// so that what cargo says stays in order with what the tests say.
+fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
+    let (output, input) = io::pipe().context("making a pipe")?;
+    let twin = input.try_clone().context("sharing a pipe")?;
+    let mut child = command.stdout(input).stderr(twin).spawn().with_context(|| run::cannot_start(command))?;
+    command.stdout(Stdio::null()).stderr(Stdio::null()); // closes this side's ends, or the output would never end
+    let mut counts = Counts::default();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line.context("reading the tests' output")?;
+        counts += Counts::parse(&String::from_utf8_lossy(&line));
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(&line).and_then(|()| stdout.write_all(b"\n")).context("writing the tests' output")?;
+    }
+    Ok((counts, child.wait().context("waiting for the tests")?))
+}
+
+impl Color {
+    /// Follows the conventions of the variables `NO_COLOR` and `CLICOLOR_FORCE`.
+    fn is_wanted(self, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+        let is_set = |name| variable(name).is_some_and(|value| !value.is_empty());
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto if is_set("NO_COLOR") => false,
+            Self::Auto => is_terminal || variable("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colour_follows_the_option_then_the_variables_then_the_terminal() {
+        let none = |_: &str| None;
+        let only = |wanted: &'static str| move |name: &str| (name == wanted).then(|| "1".to_owned());
+        assert!(Color::Always.is_wanted(false, only("NO_COLOR")));
+        assert!(!Color::Never.is_wanted(true, only("CLICOLOR_FORCE")));
+        assert!(Color::Auto.is_wanted(true, none) && !Color::Auto.is_wanted(false, none));
+        assert!(!Color::Auto.is_wanted(true, only("NO_COLOR")));
+        assert!(Color::Auto.is_wanted(false, only("CLICOLOR_FORCE")));
+    }
+}

@@ -1,0 +1,91 @@
+//! Rules of this repository that no other tool knows.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{paths, run};
+
+/// What may not be in a source file, in two parts so that this file keeps its own rule.
+const FORBIDDEN: [(&str, &str); 3] = [("to", "do!("), ("unimple", "mented!("), ("#[ig", "nore")];
+
+/// Directories without sources of ours.
+const SKIPPED: [&str; 2] = ["target", ".git"];
+
+/// Fails, after naming each breach, when a file breaks a rule.
+pub(crate) fn check() -> Result<()> {
+    let root = paths::workspace();
+    let mut files = Vec::new();
+    collect(&root, &mut files)?;
+    let mut breaches = Vec::new();
+    for file in &files {
+        let name = file.strip_prefix(&root).unwrap_or(file);
+        breaches.extend(breaches_of(name, &fs::read(file).with_context(|| format!("reading {}", file.display()))?));
+    }
+    breaches.iter().for_each(run::say);
+    if !breaches.is_empty() {
+        bail!("{} breaches of the repository's rules", breaches.len());
+    }
+    Ok(())
+}
+
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))? {
+        let entry = entry.context("reading a directory entry")?;
+        let kind = entry.file_type().context("reading a file's type")?;
+        let name = entry.file_name();
+        if kind.is_dir() && !SKIPPED.iter().any(|skipped| name == *skipped) {
+            collect(&entry.path(), files)?;
+        } else if kind.is_file() && (name == "Cargo.toml" || entry.path().extension().is_some_and(|end| end == "rs")) {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+fn breaches_of(name: &Path, content: &[u8]) -> Vec<String> {
+    let content = String::from_utf8_lossy(content);
+    let rules =
+        if name.ends_with("Cargo.toml") { manifest_breaches(name, &content) } else { source_breaches(&content) };
+    rules.into_iter().map(|breach| format!("{}: {breach}", name.display())).collect()
+}
+
+fn manifest_breaches(name: &Path, content: &str) -> Vec<String> {
+    let is_root = name == Path::new("Cargo.toml");
+    let inherits = content.contains("[lints]\nworkspace = true\n");
+    if is_root || inherits { Vec::new() } else { vec!["lacks `[lints] workspace = true`".to_owned()] }
+}
+
+fn source_breaches(content: &str) -> Vec<String> {
+    let words = FORBIDDEN.iter().map(|(start, end)| format!("{start}{end}"));
+    let mut breaches: Vec<String> = words
+        .filter(|word| content.contains(word))
+        .map(|word| format!("has `{word}`; finish it or leave it out"))
+        .collect();
+    if !content.starts_with("//!") {
+        breaches.push("starts without a `//!` comment that says what it is for".to_owned());
+    }
+    breaches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_inherit_the_lints() {
+        let member = Path::new("xtask/Cargo.toml");
+        assert!(breaches_of(member, b"[lints]\nworkspace = true\n").is_empty());
+        assert_eq!(breaches_of(member, b"[package]\n").len(), 1);
+        assert!(breaches_of(Path::new("Cargo.toml"), b"[workspace]\n").is_empty());
+    }
+
+    #[test]
+    fn sources_are_finished_and_say_what_they_are_for() {
+        let file = Path::new("a.rs");
+        assert!(breaches_of(file, b"//! Why.\n").is_empty());
+        assert_eq!(breaches_of(file, b"fn main() {}\n").len(), 1);
+        assert_eq!(breaches_of(file, format!("//! Why.\n{}{})\n", "to", "do!(").as_bytes()).len(), 1);
+    }
+}
