@@ -24,3 +24,5 @@ mod directory;
 mod mounts;
 mod netns;
 mod server;
+
+pub use server::Server;

@@ -131,6 +131,8 @@ pub struct Table {
     ids: Slots,
     /// Elements of `FRONTENDS` were freed since the last drain.
     elements_freed: bool,
+    /// Nothing was written yet: what an agent before this one gave up may still be read.
+    is_untouched: bool,
     /// Services that did not fit and are tried again.
     starved: BTreeSet<ServiceName>,
     problems: BTreeMap<ServiceName, Problem>,
@@ -167,6 +169,7 @@ impl Table {
             slots,
             ids,
             elements_freed: false,
+            is_untouched: true,
             starved: BTreeSet::new(),
             problems: BTreeMap::new(),
         }
@@ -213,8 +216,7 @@ impl Table {
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
-        let claim = claims.first()?;
-        let set = self.sets.get(&claim.key)?;
+        let (claim, set) = claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key)?)))?;
         Some(Row {
             frontend,
             service: claim.key.service.clone(),
@@ -235,6 +237,10 @@ impl Table {
         }
         self.place_frontends(&mut plan);
         self.free_sets(&plan);
+        if self.is_untouched && !plan.ops.is_empty() {
+            self.is_untouched = false;
+            plan.ops.insert(0, Op::Drain);
+        }
         plan.ops
     }
 
@@ -404,10 +410,10 @@ impl Table {
         }
     }
 
-    /// The set that a frontend should have, if that set could be published.
+    /// The set that a frontend should have: of its claims the first whose set could be published.
     fn wanted(&self, frontend: Frontend) -> Option<u32> {
-        let claim = self.claims.get(&frontend)?.first()?;
-        self.sets.get(&claim.key).map(|set| set.id)
+        let mut claims = self.claims.get(&frontend)?.iter();
+        claims.find_map(|claim| self.sets.get(&claim.key)).map(|set| set.id)
     }
 
     fn put(&mut self, frontend: Frontend, set: u32, plan: &mut Plan) {
@@ -470,3 +476,6 @@ fn set_key(row: &Row) -> SetKey {
 fn protocol_family(row: &Row) -> (Protocol, Family) {
     (row.frontend.protocol, row.frontend.address.family())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,412 @@
+//! The table against a naive kernel: after every single operation each lookup, also one that was under way, finds a set
+//! that was complete at some moment; in the end the table is what a full recomputation says.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    k8s::objects::{EndpointSlice, Service},
+    model::{Event, Kind, ObjectName, resolve},
+};
+
+/// Room for everything that the universe below can hold.
+const AMPLE: Limits = Limits { frontends: 64, sets: 64, slots: 512, set_backends: 64 };
+
+/// One thing that happens to the cluster or to the agent.
+#[derive(Clone, Debug)]
+enum Step {
+    Service { name: u8, vips: u8, ports: u8, created: u8 },
+    ServiceGone { name: u8 },
+    Slice { name: u8, service: u8, v6: bool, ports: u8, endpoints: u8, not_ready: u8, terminating: u8 },
+    SliceGone { name: u8 },
+    /// The next step is not seen by the agent, as when a watch breaks.
+    Missed(Box<Step>),
+    Relist(Kind),
+    /// A list that breaks off after some objects.
+    HalfRelist(Kind, usize),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let change = prop_oneof![
+        4 => (0..3u8, 0..16u8, 0..8u8, 0..3u8)
+            .prop_map(|(name, vips, ports, created)| Step::Service { name, vips, ports, created }),
+        1 => (0..3u8).prop_map(|name| Step::ServiceGone { name }),
+        6 => (0..4u8, 0..3u8, any::<bool>(), 0..8u8, any::<u8>(), any::<u8>(), any::<u8>()).prop_map(
+            |(name, service, v6, ports, endpoints, not_ready, terminating)| Step::Slice {
+                name, service, v6, ports, endpoints, not_ready: not_ready & terminating, terminating: terminating & endpoints,
+            }
+        ),
+        2 => (0..4u8).prop_map(|name| Step::SliceGone { name }),
+    ];
+    let kind = prop_oneof![Just(Kind::Services), Just(Kind::EndpointSlices)];
+    prop_oneof![
+        16 => change.clone(),
+        2 => change.prop_map(|step| Step::Missed(Box::new(step))),
+        1 => kind.clone().prop_map(Step::Relist),
+        1 => (kind, 0..3usize).prop_map(|(kind, count)| Step::HalfRelist(kind, count)),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// The cluster as it really is.
+#[derive(Default)]
+struct Cluster {
+    services: BTreeMap<u8, Service>,
+    slices: BTreeMap<u8, EndpointSlice>,
+}
+
+const PORTS: [(&str, u16, &str); 3] = [("a", 80, "TCP"), ("b", 81, "TCP"), ("dns", 80, "UDP")];
+
+fn bits(set: u8) -> impl Iterator<Item = usize> {
+    (0..8).filter(move |bit| set & (1 << bit) != 0)
+}
+
+fn service(name: u8, vips: u8, ports: u8, created: u8) -> Service {
+    // Several Services may claim one address: two of four are drawn.
+    let v4 = format!("10.96.0.{}", vips % 4);
+    let v6 = format!("fd00:96::{}", vips / 4);
+    let ports: Vec<_> = bits(ports)
+        .filter_map(|port| PORTS.get(port))
+        .map(|(name, port, protocol)| json!({"name": name, "port": port, "protocol": protocol}))
+        .collect();
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("s{name}"), "namespace": "n",
+                     "creationTimestamp": format!("2026-01-0{}T00:00:00Z", created + 1)},
+        "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
+    }))
+    .unwrap()
+}
+
+fn slice(step: &Step) -> (u8, EndpointSlice) {
+    let Step::Slice { name, service, v6, ports, endpoints, not_ready, terminating } = *step else { unreachable!() };
+    let ports: Vec<_> = bits(ports)
+        .filter_map(|port| PORTS.get(port))
+        .map(|(port, _, protocol)| json!({"name": port, "port": 8000 + u16::from(name % 2), "protocol": protocol}))
+        .collect();
+    let endpoints: Vec<_> = bits(endpoints)
+        .map(|bit| {
+            let address = if v6 { format!("fd00::{bit}") } else { format!("10.0.0.{bit}") };
+            let (unready, ending) = (not_ready & (1 << bit) != 0, terminating & (1 << bit) != 0);
+            json!({"addresses": [address], "conditions": {"ready": !unready && !ending, "terminating": ending}})
+        })
+        .collect();
+    let object = json!({
+        "metadata": {"name": format!("slice{name}"), "namespace": "n",
+                     "labels": {"kubernetes.io/service-name": format!("s{service}")}},
+        "addressType": if v6 { "IPv6" } else { "IPv4" }, "ports": ports, "endpoints": endpoints,
+    });
+    (name, serde_json::from_value(object).unwrap())
+}
+
+impl Cluster {
+    /// Changes the cluster and says what a watch would say.
+    fn apply(&mut self, step: &Step) -> Vec<Event> {
+        match step {
+            Step::Service { name, vips, ports, created } => {
+                let service = service(*name, *vips, *ports, *created);
+                self.services.insert(*name, service.clone());
+                vec![Event::Service(Box::new(service))]
+            }
+            Step::ServiceGone { name } => {
+                self.services.remove(name);
+                vec![Event::ServiceDeleted(ObjectName::new("n", format!("s{name}")))]
+            }
+            Step::Slice { .. } => {
+                let (name, slice) = slice(step);
+                self.slices.insert(name, slice.clone());
+                vec![Event::EndpointSlice(Box::new(slice))]
+            }
+            Step::SliceGone { name } => {
+                self.slices.remove(name);
+                vec![Event::EndpointSliceDeleted(ObjectName::new("n", format!("slice{name}")))]
+            }
+            Step::Missed(step) => {
+                self.apply(step);
+                Vec::new()
+            }
+            Step::Relist(kind) => self.list(*kind, usize::MAX),
+            Step::HalfRelist(kind, count) => self.list(*kind, *count),
+            Step::Restart => Vec::new(),
+        }
+    }
+
+    fn list(&self, kind: Kind, count: usize) -> Vec<Event> {
+        let objects: Vec<_> = match kind {
+            Kind::Services => self.services.values().map(|object| Event::Service(Box::new(object.clone()))).collect(),
+            Kind::EndpointSlices => {
+                self.slices.values().map(|object| Event::EndpointSlice(Box::new(object.clone()))).collect()
+            }
+        };
+        let is_whole = count >= objects.len();
+        let mut events = vec![Event::ListStarted(kind)];
+        events.extend(objects.into_iter().take(count));
+        events.extend(is_whole.then_some(Event::ListDone(kind)));
+        events
+    }
+
+    fn lists(&self) -> Vec<Event> {
+        [Kind::Services, Kind::EndpointSlices].into_iter().flat_map(|kind| self.list(kind, usize::MAX)).collect()
+    }
+}
+
+fn store(events: Vec<Event>) -> Store {
+    let mut store = Store::default();
+    events.into_iter().for_each(|event| drop(store.apply(event)));
+    store
+}
+
+/// A program that has read something and is on its way to the next lookup.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Reader {
+    HasSet { frontend: Frontend, set: u32 },
+    HasWord { first_slot: u32, backends: Vec<Backend> },
+}
+
+/// The maps, and every program that may still be running.
+#[derive(Default)]
+struct Kernel {
+    frontends: HashMap<Frontend, u32>,
+    sets: HashMap<u32, (u32, u16)>,
+    slots: HashMap<u32, Backend>,
+    readers: HashSet<Reader>,
+    /// An element of FRONTENDS was freed; a program may still hold a pointer to it.
+    freed: bool,
+    /// Every set that was ever complete, by Service port, and every port that ever claimed a frontend.
+    complete: HashMap<SetKey, HashSet<Vec<Backend>>>,
+    owners: HashMap<Frontend, HashSet<SetKey>>,
+}
+
+impl Kernel {
+    /// Takes note of every Service port's set, and of who claims each frontend.
+    fn expect(&mut self, store: &Store) {
+        for row in store.services().flat_map(|(name, _)| desired_rows(store, name)) {
+            self.owners.entry(row.frontend).or_default().insert(set_key(&row));
+            self.complete.entry(set_key(&row)).or_default().insert(row.backends);
+        }
+    }
+
+    fn backends(&self, set: u32) -> Vec<Backend> {
+        let (first, count) = self.sets.get(&set).copied().unwrap_or_default();
+        (first..first + u32::from(count)).map(|slot| self.slots[&slot]).collect()
+    }
+
+    fn run(&mut self, ops: &[Op]) {
+        for op in ops {
+            self.apply(op);
+            self.check(op);
+            self.look_up();
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::WriteBackends { first_slot, backends } => {
+                self.slots.extend((*first_slot..).zip(backends.iter().copied()));
+            }
+            Op::PublishSet { set, first_slot, count } => drop(self.sets.insert(*set, (*first_slot, *count))),
+            Op::PutFrontend { frontend, set } => {
+                assert!(!self.freed, "{op:?} may take the memory that a program still reads");
+                self.freed |= self.frontends.insert(*frontend, *set).is_some();
+            }
+            Op::DeleteFrontend { frontend } => {
+                assert!(self.frontends.remove(frontend).is_some(), "{op:?} deletes nothing");
+                self.freed = true;
+            }
+            Op::Drain => {
+                self.readers.clear();
+                self.freed = false;
+            }
+        }
+    }
+
+    fn check(&self, op: &Op) {
+        for reader in &self.readers {
+            match reader {
+                Reader::HasSet { frontend, set } => self.check_set(*frontend, &self.backends(*set), op),
+                Reader::HasWord { first_slot, backends } => {
+                    let now: Vec<_> = (*first_slot..).take(backends.len()).map(|slot| self.slots[&slot]).collect();
+                    assert_eq!(&now, backends, "{op:?} overwrote slots that are being read");
+                }
+            }
+        }
+        self.frontends.iter().for_each(|(frontend, set)| self.check_set(*frontend, &self.backends(*set), op));
+    }
+
+    fn check_set(&self, frontend: Frontend, backends: &[Backend], op: &Op) {
+        let owners = self.owners.get(&frontend).into_iter().flatten();
+        let was_complete = owners.filter_map(|owner| self.complete.get(owner)).any(|sets| sets.contains(backends));
+        assert!(was_complete, "after {op:?}, {frontend} has {backends:?}, which was never one of its sets");
+    }
+
+    fn look_up(&mut self) {
+        for (&frontend, &set) in &self.frontends {
+            self.readers.insert(Reader::HasSet { frontend, set });
+            let first_slot = self.sets.get(&set).copied().unwrap_or_default().0;
+            self.readers.insert(Reader::HasWord { first_slot, backends: self.backends(set) });
+        }
+    }
+
+    fn read_back(&self) -> KernelTable {
+        let sets: BTreeSet<_> = self.frontends.values().copied().collect();
+        let first = |set| self.sets.get(set).copied().unwrap_or_default().0;
+        KernelTable {
+            frontends: self.frontends.clone(),
+            sets: sets
+                .iter()
+                .map(|set| (*set, KernelSet { first_slot: first(set), backends: self.backends(*set) }))
+                .collect(),
+        }
+    }
+
+    fn table(&self) -> BTreeMap<Frontend, Vec<Backend>> {
+        self.frontends.iter().map(|(&frontend, &set)| (frontend, self.backends(set))).collect()
+    }
+}
+
+fn naive(store: &Store) -> BTreeMap<Frontend, Vec<Backend>> {
+    resolve(store).into_iter().map(|row| (row.frontend, row.backends)).collect()
+}
+
+/// Plays a history on a table with these limits. Gives back what the kernel then holds, what it should hold, and
+/// whether the table complained.
+fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &Table)) {
+    let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
+    let mut seen = store(cluster.lists());
+    let mut table = Table::new(limits, KernelTable::default());
+    kernel.run(&table.sync(&seen));
+    for step in steps {
+        let events = cluster.apply(step);
+        let is_restart = matches!(step, Step::Restart);
+        if is_restart {
+            seen = store(cluster.lists());
+            table = Table::new(limits, kernel.read_back());
+        }
+        events.into_iter().for_each(|event| drop(seen.apply(event)));
+        kernel.expect(&seen);
+        let dirty = seen.take_dirty();
+        kernel.run(&if is_restart { table.sync(&seen) } else { table.update(&seen, dirty) });
+        check(&kernel, &seen, &table);
+    }
+    // Whatever was missed, a complete list mends.
+    cluster.lists().into_iter().for_each(|event| drop(seen.apply(event)));
+    kernel.expect(&seen);
+    let dirty = seen.take_dirty();
+    kernel.run(&table.update(&seen, dirty));
+    check(&kernel, &seen, &table);
+    assert_eq!(naive(&seen), naive(&store(cluster.lists())), "a relist is a full diff");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_history_gives_the_table_of_a_full_recomputation(steps in prop::collection::vec(step(), 1..40)) {
+        play(&steps, AMPLE, |kernel, store, table| {
+            assert_eq!(kernel.table(), naive(store));
+            assert_eq!(table.rows(), resolve(store));
+            assert_eq!(table.problems().count(), 0);
+        });
+    }
+
+    #[test]
+    fn a_table_that_is_full_keeps_complete_sets_and_complains(
+        steps in prop::collection::vec(step(), 1..40),
+        frontends in 1..8u32,
+        sets in 1..8u32,
+        slots in 1..24u32,
+        set_backends in 1..8usize,
+    ) {
+        let limits = Limits { frontends, sets, slots, set_backends };
+        play(&steps, limits, |kernel, store, table| {
+            if kernel.table() != naive(store) {
+                assert_ne!(table.problems().count(), 0, "what does not fit is reported");
+            }
+        });
+    }
+}
+
+fn two_endpoints() -> (Store, Table, Kernel) {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service { name: 0, vips: 0, ports: 1, created: 0 });
+    cluster.apply(&endpoints(0b11));
+    let (store, mut kernel) = (store(cluster.lists()), Kernel::default());
+    let mut table = Table::new(AMPLE, KernelTable::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    (store, table, kernel)
+}
+
+fn endpoints(endpoints: u8) -> Step {
+    Step::Slice { name: 0, service: 0, v6: false, ports: 1, endpoints, not_ready: 0, terminating: 0 }
+}
+
+#[test]
+fn a_change_of_endpoints_is_one_write_of_slots_and_one_store() {
+    let (mut store, mut table, _) = two_endpoints();
+    store.take_dirty();
+    store.apply(Event::EndpointSlice(Box::new(slice(&endpoints(0b111)).1)));
+    let dirty = store.take_dirty();
+    let ops = table.update(&store, dirty);
+    assert!(matches!(ops.as_slice(), [Op::WriteBackends { .. }, Op::PublishSet { count: 3, .. }]), "{ops:?}");
+}
+
+#[test]
+fn what_does_not_change_the_table_writes_nothing() {
+    let (mut store, mut table, kernel) = two_endpoints();
+    store.take_dirty();
+    store.apply(Event::EndpointSlice(Box::new(slice(&endpoints(0b11)).1)));
+    let dirty = store.take_dirty();
+    assert_eq!(table.update(&store, dirty), []);
+    assert_eq!(table.sync(&store), []);
+    assert_eq!(Table::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
+}
+
+#[test]
+fn bootstrap_adds_and_never_replaces() {
+    let (store, _, kernel) = two_endpoints();
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service { name: 0, vips: 0, ports: 0b11, created: 0 });
+    cluster.apply(&Step::Slice {
+        name: 0, service: 0, v6: false, ports: 0b11, endpoints: 0b1000, not_ready: 0, terminating: 0,
+    });
+    let bootstrap = self::store(cluster.lists());
+    let mut table = Table::new(AMPLE, kernel.read_back());
+    let ops = table.bootstrap(&bootstrap);
+    let puts = ops.iter().filter(|op| matches!(op, Op::PutFrontend { .. })).count();
+    assert_eq!(puts, 2, "port 81 in both families; port 80 is known: {ops:?}");
+    assert!(!ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. })));
+    let after = table.sync(&store);
+    let deleted = after.iter().filter(|op| matches!(op, Op::DeleteFrontend { .. })).count();
+    assert_eq!(deleted, 2, "the first complete sync takes the rest of the bootstrap away: {after:?}");
+}
+
+#[test]
+fn the_api_server_never_loses_its_last_endpoint() {
+    let object = |endpoints: serde_json::Value| -> Vec<Event> {
+        let service = json!({"metadata": {"name": "kubernetes", "namespace": "default"},
+            "spec": {"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]}});
+        let slice = json!({"metadata": {"name": "kubernetes", "namespace": "default",
+                                        "labels": {"kubernetes.io/service-name": "kubernetes"}},
+            "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}], "endpoints": endpoints});
+        vec![
+            Event::ListStarted(Kind::Services),
+            Event::Service(serde_json::from_value(service).unwrap()),
+            Event::ListDone(Kind::Services),
+            Event::ListStarted(Kind::EndpointSlices),
+            Event::EndpointSlice(serde_json::from_value(slice).unwrap()),
+            Event::ListDone(Kind::EndpointSlices),
+        ]
+    };
+    let mut store = store(object(json!([{"addresses": ["10.0.0.1"]}])));
+    let mut table = Table::new(AMPLE, KernelTable::default());
+    table.sync(&store);
+    object(json!([])).into_iter().for_each(|event| drop(store.apply(event)));
+    let dirty = store.take_dirty();
+    assert_eq!(table.update(&store, dirty), []);
+    assert_eq!(table.problems().count(), 1);
+    assert_eq!(table.rows()[0].backends.len(), 1);
+}

@@ -1,0 +1,341 @@
+//! What cproxy says and does when something is wrong: one line that names the thing and what to do, the right exit code,
+//! nothing half attached, nothing lost.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use cproxy_tests::{
+    manifest::{self, Service, Slice},
+    process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
+    sandbox::{Placement, Sandbox},
+};
+use serde_json::{Value, json};
+
+const SYNC: Duration = Duration::from_secs(10);
+
+/// `cproxy run` with these arguments must end by itself, with this exit code and one line that says all of `needles`;
+/// and it must have attached nothing.
+fn run_fails(sandbox: &Sandbox, args: &[&str], code: i32, needles: &[&str]) {
+    let output = cproxy(sandbox, &[&["run"], args].concat());
+    assert_fails(&output, code, needles);
+    assert_nothing_attached(&sandbox.pin_dir());
+}
+
+fn assert_fails(output: &Output, code: i32, needles: &[&str]) {
+    assert_eq!(output.code, code, "{output:?}");
+    let complaints: Vec<_> = output.stderr.lines().filter(|line| line.starts_with("cproxy: ")).collect();
+    let [complaint] = complaints.as_slice() else { panic!("not one line: {output:?}") };
+    for needle in needles {
+        assert!(complaint.contains(needle), "{needle:?} is missing in {complaint:?}");
+    }
+}
+
+fn assert_nothing_attached(pin_dir: &Path) {
+    let pins = |dir: &Path| fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
+    let versions: Vec<PathBuf> = pins(pin_dir);
+    let objects: Vec<PathBuf> = versions.iter().flat_map(|dir| -> Vec<PathBuf> { pins(dir) }).collect();
+    assert_eq!(objects, Vec::<PathBuf>::new(), "something is half attached");
+}
+
+fn web() -> [Value; 2] {
+    let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
+    [service.into(), Slice::v4("web").tcp("http", 8080).ready(["10.244.0.1"]).into()]
+}
+
+/// A manifest with a good Service.
+fn good(sandbox: &Sandbox) -> PathBuf {
+    manifest::write(&sandbox.manifest_dir(), "web.json", web())
+}
+
+/// Runs cproxy under another program, such as one that takes capabilities away.
+fn under(sandbox: &Sandbox, program: &str, args: &[&str], cproxy_args: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.args(args).arg(cproxy_binary()).args(cproxy_args);
+    run(sandbox, Placement::Hooked, command, "", SYNC)
+}
+
+/// `cproxy run` on a good manifest, with the sandbox's directories.
+fn run_args(sandbox: &Sandbox) -> Vec<String> {
+    let text = |path: &Path| path.display().to_string();
+    [
+        ["--manifests".to_owned(), text(&good(sandbox))],
+        ["--cgroup".to_owned(), text(sandbox.cgroup())],
+        ["--pin-dir".to_owned(), text(&sandbox.pin_dir())],
+        ["--run-dir".to_owned(), text(&sandbox.run_dir())],
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+#[test]
+fn wrong_usage_is_one_line_and_exit_code_2() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let cases: [(&[&str], &str); 9] = [
+        (&["run", "--manifest", "x"], "--manifest"),
+        (&["run", "--kubeconfig"], "--kubeconfig"),
+        (&["run", "--kubeconfig", "a", "--manifests", "b"], "cannot be used with"),
+        (&["run", "--apiserver", "10.0.0.1"], "https://"),
+        (&["run", "--apiserver", "ftp://x"], "https://"),
+        (&["get", "pods"], "services"),
+        (&["get", "services", "-o", "yaml"], "json"),
+        (&["resolve"], "--manifests"),
+        (&["resume"], "resume"),
+    ];
+    for (args, needle) in cases {
+        assert_fails(&cproxy(&sandbox, args), 2, &[needle]);
+    }
+    assert_eq!(cproxy::<&str>(&sandbox, &[]).code, 2);
+    assert!(cproxy(&sandbox, &["run", "--help"]).success().stdout.contains("--bootstrap"));
+    assert!(cproxy(&sandbox, &["version"]).success().stdout.starts_with("cproxy 0."));
+}
+
+#[test]
+fn a_kubeconfig_that_cannot_be_used_is_named() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let file = |name: &str, text: &str| manifest::write_text(sandbox.dir(), name, text).display().to_string();
+    let missing = sandbox.dir().join("nowhere").display().to_string();
+    run_fails(&sandbox, &["--kubeconfig", &missing], 1, &[&missing, "No such file"]);
+    let directory = sandbox.dir().display().to_string();
+    run_fails(&sandbox, &["--kubeconfig", &directory], 1, &[&directory]);
+    for (name, text, needle) in [
+        ("broken", "clusters: [{", "YAML"),
+        ("empty", "", "context"),
+        ("no-context", "apiVersion: v1\nkind: Config\nclusters: []\n", "context"),
+        ("lost-cluster", "current-context: c\ncontexts: [{name: c, context: {cluster: none, user: u}}]\n", "none"),
+        (
+            "lost-ca",
+            "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {}}]\n\
+             clusters: [{name: k, cluster: {server: 'https://127.0.0.1', certificate-authority: /nowhere/ca.crt}}]\n",
+            "/nowhere/ca.crt",
+        ),
+    ] {
+        let path = file(name, text);
+        run_fails(&sandbox, &["--kubeconfig", &path], 1, &[&path, needle]);
+    }
+}
+
+#[test]
+fn outside_a_pod_without_any_source_it_says_what_to_pass() {
+    let sandbox = Sandbox::new("cproxy-test");
+    run_fails(&sandbox, &[], 1, &["--kubeconfig", "--manifests"]);
+    run_fails(&sandbox, &["--apiserver", "https://127.0.0.1:1"], 1, &["--kubeconfig", "serviceaccount"]);
+}
+
+#[test]
+fn what_the_machine_lacks_is_named() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let args = run_args(&sandbox);
+    let args: Vec<_> = std::iter::once("run").chain(args.iter().map(String::as_str)).collect();
+
+    let unprivileged = under(&sandbox, "setpriv", &["--bounding-set=-all", "--inh-caps=-all"], &args);
+    assert_fails(&unprivileged, 1, &["CAP_BPF and CAP_NET_ADMIN", "root"]);
+    let half = under(&sandbox, "setpriv", &["--bounding-set=-all,+bpf", "--inh-caps=-all"], &args);
+    assert_fails(&half, 1, &["missing CAP_NET_ADMIN"]);
+
+    let old = under(&sandbox, "setarch", &["--uname-2.6"], &args);
+    assert_fails(&old, 1, &["kernel 2.6.", "too old", "5.18"]);
+
+    let no_cgroup = ["--cgroup", "/tmp", "--manifests", &good(&sandbox).display().to_string()].map(str::to_owned);
+    run_fails(&sandbox, &no_cgroup.each_ref().map(String::as_str), 1, &["--cgroup /tmp", "cgroup2"]);
+
+    let pin_dir = sandbox.dir().join("no-bpffs").display().to_string();
+    let manifests = good(&sandbox).display().to_string();
+    run_fails(&sandbox, &["--pin-dir", &pin_dir, "--manifests", &manifests], 1, &[&pin_dir, "bpffs", "mount -t bpf"]);
+    assert!(!Path::new(&pin_dir).exists());
+    assert_nothing_attached(&sandbox.pin_dir());
+}
+
+/// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test.
+fn script(sandbox: &Sandbox, text: &str) -> Output {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-euc", text]).env("cproxy", cproxy_binary());
+    command.env("manifests", good(sandbox)).env("dir", sandbox.dir());
+    command.env("pins", sandbox.pin_dir()).env("cgroup", sandbox.cgroup());
+    run(sandbox, Placement::Hooked, command, "", Duration::from_secs(30))
+}
+
+#[test]
+fn without_cgroup2_in_the_kernel_it_says_so() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let output = script(
+        &sandbox,
+        "grep -v cgroup2 /proc/filesystems >$dir/filesystems; mount --bind $dir/filesystems /proc/filesystems
+         for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done
+         exec $cproxy run --manifests $manifests --pin-dir $pins --run-dir $dir/run",
+    );
+    assert_fails(&output, 1, &["no cgroup2", "CONFIG_CGROUP_BPF"]);
+    assert_nothing_attached(&sandbox.pin_dir());
+}
+
+#[test]
+fn cgroup2_and_bpffs_are_mounted_where_they_are_missing() {
+    let sandbox = Sandbox::new("cproxy-test");
+    // In a mount namespace of its own: what is mounted there goes with it. The programs are attached to the sandbox's
+    // cgroup for bpffs, and for cgroup2 only the mount is looked at (attaching to the root would hook this machine).
+    let bpffs = script(
+        &sandbox,
+        "mount -t tmpfs none /sys/fs/bpf
+         $cproxy run --manifests $manifests --cgroup $cgroup --run-dir $dir/run2 2>$dir/log & agent=$!
+         for attempt in $(seq 100); do [ -e $dir/run2/ready ] && break; sleep 0.1; done
+         stat -f -c %T /sys/fs/bpf; kill $agent; wait $agent; $cproxy cleanup",
+    );
+    assert!(bpffs.clone().success().stdout.starts_with("bpf_fs\n"), "{bpffs:?}");
+    let cgroup2 = script(
+        &sandbox,
+        "for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done
+         mkdir -p $pins/v99
+         $cproxy run --manifests $manifests --pin-dir $pins --run-dir $dir/run3 || echo code $?
+         stat -f -c %T $dir/run3/cgroup2; rmdir $pins/v99",
+    );
+    assert_eq!(cgroup2.stdout, "code 1\ncgroup2fs\n", "{cgroup2:?}");
+}
+
+#[test]
+fn a_pin_directory_of_another_layout_is_left_alone() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let manifests = good(&sandbox).display().to_string();
+    let pin_dir = sandbox.pin_dir().display().to_string();
+    fs::create_dir_all(sandbox.pin_dir().join("v99")).unwrap();
+    let cleanup = format!("cproxy cleanup --pin-dir {pin_dir}");
+    run_fails(&sandbox, &["--manifests", &manifests], 1, &["layout 99", &cleanup]);
+    assert_fails(&cproxy(&sandbox, &["get", "services"]), 1, &["layout 99"]);
+    cproxy(&sandbox, &["cleanup"]).success();
+    assert!(!sandbox.pin_dir().exists());
+
+    // The right name, but not our map.
+    fs::create_dir_all(sandbox.pin_dir().join("v1")).unwrap();
+    let foreign = aya::maps::Array::<aya::maps::MapData, u64>::create(8, 0).unwrap();
+    foreign.pin(sandbox.pin_dir().join("v1/FRONTENDS")).unwrap();
+    let output = cproxy(&sandbox, &["run", "--manifests", &manifests]);
+    assert_fails(&output, 1, &["FRONTENDS", "8 byte values", &cleanup]);
+    assert_eq!(fs::read_dir(sandbox.pin_dir().join("v1")).unwrap().count(), 1, "nothing was added");
+    cproxy(&sandbox, &["cleanup"]).success();
+}
+
+#[test]
+fn a_failing_installation_leaves_nothing() {
+    let sandbox = Sandbox::new("cproxy-test");
+    fs::create_dir_all(sandbox.pin_dir().join("v1")).unwrap();
+    let pin_dir = sandbox.pin_dir().display().to_string();
+    let output = cproxy(&sandbox, &["install", "--cgroup", "/tmp", "--pin-dir", &pin_dir]);
+    assert_fails(&output, 1, &["/tmp", "cproxy_connect4"]);
+    assert_nothing_attached(&sandbox.pin_dir());
+}
+
+#[test]
+fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let manifests = good(&sandbox);
+    let mut agent = Agent::new(&sandbox).manifests(&manifests).start();
+    agent.wait_ready(SYNC);
+    let second = cproxy(&sandbox, &["run", "--manifests", &manifests.display().to_string()]);
+    assert_fails(&second, 1, &["in use by a running cproxy"]);
+    assert!(agent.is_ready(), "the first is not disturbed");
+    assert_fails(&cproxy(&sandbox, &["cleanup"]), 1, &["in use by a running cproxy"]);
+    agent.stop();
+    cproxy(&sandbox, &["cleanup"]).success();
+    assert_fails(&cproxy(&sandbox, &["get", "services"]), 1, &["cproxy run", "--pin-dir"]);
+}
+
+#[test]
+fn manifests_that_cannot_be_used_are_named() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let missing = sandbox.dir().join("nowhere.yaml").display().to_string();
+    run_fails(&sandbox, &["--manifests", &missing], 1, &[&missing, "No such file"]);
+    assert_fails(&cproxy(&sandbox, &["resolve", "--manifests", &missing]), 1, &[&missing]);
+    let broken = manifest::write_text(sandbox.dir(), "broken.yaml", "kind: [").display().to_string();
+    let manifests = good(&sandbox).display().to_string();
+    run_fails(&sandbox, &["--manifests", &manifests, "--bootstrap", &broken], 1, &["--bootstrap", &broken]);
+    run_fails(&sandbox, &["--manifests", &manifests, "--bootstrap", &missing], 1, &["--bootstrap", &missing]);
+
+    let resolve = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &manifests, &broken]);
+    assert_eq!(resolve.code, 1);
+    assert!(resolve.stderr.contains(&broken), "{}", resolve.stderr);
+    let table: Value = serde_json::from_str(&resolve.stdout).unwrap();
+    assert_eq!(table.as_array().unwrap().len(), 1, "the good file is resolved all the same");
+}
+
+#[test]
+fn a_bad_object_harms_only_itself_and_is_named() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let no_ports = Service::new("portless").cluster_ips(["10.96.0.11"]);
+    let bad_port = Service::new("odd").cluster_ips(["10.96.0.12"]).tcp("high", 80, 80).port("sctp", "SCTP", 81, 81);
+    let bad_ip = Service::new("lost").cluster_ips(["10.96.0.999"]).tcp("http", 80, 80);
+    let bad_slice = Slice::v4("web").name("web-bad").tcp("http", 8080).ready(["not-an-address", "fd00::1", "10.244.0.2"]);
+    let orphan = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "orphan"},
+                        "addressType": "IPv4", "endpoints": [], "ports": []});
+    let typed = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "typed"},
+                       "spec": {"clusterIP": "10.96.0.13", "ports": [{"port": "eighty"}]}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}});
+    let [service, slice] = web();
+    let objects = [service, slice, no_ports.into(), bad_port.into(), bad_ip.into(), bad_slice.into(), orphan, typed, pod];
+    let file = manifest::write(&sandbox.manifest_dir(), "all.json", objects).display().to_string();
+
+    let resolve = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &file]).success();
+    let table: Value = serde_json::from_str(&resolve.stdout).unwrap();
+    let frontends: Vec<_> = table.as_array().unwrap().iter().map(|row| row["address"].as_str().unwrap()).collect();
+    assert_eq!(frontends, ["10.96.0.10", "10.96.0.12"]);
+    assert_eq!(table[0]["backends"].as_array().unwrap().len(), 2);
+
+    let mut agent = Agent::new(&sandbox).manifests(&file).start();
+    agent.wait_ready(SYNC);
+    let log = agent.log();
+    for needles in [
+        ["Service default/portless", "spec.ports", "no ports"],
+        ["Service default/odd", "spec.ports[1]", "SCTP"],
+        ["Service default/lost", "10.96.0.999", "not served"],
+        ["EndpointSlice default/web-bad", "endpoints[0].addresses[0]", "not-an-address"],
+        ["EndpointSlice default/web-bad", "endpoints[1].addresses[0]", "addressType"],
+        ["EndpointSlice default/orphan", "kubernetes.io/service-name", "ignored"],
+        ["Service default/typed", "eighty", "ignored"],
+        ["kind Pod", "not used", "ignored"],
+    ] {
+        for (text, place) in [(&resolve.stderr, "resolve"), (&log, "run")] {
+            let found = text.lines().any(|line| needles.iter().all(|needle| line.contains(needle)));
+            assert!(found, "{needles:?} in no line of {place}: {text}");
+        }
+    }
+    assert_eq!(cproxy(&sandbox, &["get", "services", "-o", "json"]).json(), table, "the kernel has what resolve says");
+}
+
+#[test]
+fn a_file_that_breaks_keeps_its_last_good_content() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let file = good(&sandbox);
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    let backends = || {
+        let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+        rows.pointer("/0/backends").and_then(Value::as_array).map_or(0, Vec::len)
+    };
+    manifest::write_text(&sandbox.manifest_dir(), "web.json", "{ this is: [no manifest");
+    agent.wait_log("its last content stays", SYNC);
+    assert!(agent.log().contains("web.json"), "the file is named");
+    assert_eq!(backends(), 1);
+    fs::write(&file, "").unwrap();
+    agent.wait_log("it is empty", SYNC);
+    assert_eq!(backends(), 1);
+    // Mended, and another one comes and goes.
+    let slice = Slice::v4("web").name("more").tcp("http", 8080).ready(["10.244.0.2", "10.244.0.3"]);
+    let more = manifest::write(&sandbox.manifest_dir(), "more.json", [slice.into()]);
+    eventually(SYNC, "the new file counts", || (backends() == 3).then_some(()).ok_or("not yet"));
+    fs::remove_file(&more).unwrap();
+    eventually(SYNC, "the file that is gone does not", || (backends() == 1).then_some(()).ok_or("not yet"));
+    fs::remove_file(&file).unwrap();
+    eventually(SYNC, "nothing is left", || (backends() == 0).then_some(()).ok_or("not yet"));
+}
+
+#[test]
+fn every_flag_can_come_from_the_environment() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let mut agent = Agent::new(&sandbox).env("CPROXY_MANIFESTS", good(&sandbox)).start();
+    agent.wait_ready(SYNC);
+    assert!(sandbox.pin_dir().join("v1/connect4").exists());
+}

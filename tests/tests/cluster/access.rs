@@ -1,0 +1,86 @@
+//! The API server does not let the agent in, or the agent does not trust it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cproxy_tests::manifest::write_text;
+use cproxy_tests::process::{Agent, RunningAgent, Signal};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::{Value, json};
+
+use crate::fixture::{Cluster, PATIENCE, PREFIX};
+
+const RESOURCES: [(&str, &str); 2] = [("services", ""), ("endpointslices", "discovery.k8s.io")];
+
+/// Waits until the agent has said about both resources, at least `times` times, what all the `words` are in, in one
+/// line.
+fn wait_complaints(agent: &mut RunningAgent, times: usize, words: &[&str]) {
+    for (resource, _) in RESOURCES {
+        agent.wait_until(PATIENCE, &format!("{times} lines about {resource} and {words:?}"), |agent| {
+            let log = agent.log();
+            let is_meant = |line: &&str| words.iter().chain([&resource]).all(|word| line.contains(word));
+            if log.lines().filter(is_meant).count() < times { Err("not yet") } else { Ok(()) }
+        });
+    }
+}
+
+#[test]
+fn missing_rights_are_named_and_used_once_they_are_granted() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let mut agent = Agent::new(&sandbox).kubeconfig(cluster.control_plane.kubeconfig_for("nobody")).start();
+    wait_complaints(&mut agent, 1, &["not permitted", "list", "watch"]);
+    for (resource, group) in RESOURCES {
+        let line = agent.wait_log(&format!("not permitted to watch {resource}"), PATIENCE);
+        assert!(line.contains(&format!("{group:?}")), "the line names the group {group:?}: {line}");
+    }
+    assert!(!agent.is_ready());
+    assert_eq!(agent.exit_status(), None);
+
+    cluster.control_plane.apply([json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "nobody-is-somebody"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cproxy"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "nobody"}],
+    })]);
+    agent.wait_ready(PATIENCE);
+    cluster.expect(&[]);
+}
+
+/// The agent's kubeconfig with one field changed.
+fn kubeconfig_with(cluster: &Cluster<'_>, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
+    let text = fs::read_to_string(cluster.control_plane.agent_kubeconfig()).unwrap();
+    let mut config = serde_json::from_str(&text).unwrap();
+    change(&mut config);
+    write_text(cluster.sandbox.dir(), name, &config.to_string())
+}
+
+/// It says what is wrong, tries again, and ends when it is told to.
+fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str]) {
+    let mut agent = Agent::new(cluster.sandbox).kubeconfig(kubeconfig).start();
+    wait_complaints(&mut agent, 2, words);
+    assert!(!agent.is_ready());
+    agent.signal(Signal::TERM);
+    let status = agent.wait(Duration::from_secs(2)).expect("the agent ends within two seconds");
+    assert!(status.success(), "{status}: {}", agent.tail());
+}
+
+#[test]
+fn a_wrong_token_and_a_wrong_authority_are_named() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let server = cluster.control_plane.server_url();
+    let token = kubeconfig_with(&cluster, "wrong-token", |config| {
+        config["users"][0]["user"]["token"] = json!("nobody-has-this");
+    });
+    assert_keeps_trying(&cluster, token, &[&server, "401", "credentials"]);
+
+    let other = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap();
+    let other = write_text(sandbox.dir(), "other-ca.crt", &other.cert.pem());
+    let authority = kubeconfig_with(&cluster, "wrong-authority", |config| {
+        config["clusters"][0]["cluster"]["certificate-authority"] = json!(other);
+    });
+    assert_keeps_trying(&cluster, authority, &[&server, "certificate", "UnknownIssuer"]);
+}

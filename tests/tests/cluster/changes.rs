@@ -1,0 +1,249 @@
+//! Objects that are created, changed and deleted while the agent runs.
+
+use cproxy_tests::manifest::{Endpoint, Service, Slice};
+use cproxy_tests::process::cproxy;
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::{Value, json};
+
+use crate::fixture::{Cluster, PREFIX, assert_no_service};
+use crate::rows;
+
+const VIP: &str = "10.96.0.10";
+const VIP_V6: &str = "fd00:10:96::10";
+
+/// Two TCP ports and a UDP port with the number of one of them, in both families.
+fn dual_stack_service() -> Service {
+    Service::new("web").cluster_ips([VIP, VIP_V6]).tcp("http", 80, 8080).tcp("admin", 8081, 9090).udp("dns", 80, 5353)
+}
+
+fn slice(slice: Slice) -> Slice {
+    slice.tcp("http", 8080).tcp("admin", 9090).udp("dns", 5353)
+}
+
+#[test]
+fn a_service_is_followed_from_creation_to_deletion() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let _agent = cluster.start_agent();
+    let rows = [
+        "TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080",
+        "UDP 10.96.0.10:80 10.244.0.1:5353 10.244.0.2:5353",
+        "TCP 10.96.0.10:8081 10.244.0.1:9090 10.244.0.2:9090",
+        "TCP [fd00:10:96::10]:80 [fd00:10:244::1]:8080",
+        "UDP [fd00:10:96::10]:80 [fd00:10:244::1]:5353",
+        "TCP [fd00:10:96::10]:8081 [fd00:10:244::1]:9090",
+    ];
+    cluster.expect(&[]);
+    cluster.apply(dual_stack_service());
+    cluster.expect(&rows.map(without_backends).each_ref().map(String::as_str));
+    cluster.apply(slice(Slice::v4("web")).ready(["10.244.0.1", "10.244.0.2"]));
+    cluster.apply(slice(Slice::v6("web")).ready(["fd00:10:244::1"]));
+    cluster.expect(&rows);
+    assert_names(&sandbox);
+
+    another_port(&cluster, &rows);
+    a_port_goes(&cluster, &rows);
+
+    cluster.delete("Service", "web");
+    cluster.expect(&[]);
+    for vip in ["10.96.0.10:80", "[fd00:10:96::10]:80"] {
+        assert_no_service("TCP", vip);
+        assert_no_service("UDP", vip);
+    }
+    // Its slices are still there.
+    cluster.apply(dual_stack_service());
+    cluster.expect(&rows);
+
+    the_address_goes_to_another_service(&cluster);
+}
+
+/// The row of the same frontend before anybody has endpoints.
+fn without_backends(row: &str) -> String {
+    row.split(' ').take(2).chain(["refuse"]).collect::<Vec<_>>().join(" ")
+}
+
+/// A running agent knows whose the rows are.
+fn assert_names(sandbox: &Sandbox) {
+    let services = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
+    let row = services.as_array().unwrap().iter().find(|row| row["protocol"] == "UDP" && row["address"] == VIP_V6);
+    let expected = json!({
+        "service": "default/web", "port_name": "dns", "protocol": "UDP", "address": VIP_V6, "port": 80,
+        "source": "ClusterIP", "action": "forward", "session_affinity_seconds": null,
+        "backends": [{"address": "fd00:10:244::1", "port": 5353}],
+    });
+    assert_eq!(row, Some(&expected));
+}
+
+/// The port's number changes, in both families; its name and its backends stay.
+fn another_port(cluster: &Cluster<'_>, rows: &[&str; 6]) {
+    let service = Service::new("web").cluster_ips([VIP, VIP_V6]);
+    cluster.apply(service.tcp("http", 79, 8080).tcp("admin", 8081, 9090).udp("dns", 80, 5353));
+    let changed = ["TCP 10.96.0.10:79 10.244.0.1:8080 10.244.0.2:8080", "TCP [fd00:10:96::10]:79 [fd00:10:244::1]:8080"];
+    cluster.expect(&[changed[0], rows[1], rows[2], changed[1], rows[4], rows[5]]);
+    rows::ask("TCP", "10.96.0.10:80".parse().unwrap()).expect_err("the old port leads nowhere");
+    cluster.apply(dual_stack_service());
+    cluster.expect(rows);
+}
+
+/// One of the ports goes and comes back; the UDP port of the same number stays.
+fn a_port_goes(cluster: &Cluster<'_>, rows: &[&str; 6]) {
+    let service = Service::new("web").cluster_ips([VIP, VIP_V6]);
+    cluster.apply(service.tcp("admin", 8081, 9090).udp("dns", 80, 5353));
+    cluster.expect(&[rows[1], rows[2], rows[4], rows[5]]);
+    cluster.apply(dual_stack_service());
+    cluster.expect(rows);
+}
+
+/// Deleted, and its address given away, before anybody looks.
+fn the_address_goes_to_another_service(cluster: &Cluster<'_>) {
+    cluster.apply(Slice::v4("next").tcp("http", 8080).ready(["10.244.0.3"]));
+    cluster.delete("Service", "web");
+    cluster.apply(Service::new("next").cluster_ips([VIP]).tcp("http", 80, 8080));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.3:8080"]);
+    cluster.delete("Service", "next");
+    cluster.apply(dual_stack_service());
+    cluster.delete("EndpointSlice", "web-ipv6");
+    cluster.expect(&[
+        "TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080",
+        "UDP 10.96.0.10:80 10.244.0.1:5353 10.244.0.2:5353",
+        "TCP 10.96.0.10:8081 10.244.0.1:9090 10.244.0.2:9090",
+        "TCP [fd00:10:96::10]:80 refuse",
+        "UDP [fd00:10:96::10]:80 refuse",
+        "TCP [fd00:10:96::10]:8081 refuse",
+    ]);
+}
+
+/// The slice `name` of the Service `web`, whose pods listen on `port`.
+fn part(name: &str, port: u16) -> Slice {
+    Slice::v4("web").name(name).tcp("http", port)
+}
+
+#[test]
+fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let _agent = cluster.start_agent();
+    // The slice comes before its Service.
+    cluster.apply(part("web-a", 8080).ready(["10.244.0.1"]));
+    cluster.expect(&[]);
+    cluster.apply(Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
+    // One name, another number: each endpoint has its own slice's. The address alone does not make an endpoint.
+    cluster.apply(part("web-b", 9090).ready(["10.244.0.1", "10.244.0.2"]));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.1:9090 10.244.0.2:9090"]);
+
+    // Added, removed, and in two slices at once.
+    cluster.apply(part("web-a", 8080).ready(["10.244.0.1", "10.244.0.3"]));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.1:9090 10.244.0.2:9090 10.244.0.3:8080"]);
+    cluster.apply(part("web-b", 8080).ready(["10.244.0.3"]));
+    cluster.apply(part("web-a", 8080).ready(["10.244.0.3"]));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.3:8080"]);
+    cluster.apply(part("web-a", 8080).ready(["10.244.0.1"]));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.3:8080"]);
+
+    readiness(&cluster);
+
+    cluster.delete("EndpointSlice", "web-b");
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
+    // The last one goes, and comes back.
+    cluster.delete("EndpointSlice", "web-a");
+    cluster.expect(&["TCP 10.96.0.10:80 refuse"]);
+    cluster.apply(part("web-a", 8080).ready(["10.244.0.1"]));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
+
+    moved_slices(&cluster);
+}
+
+/// Not ready; terminating; back again.
+fn readiness(cluster: &Cluster<'_>) {
+    let both = "TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.3:8080";
+    let set = |endpoint: Endpoint| cluster.apply(part("web-a", 8080).endpoint(endpoint));
+    set(Endpoint::not_ready("10.244.0.1"));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.3:8080"]);
+    set(Endpoint::ready("10.244.0.1"));
+    cluster.expect(&[both]);
+    set(Endpoint::terminating("10.244.0.1", true));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.3:8080"]);
+    // Nobody is ready: one that is on its way out and still answers is better than none.
+    cluster.apply(part("web-b", 8080).endpoint(Endpoint::not_ready("10.244.0.3")));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
+    set(Endpoint::terminating("10.244.0.1", false));
+    cluster.expect(&["TCP 10.96.0.10:80 refuse"]);
+    set(Endpoint::ready("10.244.0.1"));
+    cluster.apply(part("web-b", 8080).ready(["10.244.0.3"]));
+    cluster.expect(&[both]);
+}
+
+/// The label that names the Service is what counts, and it may change.
+fn moved_slices(cluster: &Cluster<'_>) {
+    cluster.apply(Service::new("other").cluster_ips(["10.96.0.11"]).tcp("http", 80, 8080));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 refuse"]);
+    let label = |service: Value| json!({"metadata": {"labels": {"kubernetes.io/service-name": service}}});
+    cluster.patch("EndpointSlice", "web-a", label(json!("other")));
+    cluster.expect(&["TCP 10.96.0.10:80 refuse", "TCP 10.96.0.11:80 10.244.0.1:8080"]);
+    cluster.patch("EndpointSlice", "web-a", label(Value::Null));
+    cluster.expect(&["TCP 10.96.0.10:80 refuse", "TCP 10.96.0.11:80 refuse"]);
+    cluster.patch("EndpointSlice", "web-a", label(json!("web")));
+    cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 refuse"]);
+}
+
+/// The fields that make a Service's type ExternalName; undone by [`cluster_ip`].
+fn external_name() -> Value {
+    json!({"spec": {"type": "ExternalName", "externalName": "example.com", "clusterIP": null, "clusterIPs": null,
+        "ipFamilies": null, "ipFamilyPolicy": null}})
+}
+
+fn cluster_ip() -> Value {
+    json!({"spec": {"type": "ClusterIP", "externalName": null, "clusterIP": VIP}})
+}
+
+#[test]
+fn objects_that_are_not_ours_are_left_out_while_they_are_not() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let agent = cluster.start_agent();
+    let rows = [
+        "TCP 10.96.0.10:80 10.244.0.1:8080",
+        "UDP 10.96.0.10:80 10.244.0.1:5353",
+        "TCP 10.96.0.10:8081 10.244.0.1:9090",
+    ];
+    cluster.apply(dual_stack_service().cluster_ips([VIP]));
+    cluster.apply(slice(Slice::v4("web")).ready(["10.244.0.1"]));
+    cluster.expect(&rows);
+
+    cluster.patch("Service", "web", external_name());
+    cluster.expect(&[]);
+    assert_no_service("TCP", "10.96.0.10:80");
+    cluster.patch("Service", "web", cluster_ip());
+    cluster.expect(&rows);
+
+    // Headless: with endpoints, and without ever a ClusterIP.
+    cluster.apply(Service::new("headless").headless().tcp("http", 80, 8080));
+    cluster.apply(Slice::v4("headless").tcp("http", 8080).ready(["10.244.0.2"]));
+    cluster.expect(&rows);
+
+    // Whatever the label's value.
+    for value in ["another-proxy", ""] {
+        hidden_service(&cluster, value, &rows);
+        hidden_slice(&cluster, value, &rows);
+    }
+    // None of this is worth a complaint.
+    assert!(!agent.log().contains("WARN") && !agent.log().contains("ERROR"), "{}", agent.log());
+}
+
+fn hidden_service(cluster: &Cluster<'_>, value: &str, rows: &[&str]) {
+    let label = |value: Value| json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": value}}});
+    cluster.patch("Service", "web", label(json!(value)));
+    cluster.expect(&[]);
+    assert_no_service("TCP", "10.96.0.10:80");
+    cluster.patch("Service", "web", label(Value::Null));
+    cluster.expect(rows);
+}
+
+fn hidden_slice(cluster: &Cluster<'_>, value: &str, rows: &[&str; 3]) {
+    let label = |value: Value| json!({"metadata": {"labels": {"service.kubernetes.io/headless": value}}});
+    cluster.patch("EndpointSlice", "web-ipv4", label(json!(value)));
+    cluster.expect(&rows.map(without_backends).each_ref().map(String::as_str));
+    cluster.patch("EndpointSlice", "web-ipv4", label(Value::Null));
+    cluster.expect(rows);
+}

@@ -1,0 +1,44 @@
+//! `cproxy cleanup` leaves nothing behind.
+
+use cproxy_tests::echo;
+use cproxy_tests::manifest::{Service, Slice};
+use cproxy_tests::process::cproxy;
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::fixture::{Cluster, PREFIX, assert_no_service};
+use crate::rows;
+
+#[test]
+fn after_cleanup_nothing_is_translated_until_the_agent_is_back() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let mut agent = cluster.start_agent();
+    cluster.apply(Service::new("web").cluster_ips(["10.96.0.10", "fd00:10:96::10"]).tcp("http", 80, 8080));
+    cluster.apply(Slice::v4("web").tcp("http", 8080).ready(["10.244.0.1"]));
+    cluster.apply(Slice::v6("web").tcp("http", 8080).ready(["fd00:10:244::1"]));
+    let rows = ["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP [fd00:10:96::10]:80 [fd00:10:244::1]:8080"];
+    cluster.expect(&rows);
+
+    // Not while an agent is at work.
+    let refused = cproxy(&sandbox, &["cleanup"]);
+    assert_eq!((refused.code, refused.stderr.lines().count()), (1, 1), "{}", refused.stderr);
+    cluster.expect(&rows);
+
+    assert!(agent.stop().success());
+    let (_, kept) = echo::connect_tcp("10.96.0.10:80").unwrap();
+    cproxy(&sandbox, &["cleanup"]).success();
+    assert!(!sandbox.pin_dir().exists(), "{} is still there", sandbox.pin_dir().display());
+    for vip in ["10.96.0.10:80", "[fd00:10:96::10]:80"] {
+        assert_no_service("TCP", vip);
+    }
+    echo::ping_tcp(&kept, "still there?").unwrap();
+    // Whoever has the address now is who answers.
+    sandbox.add_address("10.96.0.10");
+    let _owner = echo::tcp(&sandbox, "10.96.0.10:80", "owner");
+    assert_eq!(rows::ask("TCP", "10.96.0.10:80".parse().unwrap()).unwrap(), "owner");
+    // Again is no mistake.
+    cproxy(&sandbox, &["cleanup"]).success();
+
+    let _agent = cluster.start_agent();
+    cluster.expect(&rows);
+}

@@ -1,0 +1,137 @@
+//! A sandbox with a control plane, pods, and a way to change objects and to know when the agent has seen the change.
+
+use std::cell::Cell;
+use std::io;
+use std::time::Duration;
+
+use cproxy_tests::control_plane::ControlPlane;
+use cproxy_tests::manifest::{Service, Slice};
+use cproxy_tests::process::{Agent, RunningAgent, eventually};
+use cproxy_tests::sandbox::Sandbox;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, Client};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+use crate::rows::{self, Pods, Row};
+
+pub(crate) const PREFIX: &str = "cproxy-cluster";
+
+/// Longer than anything here takes, the agent's pauses between attempts included.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+
+/// The row of `default/kubernetes`, which the API server makes itself.
+pub(crate) const KUBERNETES: &str = "TCP 10.96.0.1:443 192.0.2.1:6443";
+
+/// The marker's ClusterIP and its pod, which nobody connects to.
+const MARKER: &str = "10.96.255.1";
+const MARKER_POD: &str = "10.244.255.1";
+
+/// A control plane, and pods that answer.
+pub(crate) struct Cluster<'s> {
+    pub(crate) sandbox: &'s Sandbox,
+    pub(crate) control_plane: ControlPlane<'s>,
+    pods: Pods<'s>,
+    runtime: Runtime,
+    client: Client,
+    marker_port: Cell<u16>,
+}
+
+impl<'s> Cluster<'s> {
+    pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
+        let control_plane = ControlPlane::start(sandbox);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let client = runtime.block_on(control_plane.client());
+        Self { sandbox, control_plane, pods: Pods::new(sandbox), runtime, client, marker_port: Cell::new(10_000) }
+    }
+
+    /// The API server is back, with all objects.
+    pub(crate) fn start_api_server(&mut self) {
+        self.control_plane.start_api_server();
+        self.client = self.runtime.block_on(self.control_plane.client());
+    }
+
+    /// Creates the object or makes it what is given.
+    pub(crate) fn apply(&self, object: impl Into<Value>) {
+        let object = object.into();
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        let params = PatchParams::apply("cluster-test").force();
+        let applied = self.runtime.block_on(self.api(&object["kind"]).patch(&name, &params, &Patch::Apply(&object)));
+        applied.unwrap_or_else(|error| panic!("cannot apply {object}: {error}"));
+    }
+
+    /// Changes some fields of an object; null removes one.
+    pub(crate) fn patch(&self, kind: &str, name: &str, fields: Value) {
+        let patch = Patch::Merge(&fields);
+        let patched = self.runtime.block_on(self.api(&kind.into()).patch(name, &PatchParams::default(), &patch));
+        patched.unwrap_or_else(|error| panic!("cannot patch {kind} {name} with {fields}: {error}"));
+    }
+
+    pub(crate) fn delete(&self, kind: &str, name: &str) {
+        let deleted = self.runtime.block_on(self.api(&kind.into()).delete(name, &DeleteParams::default()));
+        deleted.unwrap_or_else(|error| panic!("cannot delete {kind} {name}: {error}"));
+    }
+
+    /// An agent with the rights that are documented for it.
+    pub(crate) fn agent(&self) -> Agent<'s> {
+        Agent::new(self.sandbox).kubeconfig(self.control_plane.agent_kubeconfig())
+    }
+
+    /// Starts the agent and waits until it is ready.
+    pub(crate) fn start_agent(&self) -> RunningAgent {
+        let mut agent = self.agent().start();
+        agent.wait_ready(PATIENCE);
+        agent
+    }
+
+    /// Waits until the agent has seen everything up to now. The table must then be exactly these rows beside that of
+    /// `default/kubernetes`, and connections must meet what they say.
+    pub(crate) fn expect(&self, rows: &[&str]) {
+        self.mark();
+        self.assert_table(rows);
+    }
+
+    /// Like [`Cluster::expect`], without an agent or an API server that could change anything.
+    pub(crate) fn assert_table(&self, rows: &[&str]) {
+        let expected = [KUBERNETES].iter().chain(rows).map(|row| Row::parse(row).to_string()).collect::<Vec<_>>();
+        let kernel = rows::in_kernel(self.sandbox);
+        let kernel = kernel.iter().filter(|row| row.frontend.ip().to_string() != MARKER).map(Row::to_string);
+        let kernel = kernel.collect::<Vec<_>>();
+        assert_eq!(kernel, expected, "left is what the kernel holds, right is what it should");
+        self.assert_reachable(rows);
+    }
+
+    /// Connections meet what the rows say.
+    pub(crate) fn assert_reachable(&self, rows: &[&str]) {
+        rows.iter().for_each(|row| self.pods.check(&Row::parse(row)));
+    }
+
+    /// Changes a Service and a slice and waits for both in the kernel: each watch delivers in order.
+    fn mark(&self) {
+        let port = self.marker_port.get() + 1;
+        self.marker_port.set(port);
+        self.apply(Service::new("marker").cluster_ips([MARKER]).tcp("", port, port));
+        self.apply(Slice::v4("marker").tcp("", port).ready([MARKER_POD]));
+        let marker = format!("TCP {MARKER}:{port} {MARKER_POD}:{port}");
+        eventually(PATIENCE, "the marker is in the kernel", || {
+            let rows = rows::in_kernel(self.sandbox).iter().map(Row::to_string).collect::<Vec<_>>();
+            if rows.contains(&marker) { Ok(()) } else { Err(format!("{marker:?} is not in {rows:#?}")) }
+        });
+    }
+
+    fn api(&self, kind: &Value) -> Api<DynamicObject> {
+        let kind = match kind.as_str().unwrap() {
+            "Service" => GroupVersionKind::gvk("", "v1", "Service"),
+            "EndpointSlice" => GroupVersionKind::gvk("discovery.k8s.io", "v1", "EndpointSlice"),
+            other => panic!("no test changes a {other}"),
+        };
+        Api::namespaced_with(self.client.clone(), "default", &ApiResource::from_gvk(&kind))
+    }
+}
+
+/// Nothing translates a connection to `address`, and nothing but a translation leads there.
+pub(crate) fn assert_no_service(protocol: &str, address: &str) {
+    let error = rows::ask(protocol, address.parse().unwrap()).expect_err("there is no way to this address");
+    assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable, "{address}: {error}");
+}

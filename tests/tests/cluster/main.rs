@@ -1,0 +1,24 @@
+//! The agent and a real Kubernetes API server: what is created, changed and deleted there is what the kernel holds and
+//! what connections meet, whatever happens to the agent or to the API server meanwhile.
+//!
+//! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: after a change, a
+//! marker is sent through the same watches ([`fixture::Cluster::expect`]), and the table is compared once that has
+//! arrived.
+
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that finds something else than it expects has failed"
+)]
+
+mod fixture;
+mod rows;
+
+mod access;
+mod changes;
+mod cleanup;
+mod outage;
+mod own_sockets;
+mod restart;

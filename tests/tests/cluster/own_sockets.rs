@@ -1,0 +1,77 @@
+//! The agent depends on the API server, never on the table that it writes itself.
+
+use std::process::Command;
+
+use cproxy_tests::control_plane::{ADDRESS, KUBERNETES_VIP, PORT};
+use cproxy_tests::manifest::{Service, Slice, write};
+use cproxy_tests::process::{Agent, cproxy, run};
+use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::echo;
+
+use crate::fixture::{Cluster, PATIENCE, PREFIX};
+
+#[test]
+fn the_agents_own_connections_are_never_translated() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    // No API server would take this Service: its ClusterIP is the API server's own address.
+    let trap = [
+        Service::new("trap").cluster_ips([ADDRESS]).tcp("", PORT, 7000).into(),
+        Slice::v4("trap").tcp("", 7000).ready(["10.244.0.9"]).into(),
+    ];
+    write(&sandbox.manifest_dir(), "trap.json", trap);
+    let wrong = echo::tcp(&sandbox, "10.244.0.9:7000", "wrong");
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(PATIENCE);
+    assert!(agent.stop().success());
+    assert_eq!(echo::ask_tcp((ADDRESS, PORT)).unwrap().name, "wrong");
+    let trapped = wrong.served();
+
+    // It runs where everybody else is trapped.
+    let mut agent = cluster.agent().placement(Placement::Hooked).start();
+    agent.wait_ready(PATIENCE);
+    assert_eq!(wrong.served(), trapped);
+    cluster.expect(&[]);
+    assert!(agent.stop().success());
+}
+
+#[test]
+fn default_kubernetes_is_for_everybody_but_the_agent() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let vip = format!("https://{KUBERNETES_VIP}");
+    let mut agent = cluster.start_agent();
+    kubectl_through(&cluster, &vip);
+
+    // Without the agent, too.
+    assert!(agent.stop().success());
+    kubectl_through(&cluster, &vip);
+
+    // It goes not through its own table, even though the way is there...
+    let kubeconfig = cluster.control_plane.kubeconfig_at("cproxy", &vip);
+    let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).start();
+    for resource in ["services", "endpointslices"] {
+        let line = agent.wait_log(&format!("{resource} at {vip}"), PATIENCE);
+        assert!(line.contains("unreachable"), "{line}");
+    }
+    assert!(!agent.is_ready());
+    cluster.assert_table(&[]);
+    assert!(agent.stop().success());
+
+    // ...but the way it is told.
+    let direct = cluster.control_plane.server_url();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", &direct]).start();
+    agent.wait_ready(PATIENCE);
+    cluster.expect(&[]);
+    assert_eq!(cproxy(&sandbox, &["cleanup"]).code, 1, "an agent is at work");
+    kubectl_through(&cluster, &vip);
+}
+
+/// As a pod would, kubectl talks to the API server through its ClusterIP.
+fn kubectl_through(cluster: &Cluster<'_>, server: &str) {
+    let mut kubectl = Command::new(cluster.control_plane.binary("kubectl"));
+    kubectl.env("KUBECONFIG", cluster.control_plane.kubeconfig_at("admin", server)).env("HOME", cluster.sandbox.dir());
+    kubectl.args(["get", "service", "kubernetes", "-o", "name"]);
+    let output = run(cluster.sandbox, Placement::Hooked, kubectl, "", PATIENCE).success();
+    assert_eq!(output.stdout, "service/kubernetes\n");
+}

@@ -1,0 +1,122 @@
+//! The kernel's table as rows of text, and connections that check one row.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use cproxy_tests::echo::{self, Server};
+use cproxy_tests::process::cproxy;
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::Value;
+
+/// Connections after which a backend that nobody has met counts as unreachable: by chance, one of three is missed that
+/// often once in 10^35.
+const TRIES: usize = 200;
+
+/// How long an answer may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One frontend: `TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080`, or `TCP 10.96.0.10:80 refuse`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) protocol: String,
+    pub(crate) frontend: SocketAddr,
+    /// Empty if connections are refused.
+    pub(crate) backends: Vec<SocketAddr>,
+}
+
+impl Row {
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut words = text.split(' ');
+        let protocol = words.next().unwrap().to_owned();
+        let frontend = words.next().expect("a row has an address").parse().expect("the second word is an address");
+        let backend = |word: &str| word.parse().unwrap_or_else(|_| panic!("{word:?} is no backend"));
+        let backends = words.filter(|word| *word != "refuse").map(backend).collect();
+        Self { protocol, frontend, backends }
+    }
+
+    fn from_json(row: &Value) -> Self {
+        let address = |object: &Value| {
+            let address = object["address"].as_str().and_then(|text| text.parse::<IpAddr>().ok());
+            SocketAddr::new(address.expect("an address"), object["port"].as_u64().unwrap().try_into().unwrap())
+        };
+        let backends = row["backends"].as_array().unwrap().iter().map(address).collect::<Vec<_>>();
+        let action = if backends.is_empty() { "refuse" } else { "forward" };
+        assert_eq!(row["action"], action, "{row}");
+        Self { protocol: row["protocol"].as_str().unwrap().to_owned(), frontend: address(row), backends }
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.protocol, self.frontend)?;
+        self.backends.iter().try_for_each(|backend| write!(f, " {backend}"))?;
+        f.write_str(if self.backends.is_empty() { " refuse" } else { "" })
+    }
+}
+
+/// What the kernel holds, in the order in which `cproxy get services` prints it.
+pub(crate) fn in_kernel(sandbox: &Sandbox) -> Vec<Row> {
+    let json = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
+    json.as_array().expect("an array of rows").iter().map(Row::from_json).collect()
+}
+
+/// The pods: servers that start when a row first mentions them, and say which address they are.
+pub(crate) struct Pods<'s> {
+    sandbox: &'s Sandbox,
+    servers: RefCell<BTreeMap<(String, SocketAddr), Server>>,
+}
+
+impl<'s> Pods<'s> {
+    pub(crate) fn new(sandbox: &'s Sandbox) -> Self {
+        let pods = (1..=9).flat_map(|n| [format!("10.244.0.{n}"), format!("fd00:10:244::{n}")]);
+        sandbox.add_addresses(pods);
+        Self { sandbox, servers: RefCell::default() }
+    }
+
+    /// Connects to the frontend until each of its backends has answered; nobody else may.
+    pub(crate) fn check(&self, row: &Row) {
+        row.backends.iter().for_each(|backend| self.serve(&row.protocol, *backend));
+        if row.backends.is_empty() {
+            let error = ask(&row.protocol, row.frontend).expect_err("a refused connection");
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{row}: {error}");
+            return;
+        }
+        let mut missing = row.backends.iter().map(SocketAddr::to_string).collect::<BTreeSet<_>>();
+        for _ in 0..TRIES {
+            let name = ask(&row.protocol, row.frontend).unwrap_or_else(|error| panic!("{row}: {error}"));
+            assert!(row.backends.iter().any(|backend| backend.to_string() == name), "{row}: reached {name}");
+            missing.remove(&name);
+            if missing.is_empty() {
+                return;
+            }
+        }
+        panic!("{row}: never reached {missing:?}");
+    }
+
+    fn serve(&self, protocol: &str, address: SocketAddr) {
+        let start = || match protocol {
+            "TCP" => echo::tcp(self.sandbox, address, &address.to_string()),
+            _ => echo::udp(self.sandbox, address, &address.to_string()),
+        };
+        self.servers.borrow_mut().entry((protocol.to_owned(), address)).or_insert_with(start);
+    }
+}
+
+/// Who answers at an address.
+pub(crate) fn ask(protocol: &str, address: SocketAddr) -> io::Result<String> {
+    if protocol == "TCP" {
+        return echo::ask_tcp(address).map(|greeting| greeting.name);
+    }
+    let socket = UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    socket.connect(address)?;
+    socket.send(b"?")?;
+    let mut answer = vec![0; 2048];
+    let length = socket.recv(&mut answer)?;
+    answer.truncate(length);
+    String::from_utf8(answer).map_err(io::Error::other)
+}
