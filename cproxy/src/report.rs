@@ -96,7 +96,8 @@ pub fn json(rows: &[ReportRow]) -> serde_json::Result<String> {
 pub fn text(rows: &[ReportRow]) -> String {
     let header = ["SERVICE", "PORT", "FRONTEND", "SOURCE", "ACTION", "BACKENDS"].map(str::to_owned);
     let lines: Vec<_> = std::iter::once(header).chain(rows.iter().map(cells)).collect();
-    let widths: Vec<_> = (0..6).map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max()).collect();
+    let widths: Vec<_> =
+        (0..6).map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max()).collect();
     let mut text = String::new();
     for line in lines {
         let mut padded = String::new();
@@ -110,7 +111,8 @@ pub fn text(rows: &[ReportRow]) -> String {
 }
 
 fn cells(row: &ReportRow) -> [String; 6] {
-    let or_dash = |cell: &Option<String>| cell.clone().filter(|cell| !cell.is_empty()).unwrap_or_else(|| "-".to_owned());
+    let or_dash =
+        |cell: &Option<String>| cell.clone().filter(|cell| !cell.is_empty()).unwrap_or_else(|| "-".to_owned());
     let frontend = row.frontend().map_or_else(String::new, |frontend| frontend.to_string());
     [or_dash(&row.service), or_dash(&row.port_name), frontend, or_dash(&row.source), row.action.clone(), backends(row)]
 }

@@ -268,14 +268,16 @@ fn a_bad_object_harms_only_itself_and_is_named() {
     let no_ports = Service::new("portless").cluster_ips(["10.96.0.11"]);
     let bad_port = Service::new("odd").cluster_ips(["10.96.0.12"]).tcp("high", 80, 80).port("sctp", "SCTP", 81, 81);
     let bad_ip = Service::new("lost").cluster_ips(["10.96.0.999"]).tcp("http", 80, 80);
-    let bad_slice = Slice::v4("web").name("web-bad").tcp("http", 8080).ready(["not-an-address", "fd00::1", "10.244.0.2"]);
+    let bad_slice =
+        Slice::v4("web").name("web-bad").tcp("http", 8080).ready(["not-an-address", "fd00::1", "10.244.0.2"]);
     let orphan = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "orphan"},
                         "addressType": "IPv4", "endpoints": [], "ports": []});
     let typed = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "typed"},
                        "spec": {"clusterIP": "10.96.0.13", "ports": [{"port": "eighty"}]}});
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}});
     let [service, slice] = web();
-    let objects = [service, slice, no_ports.into(), bad_port.into(), bad_ip.into(), bad_slice.into(), orphan, typed, pod];
+    let objects =
+        [service, slice, no_ports.into(), bad_port.into(), bad_ip.into(), bad_slice.into(), orphan, typed, pod];
     let file = manifest::write(&sandbox.manifest_dir(), "all.json", objects).display().to_string();
 
     let resolve = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &file]).success();

@@ -106,10 +106,10 @@ fn a_sandbox_leaves_nothing_behind_after_a_panic() {
     assert!(!pids.into_iter().any(is_running));
 }
 
-/// Started by the test below, in a process of its own that never comes back.
-#[test]
-#[ignore = "only a part of another test"]
-fn a_sandbox_whose_owner_is_killed() {
+/// Tells the test below that it is the one to be killed.
+const SACRIFICED: &str = "CPROXY_TEST_SACRIFICED";
+
+fn a_sandbox_whose_owner_is_killed() -> ! {
     let sandbox = Sandbox::new(PREFIX);
     drop(sandbox.child_in(sleeper()).spawn());
     println!("{}\n{}", sandbox.cgroup().display(), sandbox.dir().display());
@@ -118,8 +118,12 @@ fn a_sandbox_whose_owner_is_killed() {
 
 #[test]
 fn what_a_killed_process_leaves_is_swept_by_the_next() {
+    const THIS: &str = "what_a_killed_process_leaves_is_swept_by_the_next";
+    if std::env::var_os(SACRIFICED).is_some() {
+        a_sandbox_whose_owner_is_killed();
+    }
     let mut other = Command::new(std::env::current_exe().unwrap());
-    other.args(["--exact", "a_sandbox_whose_owner_is_killed", "--ignored", "--nocapture", "--test-threads=1"]);
+    other.args(["--exact", THIS, "--nocapture", "--test-threads=1"]).env(SACRIFICED, "1");
     let output = other.output().unwrap();
     let left = String::from_utf8(output.stdout).unwrap();
     let left = left.lines().filter(|line| line.contains(PREFIX)).filter_map(|line| line.split_whitespace().last());

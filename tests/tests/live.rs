@@ -129,7 +129,7 @@ fn ask_connected_udp(vip: SocketAddr) -> io::Result<String> {
     socket.send(b"who")?;
     let mut buffer = [0; 64];
     let length = socket.recv(&mut buffer)?;
-    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+    Ok(String::from_utf8_lossy(buffer.get(..length).unwrap()).into_owned())
 }
 
 fn ask_tcp(vip: SocketAddr) -> io::Result<String> {
@@ -235,9 +235,8 @@ fn sockets_outside_the_cgroup_are_left_alone() {
 fn a_marked_socket_is_not_translated() {
     let live = Live::start();
     live.sandbox.add_addresses([VIP_V4, VIP_V6]);
-    let _servers = [VIP_V4, VIP_V6].map(|vip| {
-        echo::tcp(&live.sandbox, SocketAddr::new(vip.parse().unwrap(), 80), "the VIP itself")
-    });
+    let _servers = [VIP_V4, VIP_V6]
+        .map(|vip| echo::tcp(&live.sandbox, SocketAddr::new(vip.parse().unwrap(), 80), "the VIP itself"));
     let mut mark = SocketMark::open(&PinDir::new(&live.sandbox.pin_dir())).unwrap();
     for (form, vip) in vips(80) {
         let family = if vip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -322,7 +321,11 @@ fn readiness_and_termination_decide_who_gets_connections() {
     put([Endpoint::ready(pod_v4(1)), Endpoint::not_ready(pod_v4(2)), Endpoint::terminating(pod_v4(3), true)]);
     serving_are(&[1]);
     // Nobody is ready: those that still serve while they end.
-    put([Endpoint::not_ready(pod_v4(1)), Endpoint::terminating(pod_v4(2), false), Endpoint::terminating(pod_v4(3), true)]);
+    put([
+        Endpoint::not_ready(pod_v4(1)),
+        Endpoint::terminating(pod_v4(2), false),
+        Endpoint::terminating(pod_v4(3), true),
+    ]);
     serving_are(&[3]);
     assert_eq!(ask_tcp(vips(80)[0].1).unwrap(), "pod-3");
     put([Endpoint::not_ready(pod_v4(1)), Endpoint::not_ready(pod_v4(2)), Endpoint::terminating(pod_v4(3), false)]);
@@ -457,10 +460,8 @@ fn every_program_stays_within_its_instruction_budget() {
     const BUDGET: u32 = 2_000;
     let live = Live::start();
     let log = live.agent.log();
-    let counts: Vec<u32> = log
-        .split(" instructions verified")
-        .filter_map(|text| text.rsplit_once('(')?.1.parse().ok())
-        .collect();
+    let counts: Vec<u32> =
+        log.split(" instructions verified").filter_map(|text| text.rsplit_once('(')?.1.parse().ok()).collect();
     assert_eq!(counts.len(), 2, "one for each program: {log}");
     assert!(counts.iter().all(|&count| count > 0 && count <= BUDGET), "{counts:?}");
 }

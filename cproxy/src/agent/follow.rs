@@ -47,7 +47,7 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Takes over what is in the kernel.
-    pub(super) fn open(pins: &PinDir, run_dir: RunDir) -> Result<Self, AgentError> {
+    pub(super) fn open(pins: &PinDir, run_dir: RunDir, started: Instant) -> Result<Self, AgentError> {
         let maps = bpf::Table::open(pins)?;
         let table = Table::new(bpf::Table::LIMITS, maps.read()?);
         Ok(Self {
@@ -57,7 +57,7 @@ impl Follower {
             run_dir,
             state: State::FirstSync,
             is_ready: false,
-            started: Instant::now(),
+            started,
             reported: Vec::new(),
         })
     }
@@ -158,7 +158,7 @@ impl Follower {
         }
         self.is_ready = true;
         let (services, frontends) = (self.store.services().count(), self.table.rows().len());
-        tracing::info!("ready after {:?}: {services} Services, {frontends} frontends", self.started.elapsed());
+        tracing::info!("ready after {:.1?}; Services: {services}, frontends: {frontends}", self.started.elapsed());
         self.run_dir.set_ready()
     }
 

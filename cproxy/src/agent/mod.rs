@@ -19,7 +19,7 @@ use crate::{
 };
 use follow::Follower;
 use run_dir::RunDir;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 /// How many batches of events may wait: a bound on memory, not on speed.
 const EVENTS_WAITING_MAX: usize = 256;
@@ -64,6 +64,7 @@ pub enum AgentError {
 /// # Errors
 /// What prevents it from running; nothing is half attached.
 pub async fn run(config: Config) -> Result<(), AgentError> {
+    let started = Instant::now();
     // Whatever can be wrong with the input is found before anything is attached.
     let bootstrap = config.bootstrap.as_deref().map(read_bootstrap).transpose()?;
     let source = prepare(&config.source).await?;
@@ -73,7 +74,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let _lock = pins.lock()?;
     let run_dir = RunDir::create(&config.run_dir)?;
     install(&environment)?;
-    let mut follower = Follower::open(&pins, run_dir)?;
+    let mut follower = Follower::open(&pins, run_dir, started)?;
     if let Some(store) = bootstrap {
         follower.bootstrap(&store)?;
     }

@@ -36,7 +36,9 @@ pub enum EnvironmentError {
     #[error("missing {0}: run cproxy as root or grant CAP_BPF and CAP_NET_ADMIN")]
     Capability(&'static str),
     /// The kernel has no cgroup2.
-    #[error("no cgroup2: the kernel does not list it in /proc/filesystems; build it with CONFIG_CGROUPS and CONFIG_CGROUP_BPF")]
+    #[error(
+        "no cgroup2: the kernel does not list it in /proc/filesystems; build it with CONFIG_CGROUPS and CONFIG_CGROUP_BPF"
+    )]
     NoCgroup2,
     /// cgroup2 exists but could not be mounted.
     #[error("no cgroup2 is mounted and mounting it at {0} failed: {1}; mount it and pass --cgroup")]
@@ -45,10 +47,14 @@ pub enum EnvironmentError {
     #[error("--cgroup {0}: not a cgroup2 directory; pass a directory of a cgroup2 mount (mount -t cgroup2 none DIR)")]
     NotCgroup2(PathBuf),
     /// The pin directory is not on a bpffs.
-    #[error("--pin-dir {0}: not on a bpf filesystem (bpffs); mount one (mount -t bpf bpf DIR) and pass a directory on it")]
+    #[error(
+        "--pin-dir {0}: not on a bpf filesystem (bpffs); mount one (mount -t bpf bpf DIR) and pass a directory on it"
+    )]
     NotBpffs(PathBuf),
     /// bpffs could not be mounted.
-    #[error("no bpf filesystem (bpffs) at {BPFFS_DEFAULT} and mounting it failed: {0}; mount one (mount -t bpf bpf DIR) and pass --pin-dir")]
+    #[error(
+        "no bpf filesystem (bpffs) at {BPFFS_DEFAULT} and mounting it failed: {0}; mount one (mount -t bpf bpf DIR) and pass --pin-dir"
+    )]
     MountBpffs(io::Error),
     /// A file or directory could not be used.
     #[error("{0}: {1}")]
@@ -132,7 +138,8 @@ fn cgroup2_root(run_dir: &Path) -> Result<PathBuf, EnvironmentError> {
         return Err(EnvironmentError::NoCgroup2);
     }
     let dir = run_dir.join("cgroup2");
-    let mounted = fs::create_dir_all(&dir).and_then(|()| Ok(mount("none", &dir, "cgroup2", MountFlags::empty(), None)?));
+    let mounted =
+        fs::create_dir_all(&dir).and_then(|()| Ok(mount("none", &dir, "cgroup2", MountFlags::empty(), None)?));
     mounted.map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
     Ok(dir)
 }

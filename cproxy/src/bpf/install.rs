@@ -37,10 +37,8 @@ pub struct Program {
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 2] = [
-        Self { name: "cproxy_connect4", link: "connect4" },
-        Self { name: "cproxy_connect6", link: "connect6" },
-    ];
+    pub const ALL: [Self; 2] =
+        [Self { name: "cproxy_connect4", link: "connect4" }, Self { name: "cproxy_connect6", link: "connect6" }];
 
     /// The names of all links.
     pub const LINKS: [&'static str; 2] = ["connect4", "connect6"];
@@ -141,9 +139,8 @@ fn attach(
     cgroup: &Path,
     made: &mut Made,
 ) -> Result<(), InstallError> {
-    let failed = |error: &dyn std::fmt::Display| {
-        InstallError::Attach(program.name, cgroup.to_owned(), error.to_string())
-    };
+    let failed =
+        |error: &dyn std::fmt::Display| InstallError::Attach(program.name, cgroup.to_owned(), error.to_string());
     let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
     let pin = pins.object(program.link);
     if let Ok(link) = obj_get(&pin)

@@ -257,9 +257,7 @@ fn list(dir: &Path) -> Result<Vec<String>, PinError> {
 
 fn remove_if_empty(dir: &Path) -> Result<(), PinError> {
     match fs::remove_dir(dir) {
-        Err(error)
-            if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) =>
-        {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {
             Err(PinError::Io(dir.to_owned(), error))
         }
         _ => Ok(()),

@@ -39,12 +39,8 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
         flags: u32,
         old_prog_fd: u32,
     }
-    let mut attr = Attr {
-        link_fd: link.as_raw_fd() as u32,
-        new_prog_fd: program.as_raw_fd() as u32,
-        flags: 0,
-        old_prog_fd: 0,
-    };
+    let mut attr =
+        Attr { link_fd: link.as_raw_fd() as u32, new_prog_fd: program.as_raw_fd() as u32, flags: 0, old_prog_fd: 0 };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
@@ -69,11 +65,8 @@ pub(super) fn link_cgroup_id(link: BorrowedFd<'_>) -> io::Result<u64> {
         info: u64,
     }
     let mut info = Info::default();
-    let mut attr = Attr {
-        bpf_fd: link.as_raw_fd() as u32,
-        info_len: size_of::<Info>() as u32,
-        info: (&raw mut info) as u64,
-    };
+    let mut attr =
+        Attr { bpf_fd: link.as_raw_fd() as u32, info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
     Ok(info.cgroup_id)
 }

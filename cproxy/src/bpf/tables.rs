@@ -58,12 +58,8 @@ struct Mapped {
 
 impl Table {
     /// How much the maps hold.
-    pub const LIMITS: Limits = Limits {
-        frontends: FRONTENDS_MAX,
-        sets: SETS_MAX,
-        slots: BACKENDS_MAX,
-        set_backends: SET_BACKENDS_MAX,
-    };
+    pub const LIMITS: Limits =
+        Limits { frontends: FRONTENDS_MAX, sets: SETS_MAX, slots: BACKENDS_MAX, set_backends: SET_BACKENDS_MAX };
 
     /// Opens the pinned maps for reading and writing.
     ///
@@ -282,11 +278,8 @@ mod tests {
 
     #[test]
     fn keys_and_slots_are_in_network_order() {
-        let frontend_of = |text: &str| Frontend {
-            address: parse_address(text).unwrap(),
-            port: 0x1234,
-            protocol: Protocol::Udp,
-        };
+        let frontend_of =
+            |text: &str| Frontend { address: parse_address(text).unwrap(), port: 0x1234, protocol: Protocol::Udp };
         let v4 = key(frontend_of("10.96.0.10"));
         assert_eq!(v4.address, cproxy_ebpf::v4_mapped(u32::from_ne_bytes([10, 96, 0, 10])));
         assert_eq!((v4.port.to_ne_bytes(), v4.protocol, v4.zero), ([0x12, 0x34], 17, 0));

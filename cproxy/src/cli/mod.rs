@@ -25,7 +25,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Follow Services and EndpointSlices and keep the kernel's table up to date
-    Run(run::Options),
+    Run(Box<run::Options>),
     /// Print what the kernel holds now; works with the agent dead
     Get(get::Options),
     /// Print what the table would be; touches no kernel
@@ -73,7 +73,7 @@ pub fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     let result = match cli.command {
-        Command::Run(options) => run::run(options),
+        Command::Run(options) => run::run(*options),
         Command::Get(options) => get::run(&options),
         Command::Resolve(options) => resolve::run(&options),
         Command::Cleanup(options) => cleanup::run(&options),

@@ -4,6 +4,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    os::fd::AsRawFd,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -13,9 +14,10 @@ use std::{
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
-use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::net::{TcpSocket, TcpStream};
 use tower::Service;
 
+use super::dns;
 use crate::bpf::SocketMark;
 
 /// A peer that has vanished without a word is noticed after idle + interval x probes.
@@ -23,21 +25,31 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
+/// Marks sockets; shared by all connections of a client.
+#[derive(Clone, Debug)]
+pub(super) struct Mark(Arc<Mutex<SocketMark>>);
+
+impl Mark {
+    pub(super) fn set(&self, socket: &impl AsRawFd) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).mark(socket)
+    }
+}
+
 /// Connects, marked, to the host of a URI.
 #[derive(Clone, Debug)]
 pub(super) struct Dialer {
-    mark: Arc<Mutex<SocketMark>>,
+    mark: Mark,
     timeout: Option<Duration>,
 }
 
 impl Dialer {
     pub(super) fn new(mark: SocketMark, timeout: Option<Duration>) -> Self {
-        Self { mark: Arc::new(Mutex::new(mark)), timeout }
+        Self { mark: Mark(Arc::new(Mutex::new(mark))), timeout }
     }
 
     async fn dial(self, uri: Uri) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{uri}: the host name has no address"));
-        for address in resolve(&uri).await? {
+        for address in self.resolve(&uri).await? {
             match self.connect(address).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
@@ -46,9 +58,19 @@ impl Dialer {
         Err(last)
     }
 
+    async fn resolve(&self, uri: &Uri) -> io::Result<Vec<SocketAddr>> {
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
+        let addresses = match host.parse::<IpAddr>() {
+            Ok(address) => vec![address],
+            Err(_) => dns::resolve(host, &self.mark).await?,
+        };
+        Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
+    }
+
     async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        self.mark.lock().unwrap_or_else(PoisonError::into_inner).mark(&socket)?;
+        self.mark.set(&socket)?;
         socket.set_nodelay(true)?;
         keep_alive(&socket)?;
         let connecting = socket.connect(address);
@@ -64,16 +86,6 @@ fn keep_alive(socket: &TcpSocket) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
     Ok(sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?)
-}
-
-async fn resolve(uri: &Uri) -> io::Result<Vec<SocketAddr>> {
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-    let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(address, port)]);
-    }
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}"));
-    Ok(lookup_host((host, port)).await.map_err(named)?.collect())
 }
 
 impl Service<Uri> for Dialer {

@@ -2,6 +2,7 @@
 
 mod client;
 mod dial;
+mod dns;
 pub mod objects;
 mod watch;
 

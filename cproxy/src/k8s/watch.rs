@@ -83,7 +83,10 @@ async fn follow<K: Watched>(client: Client, url: &Uri, events: mpsc::Sender<Vec<
                     }
                 }
                 Err(error) if can_stream && refuses_streaming(&error) => {
-                    tracing::info!("the API server does not stream lists of {}: listing from its cache", K::plural(&()));
+                    tracing::info!(
+                        "the API server does not stream lists of {}: listing from its cache",
+                        K::plural(&())
+                    );
                     can_stream = false;
                     break;
                 }

@@ -91,7 +91,9 @@ impl Manifest {
             _ if document.is_null() => {}
             ("", "") => self.problem(place, "apiVersion and kind are missing; ignored".to_owned()),
             (_, kind) if SILENTLY_IGNORED.contains(&kind) => {}
-            (version, kind) => self.problem(&format!("kind {kind}"), format!("{version} {kind} is not used by cproxy; ignored")),
+            (version, kind) => {
+                self.problem(&format!("kind {kind}"), format!("{version} {kind} is not used by cproxy; ignored"));
+            }
         }
     }
 
@@ -146,7 +148,8 @@ mod tests {
     use super::*;
 
     const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.0.0.1}\n";
-    const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1}\nports: [{port: 80}]\n";
+    const SLICE: &str =
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1}\nports: [{port: 80}]\n";
 
     fn counts(text: &str) -> (usize, usize, usize) {
         let manifest = parse("f", text).unwrap();

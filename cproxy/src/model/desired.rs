@@ -110,7 +110,11 @@ pub(super) fn precedence(a: (Option<i64>, &ObjectName), b: (Option<i64>, &Object
 
 /// `CategorizeEndpoints` (pkg/proxy/topology.go) for traffic policy Cluster: the ready endpoints, or, if there is none,
 /// those that still serve while they terminate.
-fn eligible_backends<'a>(slices: impl Iterator<Item = &'a SliceRow>, port: &ServicePort, family: Family) -> Vec<Backend> {
+fn eligible_backends<'a>(
+    slices: impl Iterator<Item = &'a SliceRow>,
+    port: &ServicePort,
+    family: Family,
+) -> Vec<Backend> {
     let endpoints = merged_endpoints(slices, port, family);
     let backends = |wanted: fn(&Endpoint) -> bool| -> Vec<Backend> {
         endpoints.iter().filter(|(_, endpoint)| wanted(endpoint)).map(|(&backend, _)| backend).collect()

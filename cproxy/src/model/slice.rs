@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Address, Family, ObjectName, Problem, Protocol, ServiceName, address::parse_address, service::parse_protocol};
+use super::{
+    Address, Family, ObjectName, Problem, Protocol, ServiceName, address::parse_address, service::parse_protocol,
+};
 use crate::k8s::objects::{EndpointConditions, EndpointPortSpec, EndpointSlice, EndpointSpec};
 
 /// Names the Service that a slice belongs to; owner references do not matter.
@@ -58,7 +60,10 @@ impl SliceRow {
             Some("IPv6") => Family::V6,
             Some("FQDN") => return None,
             other => {
-                report("addressType", &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other.unwrap_or("")));
+                report(
+                    "addressType",
+                    &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other.unwrap_or("")),
+                );
                 return None;
             }
         };
@@ -67,11 +72,7 @@ impl SliceRow {
     }
 }
 
-fn service_of(
-    name: &ObjectName,
-    slice: &EndpointSlice,
-    report: &mut impl FnMut(&str, &str),
-) -> Option<ServiceName> {
+fn service_of(name: &ObjectName, slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Option<ServiceName> {
     let labels = slice.metadata.labels.as_ref();
     let label = |key| labels.and_then(|labels| labels.get(key)).map(String::as_str);
     if label(LABEL_HEADLESS).is_some() {
@@ -79,7 +80,10 @@ fn service_of(
     }
     match label(LABEL_SERVICE_NAME).unwrap_or_default() {
         "" => {
-            report("metadata.labels", &format!("no label {LABEL_SERVICE_NAME} names its Service; the slice is ignored"));
+            report(
+                "metadata.labels",
+                &format!("no label {LABEL_SERVICE_NAME} names its Service; the slice is ignored"),
+            );
             None
         }
         service => Some(ServiceName::new(name.namespace.clone(), service)),

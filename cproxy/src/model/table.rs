@@ -205,7 +205,8 @@ impl Table {
     /// The table as it is in force, with what the kernel does not know, sorted by frontend.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
-        let mut rows: Vec<_> = self.claims.iter().filter_map(|(&frontend, claims)| self.row(frontend, claims)).collect();
+        let mut rows: Vec<_> =
+            self.claims.iter().filter_map(|(&frontend, claims)| self.row(frontend, claims)).collect();
         rows.sort_unstable_by_key(|row| row.frontend);
         rows
     }
@@ -314,7 +315,8 @@ impl Table {
         let id = self.kernel.get(&frontend)?;
         let owner = |frontend| self.claims.get(frontend).and_then(|claims| claims.first()).map(|claim| &claim.key);
         let orphan = self.orphans.get(id)?;
-        let is_ours = owner(&frontend) == Some(key) && orphan.frontends.iter().all(|f| owner(f).is_none_or(|o| o == key));
+        let is_ours =
+            owner(&frontend) == Some(key) && orphan.frontends.iter().all(|f| owner(f).is_none_or(|o| o == key));
         is_ours.then(|| self.orphans.remove(id)).flatten().map(|orphan| orphan.set)
     }
 
@@ -431,7 +433,10 @@ impl Table {
     fn frontend_does_not_fit(&mut self, frontend: Frontend) {
         let Some(claim) = self.claims.get(&frontend).and_then(|claims| claims.first()) else { return };
         let name = claim.key.service.clone();
-        self.problem(&name, format!("no room for more than {} frontends; {frontend} is not served", self.limits.frontends));
+        self.problem(
+            &name,
+            format!("no room for more than {} frontends; {frontend} is not served", self.limits.frontends),
+        );
         self.starved.insert(name);
     }
 

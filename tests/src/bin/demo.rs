@@ -7,9 +7,9 @@
 use std::fmt::Display;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::echo::Server;
@@ -99,8 +99,11 @@ fn demonstrate(cluster: bool) -> Result {
     check_machine()?;
     let outside = network_namespace()?;
     let sandbox = Sandbox::new(PREFIX);
-    println!("Everything happens in the sandbox {}; the flags that keep", sandbox.dir().display());
-    println!("cproxy inside it (--cgroup, --pin-dir, --run-dir) are left out of the commands shown here.");
+    println!("Everything happens in a network namespace and a cgroup of its own. The flags that keep cproxy there");
+    println!(
+        "(--cgroup, --pin-dir, --run-dir) are left out of the commands, and {} of paths.",
+        sandbox.dir().display()
+    );
     let traces = [sandbox.cgroup().to_owned(), sandbox.dir().to_owned()];
     tell(&sandbox, cluster)?;
     drop(sandbox);
@@ -154,7 +157,7 @@ fn step_2_agent<'s>(sandbox: &'s Sandbox, cluster: bool) -> Result<(Source<'s>, 
         Source::Manifests(sandbox.manifest_dir())
     };
     source.put(&BACKENDS);
-    say(format!("{} The Service is {VIP} and {VIP_V6}.", source.done(&BACKENDS)));
+    say(source.done(&BACKENDS));
     let agent = start(sandbox, &source)?;
     follow(sandbox, &BACKENDS);
     show_table(sandbox)?;
@@ -265,10 +268,10 @@ impl Source<'_> {
     /// What [`Self::put`] has done, as a sentence.
     fn done(&self, backends: &[Backend]) -> String {
         let names = backends.iter().map(|backend| backend.name).collect::<Vec<_>>().join(", ");
-        let names = if names.is_empty() { "no backend" } else { &names };
+        let names = if names.is_empty() { "none" } else { &names };
         match self {
-            Self::Manifests(_) => format!("manifests/web.json now lists {names}."),
-            Self::ControlPlane(_) => format!("After kubectl apply, the EndpointSlices list {names}."),
+            Self::Manifests(_) => format!("Endpoints in manifests/web.json: {names}."),
+            Self::ControlPlane(_) => format!("Endpoints applied with kubectl: {names}."),
         }
     }
 }
@@ -287,10 +290,13 @@ fn start(sandbox: &Sandbox, source: &Source<'_>) -> Result<RunningAgent> {
         }
     };
     command(format!("cproxy run {flags} &"));
-    let started = Instant::now();
+    let started = SystemTime::now();
     let mut agent = agent.start();
     agent.wait_ready(PATIENCE);
-    print_indented(format!("ready after {}", milliseconds(started)));
+    // When the file appeared, not when this program has seen it: the wait looks less and less often.
+    let ready = fs::metadata(sandbox.run_dir().join("ready")).and_then(|file| file.modified());
+    let ready = ready.map_err(|error| format!("cannot tell when cproxy was ready: {error}"))?;
+    print_indented(format!("ready after {}", milliseconds(ready.duration_since(started).unwrap_or_default())));
     Ok(agent)
 }
 
@@ -306,7 +312,7 @@ fn change(sandbox: &Sandbox, source: &Source<'_>, backends: &[Backend]) {
     source.put(backends);
     let changed = Instant::now();
     follow(sandbox, backends);
-    let followed = milliseconds(changed);
+    let followed = milliseconds(changed.elapsed());
     say(format!("{} The kernel's table follows within {followed}.", source.done(backends)));
 }
 
@@ -444,7 +450,7 @@ fn network_namespace() -> Result<PathBuf> {
 }
 
 /// A path below the sandbox's directory, without the directory.
-fn relative(sandbox: &Sandbox, path: &std::path::Path) -> Result<String> {
+fn relative(sandbox: &Sandbox, path: &Path) -> Result<String> {
     let below = path.strip_prefix(sandbox.dir()).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(below.display().to_string())
 }
@@ -454,9 +460,9 @@ fn ensure(so: bool, sentence: impl FnOnce() -> String) -> Result {
     if so { Ok(()) } else { Err(sentence()) }
 }
 
-/// The time since `start`.
-fn milliseconds(start: Instant) -> String {
-    format!("{} ms", start.elapsed().as_millis())
+/// A short time.
+fn milliseconds(time: Duration) -> String {
+    format!("{} ms", time.as_millis())
 }
 
 /// The heading of a step.

@@ -78,7 +78,8 @@ fn assert_names(sandbox: &Sandbox) {
 fn another_port(cluster: &Cluster<'_>, rows: &[&str; 6]) {
     let service = Service::new("web").cluster_ips([VIP, VIP_V6]);
     cluster.apply(service.tcp("http", 79, 8080).tcp("admin", 8081, 9090).udp("dns", 80, 5353));
-    let changed = ["TCP 10.96.0.10:79 10.244.0.1:8080 10.244.0.2:8080", "TCP [fd00:10:96::10]:79 [fd00:10:244::1]:8080"];
+    let changed =
+        ["TCP 10.96.0.10:79 10.244.0.1:8080 10.244.0.2:8080", "TCP [fd00:10:96::10]:79 [fd00:10:244::1]:8080"];
     cluster.expect(&[changed[0], rows[1], rows[2], changed[1], rows[4], rows[5]]);
     rows::ask("TCP", "10.96.0.10:80".parse().unwrap()).expect_err("the old port leads nowhere");
     cluster.apply(dual_stack_service());

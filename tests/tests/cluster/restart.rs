@@ -1,55 +1,13 @@
 //! The agent ends, by request or by force, and comes back.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use cproxy_tests::echo;
 use cproxy_tests::manifest::{Service, Slice};
 use cproxy_tests::process::{RunningAgent, Signal};
 use cproxy_tests::sandbox::Sandbox;
 
+use crate::client::while_a_client_connects;
 use crate::fixture::{Cluster, PATIENCE, PREFIX, assert_no_service};
-
-/// Between the connections of one client: a thousand a second are enough to meet any gap.
-const PAUSE: Duration = Duration::from_millis(1);
-
-/// Does `work` while a client connects to `vip` again and again, and keeps one connection all the time; none of it may
-/// fail, and only `pod` may answer.
-fn while_a_client_connects<R>(vip: &str, pod: &str, work: impl FnOnce() -> R) -> R {
-    let vip: SocketAddr = vip.parse().unwrap();
-    let (greeting, kept) = echo::connect_tcp(vip).unwrap();
-    assert_eq!(greeting.name, pod);
-    let (is_over, connected) = (AtomicBool::new(false), AtomicBool::new(false));
-    let client = || {
-        while !is_over.load(Ordering::Relaxed) || !connected.load(Ordering::Relaxed) {
-            assert_eq!(echo::ask_tcp(vip).unwrap().name, pod);
-            connected.store(true, Ordering::Relaxed);
-            thread::sleep(PAUSE);
-        }
-    };
-    let result = thread::scope(|scope| {
-        let client = scope.spawn(client);
-        // However the work ends, the client does too.
-        let over = Over(&is_over);
-        let result = work();
-        drop(over);
-        client.join().expect("every connection reaches the pod");
-        result
-    });
-    echo::ping_tcp(&kept, "still there?").unwrap();
-    result
-}
-
-/// Says that it is over, also while a panic unwinds.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// A Service with one port and one pod.
 fn apply(cluster: &Cluster<'_>, name: &str, vip: &str, pod: &str) {
@@ -111,7 +69,7 @@ fn nothing_changes_before_the_first_complete_sync() {
     end(&mut agent, Signal::TERM);
     // The agent that is still alone when it starts does not know of this.
     apply(&cluster, "changes", "10.96.0.11", "10.244.0.3");
-    cluster.control_plane.kill_api_server();
+    cluster.control_plane.stop_api_server();
     while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         let mut agent = cluster.agent().start();
         for resource in ["services", "endpointslices"] {

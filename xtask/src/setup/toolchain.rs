@@ -34,13 +34,13 @@ pub(crate) struct Compiler {
 /// A way to get a compiler, in words and as the function that tries it.
 type Route = (&'static str, fn() -> Result<Compiler>);
 
-/// The ways, in order: first what is there, then what can be installed. Debian's packages come before rustup's download,
-/// which some networks that have a package mirror do not reach, or are not meant to.
+/// The ways, in order: first what is there, then what can be installed. rustup's download comes before Debian's packages,
+/// since it is the ordinary way; where only package mirrors are reached it fails at once.
 const ROUTES: [Route; 4] = [
     ("rustup's nightly", rustup_nightly),
     ("Debian's rustc", debian),
-    ("Debian's rustc, to be installed", debian_install),
     ("rustup's nightly with rust-src added", rustup_install),
+    ("Debian's rustc, to be installed", debian_install),
 ];
 
 /// Makes sure that the toolchain is there and recorded.

@@ -18,10 +18,27 @@ const AMPLE: Limits = Limits { frontends: 64, sets: 64, slots: 512, set_backends
 /// One thing that happens to the cluster or to the agent.
 #[derive(Clone, Debug)]
 enum Step {
-    Service { name: u8, vips: u8, ports: u8, created: u8 },
-    ServiceGone { name: u8 },
-    Slice { name: u8, service: u8, v6: bool, ports: u8, endpoints: u8, not_ready: u8, terminating: u8 },
-    SliceGone { name: u8 },
+    Service {
+        name: u8,
+        vips: u8,
+        ports: u8,
+        created: u8,
+    },
+    ServiceGone {
+        name: u8,
+    },
+    Slice {
+        name: u8,
+        service: u8,
+        v6: bool,
+        ports: u8,
+        endpoints: u8,
+        not_ready: u8,
+        terminating: u8,
+    },
+    SliceGone {
+        name: u8,
+    },
     /// The next step is not seen by the agent, as when a watch breaks.
     Missed(Box<Step>),
     Relist(Kind),
@@ -371,7 +388,13 @@ fn bootstrap_adds_and_never_replaces() {
     let mut cluster = Cluster::default();
     cluster.apply(&Step::Service { name: 0, vips: 0, ports: 0b11, created: 0 });
     cluster.apply(&Step::Slice {
-        name: 0, service: 0, v6: false, ports: 0b11, endpoints: 0b1000, not_ready: 0, terminating: 0,
+        name: 0,
+        service: 0,
+        v6: false,
+        ports: 0b11,
+        endpoints: 0b1000,
+        not_ready: 0,
+        terminating: 0,
     });
     let bootstrap = self::store(cluster.lists());
     let mut table = Table::new(AMPLE, kernel.read_back());

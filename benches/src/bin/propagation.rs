@@ -1,0 +1,345 @@
+//! How long the cluster's changes take to reach connections: from an EndpointSlice's change on a real API server to the
+//! first `connect()` that follows it.
+//!
+//! One endpoint of one Service is replaced again and again, while other Services are present. What the kernel's table
+//! says is asked through the hooks themselves: a UDP socket that connects to the Service sends nothing, and its own
+//! address then tells which backend the hook has chosen. A thread asks with short pauses, because asking without pause
+//! would take one of the CPUs from the agent and the API server.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::mpsc as blocking;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use cproxy_benches::machine::Machine;
+use cproxy_benches::summary::Summary;
+use cproxy_tests::control_plane::ControlPlane;
+use cproxy_tests::manifest::{self, Endpoint};
+use cproxy_tests::process::{Agent, cproxy};
+use cproxy_tests::sandbox::Sandbox;
+use futures_util::TryStreamExt as _;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+const PREFIX: &str = "cproxy-bench";
+
+/// The Service that is followed, and its endpoint before and after a change.
+const SUBJECT: &str = "subject";
+const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 255, 1)), 80);
+const BACKENDS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
+
+/// How many endpoints each of the other Services has.
+const ENDPOINTS: usize = 10;
+
+/// How many objects are created at the same time.
+const CREATED_AT_ONCE: usize = 16;
+
+/// Changes that are not counted: connections and caches are cold.
+const WARM_UP: usize = 5;
+
+/// Between two looks at the table. The kernel's timers add about half as much.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Between two changes: each meets a machine at rest.
+const REST: Duration = Duration::from_millis(20);
+
+/// Longer than a change may ever take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What to measure.
+#[derive(Parser)]
+#[command(name = "propagation", about = "From an EndpointSlice's change to connections that follow it")]
+struct Arguments {
+    /// How many changes are measured
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    changes: u32,
+    /// How many other Services exist, with ten endpoints each
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    services: u32,
+    /// Where every sample goes; default: propagation.json in the directory `bench` of cargo's output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// One change, in milliseconds until a connection follows it. A change can be in force before the API server's answer
+/// is here: then that one is negative.
+#[derive(Clone, Copy)]
+struct Sample {
+    from_sending: f64,
+    from_answer: f64,
+    from_event: f64,
+    answer: f64,
+    resolution: f64,
+}
+
+/// A column of samples.
+struct Clock {
+    name: &'static str,
+    meaning: &'static str,
+    of: fn(&Sample) -> f64,
+}
+
+const CLOCKS: [Clock; 5] = [
+    Clock { name: "from_sending", meaning: "since the change was sent", of: |sample| sample.from_sending },
+    Clock { name: "from_answer", meaning: "since the API server answered", of: |sample| sample.from_answer },
+    Clock { name: "from_event", meaning: "since another client's watch told of it", of: |sample| sample.from_event },
+    Clock { name: "answer", meaning: "(the API server's answer to the change)", of: |sample| sample.answer },
+    Clock { name: "resolution", meaning: "(between two looks at the table)", of: |sample| sample.resolution },
+];
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let sandbox = Sandbox::new(PREFIX);
+    sandbox.add_addresses(BACKENDS);
+    let control_plane = ControlPlane::start(&sandbox);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting tokio")?;
+    let (samples, version) = runtime.block_on(async {
+        let client = control_plane.client().await;
+        let version = client.apiserver_version().await.context("asking for the API server's version")?.git_version;
+        create_objects(&client, arguments.services).await?;
+        let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
+        agent.wait_ready(TIMEOUT);
+        let samples = measure(&client, arguments.changes as usize).await;
+        samples.map(|samples| (samples, version)).with_context(|| format!("the agent's log: {}", agent.tail()))
+    })?;
+    let subject = format!("{}, Kubernetes {version}", cproxy(&sandbox, &["version"]).success().stdout.trim());
+    report(&arguments, &subject, &samples)
+}
+
+/// The Service that is followed, and all the others.
+async fn create_objects(client: &Client, others: u32) -> Result<()> {
+    create(client, objects(SUBJECT, Some(VIP), &[BACKENDS[0]])).await?;
+    let mut creating = JoinSet::new();
+    for other in 0..others {
+        if creating.len() >= CREATED_AT_ONCE {
+            creating.join_next().await.context("nothing is being created")???;
+        }
+        let first = other * ENDPOINTS as u32;
+        let addresses = (first..).map(|n| IpAddr::V4(Ipv4Addr::from_bits(0x0a80_0001 + n)));
+        let objects = objects(&format!("other-{other}"), None, &addresses.take(ENDPOINTS).collect::<Vec<_>>());
+        let client = client.clone();
+        creating.spawn(async move { create(&client, objects).await });
+    }
+    while let Some(created) = creating.join_next().await {
+        created??;
+    }
+    Ok(())
+}
+
+/// A Service with one port, and its slice.
+fn objects(name: &str, vip: Option<SocketAddr>, endpoints: &[IpAddr]) -> (Value, Value) {
+    let port = vip.map_or(80, |vip| vip.port());
+    let service = manifest::Service::new(name).udp("port", port, 8080);
+    let service = vip.into_iter().fold(service, |service, vip| service.cluster_ips([vip.ip()]));
+    (service.into(), manifest::Slice::v4(name).udp("port", 8080).ready(endpoints).into())
+}
+
+async fn create(client: &Client, (service, slice): (Value, Value)) -> Result<()> {
+    let params = PostParams::default();
+    let service: Service = serde_json::from_value(service).context("making a Service")?;
+    let slice: EndpointSlice = serde_json::from_value(slice).context("making an EndpointSlice")?;
+    Api::default_namespaced(client.clone()).create(&params, &service).await.context("creating a Service")?;
+    Api::default_namespaced(client.clone()).create(&params, &slice).await.context("creating an EndpointSlice")?;
+    Ok(())
+}
+
+/// Changes the endpoint again and again.
+async fn measure(client: &Client, changes: usize) -> Result<Vec<Sample>> {
+    let api = Api::<EndpointSlice>::default_namespaced(client.clone());
+    let name = format!("{SUBJECT}-ipv4");
+    let slice = api.get(&name).await.context("reading the EndpointSlice")?;
+    let (heard, mut events) = mpsc::unbounded_channel();
+    let watcher = tokio::spawn(watch(api.clone(), slice.resource_version().unwrap_or_default(), heard));
+    let prober = Prober::start();
+    prober.wait_for(BACKENDS[0]).await.context("waiting for the first backend")?;
+    let mut samples = Vec::with_capacity(changes);
+    for (change, backend) in (1..=WARM_UP + changes).zip(BACKENDS.into_iter().cycle().skip(1)) {
+        tokio::time::sleep(REST).await;
+        let sample = tokio::time::timeout(TIMEOUT, follow(&api, &name, backend, &prober, &mut events)).await;
+        let sample = sample.with_context(|| format!("change {change} does not arrive within {TIMEOUT:?}"))??;
+        if change > WARM_UP {
+            samples.push(sample);
+        }
+    }
+    watcher.abort();
+    Ok(samples)
+}
+
+/// One change.
+async fn follow(
+    api: &Api<EndpointSlice>,
+    name: &str,
+    backend: IpAddr,
+    prober: &Prober,
+    events: &mut mpsc::UnboundedReceiver<(Instant, String)>,
+) -> Result<Sample> {
+    let endpoint = Value::from(manifest::Slice::v4(SUBJECT).endpoint(Endpoint::ready(backend)));
+    let patch = json!({"endpoints": endpoint.get("endpoints")});
+    let seen = prober.wait_for(backend);
+    let sent = Instant::now();
+    let change = async {
+        let changed = api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+        changed.map(|_| Instant::now()).context("changing the EndpointSlice")
+    };
+    let event = async {
+        let address = backend.to_string();
+        while let Some((at, told)) = events.recv().await {
+            if told == address {
+                return Ok(at);
+            }
+        }
+        bail!("the watch has ended")
+    };
+    let (answered, told, seen) = tokio::try_join!(change, event, seen)?;
+    Ok(Sample {
+        from_sending: milliseconds(sent, seen.at),
+        from_answer: milliseconds(answered, seen.at),
+        from_event: milliseconds(told, seen.at),
+        answer: milliseconds(sent, answered),
+        resolution: milliseconds(seen.last_look, seen.at),
+    })
+}
+
+/// From one moment to another, which may be the earlier one.
+fn milliseconds(from: Instant, to: Instant) -> f64 {
+    let signed = to.checked_duration_since(from).map(|time| time.as_secs_f64());
+    signed.unwrap_or_else(|| -(from - to).as_secs_f64()) * 1e3
+}
+
+/// Tells when the API server tells of each change: what any client can know.
+async fn watch(
+    api: Api<EndpointSlice>,
+    mut version: String,
+    heard: mpsc::UnboundedSender<(Instant, String)>,
+) -> Result<()> {
+    let params = WatchParams::default().fields(&format!("metadata.name={SUBJECT}-ipv4"));
+    loop {
+        let mut stream = pin!(api.watch(&params, &version).await?);
+        while let Some(event) = stream.try_next().await? {
+            let at = Instant::now();
+            let WatchEvent::Modified(slice) = event else { continue };
+            version = slice.resource_version().unwrap_or_default();
+            let address = slice.endpoints.unwrap_or_default().into_iter().find_map(|e| e.addresses.into_iter().next());
+            heard.send((at, address.unwrap_or_default()))?;
+        }
+    }
+}
+
+/// When a backend was first chosen.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// When the look that met it was over.
+    at: Instant,
+    /// When the look before began: then it was not there yet.
+    last_look: Instant,
+}
+
+/// A backend to wait for, and whom to tell.
+type Wanted = (IpAddr, oneshot::Sender<std::io::Result<Seen>>);
+
+/// The thread that asks the kernel. It ends when this value is dropped.
+struct Prober {
+    wanted: blocking::Sender<Wanted>,
+}
+
+impl Prober {
+    fn start() -> Self {
+        let (wanted, orders) = blocking::channel::<Wanted>();
+        thread::spawn(move || {
+            for (backend, answer) in orders {
+                // Whoever asked may have given up.
+                drop(answer.send(wait_until_chosen(backend)));
+            }
+        });
+        Self { wanted }
+    }
+
+    /// Starts to look at once, not when the answer is awaited.
+    fn wait_for(&self, backend: IpAddr) -> impl Future<Output = Result<Seen>> {
+        let (answer, answered) = oneshot::channel();
+        let ordered = self.wanted.send((backend, answer));
+        async move {
+            ordered.context("the probing thread has ended")?;
+            answered.await.context("the probing thread has ended")?.context("connecting to the Service")
+        }
+    }
+}
+
+fn wait_until_chosen(backend: IpAddr) -> std::io::Result<Seen> {
+    let deadline = Instant::now() + TIMEOUT;
+    let mut last_look = Instant::now();
+    while last_look < deadline {
+        let look = Instant::now();
+        if chosen_backend()? == backend {
+            return Ok(Seen { at: Instant::now(), last_look });
+        }
+        last_look = look;
+        thread::sleep(PAUSE);
+    }
+    Err(std::io::Error::other(format!("{VIP} does not lead to {backend} within {TIMEOUT:?}")))
+}
+
+/// Which backend a new connection gets. The backends are addresses of this host, so the address that the kernel gives
+/// the client is the backend's own.
+fn chosen_backend() -> std::io::Result<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect(VIP)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+fn report(arguments: &Arguments, subject: &str, samples: &[Sample]) -> Result<()> {
+    let machine = Machine::this();
+    let Arguments { changes, services, .. } = arguments;
+    println!("propagation: from an EndpointSlice's change on the API server to the first connect() that follows it");
+    println!("machine:     {machine}");
+    println!("versions:    {subject}");
+    println!("changes:     {changes} of the one endpoint of one Service, one after the other, after {WARM_UP} to warm up");
+    println!("beside it:   {services} Services with {ENDPOINTS} endpoints each");
+    println!("\n{:<42}{}  (ms)", "", Summary::HEADING);
+    let mut summaries = serde_json::Map::new();
+    for Clock { name, meaning, of } in CLOCKS {
+        let summary = Summary::of(samples.iter().map(of)).context("there are no samples")?;
+        println!("{meaning:<42}{summary}");
+        summaries.insert(name.to_owned(), summary.json());
+    }
+    println!("\nThe clock stops when a look at the table has met the new backend: a time is too long by at most the");
+    println!("resolution. It is negative where connections followed before the other party heard of the change.");
+    let output = arguments.output.clone().unwrap_or_else(default_output);
+    let result = json!({
+        "benchmark": "propagation", "unit": "ms", "machine": machine.json(), "versions": subject,
+        "changes": changes, "services": services, "endpoints_per_service": ENDPOINTS,
+        "summary": summaries, "samples": samples.iter().map(json_of).collect::<Vec<_>>(),
+    });
+    write(&output, &result)?;
+    println!("every sample: {}", output.display());
+    Ok(())
+}
+
+fn json_of(sample: &Sample) -> Value {
+    CLOCKS.iter().map(|clock| (clock.name.to_owned(), Value::from((clock.of)(sample)))).collect()
+}
+
+fn write(path: &Path, result: &Value) -> Result<()> {
+    let text = format!("{result:#}\n");
+    let directory = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::write(path, text))
+        .with_context(|| format!("writing {}", path.display()))
+}
+
+/// In cargo's output directory, which the benchmark itself runs from.
+fn default_output() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_default();
+    own.ancestors().nth(2).unwrap_or(Path::new(".")).join("bench/propagation.json")
+}

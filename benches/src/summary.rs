@@ -1,0 +1,65 @@
+//! Many samples in four numbers.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+/// Percentiles by nearest rank: each is a sample that was really taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// Half of the samples are no larger.
+    pub p50: f64,
+    /// Nine of ten are no larger.
+    pub p90: f64,
+    /// Ninety-nine of a hundred are no larger.
+    pub p99: f64,
+    /// None is larger.
+    pub max: f64,
+}
+
+impl Summary {
+    /// The heading over rows of summaries.
+    pub const HEADING: &str = "     p50      p90      p99      max";
+
+    /// Sums up samples; `None` if there are none.
+    #[must_use]
+    pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut sorted = samples.into_iter().collect::<Vec<_>>();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let percentile = |percent: usize| sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?).copied();
+        Some(Self { p50: percentile(50)?, p90: percentile(90)?, p99: percentile(99)?, max: percentile(100)? })
+    }
+
+    /// For a file of results.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({"p50": self.p50, "p90": self.p90, "p99": self.p99, "max": self.max})
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { p50, p90, p99, max } = self;
+        write!(f, "{p50:8.2} {p90:8.2} {p99:8.2} {max:8.2}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_samples() {
+        let hundred = Summary::of((1..=100).rev().map(f64::from)).unwrap();
+        assert_eq!(hundred, Summary { p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 });
+        assert_eq!(Summary::of([-1.0]).unwrap(), Summary { p50: -1.0, p90: -1.0, p99: -1.0, max: -1.0 });
+        assert_eq!(Summary::of([]), None);
+    }
+
+    #[test]
+    fn columns_stand_below_their_headings() {
+        let row = Summary::of([1.0, 1234.5]).unwrap().to_string();
+        assert_eq!(row.len(), Summary::HEADING.len());
+        assert!(row.ends_with("1234.50"), "{row}");
+    }
+}

@@ -1,0 +1,47 @@
+//! A client that never stops: it meets every gap there is.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cproxy_tests::echo;
+
+/// Between the connections of one client: a thousand a second are enough to meet any gap.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Does `work` while a client connects to `vip` again and again, and keeps one connection all the time; none of it may
+/// fail, and only `pod` may answer.
+pub(crate) fn while_a_client_connects<R>(vip: &str, pod: &str, work: impl FnOnce() -> R) -> R {
+    let vip: SocketAddr = vip.parse().unwrap();
+    let (greeting, kept) = echo::connect_tcp(vip).unwrap();
+    assert_eq!(greeting.name, pod);
+    let (is_over, connected) = (AtomicBool::new(false), AtomicBool::new(false));
+    let client = || {
+        while !is_over.load(Ordering::Relaxed) || !connected.load(Ordering::Relaxed) {
+            assert_eq!(echo::ask_tcp(vip).unwrap().name, pod);
+            connected.store(true, Ordering::Relaxed);
+            thread::sleep(PAUSE);
+        }
+    };
+    let result = thread::scope(|scope| {
+        let client = scope.spawn(client);
+        // However the work ends, the client does too.
+        let over = Over(&is_over);
+        let result = work();
+        drop(over);
+        client.join().expect("every connection reaches the pod");
+        result
+    });
+    echo::ping_tcp(&kept, "still there?").unwrap();
+    result
+}
+
+/// Says that it is over, also while a panic unwinds.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
