@@ -17,7 +17,7 @@ use cproxy::bpf::{PinDir, SocketMark};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
-    process::{self, Agent, RunningAgent, cproxy, eventually},
+    process::{self, Agent, Daemon, RunningAgent, cproxy, eventually},
     sandbox::{Placement, Sandbox},
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
@@ -422,18 +422,21 @@ fn the_choice_is_even() {
     drop(live);
 }
 
+fn unreachable_kubeconfig(server: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n"
+    )
+}
+
 #[test]
 fn bootstrap_is_served_until_the_first_complete_sync() {
     let sandbox = Sandbox::new("cproxy-test");
     let _servers = serve_pods(&sandbox);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", objects([3]));
     // An API server that nobody runs.
-    let kubeconfig = manifest::write_text(
-        sandbox.dir(),
-        "kubeconfig",
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n\
-         contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\n",
-    );
+    let text = unreachable_kubeconfig("https://127.0.0.1:1");
+    let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", &text);
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
     agent.wait_log("cannot watch services at https://127.0.0.1:1", SYNC);
     assert!(!agent.is_ready());
@@ -453,6 +456,38 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).arg("--bootstrap").arg(&bootstrap).start();
     agent.wait_ready(SYNC);
     assert_eq!(table(&sandbox), BTreeMap::new());
+}
+
+/// The nameserver in resolv.conf is a ClusterIP whose Service is down, and the same address on this host, where a real
+/// nameserver listens: only sockets that are not translated get an answer.
+#[test]
+fn the_agent_resolves_names_over_untranslated_sockets() {
+    const NAMESERVER: &str = "10.96.0.53";
+    let sandbox = Sandbox::new("cproxy-test");
+    sandbox.add_address(NAMESERVER);
+    let mut dnsmasq = Command::new("dnsmasq");
+    dnsmasq.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--bind-interfaces"]);
+    dnsmasq.args(["--listen-address", NAMESERVER, "--address=/api.example.test/127.0.0.77", "--pid-file="]);
+    let _dnsmasq = Daemon::spawn(&sandbox, "dnsmasq", Placement::Hooked, dnsmasq);
+    let dns = Service::new("dns").cluster_ips([NAMESERVER]).udp("dns", 53, 53).tcp("dns-tcp", 53, 53);
+    manifest::write(&sandbox.manifest_dir(), "dns.json", [dns.into()]);
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    agent.stop();
+    assert!(refused(ask_connected_udp(SocketAddr::new(NAMESERVER.parse().unwrap(), 53))), "its Service is down");
+
+    let resolv_conf =
+        manifest::write_text(sandbox.dir(), "resolv.conf", "nameserver 10.96.0.53\nsearch example.test\n");
+    let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", &unreachable_kubeconfig("https://api:1"));
+    let mut script = Command::new("unshare");
+    script.args(["--mount", "sh", "-euc"]);
+    script.arg("mount --bind $resolv_conf /etc/resolv.conf; exec $cproxy run --kubeconfig $kubeconfig");
+    script.env("resolv_conf", resolv_conf).env("kubeconfig", kubeconfig).env("cproxy", process::cproxy_binary());
+    script.env("CPROXY_CGROUP", sandbox.cgroup()).env("CPROXY_PIN_DIR", sandbox.pin_dir());
+    script.env("CPROXY_RUN_DIR", sandbox.run_dir());
+    let mut agent = Daemon::spawn(&sandbox, "cproxy", Placement::Hooked, script);
+    // The name is found by way of the search list; nobody listens at the address.
+    agent.wait_log("127.0.0.77:1: Connection refused", SYNC);
 }
 
 #[test]

@@ -36,8 +36,7 @@ const PREFIX: &str = "cproxy-bench";
 /// The Service that is followed, and its endpoint before and after a change.
 const SUBJECT: &str = "subject";
 const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 255, 1)), 80);
-const BACKENDS: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
+const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
 
 /// How many endpoints each of the other Services has.
 const ENDPOINTS: usize = 10;
@@ -304,7 +303,9 @@ fn report(arguments: &Arguments, subject: &str, samples: &[Sample]) -> Result<()
     println!("propagation: from an EndpointSlice's change on the API server to the first connect() that follows it");
     println!("machine:     {machine}");
     println!("versions:    {subject}");
-    println!("changes:     {changes} of the one endpoint of one Service, one after the other, after {WARM_UP} to warm up");
+    println!(
+        "changes:     {changes} of the one endpoint of one Service, one after the other, after {WARM_UP} to warm up"
+    );
     println!("beside it:   {services} Services with {ENDPOINTS} endpoints each");
     println!("\n{:<42}{}  (ms)", "", Summary::HEADING);
     let mut summaries = serde_json::Map::new();

@@ -115,15 +115,22 @@ impl Resolver {
         names
     }
 
+    /// A failure of one name or one family does not hide what another has.
     async fn resolve(&self, host: &str, mark: &Mark) -> io::Result<Vec<IpAddr>> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it");
         for name in self.candidates(host) {
-            let mut addresses = self.ask(&name, TYPE::A, mark).await?;
-            addresses.extend(self.ask(&name, TYPE::AAAA, mark).await?);
-            if !addresses.is_empty() {
-                return Ok(addresses);
+            let mut found = Vec::new();
+            for kind in [TYPE::A, TYPE::AAAA] {
+                match self.ask(&name, kind, mark).await {
+                    Ok(addresses) => found.extend(addresses),
+                    Err(error) => last = error,
+                }
+            }
+            if !found.is_empty() {
+                return Ok(found);
             }
         }
-        Err(io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it"))
+        Err(last)
     }
 
     /// Asks each nameserver in turn until one answers; "no such name" is an answer without addresses.

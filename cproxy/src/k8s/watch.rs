@@ -139,6 +139,7 @@ fn describe<K: Watched>(error: &Error, url: &Uri) -> String {
              certificate of the kubeconfig or ServiceAccount"
         ),
         kube::Error::Api(status) => format!("cannot {verb} {resource} at {url}: {} ({})", status.message, status.code),
+        kube::Error::Service(cause) => format!("cannot {verb} {resource} at {url}: {}", chain(&**cause)),
         cause => format!("cannot {verb} {resource} at {url}: {}", chain(cause)),
     }
 }

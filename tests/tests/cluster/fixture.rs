@@ -130,6 +130,13 @@ impl<'s> Cluster<'s> {
     }
 }
 
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        // An orderly end would take a second, and nobody is left to mind.
+        self.control_plane.kill_api_server();
+    }
+}
+
 /// Nothing translates a connection to `address`, and nothing but a translation leads there.
 pub(crate) fn assert_no_service(protocol: &str, address: &str) {
     let error = rows::ask(protocol, address.parse().unwrap()).expect_err("there is no way to this address");

@@ -7,9 +7,10 @@ use anyhow::{Context as _, Result, bail};
 use crate::{paths, run};
 
 /// Each command that is called somewhere, with the Debian packages that bring it.
-static COMMANDS: [(&str, &[&str]); 10] = [
+static COMMANDS: [(&str, &[&str]); 11] = [
     ("cc", &["gcc", "libc6-dev"]),
     ("curl", &["curl"]),
+    ("dnsmasq", &["dnsmasq-base"]),
     ("ip", &["iproute2"]),
     ("nm", &["binutils"]),
     ("nsenter", &["util-linux"]),
