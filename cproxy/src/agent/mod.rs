@@ -171,7 +171,7 @@ async fn stop_signal() -> &'static str {
     }
 }
 
-/// What `cproxy install` does: the child's part of [`install`].
+/// What `cproxy install` does in the child that [`run`] starts.
 ///
 /// # Errors
 /// As [`bpf::install`].

@@ -100,6 +100,9 @@ struct Set {
     id: u32,
     extent: Extent,
     backends: Arc<[Backend]>,
+    /// Written by the agent before this one, perhaps for another Service, and not yet confirmed or replaced: it serves
+    /// the frontends that have it already and no others.
+    is_inherited: bool,
 }
 
 /// A set from before the restart, and the frontends that point at it.
@@ -150,7 +153,7 @@ impl Table {
         let ids = kernel.sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
         let ids = Slots::new(0, limits.sets, ids);
         let orphan = |(id, set): (u32, KernelSet)| {
-            let set = Set { id, extent: extent(&set), backends: set.backends.into() };
+            let set = Set { id, extent: extent(&set), backends: set.backends.into(), is_inherited: true };
             (id, Orphan { set, frontends: Vec::new() })
         };
         let mut orphans: HashMap<u32, Orphan> = kernel.sets.into_iter().map(orphan).collect();
@@ -302,7 +305,7 @@ impl Table {
         };
         let (set, outcome) = match self.publish_changed(&old, key, row, plan) {
             Ok(Some(set)) => (set, Ok(())),
-            Ok(None) => (old, Ok(())),
+            Ok(None) => (Set { is_inherited: false, ..old }, Ok(())),
             Err(message) => (old, Err(format!("{message}; its last backends stay"))),
         };
         self.sets.insert(key.clone(), set);
@@ -367,7 +370,7 @@ impl Table {
             _ => row.backends.as_slice().into(),
         };
         plan.ops.push(Op::PublishSet { set: id, first_slot: extent.first, count: extent.count as u16 });
-        Set { id, extent, backends }
+        Set { id, extent, backends, is_inherited: false }
     }
 
     /// Takes from an allocator; if it has run dry, drains and tries once more.
@@ -414,8 +417,9 @@ impl Table {
 
     /// The set that a frontend should have: of its claims the first whose set could be published.
     fn wanted(&self, frontend: Frontend) -> Option<u32> {
-        let mut claims = self.claims.get(&frontend)?.iter();
-        claims.find_map(|claim| self.sets.get(&claim.key)).map(|set| set.id)
+        let now = self.kernel.get(&frontend);
+        let mut sets = self.claims.get(&frontend)?.iter().filter_map(|claim| self.sets.get(&claim.key));
+        sets.find(|set| !set.is_inherited || now == Some(&set.id)).map(|set| set.id)
     }
 
     fn put(&mut self, frontend: Frontend, set: u32, plan: &mut Plan) {

@@ -382,6 +382,30 @@ fn what_does_not_change_the_table_writes_nothing() {
     assert_eq!(Table::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
 }
 
+/// The new owner of a frontend has too many endpoints, so the frontend keeps another Service's set, and does so over a
+/// restart; when the owner moves to another address, that set must not move with it.
+#[test]
+fn a_set_from_before_the_restart_serves_no_other_frontend() {
+    let slice = |name, service, endpoints| Step::Slice {
+        name,
+        service,
+        v6: true,
+        ports: 1,
+        endpoints,
+        not_ready: 0,
+        terminating: 0,
+    };
+    let steps = [
+        Step::Service { name: 2, vips: 8, ports: 3, created: 0 },
+        slice(2, 2, 0b1),
+        Step::Service { name: 0, vips: 8, ports: 1, created: 0 },
+        slice(0, 0, 0b11_1000),
+        Step::Restart,
+        Step::Service { name: 0, vips: 0, ports: 1, created: 0 },
+    ];
+    play(&steps, Limits { frontends: 4, sets: 3, slots: 1, set_backends: 1 }, |_, _, _| ());
+}
+
 #[test]
 fn bootstrap_adds_and_never_replaces() {
     let (store, _, kernel) = two_endpoints();
