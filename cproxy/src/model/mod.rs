@@ -15,6 +15,8 @@ mod slice;
 mod slots;
 mod store;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use address::{Address, Backend, Family, Frontend, Protocol, parse_address};
 pub use desired::{Action, Row, Source, desired_rows, resolve};
