@@ -166,7 +166,7 @@ impl Follower {
     fn report(&mut self) {
         let problems: Vec<_> = self.table.problems().cloned().collect();
         for problem in problems.iter().filter(|problem| !self.reported.contains(problem)) {
-            tracing::error!("{problem}");
+            tracing::warn!("{problem}");
         }
         self.reported = problems;
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -11,6 +11,8 @@ use cproxy_ebpf::{
     BACKENDS_MAX, Backend, FRONTENDS_MAX, FrontendKey, LAYOUT_VERSION, SETS_MAX, SetId, SetWord, SocketState,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use super::syscalls::{link_detach, obj_get};
 
 /// Why the pins cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -181,6 +183,8 @@ impl PinDir {
                 let is_ours = !own_layout || links.contains(&name.as_str()) || Self::map_names().any(|map| map == name);
                 let path = dir.join(&name);
                 if is_ours {
+                    // Of a map this is an error, and of a link on a cgroup that is gone.
+                    obj_get(&path).and_then(|object| link_detach(object.as_fd())).ok();
                     fs::remove_file(&path).map_err(|error| PinError::Io(path.clone(), error))?;
                     removed.push(path);
                 } else {

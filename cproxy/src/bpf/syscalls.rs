@@ -14,6 +14,7 @@ use std::{
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// Opens a pinned object.
 pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
@@ -42,6 +43,16 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     let mut attr =
         Attr { link_fd: link.as_raw_fd() as u32, new_prog_fd: program.as_raw_fd() as u32, flags: 0, old_prog_fd: 0 };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Detaches a link; when it returns, the hook runs without the program (kernel 5.9). Closing the last descriptor of a link
+/// detaches it too, but later, from a work queue (kernel/bpf/syscall.c, `bpf_link_put`).
+pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct Attr {
+        link_fd: u32,
+    }
+    bpf(BPF_LINK_DETACH, &mut Attr { link_fd: link.as_raw_fd() as u32 }).map(drop)
 }
 
 /// The id of the cgroup that a link is on: the inode number of its directory, or 0 if it is gone.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use http::Uri;
+use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::{PinDirOption, RunDirOption};
 use crate::{
@@ -94,6 +95,8 @@ fn start_log(level: LogLevel) {
         LogLevel::Debug => tracing::Level::DEBUG,
     };
     let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let format = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(is_terminal);
-    format.with_writer(std::io::stderr).init();
+    let format = fmt::layer().with_target(false).with_ansi(is_terminal).with_writer(std::io::stderr);
+    // What libraries have to say, cproxy says in its own words.
+    let own = Targets::new().with_target("cproxy", level);
+    tracing_subscriber::registry().with(format).with(own).init();
 }

@@ -3,7 +3,7 @@
 //! Lists are streamed where the server can; where it refuses, they come from its cache, whole: paging would make it a
 //! quorum read from etcd.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, time::Duration};
 
 use futures_util::StreamExt;
 use http::Uri;
@@ -22,6 +22,10 @@ use super::{
     objects::{EndpointSlice, Service},
 };
 use crate::model::{Event, Kind, ObjectName};
+
+/// The status of a watch that starts before what the server still remembers: no failure, so no back-off.
+const GONE: u16 = 410;
+const RELIST_JITTER_MAX: Duration = Duration::from_millis(500);
 
 /// A kind that is watched.
 trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
@@ -90,10 +94,23 @@ async fn follow<K: Watched>(client: Client, url: &Uri, events: mpsc::Sender<Vec<
                     can_stream = false;
                     break;
                 }
+                Err(Error::WatchError(status)) if status.code == GONE => {
+                    tracing::info!("the watch of {} is too old to be resumed: listing anew", K::plural(&()));
+                    tokio::time::sleep(jitter()).await;
+                    break;
+                }
                 Err(error) => tracing::warn!("{}; trying again", describe::<K>(&error, url)),
             }
         }
     }
+}
+
+/// After an outage all agents of a cluster list at once: this spreads them without making any wait for long.
+fn jitter() -> Duration {
+    let mut bytes = [0; 2];
+    // Without randomness (early in a boot) there is no jitter.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK).ok();
+    RELIST_JITTER_MAX * u32::from(u16::from_ne_bytes(bytes)) / (1 << 16)
 }
 
 fn config<K: Watched>(can_stream: bool) -> Config {

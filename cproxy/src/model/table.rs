@@ -343,7 +343,7 @@ impl Table {
         }
         let is_protected = (&*key.service.namespace, &*key.service.name) == PROTECTED;
         if is_protected && row.backends.is_empty() {
-            return Err("it has no usable endpoints left, which cannot be true of the API server".to_owned());
+            return Err("it has no usable endpoints, and nothing works without the API server".to_owned());
         }
         let extent = self.write(row, plan)?;
         let set = self.point(old.id, extent, row, plan);
