@@ -119,6 +119,12 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
         let path = file(name, text);
         run_fails(&sandbox, &["--kubeconfig", &path], 1, &[&path, needle]);
     }
+    let lost_token = file(
+        "lost-token",
+        "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
+         clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\nusers: [{name: u, user: {tokenFile: /nowhere/token}}]\n",
+    );
+    run_fails(&sandbox, &["--kubeconfig", &lost_token], 1, &["/nowhere/token", "No such file"]);
 }
 
 #[test]

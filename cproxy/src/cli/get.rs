@@ -19,7 +19,7 @@ pub(super) struct Options {
     #[arg(value_enum)]
     what: What,
     /// How to print it
-    #[arg(short, long, value_enum, default_value_t)]
+    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
     #[command(flatten)]
     pin: PinDirOption,

@@ -19,7 +19,7 @@ pub(super) struct Options {
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',', required = true)]
     manifests: Vec<PathBuf>,
     /// How to print the table
-    #[arg(short, long, value_enum, default_value_t)]
+    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Options {
     /// Follow the API server of this kubeconfig; without it and --manifests: of the pod's ServiceAccount
     #[arg(long, env = "CPROXY_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
     kubeconfig: Option<PathBuf>,
-    /// Follow these files or directories instead of an API server
+    /// Follow these files or directories (in the environment: with commas between them) instead of an API server
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',')]
     manifests: Vec<PathBuf>,
     /// Reach the API server here, not through its ClusterIP

@@ -1,8 +1,11 @@
 //! How the API server is found, and a client for it.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use http::Uri;
+use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use kube::{
     Client, Config,
@@ -40,6 +43,9 @@ pub enum ClientError {
          ({0}); with --apiserver URL only its token and ca.crt are needed"
     )]
     NoServiceAccount(String),
+    /// The token cannot be read.
+    #[error("token file {0}: {1}")]
+    Token(PathBuf, std::io::Error),
     /// TLS or the credentials could not be set up.
     #[error("cannot set up the connection to {0}: {1}")]
     Setup(Uri, String),
@@ -58,6 +64,9 @@ pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
         config.cluster_url = url.clone();
     }
     config.tls_server_name = server.tls_server_name.clone().or(config.tls_server_name);
+    if let Some(path) = &config.auth_info.token_file {
+        std::fs::read_to_string(path).map_err(|error| ClientError::Token(path.into(), error))?;
+    }
     Ok(config)
 }
 
@@ -115,15 +124,50 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
 }
 
 fn build(config: &Config, mark: SocketMark) -> kube::Result<Client> {
-    let dialer = Dialer::new(mark, config.connect_timeout);
-    let https = config.rustls_https_connector_with_connector(dialer)?;
+    let mut config = config.clone();
+    let token = config.auth_info.token_file.take().map(TokenFile::new);
+    let https = config.rustls_https_connector_with_connector(Dialer::new(mark, config.connect_timeout))?;
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .layer(config.extra_headers_layer()?)
         .option_layer(config.auth_layer()?)
+        .map_request(move |request| authorize(token.as_ref(), request))
         .map_err(tower::BoxError::from)
         .service(legacy::Client::builder(TokioExecutor::new()).build(https));
-    Ok(Client::new(service, config.default_namespace.clone()))
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// A token that is read anew for each request, of which there are few; kube itself keeps the file's text for a minute and
+/// takes a line's end for a part of the token.
+#[derive(Clone)]
+struct TokenFile {
+    path: PathBuf,
+    last: Arc<Mutex<Option<HeaderValue>>>,
+}
+
+impl TokenFile {
+    fn new(path: String) -> Self {
+        Self { path: path.into(), last: Arc::default() }
+    }
+
+    /// The header as of now; what was read last if the file has gone, as client-go does.
+    fn header(&self) -> Option<HeaderValue> {
+        let text = std::fs::read_to_string(&self.path).ok();
+        let now = text.and_then(|text| HeaderValue::try_from(format!("Bearer {}", text.trim())).ok());
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.is_some() {
+            *last = now;
+        }
+        last.clone()
+    }
+}
+
+fn authorize<Body>(token: Option<&TokenFile>, mut request: Request<Body>) -> Request<Body> {
+    if let Some(mut header) = token.and_then(TokenFile::header) {
+        header.set_sensitive(true);
+        request.headers_mut().insert(AUTHORIZATION, header);
+    }
+    request
 }
 
 /// An error and its causes in one line; parsers' errors come with pictures of the source below the first line.

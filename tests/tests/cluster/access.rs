@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
+use cproxy_tests::control_plane::{ADDRESS, PORT};
 use cproxy_tests::manifest::write_text;
-use cproxy_tests::process::{Agent, RunningAgent, Signal};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary};
+use cproxy_tests::sandbox::{Placement, Sandbox};
 use serde_json::{Value, json};
 
 use crate::fixture::{Cluster, PATIENCE, PREFIX};
@@ -47,6 +49,43 @@ fn missing_rights_are_named_and_used_once_they_are_granted() {
     })]);
     agent.wait_ready(PATIENCE);
     cluster.expect(&[]);
+}
+
+/// Starts the agent as a pod does: with token and ca.crt where a ServiceAccount has them, in a mount namespace of its own,
+/// and the rest from the environment.
+fn start_in_pod(cluster: &Cluster<'_>, environment: &[(&str, &str)]) -> Daemon {
+    let sandbox = cluster.sandbox;
+    let mut pod = Command::new("unshare");
+    pod.args(["--mount", "sh", "-euc"]).arg(
+        "mount -t tmpfs none /var/run; account=/var/run/secrets/kubernetes.io/serviceaccount; mkdir -p $account
+         cp $ca $account/ca.crt; echo $token >$account/token; echo default >$account/namespace; exec $cproxy run",
+    );
+    pod.env("ca", cluster.control_plane.ca_file()).env("token", cluster.control_plane.token("cproxy"));
+    pod.env("cproxy", cproxy_binary()).env("CPROXY_CGROUP", sandbox.cgroup());
+    pod.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+    pod.envs(environment.iter().copied());
+    Daemon::spawn(sandbox, "cproxy", Placement::Hooked, pod)
+}
+
+#[test]
+fn a_pods_service_account_is_enough() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let server = cluster.control_plane.server_url();
+    let (host, port) = (ADDRESS.to_string(), PORT.to_string());
+    // The address in a pod's environment is a ClusterIP, which the agent cannot use: a direct one goes before it.
+    for environment in [
+        &[("CPROXY_APISERVER", server.as_str()), ("KUBERNETES_SERVICE_HOST", "10.96.0.1")][..],
+        &[("CPROXY_APISERVER", server.as_str()), ("CPROXY_TLS_SERVER_NAME", "kubernetes.default.svc")],
+        &[("KUBERNETES_SERVICE_HOST", host.as_str()), ("KUBERNETES_SERVICE_PORT", port.as_str())],
+    ] {
+        let mut agent = start_in_pod(&cluster, environment);
+        agent.wait_log("ready after", PATIENCE);
+        cluster.expect(&[]);
+        agent.stop();
+    }
+    let mut agent = start_in_pod(&cluster, &[("CPROXY_APISERVER", &server), ("CPROXY_TLS_SERVER_NAME", "elsewhere")]);
+    agent.wait_log("certificate", PATIENCE);
 }
 
 /// The agent's kubeconfig with one field changed.
