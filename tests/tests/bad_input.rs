@@ -341,6 +341,45 @@ fn a_file_that_breaks_keeps_its_last_good_content() {
 }
 
 #[test]
+fn a_manifest_directory_that_goes_and_comes_back_is_followed() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let dir = sandbox.dir().join("outer/inner");
+    fs::create_dir_all(&dir).unwrap();
+    manifest::write(&dir, "web.json", web());
+    let mut agent = Agent::new(&sandbox).manifests(&dir).start();
+    agent.wait_ready(SYNC);
+    let frontends = || {
+        let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+        let address = |row: &Value| row["address"].as_str().unwrap_or_default().to_owned();
+        rows.as_array().into_iter().flatten().map(address).collect::<Vec<_>>()
+    };
+    for round in 0..3 {
+        match round {
+            0 => fs::rename(&dir, sandbox.dir().join("away")).unwrap(),
+            1 => fs::remove_dir_all(&dir).unwrap(),
+            _ => fs::remove_dir_all(dir.parent().unwrap()).unwrap(),
+        }
+        agent.wait_until(SYNC, "one complaint for each time", |agent| {
+            let count =
+                agent.log().matches("inner: No such file or directory (os error 2); its last content stays").count();
+            if count > round { Ok(()) } else { Err(count) }
+        });
+        assert_eq!(frontends(), ["10.96.0.10"]);
+        fs::create_dir_all(&dir).unwrap();
+        let [_, slice] = web();
+        let other = Service::new("web").cluster_ips([format!("10.96.0.{}", 20 + round)]).tcp("http", 80, 8080);
+        manifest::write(&dir, "web.json", [other.into(), slice]);
+        let expected = [format!("10.96.0.{}", 20 + round)];
+        eventually(SYNC, "the new directory counts", || {
+            let now = frontends();
+            if now == expected { Ok(()) } else { Err(format!("{now:?}: {}", agent.tail())) }
+        });
+        manifest::write(&dir, "web.json", web());
+        eventually(SYNC, "and is followed", || (frontends() == ["10.96.0.10"]).then_some(()).ok_or("not yet"));
+    }
+}
+
+#[test]
 fn every_flag_can_come_from_the_environment() {
     let sandbox = Sandbox::new("cproxy-test");
     let mut agent = Agent::new(&sandbox).env("CPROXY_MANIFESTS", good(&sandbox)).start();

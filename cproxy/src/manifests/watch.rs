@@ -28,8 +28,18 @@ const DELAY_MAX: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Watcher {
     inotify: AsyncFd<OwnedFd>,
+    paths: Vec<PathBuf>,
     directories: HashMap<i32, PathBuf>,
 }
+
+/// A file that is created is not written yet; see [`is_complete_at_once`].
+const EVENTS: WatchFlags = WatchFlags::CLOSE_WRITE
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::CREATE)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
 
 impl Watcher {
     /// Starts watching; changes from now on are seen by [`watch`].
@@ -39,25 +49,27 @@ impl Watcher {
     pub fn new(paths: &[PathBuf]) -> Result<Self, ManifestError> {
         let failed = |error: rustix::io::Errno| ManifestError::Io("inotify".into(), error.into());
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed)?;
-        let flags = WatchFlags::CLOSE_WRITE
-            | WatchFlags::MOVED_TO
-            | WatchFlags::MOVED_FROM
-            | WatchFlags::DELETE
-            | WatchFlags::CREATE;
-        let mut directories = HashMap::new();
-        for path in paths {
-            let dir = directory(path);
-            let watch = inotify::add_watch(&inotify, dir, flags);
-            directories.insert(watch.map_err(|error| ManifestError::Io(dir.into(), error.into()))?, dir.to_owned());
-        }
         // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and nobody else closes it.
         let inotify = unsafe { AsyncFd::register(inotify) };
         let inotify = inotify.map_err(|error| ManifestError::Io("inotify".into(), error.into()))?;
-        Ok(Self { inotify, directories })
+        let mut watcher = Self { inotify, paths: paths.to_vec(), directories: HashMap::new() };
+        watcher.add_watches().map_err(|(dir, error)| ManifestError::Io(dir, error.into()))?;
+        Ok(watcher)
+    }
+
+    /// Watches the directory of each path or, while that does not exist, the nearest one above it: there its return is
+    /// seen. Watching twice is watching once.
+    fn add_watches(&mut self) -> Result<(), (PathBuf, rustix::io::Errno)> {
+        for path in &self.paths {
+            let dir = directory(path);
+            let watch = inotify::add_watch(self.inotify.get_ref(), dir, EVENTS).map_err(|error| (dir.into(), error))?;
+            self.directories.insert(watch, dir.to_owned());
+        }
+        Ok(())
     }
 
     /// Waits until something has changed and then been quiet.
-    async fn changed(&self) -> io::Result<Change> {
+    async fn changed(&mut self) -> io::Result<Change> {
         let mut change = Change::Paths(BTreeSet::new());
         self.read(&mut change).await?;
         let deadline = tokio::time::Instant::now() + DELAY_MAX;
@@ -65,9 +77,14 @@ impl Watcher {
             let quiet = (tokio::time::Instant::now() + QUIET).min(deadline);
             match tokio::time::timeout_at(quiet, self.read(&mut change)).await {
                 Ok(result) => result?,
-                Err(_) => return Ok(change),
+                Err(_) => break,
             }
         }
+        // Before the files are read: what changes after that is seen.
+        if change == Change::Everything {
+            self.add_watches().map_err(|(_, error)| error)?;
+        }
+        Ok(change)
     }
 
     /// Waits for at least one event and takes in all that there are.
@@ -96,14 +113,16 @@ impl Watcher {
         let Change::Paths(paths) = change else { return };
         let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
         let path = self.directories.get(&event.wd()).and_then(|dir| Some(dir.join(name?)));
+        // A mounted ConfigMap is one directory of links through `..data`, which is replaced as a whole.
+        let is_config_map = name.is_some_and(|name| name.as_bytes().starts_with(b".."));
+        let is_above = |path: &PathBuf| path.is_dir() && self.paths.iter().any(|ours| ours.starts_with(path));
         match path {
-            // A mounted ConfigMap is one directory of links through `..data`, which is replaced as a whole.
-            Some(path) if !name.is_some_and(|name| name.as_bytes().starts_with(b"..")) => {
+            Some(path) if !is_config_map && !is_above(&path) => {
                 if !event.events().contains(ReadFlags::CREATE) || is_complete_at_once(&path) {
                     paths.insert(path);
                 }
             }
-            // The queue has overflowed, or a directory itself has changed.
+            // The queue has overflowed, or a directory itself has come, gone or moved.
             _ => *change = Change::Everything,
         }
     }
@@ -115,18 +134,15 @@ fn is_complete_at_once(path: &Path) -> bool {
 }
 
 fn directory(path: &Path) -> &Path {
-    match path.parent() {
-        _ if path.is_dir() => path,
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
+    let existing = path.ancestors().find(|dir| dir.is_dir());
+    existing.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Sends the files' content now and after every change; ends when nobody listens any more.
 ///
 /// # Errors
 /// inotify fails.
-pub async fn watch(mut files: Files, watcher: Watcher, events: mpsc::Sender<Vec<Event>>) -> io::Result<()> {
+pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) -> io::Result<()> {
     let mut reported = Vec::new();
     loop {
         report(&files, &mut reported);
