@@ -94,6 +94,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
     assert_eq!(cproxy::<&str>(&sandbox, &[]).code, 2);
     assert!(cproxy(&sandbox, &["run", "--help"]).success().stdout.contains("--bootstrap"));
     assert!(cproxy(&sandbox, &["version"]).success().stdout.starts_with("cproxy 0."));
+    assert!(cproxy(&sandbox, &["--version"]).success().stdout.starts_with("cproxy 0."));
 }
 
 #[test]
@@ -243,10 +244,22 @@ fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
     agent.wait_ready(SYNC);
     let second = cproxy(&sandbox, &["run", "--manifests", &manifests.display().to_string()]);
     assert_fails(&second, 1, &["in use by a running cproxy"]);
+    let pin_dir = sandbox.pin_dir().with_file_name("other").display().to_string();
+    let beside = cproxy(&sandbox, &["run", "--manifests", &manifests.display().to_string(), "--pin-dir", &pin_dir]);
+    assert_fails(&beside, 1, &["--run-dir", "in use by a running cproxy"]);
     assert!(agent.is_ready(), "the first is not disturbed");
     assert_fails(&cproxy(&sandbox, &["cleanup"]), 1, &["in use by a running cproxy"]);
-    agent.stop();
+    let unprivileged = under(
+        &sandbox,
+        "setpriv",
+        &["--bounding-set=-all", "--inh-caps=-all"],
+        &["get", "services", "--pin-dir", &sandbox.pin_dir().display().to_string()],
+    );
+    assert_fails(&unprivileged, 1, &["bpf/cproxy/v1/", "Operation not permitted", "CAP_BPF"]);
+    agent.kill();
+    assert!(agent.is_ready(), "a killed agent takes nothing away");
     cproxy(&sandbox, &["cleanup"]).success();
+    assert!(!agent.is_ready(), "nothing is ready without a table");
     assert_fails(&cproxy(&sandbox, &["get", "services"]), 1, &["cproxy run", "--pin-dir"]);
 }
 
@@ -276,6 +289,8 @@ fn a_bad_object_harms_only_itself_and_is_named() {
     let bad_ip = Service::new("lost").cluster_ips(["10.96.0.999"]).tcp("http", 80, 80);
     let bad_slice =
         Slice::v4("web").name("web-bad").tcp("http", 8080).ready(["not-an-address", "fd00::1", "10.244.0.2"]);
+    let no_ip = Service::new("nowhere").tcp("http", 80, 80);
+    let twice = Service::new("zweb").cluster_ips(["10.96.0.10"]).tcp("http", 80, 80).client_ip_affinity(60);
     let orphan = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "orphan"},
                         "addressType": "IPv4", "endpoints": [], "ports": []});
     let typed = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "typed"},
@@ -284,6 +299,7 @@ fn a_bad_object_harms_only_itself_and_is_named() {
     let [service, slice] = web();
     let objects =
         [service, slice, no_ports.into(), bad_port.into(), bad_ip.into(), bad_slice.into(), orphan, typed, pod];
+    let objects = objects.into_iter().chain([no_ip.into(), twice.into()]);
     let file = manifest::write(&sandbox.manifest_dir(), "all.json", objects).display().to_string();
 
     let resolve = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &file]).success();
@@ -302,7 +318,10 @@ fn a_bad_object_harms_only_itself_and_is_named() {
         ["EndpointSlice default/web-bad", "endpoints[0].addresses[0]", "not-an-address"],
         ["EndpointSlice default/web-bad", "endpoints[1].addresses[0]", "addressType"],
         ["EndpointSlice default/orphan", "kubernetes.io/service-name", "ignored"],
-        ["Service default/typed", "eighty", "ignored"],
+        ["Service default/typed", "spec.ports[0].port", "eighty"],
+        ["Service default/nowhere", "spec.clusterIP", "not served"],
+        ["Service default/zweb", "10.96.0.10:80/TCP", "belongs to Service default/web"],
+        ["Service default/zweb", "spec.sessionAffinity", "not supported yet"],
         ["kind Pod", "not used", "ignored"],
     ] {
         for (text, place) in [(&resolve.stderr, "resolve"), (&log, "run")] {

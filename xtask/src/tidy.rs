@@ -10,6 +10,19 @@ use crate::{paths, run};
 /// What may not be in a source file, in two parts so that this file keeps its own rule.
 const FORBIDDEN: [(&str, &str); 3] = [("to", "do!("), ("unimple", "mented!("), ("#[ig", "nore")];
 
+/// Invariants of ARCHITECTURE.md: what code below a path may not mention. `model` does no I/O and has no clock; only the
+/// agent's loop writes maps.
+const INVARIANTS: [(&str, &[&str]); 2] = [
+    (
+        "cproxy/src/model",
+        &["std::fs", "std::io", "std::env", "std::time", "std::net::Tcp", "tokio", "tracing", "bpf::"],
+    ),
+    ("cproxy/src", &["maps.apply("]),
+];
+
+/// The one place that writes maps.
+const WRITER: &str = "cproxy/src/agent/follow.rs";
+
 /// Directories without sources of ours.
 const SKIPPED: [&str; 2] = ["target", ".git"];
 
@@ -47,7 +60,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 fn breaches_of(name: &Path, content: &[u8]) -> Vec<String> {
     let content = String::from_utf8_lossy(content);
     let rules =
-        if name.ends_with("Cargo.toml") { manifest_breaches(name, &content) } else { source_breaches(&content) };
+        if name.ends_with("Cargo.toml") { manifest_breaches(name, &content) } else { source_breaches(name, &content) };
     rules.into_iter().map(|breach| format!("{}: {breach}", name.display())).collect()
 }
 
@@ -57,7 +70,7 @@ fn manifest_breaches(name: &Path, content: &str) -> Vec<String> {
     if is_root || inherits { Vec::new() } else { vec!["lacks `[lints] workspace = true`".to_owned()] }
 }
 
-fn source_breaches(content: &str) -> Vec<String> {
+fn source_breaches(name: &Path, content: &str) -> Vec<String> {
     let words = FORBIDDEN.iter().map(|(start, end)| format!("{start}{end}"));
     let mut breaches: Vec<String> = words
         .filter(|word| content.contains(word))
@@ -66,6 +79,9 @@ fn source_breaches(content: &str) -> Vec<String> {
     if !content.starts_with("//!") {
         breaches.push("starts without a `//!` comment that says what it is for".to_owned());
     }
+    let applying = INVARIANTS.iter().filter(|(path, _)| name.starts_with(path) && name != Path::new(WRITER));
+    let words = applying.flat_map(|(_, words)| words.iter()).filter(|word| content.contains(**word));
+    breaches.extend(words.map(|word| format!("has `{word}`, which ARCHITECTURE.md rules out here")));
     breaches
 }
 
@@ -87,5 +103,14 @@ mod tests {
         assert!(breaches_of(file, b"//! Why.\n").is_empty());
         assert_eq!(breaches_of(file, b"fn main() {}\n").len(), 1);
         assert_eq!(breaches_of(file, format!("//! Why.\n{}{})\n", "to", "do!(").as_bytes()).len(), 1);
+    }
+
+    #[test]
+    fn the_model_stays_pure_and_the_writer_alone() {
+        let breaches = |name: &str, text: &str| breaches_of(Path::new(name), format!("//! x\n{text}").as_bytes()).len();
+        assert_eq!(breaches("cproxy/src/model/store.rs", "use std::fs;"), 1);
+        assert_eq!(breaches("cproxy/src/k8s/dns.rs", "use std::fs;"), 0);
+        assert_eq!(breaches("cproxy/src/cli/get.rs", "maps.apply(&ops)"), 1);
+        assert_eq!(breaches(WRITER, "maps.apply(&ops)"), 0);
     }
 }

@@ -59,7 +59,7 @@ pub enum AgentError {
     SourceEnded(String),
 }
 
-/// Runs until SIGTERM or SIGINT. The hooks and the table stay in the kernel.
+/// Runs until SIGTERM, SIGINT or SIGHUP. The hooks and the table stay in the kernel.
 ///
 /// # Errors
 /// What prevents it from running; nothing is half attached.
@@ -160,7 +160,8 @@ async fn follow_until_stopped(
 
 async fn stop_signal() -> &'static str {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    let [Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)] =
+        [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal)
     else {
         // Without handlers the signals end the process, which is what they are for.
         return std::future::pending().await;
@@ -168,7 +169,16 @@ async fn stop_signal() -> &'static str {
     tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
+        _ = hangup.recv() => "SIGHUP",
     }
+}
+
+/// Takes away what a dead agent has left in its run directory.
+///
+/// # Errors
+/// An agent is alive there, or a file cannot be removed.
+pub fn clear_run_dir(dir: &Path) -> Result<(), AgentError> {
+    run_dir::clear_unused(dir)
 }
 
 /// What `cproxy install` does in the child that [`run`] starts.

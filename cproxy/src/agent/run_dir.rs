@@ -1,9 +1,12 @@
 //! The run directory: `ready` says that the table has been complete since this agent started.
 
 use std::{
-    fs,
+    fs, io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::AgentError;
 use crate::admin;
@@ -12,36 +15,63 @@ const READY: &str = "ready";
 
 /// The run directory of this agent; what it put there goes with it.
 #[derive(Debug)]
-pub(super) struct RunDir(PathBuf);
+pub(super) struct RunDir {
+    dir: PathBuf,
+    /// Held: no other agent uses the directory.
+    _lock: OwnedFd,
+}
 
 impl RunDir {
     /// Makes it, and takes away what a dead agent left.
     pub(super) fn create(dir: &Path) -> Result<Self, AgentError> {
         let failed = |error| AgentError::RunDir(dir.to_owned(), error);
         fs::create_dir_all(dir).map_err(failed)?;
-        let run_dir = Self(dir.to_owned());
-        run_dir.clear();
-        Ok(run_dir)
+        let lock = lock(dir).map_err(failed)?;
+        clear(dir).map_err(failed)?;
+        Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
     /// Lets `ready` appear, whole at once.
     pub(super) fn set_ready(&self) -> Result<(), AgentError> {
-        let temporary = self.0.join(".ready");
-        let failed = |error| AgentError::RunDir(self.0.clone(), error);
+        let temporary = self.dir.join(".ready");
+        let failed = |error| AgentError::RunDir(self.dir.clone(), error);
         fs::write(&temporary, "").map_err(failed)?;
-        fs::rename(&temporary, self.0.join(READY)).map_err(failed)
+        fs::rename(&temporary, self.dir.join(READY)).map_err(failed)
     }
+}
 
-    fn clear(&self) {
-        for name in [READY, admin::SOCKET] {
-            // Not being there is what is wanted.
-            drop(fs::remove_file(self.0.join(name)));
+/// Takes away what a dead agent has left; fails if one is alive.
+pub(super) fn clear_unused(dir: &Path) -> Result<(), AgentError> {
+    let failed = |error| AgentError::RunDir(dir.to_owned(), error);
+    if !dir.is_dir() {
+        return Ok(());
+    }
+    let _lock = lock(dir).map_err(failed)?;
+    clear(dir).map_err(failed)
+}
+
+fn lock(dir: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(dir, flags, Mode::empty())?;
+    match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::other("in use by a running cproxy; pass another one")),
+        result => Ok(result.map(|()| opened)?),
+    }
+}
+
+fn clear(dir: &Path) -> io::Result<()> {
+    for name in [READY, admin::SOCKET] {
+        match fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
     }
+    Ok(())
 }
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        self.clear();
+        // The directory may have gone; then so has what is to be taken away.
+        clear(&self.dir).ok();
     }
 }

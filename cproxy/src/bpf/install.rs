@@ -20,6 +20,7 @@ use aya::{
 
 use super::{
     pins::PinDir,
+    root_cause,
     syscalls::{link_cgroup_id, link_update, obj_get},
 };
 
@@ -187,9 +188,4 @@ fn refused(program: Program, error: &ProgramError) -> InstallError {
         other => (root_cause(other), String::new()),
     };
     InstallError::Load { program: program.name, reason, verifier_log }
-}
-
-/// The innermost error, which is the one that says something.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }

@@ -9,6 +9,11 @@ mod pins;
 mod syscalls;
 mod tables;
 
+/// The innermost error, which is the one that says something.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
+}
+
 pub use environment::{Environment, EnvironmentError};
 pub use install::{InstallError, Program, install};
 pub use pins::{PinDir, PinError, PinLock};

@@ -43,7 +43,7 @@ pub enum PinError {
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
     /// A map could not be asked.
-    #[error("{0}: {1}")]
+    #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
     Map(PathBuf, aya::maps::MapError),
 }
 

@@ -23,7 +23,7 @@ use crate::model::{Address, Backend, Frontend, KernelSet, KernelTable, Limits, O
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// A map could not be opened.
-    #[error("cannot open {0}: {1}")]
+    #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
     Open(PathBuf, MapError),
     /// A map could not be mapped into memory.
     #[error("cannot map {0} into memory: {1}")]

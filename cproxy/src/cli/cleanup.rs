@@ -2,19 +2,26 @@
 
 use clap::Args;
 
-use super::{PinDirOption, print};
-use crate::bpf::{PinDir, Program};
+use super::{PinDirOption, RunDirOption, print};
+use crate::{
+    agent,
+    bpf::{PinDir, Program},
+};
 
 /// Flags of `cproxy cleanup`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
     #[command(flatten)]
     pin: PinDirOption,
+    #[command(flatten)]
+    run: RunDirOption,
 }
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let dir = &options.pin.pin_dir;
     let (removed, foreign) = PinDir::new(dir).remove(&Program::LINKS)?;
+    // No agent runs on these pins; what a killed one has left in the run directory is no longer true.
+    agent::clear_run_dir(&options.run.run_dir)?;
     for path in &foreign {
         eprintln!("cproxy: {}: not cproxy's; left alone", path.display());
     }

@@ -9,14 +9,14 @@ mod version;
 
 use std::{fmt::Display, path::PathBuf, process::ExitCode};
 
-use clap::{Args, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
 /// Wrong usage.
 const EXIT_USAGE: u8 = 2;
 
 /// Kubernetes ClusterIPs inside a microVM, by socket hooks.
 #[derive(Debug, Parser)]
-#[command(name = "cproxy", disable_version_flag = true)]
+#[command(name = "cproxy", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -91,15 +91,17 @@ pub fn main() -> ExitCode {
 
 /// Help goes to stdout as it is; of an error's many lines, the first says what is wrong.
 fn usage(error: &clap::Error) -> ExitCode {
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) {
-        let asked = error.kind() == ErrorKind::DisplayHelp;
+    let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // A closed stdout is no reason to complain.
         drop(error.print());
         return if asked { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
     }
     let text = error.to_string();
     let what: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    complain(&format!("{} (see cproxy --help)", what.join(" ").trim_start_matches("error: ")));
+    let command = std::env::args().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
+    let help = command.map_or_else(|| "cproxy --help".to_owned(), |command| format!("cproxy {command} --help"));
+    complain(&format!("{} (see {help})", what.join(" ").trim_start_matches("error: ")));
     ExitCode::from(EXIT_USAGE)
 }
 

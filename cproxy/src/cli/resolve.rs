@@ -1,14 +1,15 @@
 //! `cproxy resolve`
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use anyhow::bail;
 use clap::Args;
 
 use super::{Format, print_rows};
 use crate::{
+    bpf,
     manifests::Files,
-    model::{self, Store},
+    model::{self, KernelTable, Store, Table},
     report::ReportRow,
 };
 
@@ -27,7 +28,12 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let files = Files::read(&options.manifests)?;
     let mut store = Store::default();
     let problems: Vec<_> = files.events().into_iter().flat_map(|event| store.apply(event)).collect();
-    files.problems().chain(&files.duplicates()).chain(&problems).for_each(|problem| eprintln!("cproxy: {problem}"));
+    // As the agent does it, for what only shows when the Services are put together.
+    let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
+    drop(table.sync(&store));
+    let duplicates = files.duplicates();
+    let all: BTreeSet<_> = files.problems().chain(&duplicates).chain(&problems).chain(table.problems()).collect();
+    all.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
     let rows: Vec<_> = model::resolve(&store).iter().map(ReportRow::from).collect();
     print_rows(&rows, options.output)?;
     if files.has_unread() {

@@ -10,7 +10,10 @@ use hyper_util::{client::legacy, rt::TokioExecutor};
 use kube::{
     Client, Config,
     client::ConfigExt,
-    config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext},
+    config::{
+        AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedAuthInfo, NamedCluster,
+        NamedContext,
+    },
 };
 use tower::ServiceBuilder;
 
@@ -79,7 +82,11 @@ pub fn client(config: &Config, mark: SocketMark) -> Result<Client, ClientError> 
 }
 
 async fn from_kubeconfig(path: &PathBuf) -> Result<Config, String> {
-    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| match error {
+        // It would name the file a second time.
+        KubeconfigError::ReadConfig(error, _) => error.to_string(),
+        error => chain(&error),
+    })?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let config = config.map_err(|error| chain(&error))?;
     if config.proxy_url.is_some() {
@@ -92,6 +99,10 @@ async fn from_kubeconfig(path: &PathBuf) -> Result<Config, String> {
 /// ClusterIP that nobody but cproxy serves.
 async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let Some(url) = url else {
+        tracing::warn!(
+            "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: \
+             if it cannot be reached, pass --apiserver with the API server's real address"
+        );
         return Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)));
     };
     let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");

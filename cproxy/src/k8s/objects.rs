@@ -34,6 +34,10 @@ pub struct ServiceSpec {
     pub ip_families: Option<Vec<String>>,
     /// Its ports.
     pub ports: Option<Vec<ServicePortSpec>>,
+    /// None or ClientIP.
+    pub session_affinity: Option<String>,
+    /// Cluster or Local.
+    pub internal_traffic_policy: Option<String>,
 }
 
 /// One of a Service's ports.

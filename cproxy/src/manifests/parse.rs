@@ -90,6 +90,8 @@ impl Manifest {
             _ if kind.ends_with("List") && depth > 0 => self.take_list(document, place, depth - 1),
             _ if document.is_null() => {}
             ("", "") => self.problem(place, "apiVersion and kind are missing; ignored".to_owned()),
+            ("", kind) => self.problem(place, format!("{kind} without apiVersion; ignored")),
+            (_, "") => self.problem(place, "kind is missing; ignored".to_owned()),
             (_, kind) if SILENTLY_IGNORED.contains(&kind) => {}
             (version, kind) => {
                 self.problem(&format!("kind {kind}"), format!("{version} {kind} is not used by cproxy; ignored"));
@@ -116,8 +118,12 @@ impl Manifest {
 
     fn object<T: DeserializeOwned>(&mut self, document: Value, place: &str, kind: &str) -> Option<T> {
         let metadata = |name: &str| document.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
-        let name = format!("{kind} {}/{}", metadata("namespace").unwrap_or("default"), metadata("name").unwrap_or("?"));
-        match serde_json::from_value(document) {
+        let Some(name) = metadata("name").filter(|name| !name.is_empty()) else {
+            self.problem(place, format!("{kind} without metadata.name; ignored"));
+            return None;
+        };
+        let name = format!("{kind} {}/{name}", metadata("namespace").unwrap_or("default"));
+        match serde_path_to_error::deserialize(document) {
             Ok(object) => Some(object),
             Err(error) => {
                 self.problem(&format!("{place}: {name}"), format!("{error}; the object is ignored"));
@@ -163,7 +169,7 @@ mod tests {
             (format!("---\n{SERVICE}---\n{SLICE}"), (1, 1, 0)),
             (format!("# only a comment\n---\n{SERVICE}---\n"), (1, 0, 0)),
             (r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#.to_owned(), (1, 0, 0)),
-            (r#"{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Service"},{"apiVersion":"v1","kind":"Pod"}]}"#.to_owned(), (1, 0, 1)),
+            (r#"{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}},{"apiVersion":"v1","kind":"Pod"},{"apiVersion":"v1","kind":"Service"}]}"#.to_owned(), (1, 0, 2)),
             (r#"{"apiVersion":"v1","kind":"ServiceList","items":[{"metadata":{"name":"a"}}]}"#.to_owned(), (1, 0, 0)),
             ("kind: Service\napiVersion: v1\nmetadata: {name: a}\nspec: {ports: [{port: high}]}".to_owned(), (0, 0, 1)),
             ("apiVersion: v1\nkind: Node\nmetadata: {name: n}".to_owned(), (0, 0, 0)),

@@ -44,6 +44,7 @@ impl ServiceRow {
         if has_label(service, LABEL_SERVICE_PROXY_NAME) || is_without_cluster_ip(spec, report) {
             return None;
         }
+        report_unsupported(spec, report);
         Some(Self {
             created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             cluster_ips: cluster_ips(spec, report),
@@ -58,11 +59,29 @@ fn has_label(service: &Service, key: &str) -> bool {
 
 /// `ShouldSkipService`: no `clusterIP`, "None", or ExternalName even with one.
 fn is_without_cluster_ip(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> bool {
-    let cluster_ip = spec.cluster_ip.as_deref().unwrap_or_default();
-    if cluster_ip.is_empty() && spec.cluster_ips.as_ref().is_some_and(|addresses| !addresses.is_empty()) {
-        report("spec.clusterIP", "missing although clusterIPs is set; the Service is not served, set both");
+    if spec.type_.as_deref() == Some("ExternalName") {
+        return true;
     }
-    matches!(cluster_ip, "" | "None") || spec.type_.as_deref() == Some("ExternalName")
+    let cluster_ip = spec.cluster_ip.as_deref().unwrap_or_default();
+    if cluster_ip.is_empty() {
+        // An API server assigns one; in a file somebody has to.
+        report("spec.clusterIP", "missing; the Service is not served");
+    }
+    matches!(cluster_ip, "" | "None")
+}
+
+/// What would change where connections go, and has no effect yet.
+fn report_unsupported(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) {
+    let families = spec.ip_families.as_deref().unwrap_or_default();
+    if families.is_empty() && spec.cluster_ips.as_ref().is_some_and(|addresses| addresses.len() > 1) {
+        report("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
+    }
+    if spec.session_affinity.as_deref() == Some("ClientIP") {
+        report("spec.sessionAffinity", "ClientIP is not supported yet; each connection gets any backend");
+    }
+    if spec.internal_traffic_policy.as_deref() == Some("Local") {
+        report("spec.internalTrafficPolicy", "Local is not supported yet; connections go to all nodes");
+    }
 }
 
 /// `GetClusterIPByFamily`, for both families.

@@ -229,7 +229,8 @@ impl Store {
 
 fn object_name(metadata: &kube::core::ObjectMeta) -> Option<ObjectName> {
     let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
-    Some(ObjectName::new(metadata.namespace.as_deref().unwrap_or("default"), name))
+    let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+    Some(ObjectName::new(namespace.unwrap_or("default"), name))
 }
 
 fn nameless(kind: &str) -> Problem {

@@ -139,6 +139,7 @@ pub struct Table {
     /// Services that did not fit and are tried again.
     starved: BTreeSet<ServiceName>,
     problems: BTreeMap<ServiceName, Problem>,
+    conflicts: BTreeMap<Frontend, Problem>,
 }
 
 /// The API server's own Service, on which everything in the cluster depends.
@@ -175,6 +176,7 @@ impl Table {
             is_untouched: true,
             starved: BTreeSet::new(),
             problems: BTreeMap::new(),
+            conflicts: BTreeMap::new(),
         }
     }
 
@@ -214,9 +216,9 @@ impl Table {
         rows
     }
 
-    /// What did not fit or was refused, by Service.
+    /// What did not fit or was refused, by Service, and who else claims a frontend that another Service has.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values()
+        self.problems.values().chain(self.conflicts.values())
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
@@ -396,6 +398,7 @@ impl Table {
     fn place_frontends(&mut self, plan: &mut Plan) {
         let (mut replaced, mut deleted) = (Vec::new(), Vec::new());
         for frontend in std::mem::take(&mut plan.touched) {
+            self.note_conflict(frontend);
             match (self.wanted(frontend), self.kernel.get(&frontend).copied()) {
                 (None, None) => {}
                 (None, Some(_)) => deleted.push(frontend),
@@ -412,6 +415,17 @@ impl Table {
             plan.ops.push(Op::DeleteFrontend { frontend });
             self.kernel.remove(&frontend);
             self.elements_freed = true;
+        }
+    }
+
+    fn note_conflict(&mut self, frontend: Frontend) {
+        match self.claims.get(&frontend).map(Vec::as_slice) {
+            Some([first, second, ..]) => {
+                let message = format!("{frontend} belongs to Service {}, which comes first", first.key.service);
+                let loser = format_args!("Service {}", second.key.service).to_string();
+                self.conflicts.insert(frontend, Problem::new(loser, "", message));
+            }
+            _ => drop(self.conflicts.remove(&frontend)),
         }
     }
 
