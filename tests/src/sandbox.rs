@@ -30,6 +30,11 @@ pub enum Placement {
     Unhooked,
 }
 
+/// Removes what sandboxes with this prefix have left whose processes were killed.
+pub fn sweep(prefix: &str) {
+    directory::sweep(prefix);
+}
+
 /// The sandbox. While it exists, the thread that made it is in its network namespace (so are the threads and processes
 /// it starts from then on), and the whole process is in its cgroup. Dropping it undoes everything, whatever fails; what
 /// a killed process leaves is swept by the next sandbox with its prefix.
