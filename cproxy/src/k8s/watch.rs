@@ -27,6 +27,11 @@ use crate::model::{Event, Kind, ObjectName};
 const GONE: u16 = 410;
 const RELIST_JITTER_MAX: Duration = Duration::from_millis(500);
 
+const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
+/// kube's own pauses between attempts, jitter included, are shorter.
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
+
 /// A kind that is watched.
 trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
     const KIND: Kind;
@@ -78,15 +83,22 @@ async fn follow<K: Watched>(client: Client, url: &Uri, events: mpsc::Sender<Vec<
     loop {
         let api = Api::<K>::all(client.clone());
         let mut stream = std::pin::pin!(watcher::watcher(api, config::<K>(can_stream)).default_backoff());
-        while let Some(item) = stream.next().await {
+        let mut patience = LIST_SILENCE_MAX;
+        loop {
+            let Ok(item) = tokio::time::timeout(patience, stream.next()).await else {
+                tracing::warn!("no word about {} from {url} for {patience:?}; trying again", K::plural(&()));
+                break;
+            };
             match item {
-                Ok(event) => {
+                None => break,
+                Some(Ok(event)) => {
+                    patience = silence_max(&event);
                     let Some(event) = translate(event) else { continue };
                     if events.send(vec![event]).await.is_err() {
                         return;
                     }
                 }
-                Err(error) if can_stream && refuses_streaming(&error) => {
+                Some(Err(error)) if can_stream && refuses_streaming(&error) => {
                     tracing::info!(
                         "the API server does not stream lists of {}: listing from its cache",
                         K::plural(&())
@@ -94,14 +106,26 @@ async fn follow<K: Watched>(client: Client, url: &Uri, events: mpsc::Sender<Vec<
                     can_stream = false;
                     break;
                 }
-                Err(Error::WatchError(status)) if status.code == GONE => {
+                Some(Err(Error::WatchError(status))) if status.code == GONE => {
                     tracing::info!("the watch of {} is too old to be resumed: listing anew", K::plural(&()));
                     tokio::time::sleep(jitter()).await;
                     break;
                 }
-                Err(error) => tracing::warn!("{}; trying again", describe::<K>(&error, url)),
+                Some(Err(error)) => {
+                    tracing::warn!("{}; trying again", describe::<K>(&error, url));
+                    patience = patience.max(LIST_SILENCE_MAX + BACKOFF_MAX);
+                }
             }
         }
+    }
+}
+
+/// How long a server that is alive may say nothing: hardly at all in the middle of a list; after that the server itself
+/// ends each watch within the timeout that kube asks for (290 s).
+fn silence_max<K>(event: &watcher::Event<K>) -> Duration {
+    match event {
+        watcher::Event::Init | watcher::Event::InitApply(_) => LIST_SILENCE_MAX,
+        watcher::Event::InitDone | watcher::Event::Apply(_) | watcher::Event::Delete(_) => WATCH_SILENCE_MAX,
     }
 }
 
