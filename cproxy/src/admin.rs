@@ -7,13 +7,15 @@ use std::{
     io::{self, Read, Write},
     os::unix::net::UnixStream as BlockingStream,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
-    sync::{mpsc, oneshot},
+    sync::{Semaphore, mpsc, oneshot},
 };
 
 use crate::report::ReportRow;
@@ -24,6 +26,8 @@ pub const SOCKET: &str = "cproxy.sock";
 const REQUEST_SERVICES: &str = "services\n";
 const REQUEST_BYTES_MAX: u64 = 64;
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// How many are answered at a time; the others wait. Each holds a copy of the table.
+const CONNECTIONS_MAX: usize = 4;
 
 /// A question to the one task that owns the table.
 pub type Question = oneshot::Sender<Vec<ReportRow>>;
@@ -43,9 +47,18 @@ pub fn listen(run_dir: &Path) -> io::Result<UnixListener> {
 
 /// Answers for ever.
 pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
+        // It is never closed, so there is always a place some time.
+        let place = places.clone().acquire_owned().await.ok();
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(answer_in_time(stream, questions.clone()))),
+            Ok((stream, _)) => {
+                let answer = answer_in_time(stream, questions.clone());
+                drop(tokio::spawn(async move {
+                    answer.await;
+                    drop(place);
+                }));
+            }
             Err(error) => {
                 tracing::warn!("{SOCKET}: {error}");
                 tokio::time::sleep(TIMEOUT).await;
@@ -78,12 +91,22 @@ async fn answer(mut stream: UnixStream, questions: mpsc::Sender<Question>) -> io
 /// # Errors
 /// None is running there, or it does not answer in time.
 pub fn ask_services(run_dir: &Path) -> io::Result<Vec<ReportRow>> {
-    let mut stream = BlockingStream::connect(socket_path(run_dir))?;
+    let mut stream = connect(&socket_path(run_dir))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(REQUEST_SERVICES.as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     Ok(serde_json::from_slice(&answer)?)
+}
+
+/// Connects without waiting: where an agent has stopped and its queue is full, a blocking call would never return.
+fn connect(path: &Path) -> io::Result<BlockingStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = BlockingStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 fn socket_path(run_dir: &Path) -> PathBuf {

@@ -1,6 +1,6 @@
 //! What `cproxy run` was asked to do, validated; no I/O.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use crate::k8s::ApiServer;
 
@@ -26,4 +26,24 @@ pub struct Config {
     pub pin_dir: PathBuf,
     /// Where `ready` and `cproxy.sock` appear.
     pub run_dir: PathBuf,
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Source::ApiServer(server) => server.fmt(f)?,
+            Source::Manifests(paths) => {
+                let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+                write!(f, "manifests {}", paths.join(", "))?;
+            }
+        }
+        if let Some(path) = &self.bootstrap {
+            write!(f, "; bootstrap {}", path.display())?;
+        }
+        match &self.cgroup {
+            Some(dir) => write!(f, "; cgroup {}", dir.display())?,
+            None => write!(f, "; the cgroup2 root")?,
+        }
+        write!(f, "; pins in {}, run directory {}", self.pin_dir.display(), self.run_dir.display())
+    }
 }

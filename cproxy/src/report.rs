@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Action, Backend, Frontend, Protocol, Row};
+use crate::model::{Action, Backend, Frontend, Protocol, Row, printable};
 
 /// How many backends a line of text names before it only counts.
 const BACKENDS_NAMED_MAX: usize = 6;
@@ -111,8 +111,9 @@ pub fn text(rows: &[ReportRow]) -> String {
 }
 
 fn cells(row: &ReportRow) -> [String; 6] {
-    let or_dash =
-        |cell: &Option<String>| cell.clone().filter(|cell| !cell.is_empty()).unwrap_or_else(|| "-".to_owned());
+    let or_dash = |cell: &Option<String>| {
+        cell.as_deref().filter(|cell| !cell.is_empty()).map_or_else(|| "-".to_owned(), printable)
+    };
     let frontend = row.frontend().map_or_else(String::new, |frontend| frontend.to_string());
     [or_dash(&row.service), or_dash(&row.port_name), frontend, or_dash(&row.source), row.action.clone(), backends(row)]
 }

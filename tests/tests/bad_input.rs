@@ -349,6 +349,10 @@ fn a_file_that_breaks_keeps_its_last_good_content() {
     fs::write(&file, "").unwrap();
     agent.wait_log("it is empty", SYNC);
     assert_eq!(backends(), 1);
+    let fifo = sandbox.manifest_dir().join("pipe.yaml");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    fs::rename(&fifo, sandbox.manifest_dir().join("moved-pipe.yaml")).unwrap();
+    agent.wait_log("moved-pipe.yaml: not a regular file", SYNC);
     // Mended, and another one comes and goes.
     let slice = Slice::v4("web").name("more").tcp("http", 8080).ready(["10.244.0.2", "10.244.0.3"]);
     let more = manifest::write(&sandbox.manifest_dir(), "more.json", [slice.into()]);

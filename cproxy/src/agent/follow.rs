@@ -1,6 +1,6 @@
 //! The one writer: events in, map writes out.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use tokio::{
     sync::mpsc,
@@ -19,6 +19,8 @@ use crate::{
 const QUIET: Duration = Duration::from_millis(2);
 /// No event waits longer than this for others.
 const DELAY_MAX: Duration = Duration::from_millis(10);
+/// How often what did not fit is tried again after one batch.
+const RETRIES_MAX: usize = 8;
 /// After a failed write the table is read back and written anew, no more often than this.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -42,7 +44,7 @@ pub(super) struct Follower {
     state: State,
     is_ready: bool,
     started: Instant,
-    reported: Vec<Problem>,
+    reported: BTreeSet<Problem>,
 }
 
 impl Follower {
@@ -58,7 +60,7 @@ impl Follower {
             state: State::FirstSync,
             is_ready: false,
             started,
-            reported: Vec::new(),
+            reported: BTreeSet::new(),
         })
     }
 
@@ -147,7 +149,16 @@ impl Follower {
             State::FirstSync | State::InDoubt { .. } => self.table.sync(&self.store),
         };
         tracing::debug!("writing {} operations", ops.len());
-        self.maps.apply(&ops)
+        self.maps.apply(&ops)?;
+        // What was given up just now may be room for what did not fit before it.
+        for _ in 0..RETRIES_MAX {
+            let ops = self.table.update(&self.store, BTreeSet::new());
+            if ops.is_empty() {
+                break;
+            }
+            self.maps.apply(&ops)?;
+        }
+        Ok(())
     }
 
     fn written(&mut self) -> Result<(), AgentError> {
@@ -164,7 +175,7 @@ impl Follower {
 
     /// Logs the table's problems that are new.
     fn report(&mut self) {
-        let problems: Vec<_> = self.table.problems().cloned().collect();
+        let problems: BTreeSet<_> = self.table.problems().cloned().collect();
         for problem in problems.iter().filter(|problem| !self.reported.contains(problem)) {
             tracing::warn!("{problem}");
         }

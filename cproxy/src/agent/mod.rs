@@ -19,7 +19,7 @@ use crate::{
 };
 use follow::Follower;
 use run_dir::RunDir;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{net::UnixListener, sync::mpsc, time::Instant};
 
 /// How many batches of events may wait: a bound on memory, not on speed.
 const EVENTS_WAITING_MAX: usize = 256;
@@ -73,13 +73,15 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     // Held until the end: the only agent on these pins, and in this run directory.
     let _lock = pins.lock()?;
     let run_dir = RunDir::create(&config.run_dir)?;
+    let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
+    let listener = admin::listen(&config.run_dir).map_err(failed)?;
     install(&environment)?;
     let mut follower = Follower::open(&pins, run_dir, started)?;
     if let Some(store) = bootstrap {
         follower.bootstrap(&store)?;
     }
     let events = start(source, &pins)?;
-    follow_until_stopped(follower, events, &config).await
+    follow_until_stopped(follower, events, listener).await
 }
 
 /// A source that has been found usable and not yet been started.
@@ -144,11 +146,10 @@ fn start(source: Prepared, pins: &PinDir) -> Result<mpsc::Receiver<Vec<Event>>, 
 async fn follow_until_stopped(
     mut follower: Follower,
     events: mpsc::Receiver<Vec<Event>>,
-    config: &Config,
+    listener: UnixListener,
 ) -> Result<(), AgentError> {
-    let (questions, asked) = mpsc::channel(8);
-    let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
-    drop(tokio::spawn(admin::serve(admin::listen(&config.run_dir).map_err(failed)?, questions)));
+    let (questions, asked) = mpsc::channel(1);
+    drop(tokio::spawn(admin::serve(listener, questions)));
     tokio::select! {
         result = follower.follow(events, asked) => result,
         signal = stop_signal() => {

@@ -63,7 +63,7 @@ fn api_server_url(text: &str) -> Result<Uri, String> {
 pub(super) fn run(options: Options) -> anyhow::Result<()> {
     start_log(options.log_level);
     let config = config(options);
-    tracing::info!("cproxy {} {config:?}", env!("CARGO_PKG_VERSION"));
+    tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(agent::run(config))?)
 }

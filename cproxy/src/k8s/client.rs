@@ -17,7 +17,7 @@ use kube::{
 };
 use tower::ServiceBuilder;
 
-use super::dial::Dialer;
+use super::{dial::Dialer, pace::Paced};
 use crate::bpf::SocketMark;
 
 /// Where a pod finds its ServiceAccount.
@@ -32,6 +32,22 @@ pub struct ApiServer {
     pub url: Option<Uri>,
     /// The name that its certificate must have.
     pub tls_server_name: Option<String>,
+}
+
+impl std::fmt::Display for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.kubeconfig {
+            Some(path) => write!(f, "API server of kubeconfig {}", path.display())?,
+            None => write!(f, "API server of the pod's ServiceAccount")?,
+        }
+        if let Some(url) = &self.url {
+            write!(f, ", at {url}")?;
+        }
+        match &self.tls_server_name {
+            Some(name) => write!(f, ", as {name}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Why there is no client.
@@ -139,6 +155,7 @@ fn build(config: &Config, mark: SocketMark) -> kube::Result<Client> {
     let token = config.auth_info.token_file.take().map(TokenFile::new);
     let https = config.rustls_https_connector_with_connector(Dialer::new(mark, config.connect_timeout))?;
     let service = ServiceBuilder::new()
+        .layer_fn(Paced::new)
         .layer(config.base_uri_layer())
         .layer(config.extra_headers_layer()?)
         .option_layer(config.auth_layer()?)

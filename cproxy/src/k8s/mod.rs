@@ -4,6 +4,7 @@ mod client;
 mod dial;
 mod dns;
 pub mod objects;
+mod pace;
 mod watch;
 
 pub use client::{ApiServer, ClientError, client, configure};

@@ -106,7 +106,7 @@ async fn follow<K: Watched>(client: Client, url: &Uri, events: mpsc::Sender<Vec<
                     can_stream = false;
                     break;
                 }
-                Some(Err(Error::WatchError(status))) if status.code == GONE => {
+                Some(Err(error)) if is_gone(&error) => {
                     tracing::info!("the watch of {} is too old to be resumed: listing anew", K::plural(&()));
                     tokio::time::sleep(jitter()).await;
                     break;
@@ -158,6 +158,15 @@ fn translate<K: Watched>(event: watcher::Event<K>) -> Option<Event> {
 /// these codes; what a retry can mend (401, 403, 410, 429, 5xx) says nothing about it.
 fn refuses_streaming(error: &Error) -> bool {
     matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if matches!(status.code, 400 | 405 | 422))
+}
+
+/// 410, as an event or as the answer to the request.
+fn is_gone(error: &Error) -> bool {
+    match error {
+        Error::WatchError(status) => status.code == GONE,
+        Error::WatchStartFailed(kube::Error::Api(status)) => status.code == GONE,
+        _ => false,
+    }
 }
 
 /// One line that names the resource and, where it is a matter of rights, the verb.

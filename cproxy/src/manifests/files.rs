@@ -106,7 +106,7 @@ impl Files {
         self.problems.remove(&file);
         let is_known = matches!(self.files.get(&file), Some(Some(_)));
         let stays = if is_known { "; its last content stays" } else { "; ignored" };
-        let text = match fs::read_to_string(&file) {
+        let text = match self.read_text(&file) {
             Ok(text) if text.is_empty() && is_known => Err("it is empty (delete it to remove its objects)".to_owned()),
             Ok(text) => Ok(text),
             Err(error) => Err(error.to_string()),
@@ -118,6 +118,15 @@ impl Files {
                 self.files.entry(file).or_default();
             }
         }
+    }
+
+    /// Reading a FIFO or a device may never end: such a file counts only if it was asked for by name, and once.
+    fn read_text(&self, file: &Path) -> io::Result<String> {
+        let is_asked_for = self.paths.iter().any(|path| path == file) && !self.files.contains_key(file);
+        if !is_asked_for && !fs::metadata(file)?.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        fs::read_to_string(file)
     }
 
     fn problem(&mut self, path: &Path, message: &str) {

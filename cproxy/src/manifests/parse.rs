@@ -1,5 +1,7 @@
 //! The text of one manifest file: YAML with any number of documents or JSON, objects or Lists of them.
 
+use std::collections::BTreeSet;
+
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -16,7 +18,7 @@ pub struct Manifest {
     /// Its EndpointSlices.
     pub slices: Vec<EndpointSlice>,
     /// What was wrong with single objects.
-    pub problems: Vec<Problem>,
+    pub problems: BTreeSet<Problem>,
 }
 
 /// Kinds that belong to the contract although nothing is read from them yet.
@@ -134,10 +136,7 @@ impl Manifest {
 
     /// One problem for all objects of a kind that is not used.
     fn problem(&mut self, place: &str, message: String) {
-        let problem = Problem::new(place, "", message);
-        if !self.problems.contains(&problem) {
-            self.problems.push(problem);
-        }
+        self.problems.insert(Problem::new(place, "", message));
     }
 }
 

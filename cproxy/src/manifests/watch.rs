@@ -143,7 +143,7 @@ fn directory(path: &Path) -> &Path {
 /// # Errors
 /// inotify fails.
 pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) -> io::Result<()> {
-    let mut reported = Vec::new();
+    let mut reported = BTreeSet::new();
     loop {
         report(&files, &mut reported);
         if events.send(files.events()).await.is_err() {
@@ -155,8 +155,8 @@ pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<
 }
 
 /// Logs the problems that are new.
-fn report(files: &Files, reported: &mut Vec<Problem>) {
-    let problems: Vec<_> = files.problems().cloned().chain(files.duplicates()).collect();
+fn report(files: &Files, reported: &mut BTreeSet<Problem>) {
+    let problems: BTreeSet<_> = files.problems().cloned().chain(files.duplicates()).collect();
     for problem in problems.iter().filter(|problem| !reported.contains(problem)) {
         tracing::warn!("{problem}");
     }

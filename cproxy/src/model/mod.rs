@@ -21,7 +21,7 @@ mod tests;
 pub use address::{Address, Backend, Family, Frontend, Protocol, parse_address};
 pub use desired::{Action, Row, Source, desired_rows, resolve};
 pub use names::{ObjectName, ServiceName};
-pub use problem::Problem;
+pub use problem::{Problem, printable};
 pub use service::{ServicePort, ServiceRow};
 pub use slice::{Endpoint, SlicePort, SliceRow};
 pub use store::{Event, Kind, Store};

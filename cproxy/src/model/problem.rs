@@ -16,8 +16,14 @@ pub struct Problem {
 impl Problem {
     /// A problem of a field of an object.
     pub fn new(object: impl fmt::Display, field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { object: object.to_string(), field: field.into(), message: message.into() }
+        Self { object: printable(&object.to_string()), field: field.into(), message: printable(&message.into()) }
     }
+}
+
+/// Names come from outside: one must not begin a new line of a log or steer a terminal.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
 }
 
 impl fmt::Display for Problem {

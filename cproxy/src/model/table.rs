@@ -257,7 +257,12 @@ impl Table {
             self.claim(row.frontend, Claim { created_s: wish.created_s, key: set_key(row), source: row.source }, plan);
         }
         let after: HashSet<_> = wish.rows.iter().map(set_key).collect();
-        plan.gone.extend(before.iter().map(set_key).filter(|key| !after.contains(key)));
+        for (key, frontend) in before.iter().map(|row| (set_key(row), row.frontend)) {
+            if !after.contains(&key) {
+                plan.gone_from.insert(frontend, key.clone());
+                plan.gone.entry(key).or_default().push(frontend);
+            }
+        }
         if !wish.rows.is_empty() {
             let slim = wish.rows.iter().map(|row| Row { backends: Vec::new(), ..row.clone() });
             self.services.insert(wish.name.clone(), slim.collect());
@@ -302,7 +307,8 @@ impl Table {
 
     /// Brings a set's backends into the kernel: into free slots, then one store. On an error the old set stays.
     fn publish(&mut self, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
-        let Some(old) = self.sets.remove(key).or_else(|| self.take_over(key, row.frontend)) else {
+        let known = self.sets.remove(key).or_else(|| self.take_over(key, row.frontend));
+        let Some(old) = known.or_else(|| self.succeed(key, row.frontend, plan)) else {
             return self.publish_new(key, row, plan);
         };
         let (set, outcome) = match self.publish_changed(&old, key, row, plan) {
@@ -323,6 +329,25 @@ impl Table {
         let is_ours =
             owner(&frontend) == Some(key) && orphan.frontends.iter().all(|f| owner(f).is_none_or(|o| o == key));
         is_ours.then(|| self.orphans.remove(id)).flatten().map(|orphan| orphan.set)
+    }
+
+    /// The set of a Service port that goes in this batch, if all its frontends become this one's: as when a port gets
+    /// another name. The frontends then need not be written at all. A program may still hold the set's id from a frontend
+    /// that was deleted earlier; it must not find another Service's backends there.
+    fn succeed(&mut self, key: &SetKey, frontend: Frontend, plan: &mut Plan) -> Option<Set> {
+        let predecessor = plan.gone_from.get(&frontend)?.clone();
+        let id = self.sets.get(&predecessor)?.id;
+        let is_ours = |frontend: &Frontend| {
+            let owner = self.claims.get(frontend).and_then(|claims| claims.first());
+            owner.is_some_and(|claim| claim.key == *key) && self.kernel.get(frontend) == Some(&id)
+        };
+        if !plan.gone.get(&predecessor)?.iter().all(is_ours) {
+            return None;
+        }
+        if self.elements_freed {
+            self.drain(&mut plan.ops);
+        }
+        self.sets.remove(&predecessor).map(|set| Set { is_inherited: true, ..set })
     }
 
     fn publish_new(&mut self, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
@@ -459,7 +484,7 @@ impl Table {
     }
 
     fn free_sets(&mut self, plan: &Plan) {
-        let gone: Vec<_> = plan.gone.iter().filter_map(|key| self.sets.remove(key)).collect();
+        let gone: Vec<_> = plan.gone.keys().filter_map(|key| self.sets.remove(key)).collect();
         let orphans = if plan.orphans { std::mem::take(&mut self.orphans) } else { HashMap::new() };
         for set in gone.into_iter().chain(orphans.into_values().map(|orphan| orphan.set)) {
             self.slots.give_back(set.extent);
@@ -485,8 +510,9 @@ fn wish(store: &Store, name: ServiceName) -> Wish {
 struct Plan {
     ops: Vec<Op>,
     touched: BTreeSet<Frontend>,
-    /// Sets whose Service port has gone.
-    gone: Vec<SetKey>,
+    /// Service ports that have gone, and the frontends that they had.
+    gone: HashMap<SetKey, Vec<Frontend>>,
+    gone_from: HashMap<Frontend, SetKey>,
     /// Whether sets that were not taken over are given up.
     orphans: bool,
 }

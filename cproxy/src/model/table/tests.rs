@@ -373,6 +373,25 @@ fn a_change_of_endpoints_is_one_write_of_slots_and_one_store() {
     assert!(matches!(ops.as_slice(), [Op::WriteBackends { .. }, Op::PublishSet { count: 3, .. }]), "{ops:?}");
 }
 
+/// Each replaced frontend would cost a grace period.
+#[test]
+fn a_port_that_is_renamed_keeps_its_frontend() {
+    let (mut store, mut table, mut kernel) = two_endpoints();
+    store.take_dirty();
+    let mut renamed = service(0, 0, 1, 0);
+    renamed.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    store.apply(Event::Service(Box::new(renamed)));
+    let mut slice = slice(&endpoints(0b110)).1;
+    slice.ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    store.apply(Event::EndpointSlice(Box::new(slice)));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    let ops = table.update(&store, dirty);
+    assert!(ops.iter().all(|op| matches!(op, Op::WriteBackends { .. } | Op::PublishSet { .. })), "{ops:?}");
+    kernel.run(&ops);
+    assert_eq!(kernel.table(), naive(&store));
+}
+
 #[test]
 fn what_does_not_change_the_table_writes_nothing() {
     let (mut store, mut table, kernel) = two_endpoints();
