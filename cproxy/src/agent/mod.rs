@@ -70,7 +70,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let source = prepare(&config.source).await?;
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
     let pins = PinDir::new(&environment.pin_dir);
-    // Held until the end: the only agent on these pins, and in this run directory.
+    // Held until the end: the only agent on these pins. The run directory has a lock of its own.
     let _lock = pins.lock()?;
     let run_dir = RunDir::create(&config.run_dir)?;
     let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);

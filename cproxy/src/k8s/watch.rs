@@ -193,3 +193,51 @@ fn describe<K: Watched>(error: &Error, url: &Uri) -> String {
         cause => format!("cannot {verb} {resource} at {url}: {}", chain(cause)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: u16) -> Box<kube::core::Status> {
+        serde_json::from_value(serde_json::json!({"code": code, "message": "m", "reason": "r", "status": "Failure"}))
+            .unwrap()
+    }
+
+    #[test]
+    fn gone_is_understood_as_an_event_and_as_an_answer() {
+        assert!(is_gone(&Error::WatchError(status(410))));
+        assert!(is_gone(&Error::WatchStartFailed(kube::Error::Api(status(410)))));
+        assert!(!is_gone(&Error::WatchError(status(500))));
+        assert!(!is_gone(&Error::InitialListFailed(kube::Error::Api(status(410)))), "a list has nothing to be too old");
+    }
+
+    #[test]
+    fn only_a_refusal_of_the_parameter_ends_streaming() {
+        for (code, ends) in [
+            (400, true),
+            (405, true),
+            (422, true),
+            (401, false),
+            (403, false),
+            (410, false),
+            (429, false),
+            (503, false),
+        ] {
+            assert_eq!(refuses_streaming(&Error::WatchStartFailed(kube::Error::Api(status(code)))), ends, "{code}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_permitted_is_named_with_what_to_grant() {
+        let url = Uri::from_static("https://api:6443");
+        let list = describe::<EndpointSlice>(&Error::InitialListFailed(kube::Error::Api(status(403))), &url);
+        assert!(list.starts_with("not permitted to list endpointslices: grant the verbs list and watch"), "{list}");
+        assert!(list.contains("\"discovery.k8s.io\"") && !list.contains('\n'), "{list}");
+    }
+
+    #[test]
+    fn a_list_may_be_silent_for_less_time_than_a_watch() {
+        assert_eq!(silence_max::<Service>(&watcher::Event::Init), LIST_SILENCE_MAX);
+        assert_eq!(silence_max::<Service>(&watcher::Event::InitDone), WATCH_SILENCE_MAX);
+    }
+}

@@ -403,6 +403,52 @@ fn what_does_not_change_the_table_writes_nothing() {
     assert_eq!(Table::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
 }
 
+/// What an agent gave up before it died may still be read when the next one starts to write.
+#[test]
+fn a_new_agent_waits_for_what_the_last_one_gave_up() {
+    let steps = [
+        Step::Service { name: 0, vips: 0, ports: 1, created: 0 },
+        Step::Service { name: 0, vips: 1, ports: 0, created: 0 },
+        Step::Restart,
+        Step::Service { name: 0, vips: 0, ports: 1, created: 0 },
+    ];
+    play(&steps, AMPLE, |kernel, store, _| assert_eq!(kernel.table(), naive(store)));
+}
+
+/// A program still holds the set's id from a frontend that was deleted; then the set goes to another Service's port.
+#[test]
+fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
+    let steps = [
+        Step::Slice { name: 0, service: 1, v6: false, ports: 5, endpoints: 1, not_ready: 0, terminating: 0 },
+        Step::Service { name: 1, vips: 1, ports: 1, created: 0 },
+        Step::Service { name: 1, vips: 12, ports: 5, created: 0 },
+        Step::Service { name: 2, vips: 4, ports: 1, created: 0 },
+        Step::Service { name: 1, vips: 0, ports: 0, created: 0 },
+    ];
+    play(&steps, Limits { frontends: 2, sets: 1, slots: 1, set_backends: 1 }, |_, _, _| ());
+}
+
+/// What did not fit is placed as soon as the batch that makes room has been written, without a further event.
+#[test]
+fn what_did_not_fit_is_placed_once_there_is_room() {
+    let limits = Limits { frontends: 2, ..AMPLE };
+    let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
+    cluster.apply(&Step::Service { name: 0, vips: 0, ports: 1, created: 0 });
+    let mut store = store(cluster.lists());
+    let mut table = Table::new(limits, KernelTable::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    store.take_dirty();
+    let events = [Step::ServiceGone { name: 0 }, Step::Service { name: 1, vips: 5, ports: 1, created: 0 }];
+    events.iter().flat_map(|step| cluster.apply(step)).for_each(|event| drop(store.apply(event)));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    kernel.run(&table.update(&store, dirty));
+    assert_ne!(table.problems.len(), 0, "insertions come before deletions");
+    kernel.run(&table.update(&store, BTreeSet::new()));
+    assert_eq!((kernel.table(), table.problems.len()), (naive(&store), 0));
+}
+
 /// The new owner of a frontend has too many endpoints, so the frontend keeps another Service's set, and does so over a
 /// restart; when the owner moves to another address, that set must not move with it.
 #[test]
