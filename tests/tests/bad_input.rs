@@ -205,6 +205,18 @@ fn cgroup2_and_bpffs_are_mounted_where_they_are_missing() {
 }
 
 #[test]
+fn a_run_directory_that_cannot_be_written_is_named_before_anything_is_attached() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let output = script(
+        &sandbox,
+        "mkdir $dir/readonly; mount -t tmpfs -o ro none $dir/readonly
+         exec $cproxy run --manifests $manifests --cgroup $cgroup --pin-dir $pins --run-dir $dir/readonly",
+    );
+    assert_fails(&output, 1, &["--run-dir", "readonly", "Read-only file system"]);
+    assert_nothing_attached(&sandbox.pin_dir());
+}
+
+#[test]
 fn a_pin_directory_of_another_layout_is_left_alone() {
     let sandbox = Sandbox::new("cproxy-test");
     let manifests = good(&sandbox).display().to_string();
