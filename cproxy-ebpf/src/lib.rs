@@ -1,19 +1,28 @@
-//! The table as it lies in BPF maps: what the agent writes and the programs read.
+//! The table as it lies in BPF maps: what the agent writes and the programs read, and what the programs keep for
+//! themselves.
 //!
 //! Only integers and arrays cross this boundary, with explicit padding, so that both compilers agree on every byte.
 //! Any change of a size, an offset or a meaning needs a new [`LAYOUT_VERSION`]: the version is part of the pin path, so
 //! an agent never writes into maps that older programs read.
 //!
 //! ```text
-//! FRONTENDS  hash   FrontendKey -> SetId
-//! SETS       array  SetId       -> SetWord   (one atomic 64-bit word: where the set lies and how large it is)
-//! BACKENDS   array  slot        -> Backend
-//! SOCKETS    sk_storage         -> SocketState
+//! written by the agent
+//! FRONTENDS    hash        FrontendKey  -> SetId
+//! SETS         array       SetId        -> Set           (a word that is switched atomically, and session affinity)
+//! BACKENDS     array       slot         -> Backend
+//! SETTINGS     array       0            -> Settings      (seed, filter, who is left alone)
+//!
+//! written by the programs
+//! SOCKETS      sk_storage               -> SocketState   (whom the socket is connected to; also: the agent's mark)
+//! UDP_SOCKETS  sk_storage               -> UdpState      (whom an unconnected socket sends to)
+//! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (what does not fit into UDP_SOCKETS)
+//! AFFINITY     hash        AffinityKey  -> AffinityEntry
+//! COUNTERS     per CPU     Counter      -> u64
 //! ```
 #![no_std]
 
-/// Version of everything in this file; part of the pin path (`<pin-dir>/v1`).
-pub const LAYOUT_VERSION: u32 = 1;
+/// Version of everything in this file; part of the pin path (`<pin-dir>/v2`).
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Most frontends (address, port, protocol) that `FRONTENDS` holds.
 pub const FRONTENDS_MAX: u32 = 65_536;
@@ -21,11 +30,18 @@ pub const FRONTENDS_MAX: u32 = 65_536;
 pub const SETS_MAX: u32 = 65_536;
 /// Most backend slots that `BACKENDS` holds.
 pub const BACKENDS_MAX: u32 = 262_144;
+/// Most clients with session affinity that `AFFINITY` holds.
+pub const AFFINITY_MAX: u32 = 65_536;
+/// Most entries of `UDP_FLOWS`; each flow takes two.
+pub const UDP_FLOWS_MAX: u32 = 4_096;
 
 /// `IPPROTO_TCP`.
 pub const PROTOCOL_TCP: u8 = 6;
 /// `IPPROTO_UDP`.
 pub const PROTOCOL_UDP: u8 = 17;
+/// Any protocol: with port 0 the key of an address that is known as a ClusterIP. Ports of it that have no frontend of
+/// their own refuse connections.
+pub const PROTOCOL_ANY: u8 = 0;
 
 /// Third word of an IPv4-mapped IPv6 address (RFC 4291, 2.5.5.2), in network order as the kernel keeps it.
 pub const V4_MAPPED_WORD: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
@@ -37,15 +53,22 @@ pub const fn v4_mapped(address: u32) -> [u32; 4] {
     [0, 0, V4_MAPPED_WORD, address]
 }
 
+/// Whether an address in the one form is an IPv4 address.
+#[inline(always)]
+#[must_use]
+pub const fn is_v4(address: &[u32; 4]) -> bool {
+    address[0] == 0 && address[1] == 0 && address[2] == V4_MAPPED_WORD
+}
+
 /// What a client connects to: the key of `FRONTENDS`. 20 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrontendKey {
     /// Address in network order, IPv4 as IPv4-mapped.
     pub address: [u32; 4],
-    /// Port in network order.
+    /// Port in network order; 0 with [`PROTOCOL_ANY`].
     pub port: u16,
-    /// [`PROTOCOL_TCP`] or [`PROTOCOL_UDP`].
+    /// [`PROTOCOL_TCP`], [`PROTOCOL_UDP`] or [`PROTOCOL_ANY`].
     pub protocol: u8,
     /// Padding, always 0: the kernel hashes every byte of a key.
     pub zero: u8,
@@ -55,7 +78,11 @@ pub struct FrontendKey {
 /// endpoints change by one atomic store into `SETS`, whatever the number of frontends.
 pub type SetId = u32;
 
-/// One backend: an element of `BACKENDS`. 20 bytes; array elements are [`BACKEND_STRIDE_BYTES`] apart.
+/// The set of every key with [`PROTOCOL_ANY`]: empty for ever.
+pub const SET_UNKNOWN_PORT: SetId = 0;
+
+/// One backend: an element of `BACKENDS`. 24 bytes, which is also the distance between two (the kernel rounds elements
+/// up to 8 bytes: kernel/bpf/arraymap.c, `array_map_alloc`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backend {
@@ -65,82 +92,407 @@ pub struct Backend {
     pub port: u16,
     /// Padding, always 0.
     pub zero: u16,
+    /// [`digest`] of the two: by it the slots of a set are sorted, so that a backend is found by binary search.
+    pub digest: u32,
 }
 
-/// Distance between two elements of `BACKENDS` in its mapped memory: the kernel rounds array elements up to 8 bytes
-/// (kernel/bpf/arraymap.c, `array_map_alloc`).
-pub const BACKEND_STRIDE_BYTES: usize = size_of::<Backend>().next_multiple_of(8);
+/// A digest of an address and a port, both in network order. Different backends may share one; it takes 2^16 backends in
+/// one set to make that likely, and whoever meets it compares the address too.
+#[inline(always)]
+#[must_use]
+pub const fn digest(address: &[u32; 4], port: u16) -> u32 {
+    let high = ((address[0] as u64) << 32) | address[1] as u64;
+    let low = ((address[2] as u64) << 32) | address[3] as u64;
+    let mixed = high.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ low.wrapping_mul(0xc2b2_ae3d_27d4_eb4f) ^ port as u64;
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 32) as u32
+}
 
-/// Where one set of backends lies: an element of `SETS`, written and read as a single 64-bit word so that no program
-/// ever sees half of a change.
+/// One set of backends: an element of `SETS`. 16 bytes; both words are written and read whole.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// A [`SetWord`].
+    pub word: u64,
+    /// An [`Affinity`].
+    pub affinity: u64,
+}
+
+/// Where the backends of a set lie: a single 64-bit word, so that no program ever sees half of a change.
 ///
-/// Bits 0..32 are the first slot in `BACKENDS`; bits 32..48 count the eligible backends, which come first; bits 48..64
-/// are reserved (0). A set without eligible backends refuses connections.
+/// Bits 0..31 are the first slot in `BACKENDS`; bit 31 says what a set without eligible backends does: drop (1) or refuse
+/// (0); bits 32..48 count the eligible backends, which come first; bits 48..64 count those that come after them: they
+/// still serve whom they serve, but get nobody new. Each of the two runs is sorted by digest.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SetWord(pub u64);
 
 impl SetWord {
-    /// A set without backends.
+    /// A set without backends that refuses.
     pub const EMPTY: Self = Self(0);
 
-    /// A set of `count` backends from `first_slot` on.
+    const DROPS: u64 = 1 << 31;
+
+    /// A set of `eligible` backends from `first_slot` on, and after them `serving` ones.
     #[inline(always)]
     #[must_use]
-    pub const fn new(first_slot: u32, count: u16) -> Self {
-        Self((first_slot as u64) | ((count as u64) << 32))
+    pub const fn new(first_slot: u32, eligible: u16, serving: u16, drops: bool) -> Self {
+        let flags = if drops { Self::DROPS } else { 0 };
+        Self((first_slot as u64 & (Self::DROPS - 1)) | flags | ((eligible as u64) << 32) | ((serving as u64) << 48))
     }
 
     /// The slot of its first backend.
     #[inline(always)]
     #[must_use]
     pub const fn first_slot(self) -> u32 {
-        self.0 as u32
+        self.0 as u32 & (Self::DROPS - 1) as u32
     }
 
     /// How many eligible backends it has.
     #[inline(always)]
     #[must_use]
-    pub const fn count(self) -> u32 {
+    pub const fn eligible(self) -> u32 {
         (self.0 >> 32) as u32 & 0xffff
+    }
+
+    /// How many more backends still serve.
+    #[inline(always)]
+    #[must_use]
+    pub const fn serving(self) -> u32 {
+        (self.0 >> 48) as u32
+    }
+
+    /// Whether connections are dropped, not refused, while nothing is eligible.
+    #[inline(always)]
+    #[must_use]
+    pub const fn drops(self) -> bool {
+        self.0 & Self::DROPS != 0
     }
 }
 
-/// Most backends of one set: what [`SetWord`] can count.
+/// Most backends of one of a set's two runs: what [`SetWord`] can count.
 pub const SET_BACKENDS_MAX: usize = u16::MAX as usize;
 
-/// What cproxy knows of one socket: the value of `SOCKETS`. 4 bytes.
-#[repr(C)]
+/// Session affinity of a set. Bits 0..32 name the Service port in `AFFINITY`; bits 32..64 are the timeout in seconds, 0
+/// for a Service without affinity.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Affinity(pub u64);
+
+impl Affinity {
+    /// No affinity.
+    pub const NONE: Self = Self(0);
+
+    /// Affinity for `seconds`, remembered under `id`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(id: u32, seconds: u32) -> Self {
+        Self(id as u64 | ((seconds as u64) << 32))
+    }
+
+    /// Under which name it is remembered.
+    #[inline(always)]
+    #[must_use]
+    pub const fn id(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// How long after its last new connection a client is remembered; 0: not at all.
+    #[inline(always)]
+    #[must_use]
+    pub const fn seconds(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// A client of a Service port: the key of `AFFINITY`. 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AffinityKey {
+    /// [`Affinity::id`].
+    pub id: u32,
+    /// Padding, always 0.
+    pub zero: u32,
+    /// The client: its network namespace's cookie.
+    pub netns_cookie: u64,
+}
+
+/// Whom a client has: the value of `AFFINITY`, one word that is only ever exchanged whole. Bits 0..32 are the backend's
+/// digest; bits 32..64 when it last opened a connection, in [`affinity_time`].
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AffinityEntry(pub u64);
+
+impl AffinityEntry {
+    /// The client used this backend at that time.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(digest: u32, used: u32) -> Self {
+        Self(digest as u64 | ((used as u64) << 32))
+    }
+
+    /// The backend.
+    #[inline(always)]
+    #[must_use]
+    pub const fn digest(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Whether the client is still remembered at `now`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_fresh(self, now: u32, seconds: u32) -> bool {
+        let idle_ns = (now.wrapping_sub((self.0 >> 32) as u32) as u64) << AFFINITY_TIME_SHIFT;
+        idle_ns <= seconds as u64 * 1_000_000_000
+    }
+}
+
+const AFFINITY_TIME_SHIFT: u32 = 24;
+
+/// `CLOCK_MONOTONIC` in steps of 2^24 ns (17 ms), which wrap around after two years.
+#[inline(always)]
+#[must_use]
+pub const fn affinity_time(monotonic_ns: u64) -> u32 {
+    (monotonic_ns >> AFFINITY_TIME_SHIFT) as u32
+}
+
+/// What a socket asked for and what it got. 40 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Translation {
+    /// The address that the application used, in network order.
+    pub vip: [u32; 4],
+    /// The backend's address, in network order.
+    pub backend: [u32; 4],
+    /// The port that the application used, in network order.
+    pub vip_port: u16,
+    /// The backend's port, in network order.
+    pub backend_port: u16,
+    /// Where the backend lay in `BACKENDS` when it was last looked for: a hint.
+    pub slot: u32,
+}
+
+/// What cproxy knows of a socket: the value of `SOCKETS`. 44 bytes.
+///
+/// `peer` is what the last `connect()` asked for and got, and is believed only where it matches the address that the
+/// kernel has. Where a socket with state connects to no Service, both sides of it are that address.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
     /// [`SOCKET_UNTRANSLATED`] or 0.
     pub flags: u32,
+    /// The last `connect()`.
+    pub peer: Translation,
 }
 
 /// This socket is the agent's own and is never translated.
 pub const SOCKET_UNTRANSLATED: u32 = 1;
 
-/// Maps a random number onto `0..count` with equal weight (up to `count` / 2^32), without a division.
+/// How many Services one UDP socket remembers by itself.
+pub const FLOWS_PER_SOCKET: usize = 8;
+
+/// Whom an unconnected UDP socket sends to: the value of `UDP_SOCKETS`. 428 bytes. A flow is one index of the four arrays.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpState {
+    /// Counts datagrams to Services: the clock of `used`. It wraps around.
+    pub clock: u32,
+    /// [`UDP_HAS_OVERFLOWED`] or 0.
+    pub flags: u32,
+    /// Counts places that were looked at for a new flow, one after the other.
+    pub next: u32,
+    /// [`flow_digest`] of each flow's VIP; 0 if nothing is sent that way any more.
+    pub vips: [u32; FLOWS_PER_SOCKET],
+    /// [`flow_digest`] of each flow's backend; 0 if its datagrams are not the VIP's (any more): the socket has since sent
+    /// to the backend itself, or to it for another VIP. No two flows have the same.
+    pub backends: [u32; FLOWS_PER_SOCKET],
+    /// `clock` when each flow was last used.
+    pub used: [u32; FLOWS_PER_SOCKET],
+    /// The flows themselves.
+    pub flows: [Translation; FLOWS_PER_SOCKET],
+}
+
+/// Some flows of this socket are in `UDP_FLOWS`.
+pub const UDP_HAS_OVERFLOWED: u32 = 1;
+
+/// A backend's, or a VIP's, [`digest`] as a socket's flows have it: 0 is kept free.
 #[inline(always)]
 #[must_use]
-pub const fn choose(random: u32, count: u32) -> u32 {
-    ((random as u64 * count as u64) >> 32) as u32
+pub const fn flow_digest(digest: u32) -> u32 {
+    digest | 1
+}
+
+/// A flow that has not been used for so many datagrams of its socket gives way to a new one.
+pub const FLOW_IDLE_MAX: u32 = 4_096;
+
+/// One direction of a flow that does not fit into its socket's state: the key of `UDP_FLOWS`. 32 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowKey {
+    /// The socket.
+    pub socket_cookie: u64,
+    /// The VIP, or the backend, in network order.
+    pub address: [u32; 4],
+    /// Its port in network order.
+    pub port: u16,
+    /// [`FLOW_FROM_VIP`] or [`FLOW_FROM_BACKEND`].
+    pub direction: u16,
+    /// Padding, always 0.
+    pub zero: u32,
+}
+
+/// The key is a VIP, the value its backend.
+pub const FLOW_FROM_VIP: u16 = 0;
+/// The key is a backend, the value its VIP.
+pub const FLOW_FROM_BACKEND: u16 = 1;
+
+/// The other end of a [`FlowKey`]: the value of `UDP_FLOWS`. 24 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowValue {
+    /// The backend, or the VIP, in network order.
+    pub address: [u32; 4],
+    /// Its port in network order.
+    pub port: u16,
+    /// Padding, always 0.
+    pub zero: u16,
+    /// As [`Translation::slot`], for [`FLOW_FROM_VIP`].
+    pub slot: u32,
+}
+
+/// What the agent tells the programs: the one element of `SETTINGS`. 152 bytes; fields of 8 bytes are written and read
+/// whole, the others before the programs are attached.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Mixed into every choice: the kernel's random numbers are the same in every copy of a VM's snapshot.
+    pub seed: u64,
+    /// Bit [`filter_bit`] is set for every IPv4 address in `FRONTENDS`: other connects need no lookup.
+    pub filter_v4: u64,
+    /// As `filter_v4`, for IPv6.
+    pub filter_v6: u64,
+    /// How many of `excluded_cgroups` are in use.
+    pub excluded_cgroup_count: u32,
+    /// How many of `excluded_uids` are in use.
+    pub excluded_uid_count: u32,
+    /// How many of `excluded_ports` are in use.
+    pub excluded_port_count: u32,
+    /// Padding, always 0.
+    pub zero: u32,
+    /// Sockets of processes in or below these cgroups are left alone. Unused ones have the id `u64::MAX`.
+    pub excluded_cgroups: [ExcludedCgroup; EXCLUDED_CGROUPS_MAX],
+    /// Sockets of processes of these users are left alone. Unused ones are `u32::MAX`.
+    pub excluded_uids: [u32; EXCLUSIONS_MAX],
+    /// Destinations with these ports, in network order, are left alone. Unused ones are 0.
+    pub excluded_ports: [u16; EXCLUSIONS_MAX],
+}
+
+/// Most uids and ports, each, that can be left alone.
+pub const EXCLUSIONS_MAX: usize = 8;
+/// Most cgroups, with all below them, that can be left alone.
+pub const EXCLUDED_CGROUPS_MAX: usize = 4;
+
+/// A cgroup whose processes are left alone. 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExcludedCgroup {
+    /// Its id: the inode number of its directory.
+    pub id: u64,
+    /// How many cgroups are above it.
+    pub level: u32,
+    /// Padding, always 0.
+    pub zero: u32,
+}
+
+/// The bit of an address in [`Settings::filter_v4`] or [`Settings::filter_v6`]: from the first 16 bits of an IPv4
+/// address, the first 64 of an IPv6 one. The Services of a cluster share few of them.
+#[inline(always)]
+#[must_use]
+pub const fn filter_bit(address: &[u32; 4]) -> u64 {
+    filter_bit_of_prefix(if is_v4(address) { filter_prefix_v4(address) } else { filter_prefix_v6(address) })
+}
+
+/// What of an IPv4 address decides about its bit.
+#[inline(always)]
+#[must_use]
+pub const fn filter_prefix_v4(address: &[u32; 4]) -> u32 {
+    u32::from_be(address[3]) >> 16
+}
+
+/// What of an IPv6 address decides about its bit.
+#[inline(always)]
+#[must_use]
+pub const fn filter_prefix_v6(address: &[u32; 4]) -> u32 {
+    address[0] ^ address[1].rotate_left(16)
+}
+
+/// The bit of a prefix.
+#[inline(always)]
+#[must_use]
+pub const fn filter_bit_of_prefix(prefix: u32) -> u64 {
+    1 << (prefix.wrapping_mul(0x9e37_79b1) >> 26)
+}
+
+/// What `COUNTERS` counts, by index.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Connects, and first datagrams of a flow, that got a backend.
+    Forwarded = 0,
+    /// Calls that failed with ECONNREFUSED.
+    Refused = 1,
+    /// Calls that failed with EHOSTUNREACH.
+    Dropped = 2,
+    /// Entries put into `UDP_FLOWS`; less what it holds, that is how many were evicted.
+    UdpFlowsInserted = 3,
+    /// Sockets for whose state there was no memory: the application saw the backend's address.
+    StateLost = 4,
+    /// Clients whose backend could not be remembered: `AFFINITY` is full.
+    AffinityLost = 5,
+}
+
+/// How many [`Counter`]s there are.
+pub const COUNTERS_MAX: u32 = 6;
+
+/// Maps a random number onto `0..count` with equal weight (up to `count` / 2^32), without a division. The seed decides
+/// which numbers lead where.
+#[inline(always)]
+#[must_use]
+pub const fn choose(random: u32, seed: u64, count: u32) -> u32 {
+    let mixed = (random as u64 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    choose_evenly((mixed >> 32) as u32, count)
+}
+
+/// Maps a number onto `0..count` in its order, with equal weight.
+#[inline(always)]
+#[must_use]
+pub const fn choose_evenly(number: u32, count: u32) -> u32 {
+    ((number as u64 * count as u64) >> 32) as u32
 }
 
 const _: () = assert!(size_of::<FrontendKey>() == 20 && align_of::<FrontendKey>() == 4);
-const _: () = assert!(size_of::<Backend>() == 20 && align_of::<Backend>() == 4);
-const _: () = assert!(size_of::<SetWord>() == 8);
-const _: () = assert!(size_of::<SocketState>() == 4);
-const _: () = assert!(BACKEND_STRIDE_BYTES == 24);
+const _: () = assert!(size_of::<Backend>() == 24 && align_of::<Backend>() == 4);
+const _: () = assert!(size_of::<Set>() == 16);
+const _: () = assert!(size_of::<AffinityKey>() == 16);
+const _: () = assert!(size_of::<Translation>() == 40);
+const _: () = assert!(size_of::<SocketState>() == 44);
+const _: () = assert!(size_of::<UdpState>() == 428);
+const _: () = assert!(size_of::<FlowKey>() == 32);
+const _: () = assert!(size_of::<FlowValue>() == 24);
+const _: () = assert!(size_of::<Settings>() == 152);
 
 #[cfg(feature = "user")]
 mod user {
-    use super::{FrontendKey, SocketState};
+    use super::{AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, UdpState};
 
-    // SAFETY: repr(C) with explicit padding and integers only: every byte is initialised and any bit pattern is valid.
-    unsafe impl aya::Pod for FrontendKey {}
-    // SAFETY: repr(C), one integer.
-    unsafe impl aya::Pod for SocketState {}
+    macro_rules! pod {
+        ($($name:ty),+) => { $(
+            // SAFETY: repr(C) with explicit padding and integers only: every byte is initialised and any bit pattern is valid.
+            unsafe impl aya::Pod for $name {}
+        )+ };
+    }
+    pod!(AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, UdpState);
 }
 
 #[cfg(test)]
@@ -149,49 +501,122 @@ mod tests {
 
     #[test]
     fn a_set_word_gives_back_what_was_put_in() {
-        for (first_slot, count) in [(0, 0), (1, 1), (u32::MAX, u16::MAX), (262_143, 65_535), (7, 0)] {
-            let word = SetWord::new(first_slot, count);
-            assert_eq!((word.first_slot(), word.count()), (first_slot, u32::from(count)));
+        for (first_slot, eligible, serving, drops) in [
+            (0, 0, 0, false),
+            (1, 1, 0, false),
+            (0x7fff_ffff, 65_535, 65_535, true),
+            (262_143, 65_535, 1, false),
+            (7, 0, 3, true),
+        ] {
+            let word = SetWord::new(first_slot, eligible, serving, drops);
+            let back = (word.first_slot(), word.eligible(), word.serving(), word.drops());
+            assert_eq!(back, (first_slot, u32::from(eligible), u32::from(serving), drops));
         }
     }
 
     #[test]
     fn choose_covers_the_whole_range_and_nothing_else() {
         for count in [1, 2, 3, 7, 100, 65_535] {
-            assert_eq!(choose(0, count), 0);
-            assert_eq!(choose(u32::MAX, count), count - 1);
+            for random in [0, 1, 0x7fff_ffff, 0x8000_0000, u32::MAX] {
+                for seed in [0, 1, u64::MAX, 0x1234_5678_9abc_def0] {
+                    assert!(choose(random, seed, count) < count);
+                }
+            }
+        }
+    }
+
+    /// Chi-square of the choices of a source that is itself even; and two seeds must not agree more often than chance.
+    #[test]
+    fn choose_is_even_and_depends_on_the_seed() {
+        const SAMPLES: u32 = 1_000_000;
+        for (count, critical) in [(2usize, 10.83), (3, 13.82), (7, 22.46), (100, 149.4)] {
+            let mut hits = [0u32; 100];
+            let mut agreed = 0;
+            for sample in 0..SAMPLES {
+                let random = sample.wrapping_mul(4_294_967);
+                let chosen = choose(random, 0x0123_4567_89ab_cdef, count as u32);
+                hits[chosen as usize] += 1;
+                agreed += u32::from(chosen == choose(random, 0xfedc_ba98_7654_3210, count as u32));
+            }
+            let expected = f64::from(SAMPLES) / count as f64;
+            let chi: f64 =
+                hits[..count].iter().map(|&n| (f64::from(n) - expected) * (f64::from(n) - expected) / expected).sum();
+            assert!(chi < critical, "{count} backends: chi-square {chi}");
+            let agreed = f64::from(agreed) / f64::from(SAMPLES) * count as f64;
+            assert!(
+                (0.95..1.05).contains(&agreed),
+                "{count} backends: the seeds agree {agreed} times as often as by chance"
+            );
         }
     }
 
     #[test]
-    fn choose_is_even() {
-        let mut hits = [0u32; 7];
-        (0..=u32::MAX).step_by(997).for_each(|random| hits[choose(random, 7) as usize] += 1);
-        let (least, most) = (hits.iter().min().unwrap(), hits.iter().max().unwrap());
-        assert!(most - least <= 2, "{hits:?}");
+    fn digests_of_neighbours_differ() {
+        let mut digests = [0u32; 4096];
+        for (index, digest_of) in digests.iter_mut().enumerate() {
+            let address = v4_mapped(u32::from_ne_bytes([10, 244, (index / 256) as u8, (index % 256) as u8]));
+            *digest_of = digest(&address, 8080u16.to_be());
+        }
+        digests.sort_unstable();
+        assert!(digests.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn affinity_is_remembered_up_to_its_timeout_and_over_the_end_of_the_clock() {
+        let seconds = |count: u64| affinity_time(count * 1_000_000_000);
+        let entry = AffinityEntry::new(7, seconds(100));
+        assert_eq!(entry.digest(), 7);
+        assert!(entry.is_fresh(seconds(100), 1) && entry.is_fresh(seconds(160), 60));
+        assert!(!entry.is_fresh(seconds(161), 60));
+        let wrapping = AffinityEntry::new(7, u32::MAX);
+        assert!(wrapping.is_fresh(10, 1) && !wrapping.is_fresh(seconds(10), 1));
+    }
+
+    #[test]
+    fn the_filter_tells_the_usual_ranges_apart() {
+        let v4 = |octets| filter_bit(&v4_mapped(u32::from_ne_bytes(octets)));
+        assert_eq!(v4([10, 96, 0, 1]), v4([10, 96, 255, 255]));
+        for other in [[10, 244, 0, 1], [10, 0, 0, 1], [192, 168, 0, 1], [127, 0, 0, 1], [10, 42, 0, 1], [10, 128, 0, 1]]
+        {
+            assert_ne!(v4([10, 96, 0, 1]), v4(other), "{other:?}");
+        }
     }
 
     /// A change of this file that moves a field must come with a new layout version; the digest is of the layout as
     /// both sides see it.
     #[test]
     fn the_layout_belongs_to_its_version() {
+        use core::mem::offset_of;
         let layout = (
             LAYOUT_VERSION,
+            [offset_of!(FrontendKey, address), offset_of!(FrontendKey, port), offset_of!(FrontendKey, protocol)],
+            [offset_of!(Backend, address), offset_of!(Backend, port), offset_of!(Backend, digest)],
+            [offset_of!(Translation, vip), offset_of!(Translation, backend), offset_of!(Translation, vip_port)],
+            [offset_of!(Translation, backend_port), offset_of!(Translation, slot), offset_of!(SocketState, peer)],
+            [offset_of!(UdpState, vips), offset_of!(UdpState, used), offset_of!(UdpState, flows)],
             [
-                size_of::<FrontendKey>(),
-                core::mem::offset_of!(FrontendKey, address),
-                core::mem::offset_of!(FrontendKey, port),
-                core::mem::offset_of!(FrontendKey, protocol),
+                offset_of!(Settings, excluded_cgroups),
+                offset_of!(Settings, excluded_uids),
+                offset_of!(Settings, excluded_ports),
             ],
-            [size_of::<Backend>(), core::mem::offset_of!(Backend, address), core::mem::offset_of!(Backend, port)],
-            [size_of::<SetId>(), size_of::<SetWord>(), size_of::<SocketState>()],
-            [FRONTENDS_MAX, SETS_MAX, BACKENDS_MAX],
-            SetWord::new(0x0102_0304, 0x0506).0,
+            [FRONTENDS_MAX, SETS_MAX, BACKENDS_MAX, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX],
+            [SetWord::new(0x0102_0304, 0x0506, 0x0708, true).0, Affinity::new(1, 2).0, AffinityEntry::new(1, 2).0],
+            [digest(&[1, 2, 3, 4], 5), digest(&v4_mapped(6), 7)],
+            [filter_bit(&v4_mapped(0x0102_0304)), filter_bit(&[1, 2, 3, 4])],
         );
-        assert_eq!(
-            layout,
-            (1, [20, 0, 16, 18], [20, 0, 16], [4, 8, 4], [65_536, 65_536, 262_144], 0x0506_0102_0304),
-            "the layout changed: raise LAYOUT_VERSION and write the new layout here"
+        let expected = (
+            2,
+            [0, 16, 18],
+            [0, 16, 20],
+            [0, 16, 32],
+            [34, 36, 4],
+            [12, 76, 108],
+            [40, 104, 136],
+            [65_536, 65_536, 262_144, 65_536, 4_096, 6],
+            [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
+            [1_882_088_029, 687_999_930],
+            [1 << 46, 1 << 36],
         );
+        assert_eq!(layout, expected, "the layout changed: raise LAYOUT_VERSION and write the new layout here");
     }
 }

@@ -1,9 +1,18 @@
 //! The programs that cproxy attaches to the cgroup2 root, one file per hook family.
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 
 mod connect;
+mod flows;
+mod getpeername;
 mod maps;
+mod peer;
+mod recvmsg;
+mod sendmsg;
+mod sock_addr;
+mod subprogram;
+mod table;
 
 #[cfg(not(test))]
 #[panic_handler]

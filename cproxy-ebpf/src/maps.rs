@@ -1,70 +1,62 @@
-//! The maps and the lookups on them. Layouts are in the library half of this crate.
+//! The maps. Layouts are in the library half of this crate.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, ArrayOfMaps, HashMap, SkStorage},
-    helpers::bpf_get_prandom_u32,
+    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, PerCpuArray, SkStorage},
     macros::btf_map,
-    programs::SockAddrContext,
 };
 use cproxy_ebpf::{
-    BACKENDS_MAX, Backend, FRONTENDS_MAX, FrontendKey, SETS_MAX, SOCKET_UNTRANSLATED, SetId, SetWord, SocketState,
-    choose,
+    AFFINITY_MAX, AffinityKey, BACKENDS_MAX, Backend, COUNTERS_MAX, Counter, FRONTENDS_MAX, FlowKey, FlowValue,
+    FrontendKey, SETS_MAX, Set, SetId, Settings, SocketState, UDP_FLOWS_MAX, UdpState,
 };
 
 #[btf_map]
-static FRONTENDS: HashMap<FrontendKey, SetId, { FRONTENDS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
+pub(crate) static FRONTENDS: HashMap<FrontendKey, SetId, { FRONTENDS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
 #[btf_map]
-static SETS: Array<u64, { SETS_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
+pub(crate) static SETS: Array<Set, { SETS_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map]
-static BACKENDS: Array<Backend, { BACKENDS_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
+pub(crate) static BACKENDS: Array<Backend, { BACKENDS_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map]
-static SOCKETS: SkStorage<SocketState> = SkStorage::new();
+pub(crate) static SETTINGS: Array<Settings, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+#[btf_map]
+pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
+
+#[btf_map]
+pub(crate) static UDP_SOCKETS: SkStorage<UdpState> = SkStorage::new();
+
+#[btf_map]
+pub(crate) static UDP_FLOWS: LruHashMap<FlowKey, FlowValue, { UDP_FLOWS_MAX as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static AFFINITY: HashMap<AffinityKey, u64, { AFFINITY_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+#[btf_map]
+static COUNTERS: PerCpuArray<u64, { COUNTERS_MAX as usize }> = PerCpuArray::new();
 
 /// Read by no program: the agent updates it to wait for a grace period, which the kernel grants with every update of a
 /// map of maps.
 #[btf_map]
 static BARRIER: ArrayOfMaps<Array<u32, 1>, 1> = ArrayOfMaps::new();
 
-/// What the table says about a destination.
-pub(crate) enum Lookup {
-    /// No Service has it.
-    Miss,
-    /// Its Service has no backends.
-    Refuse,
-    /// One of its backends, chosen at random.
-    Forward(&'static Backend),
+/// Counts one more. Programs of one CPU may interrupt each other between the read and the write; what is lost then is
+/// one count.
+#[inline(always)]
+pub(crate) fn count(counter: Counter) {
+    cproxy_count(counter as u32);
 }
 
-/// Looks a destination up and chooses a backend.
-#[inline(always)]
-pub(crate) fn lookup(key: &FrontendKey) -> Lookup {
-    let Some(set) = FRONTENDS.get_ptr(key) else { return Lookup::Miss };
-    // SAFETY: the helper returned a pointer to a live value of that size.
-    let set = unsafe { set.read_volatile() };
-    let Some(word) = SETS.get_ptr(set) else { return Lookup::Refuse };
-    // SAFETY: as above; volatile makes it the one 64-bit load that pairs with the agent's 64-bit store.
-    let word = SetWord(unsafe { word.read_volatile() });
-    if word.count() == 0 {
-        return Lookup::Refuse;
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_count(counter: u32) -> u32 {
+    if let Some(value) = COUNTERS.get_ptr_mut(counter) {
+        // SAFETY: the helper returned a pointer to this CPU's live value.
+        unsafe { *value += 1 };
     }
-    // SAFETY: a helper without arguments.
-    let random = unsafe { bpf_get_prandom_u32() };
-    match BACKENDS.get(word.first_slot() + choose(random, word.count())) {
-        Some(backend) => Lookup::Forward(backend),
-        None => Lookup::Refuse,
-    }
-}
-
-/// Whether the agent has marked this socket as its own.
-#[inline(always)]
-pub(crate) fn is_untranslated(ctx: &SockAddrContext) -> bool {
-    // SAFETY: without the create flag the helper only looks up; null is checked before the read.
-    let state = unsafe { SOCKETS.get_ptr_mut(ctx) };
-    // SAFETY: not null, so it points to this socket's live storage.
-    !state.is_null() && unsafe { (*state).flags } & SOCKET_UNTRANSLATED != 0
+    0
 }

@@ -1,9 +1,14 @@
 //! The agent's socket: what only the agent knows, for commands that ask the kernel for the rest.
 //!
-//! One request line, one answer, then the connection ends. `services` answers with the table as the JSON contract has
-//! it, names included.
+//! One request line, one answer, then the connection ends.
+//!
+//! - `services`: the table as the JSON contract has it, names included.
+//! - `gauges`: what the agent itself counts, as a JSON object.
+//! - `reseed`: `ok`, once choices are made from a new seed. For a VM that was restored from a snapshot: without it all
+//!   copies of the snapshot choose the same backends, since the kernel's random numbers in BPF are the same in each.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Read, Write},
     os::unix::net::UnixStream as BlockingStream,
     path::{Path, PathBuf},
@@ -24,13 +29,23 @@ use crate::report::ReportRow;
 pub const SOCKET: &str = "cproxy.sock";
 
 const REQUEST_SERVICES: &str = "services\n";
+const REQUEST_GAUGES: &str = "gauges\n";
+const REQUEST_RESEED: &str = "reseed\n";
 const REQUEST_BYTES_MAX: u64 = 64;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// How many are answered at a time; the others wait. Each holds a copy of the table.
 const CONNECTIONS_MAX: usize = 4;
 
-/// A question to the one task that owns the table.
-pub type Question = oneshot::Sender<Vec<ReportRow>>;
+/// A question to the one task that owns the table, and where its answer goes.
+#[derive(Debug)]
+pub enum Question {
+    /// What is in the table?
+    Services(oneshot::Sender<Vec<ReportRow>>),
+    /// What has the agent counted?
+    Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
+    /// Choose from a new seed; the error's text if that failed.
+    Reseed(oneshot::Sender<Result<(), String>>),
+}
 
 /// Listens in the run directory; takes the place of a dead agent's socket.
 ///
@@ -77,13 +92,28 @@ async fn answer(mut stream: UnixStream, questions: mpsc::Sender<Question>) -> io
     let (reader, mut writer) = stream.split();
     let mut reader = tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX));
     tokio::io::AsyncBufReadExt::read_line(&mut reader, &mut request).await?;
-    if request != REQUEST_SERVICES {
-        return writer.write_all(b"error: the only request is: services\n").await;
-    }
+    let answer = match request.as_str() {
+        REQUEST_SERVICES => serde_json::to_vec(&ask(&questions, Question::Services).await?)?,
+        REQUEST_GAUGES => {
+            let gauges: BTreeMap<_, _> = ask(&questions, Question::Gauges).await?.into_iter().collect();
+            serde_json::to_vec(&gauges)?
+        }
+        REQUEST_RESEED => match ask(&questions, Question::Reseed).await? {
+            Ok(()) => b"ok\n".to_vec(),
+            Err(error) => format!("error: {error}\n").into_bytes(),
+        },
+        _ => b"error: the requests are: services, gauges, reseed\n".to_vec(),
+    };
+    writer.write_all(&answer).await
+}
+
+async fn ask<T>(
+    questions: &mpsc::Sender<Question>,
+    question: impl FnOnce(oneshot::Sender<T>) -> Question,
+) -> io::Result<T> {
     let (sender, receiver) = oneshot::channel();
-    questions.send(sender).await.map_err(io::Error::other)?;
-    let rows = receiver.await.map_err(io::Error::other)?;
-    writer.write_all(&serde_json::to_vec(&rows)?).await
+    questions.send(question(sender)).await.map_err(io::Error::other)?;
+    receiver.await.map_err(io::Error::other)
 }
 
 /// Asks a running agent for its table.
@@ -91,9 +121,21 @@ async fn answer(mut stream: UnixStream, questions: mpsc::Sender<Question>) -> io
 /// # Errors
 /// None is running there, or it does not answer in time.
 pub fn ask_services(run_dir: &Path) -> io::Result<Vec<ReportRow>> {
+    ask_agent(run_dir, REQUEST_SERVICES)
+}
+
+/// Asks a running agent for what it has counted itself, by name.
+///
+/// # Errors
+/// None is running there, or it does not answer in time.
+pub fn ask_gauges(run_dir: &Path) -> io::Result<BTreeMap<String, u64>> {
+    ask_agent(run_dir, REQUEST_GAUGES)
+}
+
+fn ask_agent<T: serde::de::DeserializeOwned>(run_dir: &Path, request: &str) -> io::Result<T> {
     let mut stream = connect(&socket_path(run_dir))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.write_all(REQUEST_SERVICES.as_bytes())?;
+    stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     Ok(serde_json::from_slice(&answer)?)

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::k8s::ApiServer;
+use crate::{k8s::ApiServer, sockets::Mode};
 
 /// Where Services and EndpointSlices come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,17 @@ pub enum Source {
     Manifests(Vec<PathBuf>),
 }
 
+/// Whose sockets, and which destinations, are left alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exclude {
+    /// Processes in or below these cgroup2 directories.
+    pub cgroups: Vec<PathBuf>,
+    /// Processes of these users.
+    pub uids: Vec<u32>,
+    /// Destinations with these ports.
+    pub ports: Vec<u16>,
+}
+
 /// Everything `cproxy run` needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -20,8 +31,14 @@ pub struct Config {
     pub source: Source,
     /// A manifest that is served until the first complete sync.
     pub bootstrap: Option<PathBuf>,
+    /// The own node, which decides what is local.
+    pub node_name: Option<String>,
     /// Where to attach; `None`: the cgroup2 root.
     pub cgroup: Option<PathBuf>,
+    /// Who is left alone.
+    pub exclude: Exclude,
+    /// Which stale sockets are closed.
+    pub terminate_sockets: Mode,
     /// Where maps and links are pinned.
     pub pin_dir: PathBuf,
     /// Where `ready` and `cproxy.sock` appear.
@@ -40,10 +57,32 @@ impl fmt::Display for Config {
         if let Some(path) = &self.bootstrap {
             write!(f, "; bootstrap {}", path.display())?;
         }
+        if let Some(name) = &self.node_name {
+            write!(f, "; node {name}")?;
+        }
         match &self.cgroup {
             Some(dir) => write!(f, "; cgroup {}", dir.display())?,
             None => write!(f, "; the cgroup2 root")?,
         }
+        self.exclude.fmt(f)?;
+        let closed = match self.terminate_sockets {
+            Mode::None => "no",
+            Mode::Udp => "UDP",
+            Mode::All => "all",
+        };
+        write!(f, "; closes {closed} stale sockets")?;
         write!(f, "; pins in {}, run directory {}", self.pin_dir.display(), self.run_dir.display())
+    }
+}
+
+impl fmt::Display for Exclude {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut list = |what: &str, names: Vec<String>| match names.as_slice() {
+            [] => Ok(()),
+            names => write!(f, "; left alone: {what} {}", names.join(", ")),
+        };
+        list("cgroups", self.cgroups.iter().map(|dir| dir.display().to_string()).collect())?;
+        list("uids", self.uids.iter().map(u32::to_string).collect())?;
+        list("ports", self.ports.iter().map(u16::to_string).collect())
     }
 }

@@ -15,3 +15,4 @@ pub mod k8s;
 pub mod manifests;
 pub mod model;
 pub mod report;
+pub mod sockets;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Action, Backend, Frontend, Protocol, Row, printable};
+use crate::model::{Action, Backend, Frontend, KernelSet, Protocol, Row, printable};
 
 /// How many backends a line of text names before it only counts.
 const BACKENDS_NAMED_MAX: usize = 6;
@@ -24,7 +24,7 @@ pub struct ReportRow {
     pub port: u16,
     /// ClusterIP; `None` if only the kernel could be asked.
     pub source: Option<String>,
-    /// forward or refuse.
+    /// forward, refuse or drop.
     pub action: String,
     /// For how long a client keeps its backend; `None` without session affinity.
     pub session_affinity_seconds: Option<u32>,
@@ -47,8 +47,7 @@ impl From<&Row> for ReportRow {
             service: Some(row.service.to_string()),
             port_name: Some(row.port_name.to_string()),
             source: Some(row.source.as_str().to_owned()),
-            action: row.action().as_str().to_owned(),
-            ..Self::unnamed(row.frontend, &row.backends)
+            ..Self::new(row.frontend, row.action, row.session_affinity_seconds, &row.backends)
         }
     }
 }
@@ -56,8 +55,13 @@ impl From<&Row> for ReportRow {
 impl ReportRow {
     /// A row of which only the kernel's part is known.
     #[must_use]
-    pub fn unnamed(frontend: Frontend, backends: &[Backend]) -> Self {
-        let action = if backends.is_empty() { Action::Refuse } else { Action::Forward };
+    pub fn unnamed(frontend: Frontend, set: &KernelSet) -> Self {
+        let backends = set.members.eligible();
+        let action = Action::of(!backends.is_empty(), set.members.drops);
+        Self::new(frontend, action, set.affinity.seconds(), backends)
+    }
+
+    fn new(frontend: Frontend, action: Action, affinity_seconds: Option<u32>, backends: &[Backend]) -> Self {
         Self {
             service: None,
             port_name: None,
@@ -66,7 +70,7 @@ impl ReportRow {
             port: frontend.port,
             source: None,
             action: action.as_str().to_owned(),
-            session_affinity_seconds: None,
+            session_affinity_seconds: affinity_seconds,
             backends: backends.iter().map(|b| ReportBackend { address: b.address.into(), port: b.port }).collect(),
         }
     }
@@ -94,10 +98,30 @@ pub fn json(rows: &[ReportRow]) -> serde_json::Result<String> {
 /// The rows as aligned columns.
 #[must_use]
 pub fn text(rows: &[ReportRow]) -> String {
-    let header = ["SERVICE", "PORT", "FRONTEND", "SOURCE", "ACTION", "BACKENDS"].map(str::to_owned);
-    let lines: Vec<_> = std::iter::once(header).chain(rows.iter().map(cells)).collect();
+    let header = ["SERVICE", "PORT", "FRONTEND", "SOURCE", "ACTION", "AFFINITY", "BACKENDS"].map(str::to_owned);
+    aligned(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
+}
+
+/// Counters as the JSON object of the contract.
+///
+/// # Errors
+/// Never for these types.
+pub fn counters_json(counters: &[(String, u64)]) -> serde_json::Result<String> {
+    let object: serde_json::Map<_, _> = counters.iter().map(|(name, count)| (name.clone(), (*count).into())).collect();
+    serde_json::to_string_pretty(&object)
+}
+
+/// Counters as aligned columns.
+#[must_use]
+pub fn counters_text(counters: &[(String, u64)]) -> String {
+    let header = ["COUNTER", "VALUE"].map(str::to_owned);
+    let line = |(name, count): &(String, u64)| [name.clone(), count.to_string()];
+    aligned(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
+}
+
+fn aligned<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
     let widths: Vec<_> =
-        (0..6).map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max()).collect();
+        (0..COLUMNS).map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max()).collect();
     let mut text = String::new();
     for line in lines {
         let mut padded = String::new();
@@ -110,12 +134,14 @@ pub fn text(rows: &[ReportRow]) -> String {
     text
 }
 
-fn cells(row: &ReportRow) -> [String; 6] {
+fn cells(row: &ReportRow) -> [String; 7] {
     let or_dash = |cell: &Option<String>| {
         cell.as_deref().filter(|cell| !cell.is_empty()).map_or_else(|| "-".to_owned(), printable)
     };
     let frontend = row.frontend().map_or_else(String::new, |frontend| frontend.to_string());
-    [or_dash(&row.service), or_dash(&row.port_name), frontend, or_dash(&row.source), row.action.clone(), backends(row)]
+    let affinity = row.session_affinity_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s"));
+    let (service, port, source) = (or_dash(&row.service), or_dash(&row.port_name), or_dash(&row.source));
+    [service, port, frontend, source, row.action.clone(), affinity, backends(row)]
 }
 
 fn backends(row: &ReportRow) -> String {
@@ -131,17 +157,18 @@ fn backends(row: &ReportRow) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::parse_address;
+    use crate::model::{Affinity, Members, parse_address};
 
-    fn row(address: &str, backends: usize) -> ReportRow {
+    fn row(address: &str, backends: usize, seconds: u32) -> ReportRow {
         let frontend = Frontend { address: parse_address(address).unwrap(), port: 80, protocol: Protocol::Tcp };
         let backend = |index| Backend { address: parse_address(&format!("10.0.0.{index}")).unwrap(), port: 8080 };
-        ReportRow::unnamed(frontend, &(1..=backends).map(backend).collect::<Vec<_>>())
+        let members = Members::new(&(1..=backends).map(backend).collect::<Vec<_>>(), &[backend(99)], true);
+        ReportRow::unnamed(frontend, &KernelSet { first_slot: 0, members, affinity: Affinity { id: 7, seconds } })
     }
 
     #[test]
     fn json_is_the_contract() {
-        let json = json(&[row("FD00:0:0::1", 1)]).unwrap();
+        let json = json(&[row("FD00:0:0::1", 1, 0)]).unwrap();
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
         let expected = serde_json::json!([{
             "service": null, "port_name": null, "protocol": "TCP", "address": "fd00::1", "port": 80, "source": null,
@@ -153,8 +180,9 @@ mod tests {
 
     #[test]
     fn text_names_some_backends_and_counts_the_rest() {
-        let text = text(&[row("10.96.0.1", 8), row("10.96.0.2", 0)]);
+        let text = text(&[row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)]);
         assert!(text.contains("10.0.0.6:8080, and 2 more"), "{text}");
-        assert!(text.lines().nth(2).unwrap().ends_with("refuse    -"), "{text}");
+        assert!(text.lines().nth(1).unwrap().contains("forward   60s"), "{text}");
+        assert!(text.lines().nth(2).unwrap().ends_with("drop      -          -"), "{text}");
     }
 }

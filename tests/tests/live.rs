@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy::bpf::{PinDir, SocketMark};
+use cproxy::bpf::{PinDir, Program, SocketMark};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
@@ -210,10 +210,24 @@ fn what_is_no_service_is_left_alone() {
             assert_eq!(ask_tcp(address).unwrap(), format!("pod-{pod}"));
         }
     }
-    // The VIP itself, where somebody listens on a port that the Service does not have.
-    live.sandbox.add_address(VIP_V4);
-    let _server = echo::tcp(&live.sandbox, SocketAddr::new(VIP_V4.parse().unwrap(), 81), "the VIP itself");
-    assert_eq!(ask_tcp(vips(81)[0].1).unwrap(), "the VIP itself");
+}
+
+/// Even where somebody listens on the VIP itself.
+#[test]
+fn a_port_that_no_service_has_is_refused_on_a_cluster_ip() {
+    let live = Live::start();
+    live.sandbox.add_addresses([VIP_V4, VIP_V6]);
+    let at = |address: &str| SocketAddr::new(address.parse().unwrap(), 81);
+    let _servers = [VIP_V4, VIP_V6].map(|address| echo::tcp(&live.sandbox, at(address), "the VIP itself"));
+    for (form, vip) in vips(81) {
+        assert!(refused(ask_tcp(vip)), "{form}");
+        assert!(refused(ask_connected_udp(vip)), "{form}");
+    }
+    // A resolver that asks for a route to an address connects a UDP socket to it without a port (RFC 6724).
+    for (form, vip) in vips(0) {
+        let local: SocketAddr = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
+        UdpSocket::bind(local).unwrap().connect(vip).unwrap_or_else(|error| panic!("{form}: {error}"));
+    }
 }
 
 #[test]
@@ -355,7 +369,7 @@ fn the_hooks_outlive_the_agent_and_a_new_agent_takes_over() {
 #[test]
 fn cleanup_removes_what_is_ours_and_nothing_else() {
     let mut live = Live::start();
-    let foreign = live.sandbox.pin_dir().join("v1/somebody_elses");
+    let foreign = live.sandbox.pin_dir().join("v2/somebody_elses");
     let mut map = aya::maps::Array::<aya::maps::MapData, u32>::create(1, 0).unwrap();
     map.set(0, 1, 0).unwrap();
     map.pin(&foreign).unwrap();
@@ -468,7 +482,8 @@ fn the_agent_resolves_names_over_untranslated_sockets() {
     let mut dnsmasq = Command::new("dnsmasq");
     dnsmasq.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--bind-interfaces"]);
     dnsmasq.args(["--listen-address", NAMESERVER, "--address=/api.example.test/127.0.0.77", "--pid-file="]);
-    let _dnsmasq = Daemon::spawn(&sandbox, "dnsmasq", Placement::Hooked, dnsmasq);
+    // Its answers go to the VIP, which is an address of this namespace, and a port that the Service does not have.
+    let _dnsmasq = Daemon::spawn(&sandbox, "dnsmasq", Placement::Unhooked, dnsmasq);
     let dns = Service::new("dns").cluster_ips([NAMESERVER]).udp("dns", 53, 53).tcp("dns-tcp", 53, 53);
     manifest::write(&sandbox.manifest_dir(), "dns.json", [dns.into()]);
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
@@ -497,6 +512,6 @@ fn every_program_stays_within_its_instruction_budget() {
     let log = live.agent.log();
     let counts: Vec<u32> =
         log.split(" instructions verified").filter_map(|text| text.rsplit_once('(')?.1.parse().ok()).collect();
-    assert_eq!(counts.len(), 2, "one for each program: {log}");
+    assert_eq!(counts.len(), Program::ALL.len(), "one for each program: {log}");
     assert!(counts.iter().all(|&count| count > 0 && count <= BUDGET), "{counts:?}");
 }

@@ -20,13 +20,20 @@ pub(crate) struct Arguments {
 enum Benchmark {
     /// How long a change in the cluster takes until connections follow it
     Propagation,
+    /// What the socket programs cost, run by run and call by call
+    Datapath,
 }
 
 impl Benchmark {
     fn binary(self) -> &'static str {
         match self {
             Self::Propagation => "propagation",
+            Self::Datapath => "datapath",
         }
+    }
+
+    fn needs_control_plane(self) -> bool {
+        matches!(self, Self::Propagation)
     }
 }
 
@@ -37,6 +44,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     command.args(["run", "--release", "--package", "cproxy-benches", "--bin", arguments.benchmark.binary(), "--"]);
     command.args(&arguments.arguments);
     command.env(agent::VARIABLE, agent::build()?.shipped);
-    command.env(control_plane::VARIABLE, control_plane::ensure()?);
+    if arguments.benchmark.needs_control_plane() {
+        command.env(control_plane::VARIABLE, control_plane::ensure()?);
+    }
     run::run(&mut command)
 }

@@ -75,11 +75,17 @@ const ALONE: &[&str] = &["--test-threads=1"];
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 5] = [
+const SUITES: [Suite; 6] = [
     Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
     Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
     Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
-    Suite { name: "live", targets: &["--test", "live"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite {
+        name: "live",
+        targets: &["--test", "live", "--test", "check", "--test", "stale"],
+        harness: ALONE,
+        needs: KERNEL,
+        part: Some(Part::Live),
+    },
     Suite {
         name: "cluster",
         targets: &["--test", "cluster"],

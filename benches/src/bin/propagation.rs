@@ -6,9 +6,8 @@
 //! address then tells which backend the hook has chosen. A thread asks with short pauses, because asking without pause
 //! would take one of the CPUs from the agent and the API server.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::mpsc as blocking;
 use std::thread;
@@ -17,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use cproxy_benches::machine::Machine;
+use cproxy_benches::results;
 use cproxy_benches::summary::Summary;
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::manifest::{self, Endpoint};
@@ -316,31 +316,17 @@ fn report(arguments: &Arguments, subject: &str, samples: &[Sample]) -> Result<()
     }
     println!("\nThe clock stops when a look at the table has met the new backend: a time is too long by at most the");
     println!("resolution. It is negative where connections followed before the other party heard of the change.");
-    let output = arguments.output.clone().unwrap_or_else(default_output);
+    let output = arguments.output.clone().unwrap_or_else(|| results::default_output("propagation"));
     let result = json!({
         "benchmark": "propagation", "unit": "ms", "machine": machine.json(), "versions": subject,
         "changes": changes, "services": services, "endpoints_per_service": ENDPOINTS,
         "summary": summaries, "samples": samples.iter().map(json_of).collect::<Vec<_>>(),
     });
-    write(&output, &result)?;
+    results::write(&output, &result)?;
     println!("every sample: {}", output.display());
     Ok(())
 }
 
 fn json_of(sample: &Sample) -> Value {
     CLOCKS.iter().map(|clock| (clock.name.to_owned(), Value::from((clock.of)(sample)))).collect()
-}
-
-fn write(path: &Path, result: &Value) -> Result<()> {
-    let text = format!("{result:#}\n");
-    let directory = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(directory)
-        .and_then(|()| fs::write(path, text))
-        .with_context(|| format!("writing {}", path.display()))
-}
-
-/// In cargo's output directory, which the benchmark itself runs from.
-fn default_output() -> PathBuf {
-    let own = std::env::current_exe().unwrap_or_default();
-    own.ancestors().nth(2).unwrap_or(Path::new(".")).join("bench/propagation.json")
 }

@@ -1,18 +1,23 @@
 //! The one writer: events in, map writes out.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::mpsc,
+    sync::{Notify, mpsc},
     time::{Instant, timeout_at},
 };
 
-use super::{AgentError, run_dir::RunDir};
+use super::{
+    AgentError,
+    run_dir::RunDir,
+    stale::{Closer, Gauges},
+};
 use crate::{
     admin::Question,
     bpf::{self, PinDir},
-    model::{Event, Problem, Store, Table},
+    model::{Event, Exclusions, Op, Problem, Store, Table},
     report::ReportRow,
+    sockets::Mode,
 };
 
 /// Events that follow one another faster than this are applied together.
@@ -45,15 +50,18 @@ pub(super) struct Follower {
     is_ready: bool,
     started: Instant,
     reported: BTreeSet<Problem>,
+    /// Told whenever backends have gone: sockets may be connected to nobody.
+    retired: Arc<Notify>,
+    gauges: Arc<Gauges>,
 }
 
 impl Follower {
     /// Takes over what is in the kernel.
-    pub(super) fn open(pins: &PinDir, run_dir: RunDir, started: Instant) -> Result<Self, AgentError> {
+    pub(super) fn open(pins: &PinDir, store: Store, run_dir: RunDir, started: Instant) -> Result<Self, AgentError> {
         let maps = bpf::Table::open(pins)?;
         let table = Table::new(bpf::Table::LIMITS, maps.read()?);
         Ok(Self {
-            store: Store::default(),
+            store,
             table,
             maps,
             run_dir,
@@ -61,7 +69,22 @@ impl Follower {
             is_ready: false,
             started,
             reported: BTreeSet::new(),
+            retired: Arc::default(),
+            gauges: Arc::default(),
         })
+    }
+
+    /// Says who is left alone, before anything else is written, and how choices are made.
+    pub(super) fn configure(&mut self, exclusions: Exclusions) -> Result<(), AgentError> {
+        self.maps.apply(&[Op::SetExclusions(exclusions)])?;
+        Ok(self.reseed()?)
+    }
+
+    fn reseed(&mut self) -> Result<(), bpf::TableError> {
+        let mut seed = [0; size_of::<u64>()];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::INSECURE)
+            .map_err(|error| bpf::TableError::Seed(error.into()))?;
+        self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
     }
 
     /// Serves what the kernel does not have yet, until the first complete sync.
@@ -70,6 +93,11 @@ impl Follower {
         self.maps.apply(&ops)?;
         tracing::info!("serving {} frontends of --bootstrap until the first complete sync", self.table.rows().len());
         Ok(())
+    }
+
+    /// Who closes stale sockets when this one finds that backends have gone.
+    pub(super) fn closer(&self, pins: PinDir, mode: Mode) -> Closer {
+        Closer { pins, mode, retired: self.retired.clone(), gauges: self.gauges.clone() }
     }
 
     /// Follows events and answers questions for ever.
@@ -94,7 +122,7 @@ impl Follower {
     }
 
     /// Without a source the table stays as it is, for ever; commands are still answered.
-    async fn source_ended(&self, mut questions: mpsc::Receiver<Question>) -> Result<(), AgentError> {
+    async fn source_ended(&mut self, mut questions: mpsc::Receiver<Question>) -> Result<(), AgentError> {
         tracing::error!("the source of events has ended; the table stays as it is");
         while let Some(question) = questions.recv().await {
             self.answer(question);
@@ -102,9 +130,13 @@ impl Follower {
         Err(AgentError::SourceEnded("nothing more to do".to_owned()))
     }
 
-    fn answer(&self, question: Question) {
+    fn answer(&mut self, question: Question) {
         // Whoever asked may have gone.
-        drop(question.send(self.table.rows().iter().map(ReportRow::from).collect()));
+        match question {
+            Question::Services(sender) => drop(sender.send(self.table.rows().iter().map(ReportRow::from).collect())),
+            Question::Gauges(sender) => drop(sender.send(self.gauges.read().into())),
+            Question::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
+        }
     }
 
     fn take(&mut self, batch: Vec<Event>) {
@@ -162,6 +194,10 @@ impl Follower {
     }
 
     fn written(&mut self) -> Result<(), AgentError> {
+        // Of what went before the table was read back, nothing is known.
+        if self.table.take_retired() || self.state != State::Following {
+            self.retired.notify_one();
+        }
         self.state = State::Following;
         self.report();
         if self.is_ready {

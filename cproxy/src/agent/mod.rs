@@ -2,6 +2,7 @@
 
 mod follow;
 mod run_dir;
+mod stale;
 
 use std::{
     io,
@@ -11,11 +12,13 @@ use std::{
 
 use crate::{
     admin,
-    bpf::{self, Environment, EnvironmentError, PinDir, PinError, SocketMark, TableError},
-    config::{Config, Source},
+    bpf::{
+        self, CgroupError, Environment, EnvironmentError, PinDir, PinError, SocketMark, TableError, excluded_cgroup,
+    },
+    config::{Config, Exclude, Source},
     k8s::{self, ClientError},
     manifests::{self, Files, ManifestError, Watcher},
-    model::{Event, Store},
+    model::{Event, Exclusions, Store},
 };
 use follow::Follower;
 use run_dir::RunDir;
@@ -30,6 +33,9 @@ pub enum AgentError {
     /// The machine lacks something.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
+    /// A cgroup that is to be left alone is none.
+    #[error(transparent)]
+    Exclude(#[from] CgroupError),
     /// The pin directory cannot be used.
     #[error(transparent)]
     Pins(#[from] PinError),
@@ -66,7 +72,9 @@ pub enum AgentError {
 pub async fn run(config: Config) -> Result<(), AgentError> {
     let started = Instant::now();
     // Whatever can be wrong with the input is found before anything is attached.
-    let bootstrap = config.bootstrap.as_deref().map(read_bootstrap).transpose()?;
+    let node = config.node_name.as_deref();
+    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, node)).transpose()?;
+    let exclusions = exclusions(&config.exclude)?;
     let source = prepare(&config.source).await?;
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
     let pins = PinDir::new(&environment.pin_dir);
@@ -76,11 +84,13 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
     let listener = admin::listen(&config.run_dir).map_err(failed)?;
     install(&environment)?;
-    let mut follower = Follower::open(&pins, run_dir, started)?;
+    let mut follower = Follower::open(&pins, Store::new(node), run_dir, started)?;
+    follower.configure(exclusions)?;
     if let Some(store) = bootstrap {
         follower.bootstrap(&store)?;
     }
     let events = start(source, &pins)?;
+    drop(tokio::spawn(follower.closer(pins.clone(), config.terminate_sockets).run()));
     follow_until_stopped(follower, events, listener).await
 }
 
@@ -116,11 +126,16 @@ fn install(environment: &Environment) -> Result<(), AgentError> {
     Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned()))
 }
 
-fn read_bootstrap(path: &Path) -> Result<Store, AgentError> {
+fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
+    let cgroups = exclude.cgroups.iter().map(|dir| excluded_cgroup(dir)).collect::<Result<_, _>>()?;
+    Ok(Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() })
+}
+
+fn read_bootstrap(path: &Path, node: Option<&str>) -> Result<Store, AgentError> {
     let failed = |message: String| AgentError::Bootstrap(path.to_owned(), message);
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let manifest = manifests::parse(&path.display().to_string(), &text).map_err(failed)?;
-    let mut store = Store::default();
+    let mut store = Store::new(node);
     let problems: Vec<_> = manifest.events().into_iter().flat_map(|event| store.apply(event)).collect();
     manifest.problems.iter().chain(&problems).for_each(|problem| tracing::warn!("bootstrap: {problem}"));
     Ok(store)
@@ -187,7 +202,7 @@ pub fn clear_run_dir(dir: &Path) -> Result<(), AgentError> {
 /// # Errors
 /// As [`bpf::install`].
 pub fn install_here(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
-    let programs = bpf::install(&PinDir::new(pin_dir), cgroup)?;
+    let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe())?;
     let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
     Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))
 }

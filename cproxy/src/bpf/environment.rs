@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, fstatfs},
+    fs::{Access, Mode, OFlags, fstatfs},
     mount::{MountFlags, mount},
 };
 
@@ -18,8 +18,14 @@ const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 /// Where bpffs is by convention; mounted there if need be.
 const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
 
-/// `bpf_set_retval` came in 5.18: without it a refused connect cannot say ECONNREFUSED.
-const KERNEL_MIN: (u32, u32) = (5, 18);
+/// What came last of all that the programs cannot do without is the atomic compare-and-exchange, in 5.12. Before it:
+/// getpeername hooks and CAP_BPF (5.8), links on cgroups, network namespace cookies and ancestors of the current cgroup
+/// in these hooks (5.7), arrays that can be mapped (5.5), socket storage in them (5.3). Tried on 6.18 only; where an
+/// architecture's JIT compiler lacks the exchange (arm64 before 5.18), loading tells.
+const KERNEL_MIN: (u32, u32) = (5, 12);
+
+/// What this process may do, among other things.
+const STATUS: &str = "/proc/self/status";
 
 /// Bits of `CapEff` (include/uapi/linux/capability.h).
 const CAP_NET_ADMIN: u64 = 1 << 12;
@@ -35,13 +41,11 @@ pub enum EnvironmentError {
     /// The process may not load programs.
     #[error("missing {0}: run cproxy as root or grant CAP_BPF and CAP_NET_ADMIN")]
     Capability(&'static str),
-    /// The kernel has no cgroup2.
-    #[error(
-        "no cgroup2: the kernel does not list it in /proc/filesystems; build it with CONFIG_CGROUPS and CONFIG_CGROUP_BPF"
-    )]
-    NoCgroup2,
-    /// cgroup2 exists but could not be mounted.
-    #[error("no cgroup2 is mounted and mounting it at {0} failed: {1}; mount it and pass --cgroup")]
+    /// The kernel does not know the file system.
+    #[error("no {0} file system: the kernel does not list it in /proc/filesystems; build it with {1}")]
+    NoFilesystem(&'static str, &'static str),
+    /// cgroup2 exists but cannot be mounted.
+    #[error("no cgroup2 is mounted and it cannot be mounted at {0}: {1}; mount it and pass --cgroup")]
     MountCgroup2(PathBuf, io::Error),
     /// `--cgroup` is no cgroup.
     #[error("--cgroup {0}: not a cgroup2 directory; pass a directory of a cgroup2 mount (mount -t cgroup2 none DIR)")]
@@ -51,9 +55,9 @@ pub enum EnvironmentError {
         "--pin-dir {0}: not on a bpf filesystem (bpffs); mount one (mount -t bpf bpf DIR) and pass a directory on it"
     )]
     NotBpffs(PathBuf),
-    /// bpffs could not be mounted.
+    /// bpffs cannot be mounted.
     #[error(
-        "no bpf filesystem (bpffs) at {BPFFS_DEFAULT} and mounting it failed: {0}; mount one (mount -t bpf bpf DIR) and pass --pin-dir"
+        "no bpf filesystem (bpffs) is at {BPFFS_DEFAULT} and it cannot be mounted: {0}; mount one (mount -t bpf bpf DIR) and pass --pin-dir"
     )]
     MountBpffs(io::Error),
     /// A file or directory could not be used.
@@ -70,33 +74,111 @@ pub struct Environment {
     pub pin_dir: PathBuf,
 }
 
+/// Where a file system is that cproxy needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mount {
+    /// This directory is on it.
+    Present(PathBuf),
+    /// It is not mounted, and can be mounted here.
+    Possible(PathBuf),
+}
+
 impl Environment {
     /// Checks kernel, capabilities, cgroup2 and bpffs; mounts the last two where they are missing by convention.
     ///
     /// # Errors
     /// The first thing that is missing.
     pub fn prepare(cgroup: Option<&Path>, pin_dir: &Path, run_dir: &Path) -> Result<Self, EnvironmentError> {
-        check_kernel()?;
-        check_capabilities()?;
+        Self::kernel()?;
+        Self::capabilities()?;
+        let (cgroup, bpffs) = (Self::cgroup2(cgroup, run_dir)?, Self::bpffs(pin_dir)?);
         let cgroup = match cgroup {
-            Some(dir) if is_on(dir, CGROUP2_SUPER_MAGIC) => dir.to_owned(),
-            Some(dir) => return Err(EnvironmentError::NotCgroup2(dir.to_owned())),
-            None => cgroup2_root(run_dir)?,
+            Mount::Present(dir) => dir,
+            Mount::Possible(dir) => mount_cgroup2(dir)?,
         };
-        ensure_bpffs(pin_dir)?;
+        if let Mount::Possible(dir) = bpffs {
+            mount("bpf", dir, "bpf", MountFlags::empty(), None)
+                .map_err(|error| EnvironmentError::MountBpffs(error.into()))?;
+        }
         fs::create_dir_all(pin_dir).map_err(|error| EnvironmentError::Io(pin_dir.to_owned(), error))?;
         Ok(Self { cgroup, pin_dir: pin_dir.to_owned() })
     }
+
+    /// The kernel's release.
+    ///
+    /// # Errors
+    /// It is too old.
+    pub fn kernel() -> Result<String, EnvironmentError> {
+        let name = rustix::system::uname();
+        let release = name.release().to_string_lossy().into_owned();
+        match parse_release(&release) {
+            Some(version) if version < KERNEL_MIN => Err(EnvironmentError::KernelTooOld(release)),
+            // A release that cannot be read is no reason to refuse: loading will tell.
+            _ => Ok(release),
+        }
+    }
+
+    /// Whether this process may load and attach programs.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn capabilities() -> Result<(), EnvironmentError> {
+        let effective = effective_capabilities().map_err(|error| EnvironmentError::Io(STATUS.into(), error))?;
+        missing_capability(effective).map_or(Ok(()), |name| Err(EnvironmentError::Capability(name)))
+    }
+
+    /// The cgroup to attach to: `cgroup`, or the cgroup2 mount with the whole hierarchy, or one of our own that could be
+    /// made below the run directory. Changes nothing.
+    ///
+    /// # Errors
+    /// There is none and none can be made.
+    pub fn cgroup2(cgroup: Option<&Path>, run_dir: &Path) -> Result<Mount, EnvironmentError> {
+        match cgroup {
+            Some(dir) if is_on(dir, CGROUP2_SUPER_MAGIC) => return Ok(Mount::Present(dir.to_owned())),
+            Some(dir) => return Err(EnvironmentError::NotCgroup2(dir.to_owned())),
+            None => {}
+        }
+        if let Some(root) = find_cgroup2(&read("/proc/self/mountinfo")?) {
+            return Ok(Mount::Present(root));
+        }
+        check_filesystem("cgroup2", "CONFIG_CGROUPS and CONFIG_CGROUP_BPF")?;
+        let dir = run_dir.join("cgroup2");
+        check_may_mount().map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
+        Ok(Mount::Possible(dir))
+    }
+
+    /// Whether the pin directory is on a bpffs, or would be once one is mounted by convention. Changes nothing.
+    ///
+    /// # Errors
+    /// It is not, and may be mounted nowhere.
+    pub fn bpffs(pin_dir: &Path) -> Result<Mount, EnvironmentError> {
+        if nearest_existing(pin_dir).is_some_and(|dir| is_on(dir, BPF_FS_MAGIC)) {
+            return Ok(Mount::Present(pin_dir.to_owned()));
+        }
+        if !pin_dir.starts_with(BPFFS_DEFAULT) || !Path::new(BPFFS_DEFAULT).is_dir() {
+            return Err(EnvironmentError::NotBpffs(pin_dir.to_owned()));
+        }
+        check_filesystem("bpf", "CONFIG_BPF_SYSCALL")?;
+        check_may_mount().map_err(EnvironmentError::MountBpffs)?;
+        Ok(Mount::Possible(BPFFS_DEFAULT.into()))
+    }
+
+    /// Whether this process may write the run directory, or make it. Changes nothing.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn run_dir(run_dir: &Path) -> Result<(), EnvironmentError> {
+        let Some(dir) = nearest_existing(run_dir) else { return Ok(()) };
+        let writable = match dir.is_dir() {
+            true => rustix::fs::access(dir, Access::WRITE_OK).map_err(io::Error::from),
+            false => Err(io::ErrorKind::NotADirectory.into()),
+        };
+        writable.map_err(|error| EnvironmentError::Io(dir.to_owned(), error))
+    }
 }
 
-fn check_kernel() -> Result<(), EnvironmentError> {
-    let name = rustix::system::uname();
-    let release = name.release().to_string_lossy();
-    match parse_release(&release) {
-        Some(version) if version < KERNEL_MIN => Err(EnvironmentError::KernelTooOld(release.into_owned())),
-        // A release that cannot be read is no reason to refuse: loading will tell.
-        _ => Ok(()),
-    }
+fn read(path: &str) -> Result<String, EnvironmentError> {
+    fs::read_to_string(path).map_err(|error| EnvironmentError::Io(path.into(), error))
 }
 
 fn parse_release(release: &str) -> Option<(u32, u32)> {
@@ -104,16 +186,11 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn check_capabilities() -> Result<(), EnvironmentError> {
-    let path = Path::new("/proc/self/status");
-    let status = fs::read_to_string(path).map_err(|error| EnvironmentError::Io(path.to_owned(), error))?;
-    match missing_capability(effective_capabilities(&status)) {
-        Some(name) => Err(EnvironmentError::Capability(name)),
-        None => Ok(()),
-    }
+fn effective_capabilities() -> io::Result<u64> {
+    fs::read_to_string(STATUS).map(|status| parse_capabilities(&status))
 }
 
-fn effective_capabilities(status: &str) -> u64 {
+fn parse_capabilities(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
 }
@@ -128,16 +205,18 @@ fn missing_capability(effective: u64) -> Option<&'static str> {
     }
 }
 
-/// The cgroup2 mount with the whole hierarchy, or one of our own below the run directory.
-fn cgroup2_root(run_dir: &Path) -> Result<PathBuf, EnvironmentError> {
-    let read = |path: &str| fs::read_to_string(path).map_err(|error| EnvironmentError::Io(path.into(), error));
-    if let Some(root) = find_cgroup2(&read("/proc/self/mountinfo")?) {
-        return Ok(root);
-    }
-    if !read("/proc/filesystems")?.lines().any(|line| line.ends_with("\tcgroup2")) {
-        return Err(EnvironmentError::NoCgroup2);
-    }
-    let dir = run_dir.join("cgroup2");
+fn check_filesystem(name: &'static str, options: &'static str) -> Result<(), EnvironmentError> {
+    let is_known = read("/proc/filesystems")?.lines().any(|line| line.split('\t').nth(1) == Some(name));
+    if is_known { Ok(()) } else { Err(EnvironmentError::NoFilesystem(name, options)) }
+}
+
+/// Mounting takes more than all the rest.
+fn check_may_mount() -> io::Result<()> {
+    let may = effective_capabilities()? & CAP_SYS_ADMIN != 0;
+    if may { Ok(()) } else { Err(io::Error::other("it takes CAP_SYS_ADMIN")) }
+}
+
+fn mount_cgroup2(dir: PathBuf) -> Result<PathBuf, EnvironmentError> {
     let mounted =
         fs::create_dir_all(&dir).and_then(|()| Ok(mount("none", &dir, "cgroup2", MountFlags::empty(), None)?));
     mounted.map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
@@ -155,23 +234,13 @@ fn find_cgroup2(mountinfo: &str) -> Option<PathBuf> {
     })
 }
 
-fn ensure_bpffs(pin_dir: &Path) -> Result<(), EnvironmentError> {
-    if nearest_existing(pin_dir).is_some_and(|dir| is_on(dir, BPF_FS_MAGIC)) {
-        return Ok(());
-    }
-    if !pin_dir.starts_with(BPFFS_DEFAULT) || !Path::new(BPFFS_DEFAULT).is_dir() {
-        return Err(EnvironmentError::NotBpffs(pin_dir.to_owned()));
-    }
-    mount("bpf", BPFFS_DEFAULT, "bpf", MountFlags::empty(), None)
-        .map_err(|error| EnvironmentError::MountBpffs(error.into()))
-}
-
 fn nearest_existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|dir| dir.exists())
 }
 
 fn is_on(dir: &Path, magic: u64) -> bool {
-    let opened = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty());
+    // O_PATH: what it is can be asked of a directory that may not be read.
+    let opened = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::PATH, Mode::empty());
     opened.and_then(fstatfs).is_ok_and(|stat| stat.f_type as u64 == magic)
 }
 
@@ -204,8 +273,8 @@ mod tests {
         ] {
             assert_eq!(missing_capability(effective), missing);
         }
-        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t000001ffffffffff\n"), 0x1ff_ffff_ffff);
-        assert_eq!(effective_capabilities("nothing of use"), 0);
+        assert_eq!(parse_capabilities("Name:\tx\nCapEff:\t000001ffffffffff\n"), 0x1ff_ffff_ffff);
+        assert_eq!(parse_capabilities("nothing of use"), 0);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use aya::{
 
 use super::{
     pins::PinDir,
+    probe::Features,
     root_cause,
     syscalls::{link_cgroup_id, link_update, obj_get},
 };
@@ -38,12 +39,24 @@ pub struct Program {
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 2] =
-        [Self { name: "cproxy_connect4", link: "connect4" }, Self { name: "cproxy_connect6", link: "connect6" }];
+    pub const ALL: [Self; 8] = [
+        Self { name: "cproxy_connect4", link: "connect4" },
+        Self { name: "cproxy_connect6", link: "connect6" },
+        Self { name: "cproxy_send4", link: "sendmsg4" },
+        Self { name: "cproxy_send6", link: "sendmsg6" },
+        Self { name: "cproxy_recv4", link: "recvmsg4" },
+        Self { name: "cproxy_recv6", link: "recvmsg6" },
+        Self { name: "cproxy_peer4", link: "getpeername4" },
+        Self { name: "cproxy_peer6", link: "getpeername6" },
+    ];
 
     /// The names of all links.
-    pub const LINKS: [&'static str; 2] = ["connect4", "connect6"];
+    pub const LINKS: [&'static str; 8] =
+        ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6"];
 }
+
+/// Whether the programs may call `bpf_set_retval`: a constant of theirs, 1 unless it is written before they are loaded.
+const ERRNO_HELPER: &str = "ERRNO_HELPER";
 
 /// Why the programs are not attached.
 #[derive(Debug, thiserror::Error)]
@@ -72,18 +85,37 @@ pub enum InstallError {
     Io(PathBuf, io::Error),
 }
 
-/// Installs everything on `cgroup` below `pins`. Returns each program's verified instruction count, 0 where the kernel
-/// (before 5.16) does not tell.
+/// Installs everything on `cgroup` below `pins`, as far as the kernel's `features` go. Returns each program's verified
+/// instruction count, 0 where the kernel (before 5.16) does not tell.
 ///
 /// # Errors
 /// Nothing new is left behind.
-pub fn install(pins: &PinDir, cgroup: &Path) -> Result<Vec<(Program, u32)>, InstallError> {
+pub fn install(pins: &PinDir, cgroup: &Path, features: Features) -> Result<Vec<(Program, u32)>, InstallError> {
     let mut made = Made::default();
-    let result = install_all(pins, cgroup, &mut made);
+    let result = install_all(pins, cgroup, features, &mut made);
     if result.is_err() {
         made.remove();
     }
     result
+}
+
+/// Each program's verified instruction count, or why the kernel refused it.
+pub type Loaded = Vec<(Program, Result<u32, InstallError>)>;
+
+/// Loads every program, and with them makes the maps, without pinning or attaching anything.
+///
+/// # Errors
+/// The maps could not be made, so no program could be tried.
+pub fn try_load(features: Features) -> Result<Loaded, InstallError> {
+    let mut object = load_object(&mut loader(features))?;
+    Ok(Program::ALL.map(|program| (program, load(&mut object, program))).into())
+}
+
+/// The id of the cgroup that each pinned link is on, 0 if that is gone; an error if there is no such link.
+#[must_use]
+pub fn attached(pins: &PinDir) -> Vec<(Program, io::Result<u64>)> {
+    let cgroup_id = |name| obj_get(&pins.object(name)).and_then(|link| link_cgroup_id(link.as_fd()));
+    Program::ALL.map(|program| (program, cgroup_id(program.link))).into()
 }
 
 /// What this attempt has pinned.
@@ -99,24 +131,13 @@ impl Made {
     }
 }
 
-fn install_all(pins: &PinDir, cgroup: &Path, made: &mut Made) -> Result<Vec<(Program, u32)>, InstallError> {
-    let mut object = load_object(pins, made)?;
-    let mut counts = Vec::new();
-    for program in Program::ALL {
-        let hook = find(&mut object, program)?;
-        hook.load().map_err(|error| refused(program, &error))?;
-        let info = hook.info().map_err(|error| refused(program, &error))?;
-        counts.push((program, info.verified_instruction_count().unwrap_or(0)));
-    }
-    for program in Program::ALL {
-        attach(find(&mut object, program)?, program, pins, cgroup, made)?;
-    }
-    Ok(counts)
-}
-
-fn load_object(pins: &PinDir, made: &mut Made) -> Result<Ebpf, InstallError> {
-    let mut loader = EbpfLoader::new();
-    loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
+fn install_all(
+    pins: &PinDir,
+    cgroup: &Path,
+    features: Features,
+    made: &mut Made,
+) -> Result<Vec<(Program, u32)>, InstallError> {
+    let mut loader = loader(features);
     for name in PinDir::map_names() {
         let path = pins.object(name);
         if !path.exists() {
@@ -124,7 +145,36 @@ fn load_object(pins: &PinDir, made: &mut Made) -> Result<Ebpf, InstallError> {
         }
         loader.map_pin_path(name, path);
     }
+    let mut object = load_object(&mut loader)?;
+    let mut counts = Vec::new();
+    for program in Program::ALL {
+        counts.push((program, load(&mut object, program)?));
+    }
+    for program in Program::ALL {
+        attach(find(&mut object, program)?, program, pins, cgroup, made)?;
+    }
+    Ok(counts)
+}
+
+/// The map of constants, `.rodata`, has no pin: it belongs to the programs and goes with them.
+fn loader(features: Features) -> EbpfLoader<'static> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
+    if !features.errno_helper {
+        loader.override_global(ERRNO_HELPER, &0u8, true);
+    }
+    loader
+}
+
+fn load_object(loader: &mut EbpfLoader<'_>) -> Result<Ebpf, InstallError> {
     loader.load(OBJECT).map_err(|error| InstallError::Object(root_cause(&error)))
+}
+
+fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
+    let hook = find(object, program)?;
+    hook.load().map_err(|error| refused(program, &error))?;
+    let info = hook.info().map_err(|error| refused(program, &error))?;
+    Ok(info.verified_instruction_count().unwrap_or(0))
 }
 
 fn find(object: &mut Ebpf, program: Program) -> Result<&mut CgroupSockAddr, InstallError> {

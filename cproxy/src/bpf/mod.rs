@@ -3,9 +3,13 @@
 //! The long-running agent never loads programs itself: that needs the kernel's whole BTF in memory for a moment. A
 //! short-lived child of the same binary ([`install`]) loads, attaches and pins; the agent opens the pins.
 
+mod counters;
 mod environment;
+mod exclusions;
 mod install;
+mod lookup;
 mod pins;
+mod probe;
 mod syscalls;
 mod tables;
 
@@ -14,7 +18,11 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }
 
-pub use environment::{Environment, EnvironmentError};
-pub use install::{InstallError, Program, install};
+pub use counters::read_counters;
+pub use environment::{Environment, EnvironmentError, Mount};
+pub use exclusions::{CgroupError, excluded_cgroup};
+pub use install::{InstallError, Loaded, Program, attached, install, try_load};
+pub use lookup::{Lookup, LookupError, Serving, Snapshot, SocketStates};
 pub use pins::{PinDir, PinError, PinLock};
-pub use tables::{SocketMark, Table, TableError, unnamed_rows};
+pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
+pub use tables::{SocketMark, Table, TableError};

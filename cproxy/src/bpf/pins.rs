@@ -8,7 +8,8 @@ use std::{
 
 use aya::maps::{MapInfo, MapType};
 use cproxy_ebpf::{
-    BACKENDS_MAX, Backend, FRONTENDS_MAX, FrontendKey, LAYOUT_VERSION, SETS_MAX, SetId, SetWord, SocketState,
+    AFFINITY_MAX, AffinityEntry, AffinityKey, BACKENDS_MAX, Backend, COUNTERS_MAX, FRONTENDS_MAX, FlowKey, FlowValue,
+    FrontendKey, LAYOUT_VERSION, SETS_MAX, Set, SetId, Settings, SocketState, UDP_FLOWS_MAX, UdpState,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -61,7 +62,7 @@ struct Layout {
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
-const LAYOUTS: [Layout; 4] = [
+const LAYOUTS: [Layout; 9] = [
     Layout {
         name: "FRONTENDS",
         map_type: MapType::Hash,
@@ -74,7 +75,7 @@ const LAYOUTS: [Layout; 4] = [
         name: "SETS",
         map_type: MapType::Array,
         key_bytes: 4,
-        value_bytes: size_of::<SetWord>() as u32,
+        value_bytes: size_of::<Set>() as u32,
         entries: SETS_MAX,
         flags: BPF_F_MMAPABLE,
     },
@@ -87,12 +88,52 @@ const LAYOUTS: [Layout; 4] = [
         flags: BPF_F_MMAPABLE,
     },
     Layout {
+        name: "SETTINGS",
+        map_type: MapType::Array,
+        key_bytes: 4,
+        value_bytes: size_of::<Settings>() as u32,
+        entries: 1,
+        flags: BPF_F_MMAPABLE,
+    },
+    Layout {
         name: "SOCKETS",
         map_type: MapType::SkStorage,
         key_bytes: 4,
         value_bytes: size_of::<SocketState>() as u32,
         entries: 0,
         flags: BPF_F_NO_PREALLOC,
+    },
+    Layout {
+        name: "UDP_SOCKETS",
+        map_type: MapType::SkStorage,
+        key_bytes: 4,
+        value_bytes: size_of::<UdpState>() as u32,
+        entries: 0,
+        flags: BPF_F_NO_PREALLOC,
+    },
+    Layout {
+        name: "UDP_FLOWS",
+        map_type: MapType::LruHash,
+        key_bytes: size_of::<FlowKey>() as u32,
+        value_bytes: size_of::<FlowValue>() as u32,
+        entries: UDP_FLOWS_MAX,
+        flags: 0,
+    },
+    Layout {
+        name: "AFFINITY",
+        map_type: MapType::Hash,
+        key_bytes: size_of::<AffinityKey>() as u32,
+        value_bytes: size_of::<AffinityEntry>() as u32,
+        entries: AFFINITY_MAX,
+        flags: BPF_F_NO_PREALLOC,
+    },
+    Layout {
+        name: "COUNTERS",
+        map_type: MapType::PerCpuArray,
+        key_bytes: 4,
+        value_bytes: size_of::<u64>() as u32,
+        entries: COUNTERS_MAX,
+        flags: 0,
     },
 ];
 

@@ -11,10 +11,62 @@ use std::{
 };
 
 /// Commands of `bpf(2)` (include/uapi/linux/bpf.h, `enum bpf_cmd`).
+const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
+
+/// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR` (`enum bpf_prog_type`).
+const PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+
+/// One instruction of a program (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instruction {
+    pub(super) opcode: u8,
+    /// Destination in the lower half, source in the upper.
+    pub(super) registers: u8,
+    pub(super) offset: i16,
+    pub(super) immediate: i32,
+}
+
+/// Has the verifier judge a program for a hook (`enum bpf_attach_type`). Loaded, it is gone again at once.
+pub(super) fn try_program(attach_type: u32, instructions: &[Instruction]) -> io::Result<()> {
+    #[repr(C)]
+    struct Attr {
+        prog_type: u32,
+        insn_cnt: u32,
+        insns: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log_buf: u64,
+        kern_version: u32,
+        prog_flags: u32,
+        prog_name: [u8; 16],
+        prog_ifindex: u32,
+        expected_attach_type: u32,
+    }
+    let mut attr = Attr {
+        prog_type: PROG_TYPE_CGROUP_SOCK_ADDR,
+        insn_cnt: instructions.len() as u32,
+        insns: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log_buf: 0,
+        kern_version: 0,
+        prog_flags: 0,
+        prog_name: [0; 16],
+        prog_ifindex: 0,
+        expected_attach_type: attach_type,
+    };
+    let fd = bpf(BPF_PROG_LOAD, &mut attr)?;
+    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
 
 /// Opens a pinned object.
 pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {

@@ -1,23 +1,27 @@
 //! The pinned maps as the agent uses them. [`Table::apply`] is the one function in the project that writes them.
 
 use std::{
-    collections::HashMap as StdHashMap,
     io,
+    mem::offset_of,
     os::fd::AsFd,
     path::PathBuf,
     ptr::NonNull,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, MapError, SkStorage};
 use cproxy_ebpf::{
-    BACKEND_STRIDE_BYTES, BACKENDS_MAX, Backend as BackendSlot, FRONTENDS_MAX, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP,
-    SET_BACKENDS_MAX, SETS_MAX, SOCKET_UNTRANSLATED, SetId, SetWord, SocketState,
+    Affinity as AffinityWord, BACKENDS_MAX, Backend as BackendSlot, ExcludedCgroup as CgroupSlot, FRONTENDS_MAX,
+    FrontendKey, PROTOCOL_ANY, PROTOCOL_TCP, PROTOCOL_UDP, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX,
+    SOCKET_UNTRANSLATED, Set, SetId, SetWord, Settings, SocketState, digest, filter_bit,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::pins::PinDir;
-use crate::model::{Address, Backend, Frontend, KernelSet, KernelTable, Limits, Op, Protocol};
+use crate::model::{
+    Address, Affinity, Backend, ExcludedCgroup, Exclusions, Filter, Frontend, KernelSet, KernelTable, Limits, Members,
+    Op, Protocol,
+};
 
 /// Why the table could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -31,9 +35,12 @@ pub enum TableError {
     /// A write failed; the table is as it was after the write before.
     #[error("cannot write {0}: {1}")]
     Write(String, MapError),
-    /// `FRONTENDS` could not be read.
-    #[error("cannot read FRONTENDS: {0}")]
-    Read(MapError),
+    /// A map could not be read.
+    #[error("cannot read {0}: {1}")]
+    Read(&'static str, MapError),
+    /// The kernel gives no random numbers.
+    #[error("cannot get a random seed: {0}")]
+    Seed(io::Error),
     /// A slot or a set is outside the maps: a bug in the model.
     #[error("{0} is outside the map")]
     OutOfRange(String),
@@ -44,6 +51,7 @@ pub struct Table {
     frontends: HashMap<MapData, FrontendKey, SetId>,
     sets: Mapped,
     backends: Mapped,
+    settings: Mapped,
     barrier: ArrayOfMaps<MapData, Array<MapData, u32>>,
     barrier_inner: Array<MapData, u32>,
 }
@@ -57,9 +65,15 @@ struct Mapped {
 }
 
 impl Table {
-    /// How much the maps hold.
-    pub const LIMITS: Limits =
-        Limits { frontends: FRONTENDS_MAX, sets: SETS_MAX, slots: BACKENDS_MAX, set_backends: SET_BACKENDS_MAX };
+    /// What the maps are like.
+    pub const LIMITS: Limits = Limits {
+        frontends: FRONTENDS_MAX,
+        // Set 0 is that of keys without a port.
+        sets: SETS_MAX - 1,
+        slots: BACKENDS_MAX,
+        run_backends: SET_BACKENDS_MAX,
+        filter_bit: |address| filter_bit(&address.words()),
+    };
 
     /// Opens the pinned maps for reading and writing.
     ///
@@ -71,8 +85,9 @@ impl Table {
         let typed = |name: &'static str| move |source| TableError::Open(pins.object(name), source);
         Ok(Self {
             frontends: HashMap::try_from(Map::HashMap(open("FRONTENDS")?)).map_err(typed("FRONTENDS"))?,
-            sets: Mapped::new(pins, "SETS", SETS_MAX as usize * size_of::<SetWord>())?,
-            backends: Mapped::new(pins, "BACKENDS", BACKENDS_MAX as usize * BACKEND_STRIDE_BYTES)?,
+            sets: Mapped::new(pins, "SETS", SETS_MAX as usize * size_of::<Set>())?,
+            backends: Mapped::new(pins, "BACKENDS", BACKENDS_MAX as usize * size_of::<BackendSlot>())?,
+            settings: Mapped::new(pins, "SETTINGS", size_of::<Settings>())?,
             barrier: ArrayOfMaps::try_from(Map::ArrayOfMaps(open("BARRIER")?)).map_err(typed("BARRIER"))?,
             barrier_inner: Array::create(1, 0).map_err(typed("BARRIER"))?,
         })
@@ -83,9 +98,12 @@ impl Table {
     /// # Errors
     /// `FRONTENDS` could not be read.
     pub fn read(&self) -> Result<KernelTable, TableError> {
-        let mut table = KernelTable::default();
+        let mut table = KernelTable { filter: self.filter(), ..KernelTable::default() };
         for entry in self.frontends.iter() {
-            let (key, set) = entry.map_err(TableError::Read)?;
+            let (key, set) = entry.map_err(|error| TableError::Read("FRONTENDS", error))?;
+            if key.protocol == PROTOCOL_ANY {
+                table.addresses.insert(Address::from_words(key.address));
+            }
             let Some(frontend) = frontend(&key) else { continue };
             table.frontends.insert(frontend, set);
             if let std::collections::hash_map::Entry::Vacant(vacant) = table.sets.entry(set)
@@ -111,15 +129,29 @@ impl Table {
             move |error| TableError::Write(what, error)
         };
         match op {
-            Op::WriteBackends { first_slot, backends } => self.write_backends(*first_slot, backends),
-            Op::PublishSet { set, first_slot, count } => self.publish(*set, SetWord::new(*first_slot, *count)),
+            Op::WriteBackends { first_slot, members } => self.write_backends(*first_slot, members),
+            Op::PublishSet { set, first_slot, eligible, serving, drops } => {
+                let word = SetWord::new(*first_slot, *eligible, *serving, *drops);
+                self.store(self.set_field(*set, offset_of!(Set, word)), word.0, format_args!("set {set}"))
+            }
+            Op::SetAffinity { set, affinity } => {
+                let word = AffinityWord::new(affinity.id, affinity.seconds);
+                self.store(self.set_field(*set, offset_of!(Set, affinity)), word.0, format_args!("set {set}"))
+            }
             Op::PutFrontend { frontend, set } => {
                 self.frontends.insert(key(*frontend), set, 0).map_err(failed(frontend))
             }
-            Op::DeleteFrontend { frontend } => match self.frontends.remove(&key(*frontend)) {
-                Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
-                Err(error) => Err(failed(frontend)(error)),
-            },
+            Op::PutAddress(address) => {
+                self.frontends.insert(address_key(*address), SET_UNKNOWN_PORT, 0).map_err(failed(address))
+            }
+            Op::DeleteFrontend { frontend } => self.delete(&key(*frontend)).map_err(failed(frontend)),
+            Op::DeleteAddress(address) => self.delete(&address_key(*address)).map_err(failed(address)),
+            Op::SetFilter(filter) => {
+                self.store_setting(offset_of!(Settings, filter_v4), filter.v4)?;
+                self.store_setting(offset_of!(Settings, filter_v6), filter.v6)
+            }
+            Op::SetSeed(seed) => self.store_setting(offset_of!(Settings, seed), *seed),
+            Op::SetExclusions(exclusions) => self.exclude(exclusions),
             Op::Drain => self.drain().map_err(failed(&"BARRIER")),
         }
     }
@@ -131,39 +163,134 @@ impl Table {
         self.barrier.set(0, &self.barrier_inner, 0)
     }
 
-    fn write_backends(&self, first_slot: u32, backends: &[Backend]) -> Result<(), TableError> {
-        for (slot, backend) in (first_slot as usize..).zip(backends) {
+    fn delete(&mut self, key: &FrontendKey) -> Result<(), MapError> {
+        match self.frontends.remove(key) {
+            Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
+            error => error,
+        }
+    }
+
+    fn write_backends(&self, first_slot: u32, members: &Members) -> Result<(), TableError> {
+        let runs = [members.eligible(), members.serving()];
+        for (slot, backend) in (first_slot as usize..).zip(runs.into_iter().flat_map(by_digest)) {
             let out_of_range = || TableError::OutOfRange(format!("slot {slot}"));
-            let target = self.backends.element::<BackendSlot>(slot, BACKEND_STRIDE_BYTES).ok_or_else(out_of_range)?;
+            let target =
+                self.backends.element::<BackendSlot>(slot, size_of::<BackendSlot>()).ok_or_else(out_of_range)?;
             // SAFETY: in range and aligned; no set refers to this slot, so no program reads it.
-            unsafe { target.write_volatile(slot_of(*backend)) };
+            unsafe { target.write_volatile(backend) };
         }
         Ok(())
     }
 
-    fn publish(&self, set: u32, word: SetWord) -> Result<(), TableError> {
-        let out_of_range = || TableError::OutOfRange(format!("set {set}"));
-        self.word(set).ok_or_else(out_of_range)?.store(word.0, Ordering::Release);
-        Ok(())
+    fn read_set(&self, set: u32) -> Option<KernelSet> {
+        let word = SetWord(self.set_field(set, offset_of!(Set, word))?.load(Ordering::Acquire));
+        let affinity = AffinityWord(self.set_field(set, offset_of!(Set, affinity))?.load(Ordering::Acquire));
+        let eligible = self.read_run(word.first_slot(), word.eligible())?;
+        let serving = self.read_run(word.first_slot() + word.eligible(), word.serving())?;
+        Some(KernelSet {
+            first_slot: word.first_slot(),
+            members: Members::new(&eligible, &serving, word.drops()),
+            affinity: Affinity { id: affinity.id(), seconds: affinity.seconds() },
+        })
     }
 
-    fn read_set(&self, set: u32) -> Option<KernelSet> {
-        let word = SetWord(self.word(set)?.load(Ordering::Acquire));
-        let slots = word.first_slot() as usize..word.first_slot() as usize + word.count() as usize;
+    /// One run of a set, sorted as the model has it.
+    fn read_run(&self, first_slot: u32, count: u32) -> Option<Vec<Backend>> {
+        let slots = first_slot as usize..first_slot as usize + count as usize;
         let backends = slots.map(|slot| {
-            let source = self.backends.element::<BackendSlot>(slot, BACKEND_STRIDE_BYTES)?;
+            let source = self.backends.element::<BackendSlot>(slot, size_of::<BackendSlot>())?;
             // SAFETY: in range and aligned; a concurrent writer may tear a value, which only a reader without the
             // agent's lock can meet, and every bit pattern is valid.
             Some(backend(unsafe { source.read_volatile() }))
         });
-        Some(KernelSet { first_slot: word.first_slot(), backends: backends.collect::<Option<_>>()? })
+        let mut backends = backends.collect::<Option<Vec<_>>>()?;
+        backends.sort_unstable();
+        Some(backends)
     }
 
-    fn word(&self, set: u32) -> Option<&AtomicU64> {
-        let word = self.sets.element::<u64>(set as usize, size_of::<SetWord>())?;
-        // SAFETY: in range, aligned, alive as long as `self`; shared memory that both sides access as 64-bit words.
-        Some(unsafe { AtomicU64::from_ptr(word) })
+    fn set_field(&self, set: u32, offset_bytes: usize) -> Option<&AtomicU64> {
+        self.sets.word((set as usize).checked_mul(size_of::<Set>())?.checked_add(offset_bytes)?)
     }
+
+    fn store_setting(&self, offset_bytes: usize, value: u64) -> Result<(), TableError> {
+        self.store(self.settings.word(offset_bytes), value, format_args!("SETTINGS, byte {offset_bytes}"))
+    }
+
+    fn store(&self, word: Option<&AtomicU64>, value: u64, what: std::fmt::Arguments<'_>) -> Result<(), TableError> {
+        word.ok_or_else(|| TableError::OutOfRange(what.to_string()))?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn filter(&self) -> Filter {
+        let word = |offset_bytes| self.settings.word(offset_bytes).map_or(0, |word| word.load(Ordering::Acquire));
+        Filter { v4: word(offset_of!(Settings, filter_v4)), v6: word(offset_of!(Settings, filter_v6)) }
+    }
+
+    /// Nobody is left alone while the elements change: an element that is only half written must not be read.
+    fn exclude(&mut self, exclusions: &Exclusions) -> Result<(), TableError> {
+        let Some(settings) = self.settings.element::<Settings>(0, size_of::<Settings>()) else {
+            return Err(TableError::OutOfRange("SETTINGS".to_owned()));
+        };
+        // SAFETY: the whole map; only this agent writes it, and programs read single integers of it.
+        let now = unsafe { settings.read_volatile() };
+        let wanted = with_exclusions(now, exclusions);
+        let counts = |of: &Settings| [of.excluded_cgroup_count, of.excluded_uid_count, of.excluded_port_count];
+        if now == wanted || [counts(&now), counts(&wanted)] == [[0; 3]; 2] {
+            return Ok(());
+        }
+        self.set_counts([0; 3])?;
+        self.drain().map_err(|error| TableError::Write("BARRIER".to_owned(), error))?;
+        let uncounted = Settings { excluded_cgroup_count: 0, excluded_uid_count: 0, excluded_port_count: 0, ..wanted };
+        // SAFETY: as above; of what a program may read now, every byte keeps its value.
+        unsafe { settings.write_volatile(uncounted) };
+        self.set_counts(counts(&wanted))
+    }
+
+    fn set_counts(&self, counts: [u32; 3]) -> Result<(), TableError> {
+        let first = offset_of!(Settings, excluded_cgroup_count) / size_of::<u32>();
+        for (index, count) in (first..).zip(counts) {
+            let word = self.settings.element::<u32>(index, size_of::<u32>());
+            let word = word.ok_or_else(|| TableError::OutOfRange("SETTINGS".to_owned()))?;
+            // SAFETY: in range, aligned, alive as long as `self`; both sides access it as one word.
+            unsafe { AtomicU32::from_ptr(word) }.store(count, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+/// A run as it lies in `BACKENDS`: sorted by digest, neighbours of one digest by address and port.
+fn by_digest(run: &[Backend]) -> Vec<BackendSlot> {
+    let mut slots: Vec<_> = run.iter().copied().map(slot_of).collect();
+    slots.sort_by_key(|slot| slot.digest);
+    slots
+}
+
+/// The settings with these exclusions. There are no more than there are places; those without one match nobody.
+fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
+    let slot = |cgroup: &ExcludedCgroup| CgroupSlot { id: cgroup.id, level: cgroup.level, zero: 0 };
+    let no_cgroup = CgroupSlot { id: u64::MAX, level: 0, zero: 0 };
+    let (excluded_cgroup_count, excluded_cgroups) = filled(no_cgroup, exclusions.cgroups.iter().map(slot));
+    let (excluded_uid_count, excluded_uids) = filled(u32::MAX, exclusions.uids.iter().copied());
+    let (excluded_port_count, excluded_ports) = filled(0, exclusions.ports.iter().map(|port| port.to_be()));
+    Settings {
+        excluded_cgroup_count,
+        excluded_uid_count,
+        excluded_port_count,
+        excluded_cgroups,
+        excluded_uids,
+        excluded_ports,
+        ..settings
+    }
+}
+
+fn filled<T: Copy, const MAX: usize>(nobody: T, values: impl Iterator<Item = T>) -> (u32, [T; MAX]) {
+    let mut array = [nobody; MAX];
+    let mut count = 0;
+    for (element, value) in array.iter_mut().zip(values) {
+        *element = value;
+        count += 1;
+    }
+    (count, array)
 }
 
 impl Mapped {
@@ -183,6 +310,13 @@ impl Mapped {
         let end_bytes = offset_bytes.checked_add(size_of::<T>())?;
         // SAFETY: within the mapping, as checked.
         (end_bytes <= self.size_bytes).then(|| unsafe { self.address.as_ptr().add(offset_bytes).cast() })
+    }
+
+    /// The word at an offset that is a multiple of 8, if it lies in the map.
+    fn word(&self, offset_bytes: usize) -> Option<&AtomicU64> {
+        let word = self.element::<u64>(offset_bytes / size_of::<u64>(), size_of::<u64>())?;
+        // SAFETY: in range, aligned, alive as long as `self`; shared memory that both sides access as 64-bit words.
+        Some(unsafe { AtomicU64::from_ptr(word) })
     }
 }
 
@@ -216,7 +350,9 @@ impl SocketMark {
     /// # Errors
     /// The kernel refused.
     pub fn mark(&mut self, socket: &impl std::os::fd::AsRawFd) -> io::Result<()> {
-        self.0.insert(socket, SocketState { flags: SOCKET_UNTRANSLATED }, 0).map_err(io::Error::other)
+        self.0
+            .insert(socket, SocketState { flags: SOCKET_UNTRANSLATED, ..SocketState::default() }, 0)
+            .map_err(io::Error::other)
     }
 }
 
@@ -225,7 +361,11 @@ fn key(frontend: Frontend) -> FrontendKey {
         Protocol::Tcp => PROTOCOL_TCP,
         Protocol::Udp => PROTOCOL_UDP,
     };
-    FrontendKey { address: words(frontend.address), port: frontend.port.to_be(), protocol, zero: 0 }
+    FrontendKey { address: frontend.address.words(), port: frontend.port.to_be(), protocol, zero: 0 }
+}
+
+fn address_key(address: Address) -> FrontendKey {
+    FrontendKey { address: address.words(), port: 0, protocol: PROTOCOL_ANY, zero: 0 }
 }
 
 /// `None` for a protocol that no agent of this layout writes.
@@ -235,40 +375,16 @@ fn frontend(key: &FrontendKey) -> Option<Frontend> {
         PROTOCOL_UDP => Protocol::Udp,
         _ => return None,
     };
-    Some(Frontend { address: address(key.address), port: u16::from_be(key.port), protocol })
+    Some(Frontend { address: Address::from_words(key.address), port: u16::from_be(key.port), protocol })
 }
 
 fn slot_of(backend: Backend) -> BackendSlot {
-    BackendSlot { address: words(backend.address), port: backend.port.to_be(), zero: 0 }
+    let (address, port) = (backend.address.words(), backend.port.to_be());
+    BackendSlot { address, port, zero: 0, digest: digest(&address, port) }
 }
 
 fn backend(slot: BackendSlot) -> Backend {
-    Backend { address: address(slot.address), port: u16::from_be(slot.port) }
-}
-
-/// Network-order words as the kernel has them in `user_ip6`.
-fn words(address: Address) -> [u32; 4] {
-    let octets = address.octets();
-    let mut words = [0; 4];
-    for (word, bytes) in words.iter_mut().zip(octets.as_chunks().0) {
-        *word = u32::from_ne_bytes(*bytes);
-    }
-    words
-}
-
-fn address(words: [u32; 4]) -> Address {
-    let mut octets = [0; 16];
-    for (bytes, word) in octets.as_chunks_mut().0.iter_mut().zip(words) {
-        *bytes = word.to_ne_bytes();
-    }
-    Address::from_octets(octets)
-}
-
-/// The kernel's table as rows without names, for commands that run without an agent.
-#[must_use]
-pub fn unnamed_rows(table: &KernelTable) -> StdHashMap<Frontend, Vec<Backend>> {
-    let backends = |set: &u32| table.sets.get(set).map(|set| set.backends.clone()).unwrap_or_default();
-    table.frontends.iter().map(|(&frontend, set)| (frontend, backends(set))).collect()
+    Backend { address: Address::from_words(slot.address), port: u16::from_be(slot.port) }
 }
 
 #[cfg(test)]
@@ -287,6 +403,32 @@ mod tests {
         assert_eq!(v6.address[0].to_ne_bytes(), [0xfd, 0, 0, 1]);
         for text in ["10.96.0.10", "fd00:1:2:3:4:5:6:7"] {
             assert_eq!(frontend(&key(frontend_of(text))), Some(frontend_of(text)));
+            assert_eq!(frontend(&address_key(frontend_of(text).address)), None);
         }
+    }
+
+    #[test]
+    fn a_run_is_sorted_by_digest() {
+        let backend = |host: u8| Backend { address: parse_address(&format!("10.0.0.{host}")).unwrap(), port: 8080 };
+        let run: Vec<_> = (0..100).map(backend).collect();
+        let slots = by_digest(&run);
+        assert!(slots.is_sorted_by_key(|slot| slot.digest) && !run.is_sorted_by_key(|b| slot_of(*b).digest));
+        let mut back: Vec<_> = slots.into_iter().map(self::backend).collect();
+        back.sort_unstable();
+        assert_eq!(back, run);
+    }
+
+    #[test]
+    fn exclusions_take_their_places_and_leave_the_rest_alone() {
+        // SAFETY: integers only.
+        let before = Settings { seed: 7, filter_v4: 8, excluded_uid_count: 9, ..unsafe { std::mem::zeroed() } };
+        let cgroups = vec![ExcludedCgroup { id: 5, level: 2 }];
+        let after = with_exclusions(before, &Exclusions { cgroups, uids: Vec::new(), ports: vec![80, 443] });
+        assert_eq!((after.seed, after.filter_v4), (7, 8));
+        assert_eq!((after.excluded_cgroup_count, after.excluded_uid_count, after.excluded_port_count), (1, 0, 2));
+        assert_eq!(after.excluded_cgroups[0], CgroupSlot { id: 5, level: 2, zero: 0 });
+        assert_eq!(after.excluded_cgroups[1].id, u64::MAX);
+        assert_eq!(after.excluded_uids, [u32::MAX; cproxy_ebpf::EXCLUSIONS_MAX]);
+        assert_eq!(after.excluded_ports[..3], [80u16.to_be(), 443u16.to_be(), 0]);
     }
 }

@@ -1,15 +1,15 @@
-//! `cproxy get`: the kernel's table, with names where an agent is there to tell them.
+//! `cproxy get`: what the kernel holds, with names where an agent is there to tell them.
 
 use std::collections::HashMap;
 
 use clap::{Args, ValueEnum};
 
-use super::{Format, PinDirOption, RunDirOption, print_rows};
+use super::{Format, PinDirOption, RunDirOption, print, print_rows};
 use crate::{
     admin,
-    bpf::{PinDir, Table, unnamed_rows},
-    model::Frontend,
-    report::ReportRow,
+    bpf::{PinDir, Table, read_counters},
+    model::{Frontend, KernelSet},
+    report::{ReportRow, counters_json, counters_text},
 };
 
 /// Flags of `cproxy get`.
@@ -31,23 +31,42 @@ pub(super) struct Options {
 enum What {
     /// Frontends and their backends.
     Services,
+    /// What has been counted since the programs were installed.
+    Counters,
 }
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
-    let What::Services = options.what;
     let pins = PinDir::new(&options.pin.pin_dir);
     pins.check_installed()?;
-    let kernel = Table::open(&pins)?.read()?;
-    let mut rows: Vec<_> = unnamed_rows(&kernel).into_iter().collect();
-    rows.sort_unstable();
+    match options.what {
+        What::Services => services(options, &pins),
+        What::Counters => counters(options, &pins),
+    }
+}
+
+fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+    let kernel = Table::open(pins)?.read()?;
+    let mut frontends: Vec<_> = kernel.frontends.into_iter().collect();
+    frontends.sort_unstable();
     let names = names(options);
-    let named = |(frontend, backends): &(Frontend, Vec<_>)| ReportRow {
+    let empty = KernelSet::default();
+    let named = |(frontend, set): &(Frontend, u32)| ReportRow {
         service: names.get(frontend).and_then(|row| row.service.clone()),
         port_name: names.get(frontend).and_then(|row| row.port_name.clone()),
         source: names.get(frontend).and_then(|row| row.source.clone()),
-        ..ReportRow::unnamed(*frontend, backends)
+        ..ReportRow::unnamed(*frontend, kernel.sets.get(set).unwrap_or(&empty))
     };
-    print_rows(&rows.iter().map(named).collect::<Vec<_>>(), options.output)
+    print_rows(&frontends.iter().map(named).collect::<Vec<_>>(), options.output)
+}
+
+fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+    let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+    // Without an agent its own are not there, and that is no error.
+    counters.extend(admin::ask_gauges(&options.run.run_dir).unwrap_or_default());
+    print(&match options.output {
+        Format::Table => counters_text(&counters),
+        Format::Json => format!("{}\n", counters_json(&counters)?),
+    })
 }
 
 /// Without an agent there are no names, and that is no error.

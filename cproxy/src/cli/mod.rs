@@ -1,5 +1,6 @@
 //! The command line: a contract that scripts and images rely on. One file per command.
 
+mod check;
 mod cleanup;
 mod get;
 mod install;
@@ -26,6 +27,8 @@ struct Cli {
 enum Command {
     /// Follow Services and EndpointSlices and keep the kernel's table up to date
     Run(Box<run::Options>),
+    /// Say whether this kernel and this environment can run cproxy; changes nothing
+    Check(check::Options),
     /// Print what the kernel holds now; works with the agent dead
     Get(get::Options),
     /// Print what the table would be; touches no kernel
@@ -55,6 +58,21 @@ struct RunDirOption {
     run_dir: PathBuf,
 }
 
+/// Where this is.
+#[derive(Args, Debug)]
+struct NodeOption {
+    /// Name of the own node: which endpoints are local
+    #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME")]
+    node_name: Option<String>,
+}
+
+impl NodeOption {
+    /// The name; an empty one, as scripts may leave it in the environment, is none.
+    fn name(&self) -> Option<&str> {
+        self.node_name.as_deref().filter(|name| !name.is_empty())
+    }
+}
+
 /// How to print a table.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Format {
@@ -74,6 +92,7 @@ pub fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(options) => run::run(*options),
+        Command::Check(options) => check::run(&options),
         Command::Get(options) => get::run(&options),
         Command::Resolve(options) => resolve::run(&options),
         Command::Cleanup(options) => cleanup::run(&options),
@@ -82,10 +101,13 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&error);
-            ExitCode::FAILURE
-        }
+        Err(error) => match error.downcast_ref::<clap::Error>() {
+            Some(error) => usage(error),
+            None => {
+                complain(&error);
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 
@@ -106,8 +128,11 @@ fn usage(error: &clap::Error) -> ExitCode {
 }
 
 fn complain(error: &dyn Display) {
-    let text = error.to_string();
-    eprintln!("cproxy: {}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+    eprintln!("cproxy: {}", one_line(error));
+}
+
+fn one_line(text: &dyn Display) -> String {
+    text.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Prints text that may be long; a reader that has had enough is no error.

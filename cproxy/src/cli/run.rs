@@ -2,15 +2,17 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, error::ErrorKind};
+use cproxy_ebpf::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX};
 use http::Uri;
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use super::{PinDirOption, RunDirOption};
+use super::{NodeOption, PinDirOption, RunDirOption};
 use crate::{
     agent,
-    config::{Config, Source},
+    config::{Config, Exclude, Source},
     k8s::ApiServer,
+    sockets::Mode,
 };
 
 /// Flags of `cproxy run`.
@@ -31,9 +33,23 @@ pub(super) struct Options {
     /// Services and slices to serve until the first complete sync
     #[arg(long, env = "CPROXY_BOOTSTRAP", value_name = "FILE")]
     bootstrap: Option<PathBuf>,
+    #[command(flatten)]
+    node: NodeOption,
     /// cgroup2 directory to attach to; default: the cgroup2 root, mounted if need be
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
+    /// Leave processes in or below these cgroup2 directories alone (in the environment: with commas between them)
+    #[arg(long, env = "CPROXY_EXCLUDE_CGROUP", value_name = "DIR", num_args = 1.., value_delimiter = ',')]
+    exclude_cgroup: Vec<PathBuf>,
+    /// Leave processes of these users alone
+    #[arg(long, env = "CPROXY_EXCLUDE_UID", value_name = "UID", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..u32::MAX as i64))]
+    exclude_uid: Vec<u32>,
+    /// Leave destinations with these ports alone
+    #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    exclude_port: Vec<u16>,
+    /// Close sockets that are connected, through cproxy, to a backend that no longer serves
+    #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "WHICH", value_enum, default_value_t)]
+    terminate_sockets: Terminate,
     #[command(flatten)]
     pin: PinDirOption,
     #[command(flatten)]
@@ -41,6 +57,27 @@ pub(super) struct Options {
     /// How much to log
     #[arg(long, env = "CPROXY_LOG_LEVEL", value_name = "LEVEL", value_enum, default_value_t)]
     log_level: LogLevel,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Terminate {
+    /// UDP sockets: nothing else would tell them
+    #[default]
+    Udp,
+    /// UDP and TCP
+    All,
+    /// None
+    None,
+}
+
+impl From<Terminate> for Mode {
+    fn from(which: Terminate) -> Self {
+        match which {
+            Terminate::Udp => Self::Udp,
+            Terminate::All => Self::All,
+            Terminate::None => Self::None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -62,13 +99,15 @@ fn api_server_url(text: &str) -> Result<Uri, String> {
 
 pub(super) fn run(options: Options) -> anyhow::Result<()> {
     start_log(options.log_level);
-    let config = config(options);
+    let config = config(options)?;
     tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(agent::run(config))?)
 }
 
-fn config(options: Options) -> Config {
+fn config(options: Options) -> Result<Config, clap::Error> {
+    let exclude = exclude(&options)?;
+    let node_name = options.node.name().map(str::to_owned);
     let source = if options.manifests.is_empty() {
         Source::ApiServer(ApiServer {
             kubeconfig: options.kubeconfig,
@@ -78,13 +117,33 @@ fn config(options: Options) -> Config {
     } else {
         Source::Manifests(options.manifests)
     };
-    Config {
+    Ok(Config {
         source,
         bootstrap: options.bootstrap,
+        node_name,
         cgroup: options.cgroup,
+        exclude,
+        terminate_sockets: options.terminate_sockets.into(),
         pin_dir: options.pin.pin_dir,
         run_dir: options.run.run_dir,
+    })
+}
+
+fn exclude(options: &Options) -> Result<Exclude, clap::Error> {
+    let counts = [
+        ("--exclude-cgroup", options.exclude_cgroup.len(), EXCLUDED_CGROUPS_MAX),
+        ("--exclude-uid", options.exclude_uid.len(), EXCLUSIONS_MAX),
+        ("--exclude-port", options.exclude_port.len(), EXCLUSIONS_MAX),
+    ];
+    if let Some((flag, count, most)) = counts.into_iter().find(|(_, count, most)| count > most) {
+        let message = format!("{flag}: {count} values; at most {most} can be left alone");
+        return Err(clap::Error::raw(ErrorKind::TooManyValues, message));
     }
+    Ok(Exclude {
+        cgroups: options.exclude_cgroup.clone(),
+        uids: options.exclude_uid.clone(),
+        ports: options.exclude_port.clone(),
+    })
 }
 
 fn start_log(level: LogLevel) {

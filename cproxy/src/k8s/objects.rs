@@ -36,8 +36,26 @@ pub struct ServiceSpec {
     pub ports: Option<Vec<ServicePortSpec>>,
     /// None or ClientIP.
     pub session_affinity: Option<String>,
+    /// More about ClientIP.
+    pub session_affinity_config: Option<SessionAffinityConfig>,
     /// Cluster or Local.
     pub internal_traffic_policy: Option<String>,
+}
+
+/// `spec.sessionAffinityConfig` of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct SessionAffinityConfig {
+    /// For ClientIP.
+    #[serde(rename = "clientIP")]
+    pub client_ip: Option<ClientIpConfig>,
+}
+
+/// How session affinity by ClientIP behaves.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClientIpConfig {
+    /// For how long a client is remembered.
+    pub timeout_seconds: Option<i64>,
 }
 
 /// One of a Service's ports.
@@ -68,11 +86,14 @@ pub struct EndpointSlice {
 
 /// One endpoint of a slice.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
     /// Its addresses; only the first counts.
     pub addresses: Option<Vec<String>>,
     /// Its state.
     pub conditions: Option<EndpointConditions>,
+    /// The node it runs on.
+    pub node_name: Option<String>,
 }
 
 /// The state of an endpoint.

@@ -60,6 +60,26 @@ impl Address {
         self.0
     }
 
+    /// From the four words that the kernel keeps, each in network order.
+    #[must_use]
+    pub fn from_words(words: [u32; 4]) -> Self {
+        let mut octets = [0; 16];
+        for (bytes, word) in octets.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.to_ne_bytes();
+        }
+        Self(octets)
+    }
+
+    /// The four words that the kernel keeps, each in network order.
+    #[must_use]
+    pub fn words(self) -> [u32; 4] {
+        let mut words = [0; 4];
+        for (word, bytes) in words.iter_mut().zip(self.0.as_chunks().0) {
+            *word = u32::from_ne_bytes(*bytes);
+        }
+        words
+    }
+
     /// IPv4 if it is IPv4-mapped.
     #[must_use]
     pub fn family(self) -> Family {

@@ -20,6 +20,8 @@ pub enum Action {
     Forward,
     /// ECONNREFUSED.
     Refuse,
+    /// EHOSTUNREACH: there are endpoints, but the Service's traffic policy rules them out.
+    Drop,
 }
 
 /// One frontend with everything that is known about it.
@@ -33,16 +35,14 @@ pub struct Row {
     pub port_name: Arc<str>,
     /// Why the Service has this frontend.
     pub source: Source,
-    /// The backends that get new connections, sorted, no duplicates.
-    pub backends: Vec<Backend>,
-}
-
-impl Row {
     /// What a new connection gets.
-    #[must_use]
-    pub fn action(&self) -> Action {
-        if self.backends.is_empty() { Action::Refuse } else { Action::Forward }
-    }
+    pub action: Action,
+    /// For how long a client keeps its backend; `None` without session affinity.
+    pub session_affinity_seconds: Option<u32>,
+    /// The backends that get new connections, sorted, no duplicates; none unless `action` is [`Action::Forward`].
+    pub backends: Vec<Backend>,
+    /// Endpoints that get no new connections but still serve those they have; sorted.
+    pub serving: Vec<Backend>,
 }
 
 impl Source {
@@ -56,12 +56,23 @@ impl Source {
 }
 
 impl Action {
+    /// What a set with or without eligible backends does.
+    #[must_use]
+    pub fn of(has_eligible: bool, drops: bool) -> Self {
+        match (has_eligible, drops) {
+            (true, _) => Self::Forward,
+            (false, true) => Self::Drop,
+            (false, false) => Self::Refuse,
+        }
+    }
+
     /// Its name in the JSON contract.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Forward => "forward",
             Self::Refuse => "refuse",
+            Self::Drop => "drop",
         }
     }
 }
@@ -73,12 +84,19 @@ pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
     let mut rows = Vec::with_capacity(service.ports.len() * service.cluster_ips.len());
     for &address in &service.cluster_ips {
         for port in &service.ports {
+            let endpoints = merged_endpoints(store.slices(name), port, address.family());
+            let (action, backends) = eligible_backends(&endpoints, service.is_internal_local);
             rows.push(Row {
                 frontend: Frontend { address, port: port.port, protocol: port.protocol },
                 service: name.clone(),
                 port_name: port.name.clone(),
                 source: Source::ClusterIp,
-                backends: eligible_backends(store.slices(name), port, address.family()),
+                action,
+                session_affinity_seconds: service.affinity_seconds,
+                serving: backends_of(&endpoints, |backend, endpoint| {
+                    endpoint.serving && backends.binary_search(backend).is_err()
+                }),
+                backends,
             });
         }
     }
@@ -108,19 +126,22 @@ pub(super) fn precedence(a: (Option<i64>, &ObjectName), b: (Option<i64>, &Object
     age(a.0).cmp(&age(b.0)).then_with(|| a.1.cmp(b.1))
 }
 
-/// `CategorizeEndpoints` (pkg/proxy/topology.go) for traffic policy Cluster: the ready endpoints, or, if there is none,
-/// those that still serve while they terminate.
-fn eligible_backends<'a>(
-    slices: impl Iterator<Item = &'a SliceRow>,
-    port: &ServicePort,
-    family: Family,
-) -> Vec<Backend> {
-    let endpoints = merged_endpoints(slices, port, family);
-    let backends = |wanted: fn(&Endpoint) -> bool| -> Vec<Backend> {
-        endpoints.iter().filter(|(_, endpoint)| wanted(endpoint)).map(|(&backend, _)| backend).collect()
+/// `CategorizeEndpoints` (pkg/proxy/topology.go) for ClusterIPs: the ready endpoints, or, if there is none, those that
+/// still serve while they terminate; with internal traffic policy Local only those on the own node.
+fn eligible_backends(endpoints: &BTreeMap<Backend, Endpoint>, local_only: bool) -> (Action, Vec<Backend>) {
+    let usable = |local_only: bool| {
+        let may = |endpoint: &Endpoint| endpoint.local || !local_only;
+        let ready = backends_of(endpoints, |_, endpoint| endpoint.ready && may(endpoint));
+        let ends = |endpoint: &Endpoint| endpoint.serving && endpoint.terminating;
+        if ready.is_empty() { backends_of(endpoints, |_, endpoint| ends(endpoint) && may(endpoint)) } else { ready }
     };
-    let ready = backends(|endpoint| endpoint.ready);
-    if ready.is_empty() { backends(|endpoint| endpoint.serving && endpoint.terminating) } else { ready }
+    let eligible = usable(local_only);
+    let drops = local_only && eligible.is_empty() && !usable(false).is_empty();
+    (Action::of(!eligible.is_empty(), drops), eligible)
+}
+
+fn backends_of(endpoints: &BTreeMap<Backend, Endpoint>, wanted: impl Fn(&Backend, &Endpoint) -> bool) -> Vec<Backend> {
+    endpoints.iter().filter(|(backend, endpoint)| wanted(backend, endpoint)).map(|(&backend, _)| backend).collect()
 }
 
 /// The union over all slices, by address and port. Of two with the same, one that is not terminating wins, else the

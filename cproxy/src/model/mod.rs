@@ -7,7 +7,9 @@
 //! Nothing here fails, waits, logs or knows the time: a bad object yields [`Problem`]s and harms only itself.
 
 mod address;
+mod affinity;
 mod desired;
+mod kernel;
 mod names;
 mod problem;
 mod service;
@@ -19,10 +21,12 @@ mod table;
 mod tests;
 
 pub use address::{Address, Backend, Family, Frontend, Protocol, parse_address};
+pub use affinity::affinity_id;
 pub use desired::{Action, Row, Source, desired_rows, resolve};
+pub use kernel::{Affinity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op};
 pub use names::{ObjectName, ServiceName};
 pub use problem::{Problem, printable};
 pub use service::{ServicePort, ServiceRow};
 pub use slice::{Endpoint, SlicePort, SliceRow};
 pub use store::{Event, Kind, Store};
-pub use table::{KernelSet, KernelTable, Limits, Op, Table};
+pub use table::Table;

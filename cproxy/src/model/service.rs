@@ -9,6 +9,10 @@ use crate::k8s::objects::{Service, ServicePortSpec, ServiceSpec};
 /// Another proxy serves a Service with this label, whatever its value.
 const LABEL_SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
+/// For how long a client is remembered where the Service does not say (pkg/apis/core/types.go).
+const AFFINITY_DEFAULT_SECONDS: u32 = 10_800;
+const AFFINITY_MAX_SECONDS: u32 = 86_400;
+
 /// What is kept of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceRow {
@@ -18,6 +22,10 @@ pub struct ServiceRow {
     pub cluster_ips: Vec<Address>,
     /// Its ports that can be served.
     pub ports: Vec<ServicePort>,
+    /// For how long a client keeps its backend; `None` without session affinity.
+    pub affinity_seconds: Option<u32>,
+    /// Internal traffic policy Local: only endpoints on the own node get connections.
+    pub is_internal_local: bool,
 }
 
 /// One port of a Service; known by name and protocol.
@@ -32,8 +40,14 @@ pub struct ServicePort {
 }
 
 impl ServiceRow {
-    /// The row of a Service, or `None` if cproxy does not serve it (headless, ExternalName, another proxy's).
-    pub fn from_object(name: &ServiceName, service: &Service, problems: &mut Vec<Problem>) -> Option<Self> {
+    /// The row of a Service, or `None` if cproxy does not serve it (headless, ExternalName, another proxy's). `node` is
+    /// the own node's name.
+    pub fn from_object(
+        name: &ServiceName,
+        service: &Service,
+        node: Option<&str>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<Self> {
         let report = &mut |field: &str, message: &str| {
             problems.push(Problem::new(format_args!("Service {name}"), field, message));
         };
@@ -44,11 +58,12 @@ impl ServiceRow {
         if has_label(service, LABEL_SERVICE_PROXY_NAME) || is_without_cluster_ip(spec, report) {
             return None;
         }
-        report_unsupported(spec, report);
         Some(Self {
             created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             cluster_ips: cluster_ips(spec, report),
             ports: ports(spec, report),
+            affinity_seconds: affinity_seconds(spec, report),
+            is_internal_local: is_internal_local(spec, node, report),
         })
     }
 }
@@ -70,22 +85,35 @@ fn is_without_cluster_ip(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)
     matches!(cluster_ip, "" | "None")
 }
 
-/// What would change where connections go, and has no effect yet.
-fn report_unsupported(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) {
-    let families = spec.ip_families.as_deref().unwrap_or_default();
-    if families.is_empty() && spec.cluster_ips.as_ref().is_some_and(|addresses| addresses.len() > 1) {
-        report("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
+fn affinity_seconds(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Option<u32> {
+    if spec.session_affinity.as_deref() != Some("ClientIP") {
+        return None;
     }
-    if spec.session_affinity.as_deref() == Some("ClientIP") {
-        report("spec.sessionAffinity", "ClientIP is not supported yet; each connection gets any backend");
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let Some(seconds) = config.and_then(|config| config.timeout_seconds) else { return Some(AFFINITY_DEFAULT_SECONDS) };
+    let clamped = seconds.clamp(1, AFFINITY_MAX_SECONDS.into()) as u32;
+    if i64::from(clamped) != seconds {
+        let message = format!("{seconds} is not in 1..{AFFINITY_MAX_SECONDS}; {clamped} is used");
+        report("spec.sessionAffinityConfig.clientIP.timeoutSeconds", &message);
     }
-    if spec.internal_traffic_policy.as_deref() == Some("Local") {
-        report("spec.internalTrafficPolicy", "Local is not supported yet; connections go to all nodes");
+    Some(clamped)
+}
+
+fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, report: &mut impl FnMut(&str, &str)) -> bool {
+    let is_local = spec.internal_traffic_policy.as_deref() == Some("Local");
+    if is_local && node.is_none() {
+        let message = "Local, and the own node is not known: connections are dropped; pass --node-name";
+        report("spec.internalTrafficPolicy", message);
     }
+    is_local
 }
 
 /// `GetClusterIPByFamily`, for both families.
 fn cluster_ips(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<Address> {
+    let families = spec.ip_families.as_deref().unwrap_or_default();
+    if families.is_empty() && spec.cluster_ips.as_ref().is_some_and(|addresses| addresses.len() > 1) {
+        report("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
+    }
     let mut found = Vec::with_capacity(2);
     for (family, family_name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
         let Some((field, text)) = cluster_ip_of(spec, family_name) else { continue };

@@ -47,11 +47,19 @@ pub struct Endpoint {
     pub serving: bool,
     /// It is about to end.
     pub terminating: bool,
+    /// It runs on the own node.
+    pub local: bool,
 }
 
 impl SliceRow {
-    /// The row of a slice, or `None` if it is none of cproxy's (headless, FQDN, no Service).
-    pub fn from_object(name: &ObjectName, slice: &EndpointSlice, problems: &mut Vec<Problem>) -> Option<Self> {
+    /// The row of a slice, or `None` if it is none of cproxy's (headless, FQDN, no Service). `node` is the own node's
+    /// name: without one, no endpoint is local.
+    pub fn from_object(
+        name: &ObjectName,
+        slice: &EndpointSlice,
+        node: Option<&str>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<Self> {
         let report = &mut |field: &str, message: &str| {
             problems.push(Problem::new(format_args!("EndpointSlice {name}"), field, message));
         };
@@ -68,7 +76,8 @@ impl SliceRow {
             }
         };
         let service = service_of(name, slice, report)?;
-        Some(Self { service, family, ports: ports(slice, report), endpoints: endpoints(slice, family, report) })
+        let endpoints = endpoints(slice, family, node, report);
+        Some(Self { service, family, ports: ports(slice, report), endpoints })
     }
 }
 
@@ -112,13 +121,18 @@ fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, String> {
     Ok(Some(SlicePort { name: name.into(), protocol, port }))
 }
 
-fn endpoints(slice: &EndpointSlice, family: Family, report: &mut impl FnMut(&str, &str)) -> Vec<Endpoint> {
+fn endpoints(
+    slice: &EndpointSlice,
+    family: Family,
+    node: Option<&str>,
+    report: &mut impl FnMut(&str, &str),
+) -> Vec<Endpoint> {
     let specs = slice.endpoints.as_deref().unwrap_or_default();
     let mut endpoints = Vec::with_capacity(specs.len());
     for (index, spec) in specs.iter().enumerate() {
         let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else { continue };
         match parse_address(text.trim()) {
-            Some(address) if address.family() == family => endpoints.push(endpoint(spec, address)),
+            Some(address) if address.family() == family => endpoints.push(endpoint(spec, address, node)),
             Some(_) => report(
                 &format!("endpoints[{index}].addresses[0]"),
                 &format!("{text:?} is not of the slice's addressType; the endpoint is dropped"),
@@ -132,7 +146,7 @@ fn endpoints(slice: &EndpointSlice, family: Family, report: &mut impl FnMut(&str
     endpoints
 }
 
-fn endpoint(spec: &EndpointSpec, address: Address) -> Endpoint {
+fn endpoint(spec: &EndpointSpec, address: Address, node: Option<&str>) -> Endpoint {
     let none = EndpointConditions::default();
     let conditions = spec.conditions.as_ref().unwrap_or(&none);
     Endpoint {
@@ -140,5 +154,6 @@ fn endpoint(spec: &EndpointSpec, address: Address) -> Endpoint {
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
+        local: node.is_some() && spec.node_name.as_deref() == node,
     }
 }

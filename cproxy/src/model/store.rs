@@ -37,6 +37,8 @@ pub enum Event {
 /// The rows in force.
 #[derive(Debug, Default)]
 pub struct Store {
+    /// The own node's name.
+    node: Option<String>,
     services: HashMap<ServiceName, ServiceRow>,
     slices: HashMap<ServiceName, BTreeMap<ObjectName, SliceRow>>,
     service_of_slice: HashMap<ObjectName, ServiceName>,
@@ -56,6 +58,12 @@ struct Parsed<Row> {
 }
 
 impl Store {
+    /// An empty store of an agent on this node, if that is known.
+    #[must_use]
+    pub fn new(node: Option<&str>) -> Self {
+        Self { node: node.map(str::to_owned), ..Self::default() }
+    }
+
     /// Takes an event in. Returns the problems that are new with it.
     pub fn apply(&mut self, event: Event) -> Vec<Problem> {
         match event {
@@ -112,7 +120,7 @@ impl Store {
     fn service(&mut self, service: &Service) -> Vec<Problem> {
         let Some(name) = object_name(&service.metadata) else { return vec![nameless("Service")] };
         let mut problems = Vec::new();
-        let row = ServiceRow::from_object(&name, service, &mut problems);
+        let row = ServiceRow::from_object(&name, service, self.node.as_deref(), &mut problems);
         let parsed = Parsed { row, problems };
         match &mut self.staged_services {
             Some(staged) => drop(staged.insert(name, parsed)),
@@ -124,7 +132,7 @@ impl Store {
     fn slice(&mut self, slice: &EndpointSlice) -> Vec<Problem> {
         let Some(name) = object_name(&slice.metadata) else { return vec![nameless("EndpointSlice")] };
         let mut problems = Vec::new();
-        let row = SliceRow::from_object(&name, slice, &mut problems);
+        let row = SliceRow::from_object(&name, slice, self.node.as_deref(), &mut problems);
         let parsed = Parsed { row, problems };
         match &mut self.staged_slices {
             Some(staged) => drop(staged.insert(name, parsed)),

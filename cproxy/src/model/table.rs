@@ -14,77 +14,15 @@ use std::{
     sync::Arc,
 };
 
+mod filter;
+
 use super::{
-    Backend, Family, Frontend, Problem, Protocol, Row, ServiceName, Source, Store,
+    Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,
+    ServiceName, Source, Store, affinity_id,
     desired::{desired_rows, precedence},
     slots::{Extent, Slots},
 };
-
-/// One write to the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// Fill slots that no set refers to.
-    WriteBackends {
-        /// The first slot.
-        first_slot: u32,
-        /// The backends.
-        backends: Arc<[Backend]>,
-    },
-    /// Make a set consist of these slots; atomic.
-    PublishSet {
-        /// The set.
-        set: u32,
-        /// Its first slot.
-        first_slot: u32,
-        /// How many slots it has.
-        count: u16,
-    },
-    /// Insert a frontend, or replace its value.
-    PutFrontend {
-        /// The key.
-        frontend: Frontend,
-        /// The set it has.
-        set: u32,
-    },
-    /// Delete a frontend.
-    DeleteFrontend {
-        /// The key.
-        frontend: Frontend,
-    },
-    /// Wait until every program that runs now has ended.
-    Drain,
-}
-
-/// How much the maps hold.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Frontends.
-    pub frontends: u32,
-    /// Sets.
-    pub sets: u32,
-    /// Backend slots.
-    pub slots: u32,
-    /// Backends of one set.
-    pub set_backends: usize,
-}
-
-/// What the kernel holds, as read back from the maps.
-#[derive(Clone, Debug, Default)]
-pub struct KernelTable {
-    /// `FRONTENDS`.
-    pub frontends: HashMap<Frontend, u32>,
-    /// The sets that frontends refer to.
-    pub sets: HashMap<u32, KernelSet>,
-}
-
-/// A set as read back from the maps.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct KernelSet {
-    /// Its first slot.
-    pub first_slot: u32,
-    /// Its backends.
-    pub backends: Vec<Backend>,
-}
+use filter::FilterCounts;
 
 /// A Service port in one family: what has a set of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,11 +33,29 @@ struct SetKey {
     family: Family,
 }
 
+impl SetKey {
+    fn new(service: &ServiceName, port_name: &Arc<str>, frontend: Frontend) -> Self {
+        let (protocol, family) = (frontend.protocol, frontend.address.family());
+        Self { service: service.clone(), port_name: port_name.clone(), protocol, family }
+    }
+
+    fn of(row: &Row) -> Self {
+        Self::new(&row.service, &row.port_name, row.frontend)
+    }
+
+    /// What a set of this Service port should have.
+    fn affinity(&self, seconds: Option<u32>) -> Affinity {
+        let id = || affinity_id(&self.service, &self.port_name, self.protocol, self.family);
+        seconds.map_or_else(Affinity::default, |seconds| Affinity { id: id(), seconds })
+    }
+}
+
 #[derive(Debug)]
 struct Set {
     id: u32,
     extent: Extent,
-    backends: Arc<[Backend]>,
+    members: Members,
+    affinity: Affinity,
     /// Written by the agent before this one, perhaps for another Service, and not yet confirmed or replaced: it serves
     /// the frontends that have it already and no others.
     is_inherited: bool,
@@ -120,14 +76,35 @@ struct Claim {
     source: Source,
 }
 
+/// What is kept of a row that a Service has.
+#[derive(Clone, Debug)]
+struct Held {
+    frontend: Frontend,
+    port_name: Arc<str>,
+    source: Source,
+}
+
+/// An address that is, or should be, known as a ClusterIP.
+#[derive(Clone, Copy, Debug, Default)]
+struct ClusterIp {
+    /// How many claims of frontends with it there are.
+    claims: usize,
+    is_written: bool,
+}
+
 /// The writer's picture of the kernel's table, and what it should become.
 #[derive(Debug)]
 pub struct Table {
     limits: Limits,
     claims: HashMap<Frontend, Vec<Claim>>,
-    services: HashMap<ServiceName, Vec<Row>>,
+    services: HashMap<ServiceName, Vec<Held>>,
     sets: HashMap<SetKey, Set>,
     kernel: HashMap<Frontend, u32>,
+    cluster_ips: HashMap<Address, ClusterIp>,
+    cluster_ips_written: usize,
+    /// ClusterIPs that did not fit and are tried again.
+    unplaced: BTreeMap<Address, Problem>,
+    filter: FilterCounts,
     /// Sets from before the restart that no Service port has taken over yet.
     orphans: HashMap<u32, Orphan>,
     slots: Slots,
@@ -136,6 +113,10 @@ pub struct Table {
     elements_freed: bool,
     /// Nothing was written yet: what an agent before this one gave up may still be read.
     is_untouched: bool,
+    /// The claims are those of a complete store, not of a bootstrap.
+    is_synced: bool,
+    /// Some backend has lost a frontend since [`Table::take_retired`] was called last.
+    has_retired: bool,
     /// Services that did not fit and are tried again.
     starved: BTreeSet<ServiceName>,
     problems: BTreeMap<ServiceName, Problem>,
@@ -149,31 +130,45 @@ impl Table {
     /// Takes over what the kernel holds; empty on a fresh start.
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
-        let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.backends.len() as u32 };
-        let slots = Slots::new(0, limits.slots, kernel.sets.values().map(extent).collect());
-        let ids = kernel.sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
-        let ids = Slots::new(0, limits.sets, ids);
+        let KernelTable { frontends, addresses, mut sets, filter: written } = kernel;
+        // Of the keys without a port, and not a set of ours.
+        sets.remove(&0);
+        let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.members.backends.len() as u32 };
+        let slots = Slots::new(0, limits.slots, sets.values().map(extent).collect());
+        let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
+        let ids = Slots::new(1, limits.sets.saturating_add(1), ids);
         let orphan = |(id, set): (u32, KernelSet)| {
-            let set = Set { id, extent: extent(&set), backends: set.backends.into(), is_inherited: true };
+            let extent = extent(&set);
+            let set = Set { id, extent, members: set.members, affinity: set.affinity, is_inherited: true };
             (id, Orphan { set, frontends: Vec::new() })
         };
-        let mut orphans: HashMap<u32, Orphan> = kernel.sets.into_iter().map(orphan).collect();
-        for (&frontend, id) in &kernel.frontends {
+        let mut orphans: HashMap<u32, Orphan> = sets.into_iter().map(orphan).collect();
+        for (&frontend, id) in &frontends {
             if let Some(orphan) = orphans.get_mut(id) {
                 orphan.frontends.push(frontend);
             }
         }
+        let mut filter = FilterCounts::new(limits.filter_bit, written);
+        frontends.keys().map(|frontend| frontend.address).chain(addresses.iter().copied()).for_each(|a| filter.add(a));
+        let cluster_ips_written = addresses.len();
+        let written = |address| (address, ClusterIp { claims: 0, is_written: true });
         Self {
             limits,
             claims: HashMap::new(),
             services: HashMap::new(),
             sets: HashMap::new(),
             orphans,
-            kernel: kernel.frontends,
+            kernel: frontends,
+            cluster_ips: addresses.into_iter().map(written).collect(),
+            cluster_ips_written,
+            unplaced: BTreeMap::new(),
+            filter,
             slots,
             ids,
             elements_freed: false,
             is_untouched: true,
+            is_synced: false,
+            has_retired: false,
             starved: BTreeSet::new(),
             problems: BTreeMap::new(),
             conflicts: BTreeMap::new(),
@@ -196,7 +191,13 @@ impl Table {
     /// doubt. Removes what no Service claims.
     pub fn sync(&mut self, store: &Store) -> Vec<Op> {
         let names: BTreeSet<_> = self.services.keys().chain(store.services().map(|(name, _)| name)).cloned().collect();
-        let plan = Plan { touched: self.kernel.keys().copied().collect(), orphans: true, ..Plan::default() };
+        let plan = Plan {
+            touched: self.kernel.keys().copied().collect(),
+            touched_ips: self.cluster_ips.keys().copied().collect(),
+            orphans: true,
+            ..Plan::default()
+        };
+        self.is_synced = true;
         self.grant(names.into_iter().map(|name| wish(store, name)).collect(), plan)
     }
 
@@ -218,7 +219,13 @@ impl Table {
 
     /// What did not fit or was refused, by Service, and who else claims a frontend that another Service has.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().chain(self.conflicts.values())
+        self.problems.values().chain(self.conflicts.values()).chain(self.unplaced.values())
+    }
+
+    /// Whether, since the last call, a backend has left a set altogether, or a frontend with backends was deleted or
+    /// given to another set: there may be sockets that are connected to nobody.
+    pub fn take_retired(&mut self) -> bool {
+        std::mem::take(&mut self.has_retired)
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
@@ -228,13 +235,17 @@ impl Table {
             service: claim.key.service.clone(),
             port_name: claim.key.port_name.clone(),
             source: claim.source,
-            backends: set.backends.to_vec(),
+            action: Action::of(set.members.eligible != 0, set.members.drops),
+            session_affinity_seconds: set.affinity.seconds(),
+            backends: set.members.eligible().to_vec(),
+            serving: set.members.serving().to_vec(),
         })
     }
 
     /// All claims first, since who owns a frontend decides which sets may be taken over; then sets, each published at
     /// once; then frontends.
     fn grant(&mut self, wishes: Vec<Wish>, mut plan: Plan) -> Vec<Op> {
+        plan.ops.extend(self.filter.widen().map(Op::SetFilter));
         for wish in &wishes {
             self.replace_claims(wish, &mut plan);
         }
@@ -243,6 +254,7 @@ impl Table {
         }
         self.place_frontends(&mut plan);
         self.free_sets(&plan);
+        plan.ops.extend(self.filter.narrow().map(Op::SetFilter));
         if self.is_untouched && !plan.ops.is_empty() {
             self.is_untouched = false;
             plan.ops.insert(0, Op::Drain);
@@ -254,25 +266,25 @@ impl Table {
         let before = self.services.remove(&wish.name).unwrap_or_default();
         self.drop_claims(&wish.name, &before, plan);
         for row in &wish.rows {
-            self.claim(row.frontend, Claim { created_s: wish.created_s, key: set_key(row), source: row.source }, plan);
+            let claim = Claim { created_s: wish.created_s, key: SetKey::of(row), source: row.source };
+            self.claim(row.frontend, claim, plan);
         }
-        let after: HashSet<_> = wish.rows.iter().map(set_key).collect();
-        for (key, frontend) in before.iter().map(|row| (set_key(row), row.frontend)) {
+        let after: HashSet<_> = wish.rows.iter().map(SetKey::of).collect();
+        for (key, frontend) in before.iter().map(|held| (held.key(&wish.name), held.frontend)) {
             if !after.contains(&key) {
                 plan.gone_from.insert(frontend, key.clone());
                 plan.gone.entry(key).or_default().push(frontend);
             }
         }
         if !wish.rows.is_empty() {
-            let slim = wish.rows.iter().map(|row| Row { backends: Vec::new(), ..row.clone() });
-            self.services.insert(wish.name.clone(), slim.collect());
+            self.services.insert(wish.name.clone(), wish.rows.iter().map(Held::of).collect());
         }
     }
 
     fn publish_sets(&mut self, wish: &Wish, plan: &mut Plan) {
         self.problems.remove(&wish.name);
         for row in &wish.rows {
-            if let Err(message) = self.publish(&set_key(row), row, plan) {
+            if let Err(message) = self.publish(&SetKey::of(row), row, plan) {
                 self.problem(&wish.name, message);
                 self.starved.insert(wish.name.clone());
             }
@@ -283,20 +295,32 @@ impl Table {
         self.problems.insert(name.clone(), Problem::new(format_args!("Service {name}"), "", message));
     }
 
-    fn drop_claims(&mut self, name: &ServiceName, before: &[Row], plan: &mut Plan) {
-        for row in before {
-            plan.touched.insert(row.frontend);
-            if let Some(claims) = self.claims.get_mut(&row.frontend) {
+    fn drop_claims(&mut self, name: &ServiceName, before: &[Held], plan: &mut Plan) {
+        for held in before {
+            plan.touched.insert(held.frontend);
+            if let Some(claims) = self.claims.get_mut(&held.frontend) {
                 claims.retain(|claim| claim.key.service != *name);
                 if claims.is_empty() {
-                    self.claims.remove(&row.frontend);
+                    self.claims.remove(&held.frontend);
                 }
+            }
+            if held.source == Source::ClusterIp {
+                let cluster_ip = self.touch_ip(held.frontend.address, plan);
+                cluster_ip.claims = cluster_ip.claims.saturating_sub(1);
             }
         }
     }
 
+    fn touch_ip(&mut self, address: Address, plan: &mut Plan) -> &mut ClusterIp {
+        plan.touched_ips.insert(address);
+        self.cluster_ips.entry(address).or_default()
+    }
+
     fn claim(&mut self, frontend: Frontend, claim: Claim, plan: &mut Plan) {
         plan.touched.insert(frontend);
+        if claim.source == Source::ClusterIp {
+            self.touch_ip(frontend.address, plan).claims += 1;
+        }
         let claims = self.claims.entry(frontend).or_default();
         let before = |other: &Claim| {
             precedence((other.created_s, &other.key.service), (claim.created_s, &claim.key.service)).is_le()
@@ -311,13 +335,9 @@ impl Table {
         let Some(old) = known.or_else(|| self.succeed(key, row.frontend, plan)) else {
             return self.publish_new(key, row, plan);
         };
-        let (set, outcome) = match self.publish_changed(&old, key, row, plan) {
-            Ok(Some(set)) => (set, Ok(())),
-            Ok(None) => (Set { is_inherited: false, ..old }, Ok(())),
-            Err(message) => (old, Err(format!("{message}; its last backends stay"))),
-        };
+        let (set, outcome) = self.publish_changed(old, key, row, plan);
         self.sets.insert(key.clone(), set);
-        outcome
+        outcome.map_err(|message| format!("{message}; its last backends stay"))
     }
 
     /// The set that a frontend has had since before the restart, if nobody else's frontend points at it: what is
@@ -344,60 +364,69 @@ impl Table {
         if !plan.gone.get(&predecessor)?.iter().all(is_ours) {
             return None;
         }
-        if self.elements_freed {
-            self.drain(&mut plan.ops);
-        }
+        self.drain_if_freed(plan);
         self.sets.remove(&predecessor).map(|set| Set { is_inherited: true, ..set })
     }
 
     fn publish_new(&mut self, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
         let no_ids = format!("no room for more than {} Service ports; not served", self.limits.sets);
         let id = self.take(|table| &mut table.ids, 1, plan).ok_or(no_ids)?.first;
-        let extent = match self.write(row, plan) {
+        let members = members(row);
+        let extent = match self.write(&members, plan) {
             Ok(extent) => extent,
             Err(message) => {
                 self.ids.give_back(Extent { first: id, count: 1 });
                 return Err(format!("{message}; not served"));
             }
         };
-        self.sets.insert(key.clone(), self.point(id, extent, row, plan));
+        let affinity = key.affinity(row.session_affinity_seconds);
+        let set = Set { id, extent, members, affinity, is_inherited: false };
+        // Whoever had the id before may have left something there.
+        plan.ops.extend([Op::SetAffinity { set: id, affinity }, set.publication()]);
+        self.sets.insert(key.clone(), set);
         Ok(())
     }
 
-    fn publish_changed(&mut self, old: &Set, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<Option<Set>, String> {
-        if *old.backends == *row.backends {
-            return Ok(None);
+    fn publish_changed(&mut self, mut set: Set, key: &SetKey, row: &Row, plan: &mut Plan) -> (Set, Result<(), String>) {
+        let affinity = key.affinity(row.session_affinity_seconds);
+        if set.affinity != affinity {
+            plan.ops.push(Op::SetAffinity { set: set.id, affinity });
+            set.affinity = affinity;
         }
-        let is_protected = (&*key.service.namespace, &*key.service.name) == PROTECTED;
-        if is_protected && row.backends.is_empty() {
-            return Err("it has no usable endpoints, and nothing works without the API server".to_owned());
-        }
-        let extent = self.write(row, plan)?;
-        let set = self.point(old.id, extent, row, plan);
-        self.slots.give_back(old.extent);
-        Ok(Some(set))
+        let outcome = self.publish_members(&mut set, key, row, plan);
+        set.is_inherited &= outcome.is_err();
+        (set, outcome)
     }
 
-    fn write(&mut self, row: &Row, plan: &mut Plan) -> Result<Extent, String> {
-        let count = row.backends.len();
-        if count > self.limits.set_backends {
-            return Err(format!("{count} backends are more than the {} of one set", self.limits.set_backends));
+    fn publish_members(&mut self, set: &mut Set, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
+        let members = members(row);
+        if set.members == members {
+            return Ok(());
         }
+        let is_protected = (&*key.service.namespace, &*key.service.name) == PROTECTED;
+        if is_protected && members.eligible == 0 && set.members.eligible != 0 {
+            return Err("it has no usable endpoints, and nothing works without the API server".to_owned());
+        }
+        let extent = self.write(&members, plan)?;
+        self.slots.give_back(std::mem::replace(&mut set.extent, extent));
+        self.has_retired |= set.members.backends.iter().any(|backend| !members.has(backend));
+        set.members = members;
+        plan.ops.push(set.publication());
+        Ok(())
+    }
+
+    fn write(&mut self, members: &Members, plan: &mut Plan) -> Result<Extent, String> {
+        let most = members.eligible().len().max(members.serving().len());
+        if most > self.limits.run_backends {
+            return Err(format!("{most} backends are more than the {} of one set", self.limits.run_backends));
+        }
+        let count = members.backends.len();
         let no_slots = format!("no room for {count} more backends among {}", self.limits.slots);
         let extent = self.take(|table| &mut table.slots, count as u32, plan).ok_or(no_slots)?;
         if count != 0 {
-            plan.ops.push(Op::WriteBackends { first_slot: extent.first, backends: row.backends.as_slice().into() });
+            plan.ops.push(Op::WriteBackends { first_slot: extent.first, members: members.clone() });
         }
         Ok(extent)
-    }
-
-    fn point(&self, id: u32, extent: Extent, row: &Row, plan: &mut Plan) -> Set {
-        let backends: Arc<[Backend]> = match plan.ops.last() {
-            Some(Op::WriteBackends { backends, .. }) if !row.backends.is_empty() => backends.clone(),
-            _ => row.backends.as_slice().into(),
-        };
-        plan.ops.push(Op::PublishSet { set: id, first_slot: extent.first, count: extent.count as u16 });
-        Set { id, extent, backends, is_inherited: false }
     }
 
     /// Takes from an allocator; if it has run dry, drains and tries once more.
@@ -419,7 +448,8 @@ impl Table {
         self.elements_freed = false;
     }
 
-    /// Insertions, replacements, deletions: the fewest drains.
+    /// Insertions, replacements, deletions: the fewest drains. A ClusterIP becomes known after its frontends, so that
+    /// none of their ports is refused before it is there.
     fn place_frontends(&mut self, plan: &mut Plan) {
         let (mut replaced, mut deleted) = (Vec::new(), Vec::new());
         for frontend in std::mem::take(&mut plan.touched) {
@@ -432,6 +462,8 @@ impl Table {
                 (Some(set), Some(_)) => replaced.push((frontend, set)),
             }
         }
+        let forgotten = self.place_ips(plan);
+        self.note_retired(replaced.iter().map(|(frontend, _)| frontend).chain(&deleted));
         for (frontend, set) in replaced {
             self.put(frontend, set, plan);
             self.elements_freed = true;
@@ -439,8 +471,62 @@ impl Table {
         for frontend in deleted {
             plan.ops.push(Op::DeleteFrontend { frontend });
             self.kernel.remove(&frontend);
+            self.filter.remove(frontend.address);
             self.elements_freed = true;
         }
+        for address in forgotten {
+            plan.ops.push(Op::DeleteAddress(address));
+            self.cluster_ips_written -= 1;
+            self.filter.remove(address);
+            self.elements_freed = true;
+        }
+    }
+
+    /// Makes ClusterIPs known that some Service claims; gives back those that none claims any more.
+    fn place_ips(&mut self, plan: &mut Plan) -> Vec<Address> {
+        let mut forgotten = Vec::new();
+        if !self.is_synced {
+            return forgotten;
+        }
+        let mut touched = std::mem::take(&mut plan.touched_ips);
+        touched.extend(std::mem::take(&mut self.unplaced).into_keys());
+        for address in touched {
+            match self.cluster_ips.get(&address) {
+                Some(ClusterIp { claims: 0, is_written }) => {
+                    forgotten.extend(is_written.then_some(address));
+                    self.cluster_ips.remove(&address);
+                }
+                Some(ClusterIp { is_written: false, .. }) => self.put_ip(address, plan),
+                _ => {}
+            }
+        }
+        forgotten
+    }
+
+    fn put_ip(&mut self, address: Address, plan: &mut Plan) {
+        if self.is_full() {
+            let message = format!(
+                "no room for more than {} frontends; ports it does not have are not refused",
+                self.limits.frontends
+            );
+            self.unplaced.insert(address, Problem::new(format_args!("ClusterIP {address}"), "", message));
+            return;
+        }
+        self.before_insertion(address, plan);
+        plan.ops.push(Op::PutAddress(address));
+        self.cluster_ips_written += 1;
+        self.cluster_ips.entry(address).or_default().is_written = true;
+    }
+
+    /// Whether frontends that are about to go, or to get another set, have backends.
+    fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
+        let mut frontends = frontends.filter_map(|frontend| self.kernel.get(frontend)).peekable();
+        if self.has_retired || frontends.peek().is_none() {
+            return;
+        }
+        let sets = self.sets.values().chain(self.orphans.values().map(|orphan| &orphan.set));
+        let with_backends: HashSet<_> = sets.filter(|set| !set.members.backends.is_empty()).map(|set| set.id).collect();
+        self.has_retired = frontends.any(|set| with_backends.contains(set));
     }
 
     fn note_conflict(&mut self, frontend: Frontend) {
@@ -463,14 +549,33 @@ impl Table {
 
     fn put(&mut self, frontend: Frontend, set: u32, plan: &mut Plan) {
         let is_new = !self.kernel.contains_key(&frontend);
-        if is_new && self.kernel.len() >= self.limits.frontends as usize {
+        if is_new && self.is_full() {
             return self.frontend_does_not_fit(frontend);
         }
-        if self.elements_freed {
-            self.drain(&mut plan.ops);
+        if is_new {
+            self.before_insertion(frontend.address, plan);
+        } else {
+            self.drain_if_freed(plan);
         }
         plan.ops.push(Op::PutFrontend { frontend, set });
         self.kernel.insert(frontend, set);
+    }
+
+    fn is_full(&self) -> bool {
+        self.kernel.len() + self.cluster_ips_written >= self.limits.frontends as usize
+    }
+
+    /// What a new key needs: a place that nobody reads, and its bit in the filter.
+    fn before_insertion(&mut self, address: Address, plan: &mut Plan) {
+        self.drain_if_freed(plan);
+        self.filter.add(address);
+        plan.ops.extend(self.filter.widen().map(Op::SetFilter));
+    }
+
+    fn drain_if_freed(&mut self, plan: &mut Plan) {
+        if self.elements_freed {
+            self.drain(&mut plan.ops);
+        }
     }
 
     fn frontend_does_not_fit(&mut self, frontend: Frontend) {
@@ -510,6 +615,7 @@ fn wish(store: &Store, name: ServiceName) -> Wish {
 struct Plan {
     ops: Vec<Op>,
     touched: BTreeSet<Frontend>,
+    touched_ips: BTreeSet<Address>,
     /// Service ports that have gone, and the frontends that they had.
     gone: HashMap<SetKey, Vec<Frontend>>,
     gone_from: HashMap<Frontend, SetKey>,
@@ -517,13 +623,31 @@ struct Plan {
     orphans: bool,
 }
 
-fn set_key(row: &Row) -> SetKey {
-    let (protocol, family) = protocol_family(row);
-    SetKey { service: row.service.clone(), port_name: row.port_name.clone(), protocol, family }
+impl Held {
+    fn of(row: &Row) -> Self {
+        Self { frontend: row.frontend, port_name: row.port_name.clone(), source: row.source }
+    }
+
+    fn key(&self, service: &ServiceName) -> SetKey {
+        SetKey::new(service, &self.port_name, self.frontend)
+    }
 }
 
-fn protocol_family(row: &Row) -> (Protocol, Family) {
-    (row.frontend.protocol, row.frontend.address.family())
+impl Set {
+    /// The one store that puts its members in force.
+    fn publication(&self) -> Op {
+        Op::PublishSet {
+            set: self.id,
+            first_slot: self.extent.first,
+            eligible: self.members.eligible().len() as u16,
+            serving: self.members.serving().len() as u16,
+            drops: self.members.drops,
+        }
+    }
+}
+
+fn members(row: &Row) -> Members {
+    Members::new(&row.backends, &row.serving, row.action == Action::Drop)
 }
 
 #[cfg(test)]

@@ -1,17 +1,23 @@
 //! Objects in, table out: each rule of kube-proxy 1.36 that is implemented, as a case with its source.
 
-use super::{Store, resolve};
+use super::{Backend, Problem, Row, Store, resolve};
 use crate::manifests::parse;
 
 /// The table of some manifests, a line for each frontend.
 fn table(manifests: &str) -> Vec<String> {
-    let mut store = Store::default();
-    parse("case", manifests).unwrap().events().into_iter().for_each(|event| drop(store.apply(event)));
-    let line = |row: &super::Row| {
-        let backends: Vec<_> = row.backends.iter().map(ToString::to_string).collect();
-        format!("{} {} {}", row.frontend, row.service, backends.join(" ")).trim_end().to_owned()
-    };
-    resolve(&store).iter().map(line).collect()
+    let line = |row: &Row| format!("{} {} {}", row.frontend, row.service, list(&row.backends)).trim_end().to_owned();
+    resolve(&store(None, manifests).0).iter().map(line).collect()
+}
+
+fn store(node: Option<&str>, manifests: &str) -> (Store, Vec<Problem>) {
+    let mut store = Store::new(node);
+    let events = parse("case", manifests).unwrap().events();
+    let problems = events.into_iter().flat_map(|event| store.apply(event)).collect();
+    (store, problems)
+}
+
+fn list(backends: &[Backend]) -> String {
+    backends.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 fn service(name: &str, fields: &str) -> String {
@@ -185,4 +191,86 @@ fn endpoints_by_condition() {
         &[service("web", WEB), with("a", "ready: false, serving: true, terminating: true"), with("b", "ready: true")],
         &["10.0.0.1:80/TCP default/web 10.1.0.1:8080"],
     );
+}
+
+/// pkg/apis/core/validation and pkg/proxy/serviceport.go: `sessionAffinity` and its timeout.
+#[test]
+fn session_affinity() {
+    for (fields, seconds, troubled) in [
+        ("", None, false),
+        ("sessionAffinity: None", None, false),
+        ("sessionAffinity: ClientIP", Some(10_800), false),
+        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {}}", Some(10_800), false),
+        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}", Some(1), false),
+        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86400}}", Some(86_400), false),
+        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}", Some(1), true),
+        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: -5}}", Some(1), true),
+        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}", Some(86_400), true),
+        ("sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 9}}", None, false),
+    ] {
+        let (store, problems) = store(None, &service("web", &format!("{WEB}, {fields}")));
+        assert_eq!(resolve(&store)[0].session_affinity_seconds, seconds, "{fields}");
+        assert_eq!(!problems.is_empty(), troubled, "{fields}: {problems:?}");
+        assert!(problems.iter().all(|problem| problem.field.ends_with("timeoutSeconds")), "{problems:?}");
+    }
+}
+
+/// One endpoint for each letter, its last octet the place of the letter: r is ready, e ends and still serves, d ends and
+/// does not, n is not ready but serves, x is nothing at all. Capital letters are on the node "here".
+fn endpoints(letters: &str) -> String {
+    let endpoint = |(index, letter): (usize, char)| {
+        let conditions = match letter.to_ascii_lowercase() {
+            'r' => "ready: true, serving: true",
+            'e' => "ready: false, serving: true, terminating: true",
+            'd' => "ready: false, serving: false, terminating: true",
+            'n' => "ready: false, serving: true",
+            _ => "ready: false, serving: false",
+        };
+        let node = if letter.is_uppercase() { "here" } else { "there" };
+        format!("{{addresses: [10.1.0.{}], conditions: {{{conditions}}}, nodeName: {node}}}", index + 1)
+    };
+    let endpoints: Vec<_> = letters.chars().enumerate().map(endpoint).collect();
+    slice("a", &ONE.replace("[{addresses: [10.1.0.1]}]", &format!("[{}]", endpoints.join(", "))))
+}
+
+/// pkg/proxy/topology.go `CategorizeEndpoints` with `internalTrafficPolicy`; what is not eligible and serves is kept.
+#[test]
+fn internal_traffic_policy_and_what_still_serves() {
+    for (policy, node, letters, expected) in [
+        // Whatever the node, Cluster takes all that are ready.
+        ("Cluster", None, "rRnedx", ("forward", "1 2", "3 4")),
+        ("Cluster", Some("here"), "rRnedx", ("forward", "1 2", "3 4")),
+        ("Cluster", Some("here"), "eEnx", ("forward", "1 2", "3")),
+        ("Cluster", Some("here"), "ndx", ("refuse", "", "1")),
+        ("Local", Some("here"), "rRnNeE", ("forward", "2", "1 3 4 5 6")),
+        ("Local", Some("here"), "rEN", ("forward", "2", "1 3")),
+        ("Local", Some("here"), "rN", ("drop", "", "1 2")),
+        ("Local", Some("here"), "rX", ("drop", "", "1")),
+        // Elsewhere somebody still serves while it ends: that is usable too.
+        ("Local", Some("here"), "eX", ("drop", "", "1")),
+        ("Local", Some("here"), "nDX", ("refuse", "", "1")),
+        ("Local", Some("here"), "", ("refuse", "", "")),
+        ("Local", Some("elsewhere"), "rR", ("drop", "", "1 2")),
+        ("Local", None, "rR", ("drop", "", "1 2")),
+        ("Local", None, "d", ("refuse", "", "")),
+    ] {
+        let service = service("web", &format!("{WEB}, internalTrafficPolicy: {policy}"));
+        let (store, problems) = store(node, &[service, endpoints(letters)].concat());
+        let row = &resolve(&store)[0];
+        let hosts = |backends: &[Backend]| list(backends).replace("10.1.0.", "").replace(":8080", "");
+        let (eligible, serving) = (hosts(&row.backends), hosts(&row.serving));
+        let case = format!("{policy} at {node:?}: {letters:?}");
+        assert_eq!((row.action.as_str(), eligible.as_str(), serving.as_str()), expected, "{case}");
+        let is_unknown = node.is_none() && policy == "Local";
+        assert_eq!(problems.len(), usize::from(is_unknown), "{case}: {problems:?}");
+        assert!(problems.iter().all(|problem| problem.message.contains("--node-name")), "{problems:?}");
+    }
+}
+
+/// The own node's name is known, and an endpoint without one is not local.
+#[test]
+fn an_endpoint_without_a_node_is_remote() {
+    let service = service("web", &format!("{WEB}, internalTrafficPolicy: Local"));
+    let (store, _) = store(Some("here"), &[service, slice("a", ONE)].concat());
+    assert_eq!(resolve(&store)[0].action, super::Action::Drop);
 }

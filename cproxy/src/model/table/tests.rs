@@ -9,33 +9,28 @@ use serde_json::json;
 use super::*;
 use crate::{
     k8s::objects::{EndpointSlice, Service},
-    model::{Event, Kind, ObjectName, resolve},
+    model::{Backend, Event, Filter, Kind, ObjectName, resolve},
 };
 
 /// Room for everything that the universe below can hold.
-const AMPLE: Limits = Limits { frontends: 64, sets: 64, slots: 512, set_backends: 64 };
+const AMPLE: Limits = Limits { frontends: 64, sets: 64, slots: 512, run_backends: 64, filter_bit };
+
+/// Some of the addresses below share a bit.
+fn filter_bit(address: Address) -> u64 {
+    1 << (60 + address.octets()[15] % 3)
+}
+
+/// The own node; endpoints are on it or on another.
+const NODE: &str = "here";
 
 /// One thing that happens to the cluster or to the agent.
 #[derive(Clone, Debug)]
 enum Step {
-    Service {
-        name: u8,
-        vips: u8,
-        ports: u8,
-        created: u8,
-    },
+    Service(ServiceStep),
     ServiceGone {
         name: u8,
     },
-    Slice {
-        name: u8,
-        service: u8,
-        v6: bool,
-        ports: u8,
-        endpoints: u8,
-        not_ready: u8,
-        terminating: u8,
-    },
+    Slice(SliceStep),
     SliceGone {
         name: u8,
     },
@@ -47,14 +42,47 @@ enum Step {
     Restart,
 }
 
+#[derive(Clone, Copy, Debug, Default)]
+struct ServiceStep {
+    name: u8,
+    vips: u8,
+    ports: u8,
+    created: u8,
+    /// In tens of seconds; 0: none.
+    affinity: u8,
+    local: bool,
+}
+
+/// Endpoints and what they are like, a bit for each.
+#[derive(Clone, Copy, Debug, Default)]
+struct SliceStep {
+    name: u8,
+    service: u8,
+    v6: bool,
+    ports: u8,
+    endpoints: u8,
+    not_ready: u8,
+    terminating: u8,
+    not_serving: u8,
+    elsewhere: u8,
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let change = prop_oneof![
-        4 => (0..3u8, 0..16u8, 0..8u8, 0..3u8)
-            .prop_map(|(name, vips, ports, created)| Step::Service { name, vips, ports, created }),
+        4 => (0..3u8, 0..16u8, 0..8u8, 0..3u8, 0..3u8, prop::bool::weighted(0.2)).prop_map(
+            |(name, vips, ports, created, affinity, local)| {
+                Step::Service(ServiceStep { name, vips, ports, created, affinity, local })
+            }
+        ),
         1 => (0..3u8).prop_map(|name| Step::ServiceGone { name }),
-        6 => (0..4u8, 0..3u8, any::<bool>(), 0..8u8, any::<u8>(), any::<u8>(), any::<u8>()).prop_map(
-            |(name, service, v6, ports, endpoints, not_ready, terminating)| Step::Slice {
-                name, service, v6, ports, endpoints, not_ready: not_ready & terminating, terminating: terminating & endpoints,
+        6 => ((0..4u8, 0..3u8, any::<bool>(), 0..8u8, any::<u8>()), [any::<u8>(); 4]).prop_map(
+            |((name, service, v6, ports, endpoints), [not_ready, terminating, not_serving, elsewhere])| {
+                // Few of each, so that every combination comes up.
+                let (not_ready, not_serving) = (not_ready & elsewhere.rotate_left(1), not_serving & terminating);
+                let terminating = terminating & not_ready.rotate_left(3);
+                Step::Slice(SliceStep {
+                    name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere,
+                })
             }
         ),
         2 => (0..4u8).prop_map(|name| Step::SliceGone { name }),
@@ -82,7 +110,8 @@ fn bits(set: u8) -> impl Iterator<Item = usize> {
     (0..8).filter(move |bit| set & (1 << bit) != 0)
 }
 
-fn service(name: u8, vips: u8, ports: u8, created: u8) -> Service {
+fn service(step: ServiceStep) -> Service {
+    let ServiceStep { name, vips, ports, created, affinity, local } = step;
     // Several Services may claim one address: two of four are drawn.
     let v4 = format!("10.96.0.{}", vips % 4);
     let v6 = format!("fd00:96::{}", vips / 4);
@@ -93,13 +122,16 @@ fn service(name: u8, vips: u8, ports: u8, created: u8) -> Service {
     serde_json::from_value(json!({
         "metadata": {"name": format!("s{name}"), "namespace": "n",
                      "creationTimestamp": format!("2026-01-0{}T00:00:00Z", created + 1)},
-        "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
+        "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports,
+                 "sessionAffinity": if affinity == 0 { "None" } else { "ClientIP" },
+                 "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": affinity * 10}},
+                 "internalTrafficPolicy": if local { "Local" } else { "Cluster" }},
     }))
     .unwrap()
 }
 
-fn slice(step: &Step) -> (u8, EndpointSlice) {
-    let Step::Slice { name, service, v6, ports, endpoints, not_ready, terminating } = *step else { unreachable!() };
+fn slice(step: SliceStep) -> EndpointSlice {
+    let SliceStep { name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere } = step;
     let ports: Vec<_> = bits(ports)
         .filter_map(|port| PORTS.get(port))
         .map(|(port, _, protocol)| json!({"name": port, "port": 8000 + u16::from(name % 2), "protocol": protocol}))
@@ -107,8 +139,10 @@ fn slice(step: &Step) -> (u8, EndpointSlice) {
     let endpoints: Vec<_> = bits(endpoints)
         .map(|bit| {
             let address = if v6 { format!("fd00::{bit}") } else { format!("10.0.0.{bit}") };
-            let (unready, ending) = (not_ready & (1 << bit) != 0, terminating & (1 << bit) != 0);
-            json!({"addresses": [address], "conditions": {"ready": !unready && !ending, "terminating": ending}})
+            let has = |set: u8| set & (1 << bit) != 0;
+            json!({"addresses": [address], "nodeName": if has(elsewhere) { "there" } else { NODE },
+                   "conditions": {"ready": !has(not_ready) && !has(terminating), "serving": !has(not_serving),
+                                  "terminating": has(terminating)}})
         })
         .collect();
     let object = json!({
@@ -116,25 +150,25 @@ fn slice(step: &Step) -> (u8, EndpointSlice) {
                      "labels": {"kubernetes.io/service-name": format!("s{service}")}},
         "addressType": if v6 { "IPv6" } else { "IPv4" }, "ports": ports, "endpoints": endpoints,
     });
-    (name, serde_json::from_value(object).unwrap())
+    serde_json::from_value(object).unwrap()
 }
 
 impl Cluster {
     /// Changes the cluster and says what a watch would say.
     fn apply(&mut self, step: &Step) -> Vec<Event> {
         match step {
-            Step::Service { name, vips, ports, created } => {
-                let service = service(*name, *vips, *ports, *created);
-                self.services.insert(*name, service.clone());
+            Step::Service(step) => {
+                let service = service(*step);
+                self.services.insert(step.name, service.clone());
                 vec![Event::Service(Box::new(service))]
             }
             Step::ServiceGone { name } => {
                 self.services.remove(name);
                 vec![Event::ServiceDeleted(ObjectName::new("n", format!("s{name}")))]
             }
-            Step::Slice { .. } => {
-                let (name, slice) = slice(step);
-                self.slices.insert(name, slice.clone());
+            Step::Slice(step) => {
+                let slice = slice(*step);
+                self.slices.insert(step.name, slice.clone());
                 vec![Event::EndpointSlice(Box::new(slice))]
             }
             Step::SliceGone { name } => {
@@ -171,7 +205,7 @@ impl Cluster {
 }
 
 fn store(events: Vec<Event>) -> Store {
-    let mut store = Store::default();
+    let mut store = Store::new(Some(NODE));
     events.into_iter().for_each(|event| drop(store.apply(event)));
     store
 }
@@ -183,32 +217,56 @@ enum Reader {
     HasWord { first_slot: u32, backends: Vec<Backend> },
 }
 
+/// Where a set's members lie, and what it does without eligible ones.
+#[derive(Clone, Copy, Default)]
+struct Word {
+    first_slot: u32,
+    eligible: u16,
+    serving: u16,
+    drops: bool,
+}
+
 /// The maps, and every program that may still be running.
 #[derive(Default)]
 struct Kernel {
     frontends: HashMap<Frontend, u32>,
-    sets: HashMap<u32, (u32, u16)>,
+    addresses: HashSet<Address>,
+    words: HashMap<u32, Word>,
+    affinities: HashMap<u32, Affinity>,
     slots: HashMap<u32, Backend>,
+    filter: Filter,
     readers: HashSet<Reader>,
     /// An element of FRONTENDS was freed; a program may still hold a pointer to it.
     freed: bool,
-    /// Every set that was ever complete, by Service port, and every port that ever claimed a frontend.
-    complete: HashMap<SetKey, HashSet<Vec<Backend>>>,
+    /// Every set that was ever complete, by Service port, the affinities it had, and every port that ever claimed a
+    /// frontend.
+    complete: HashMap<SetKey, HashSet<Members>>,
+    had_affinity: HashMap<SetKey, HashSet<Affinity>>,
     owners: HashMap<Frontend, HashSet<SetKey>>,
 }
+
+/// What a frontend has: its members and its affinity.
+type Seen = (Members, Affinity);
 
 impl Kernel {
     /// Takes note of every Service port's set, and of who claims each frontend.
     fn expect(&mut self, store: &Store) {
         for row in store.services().flat_map(|(name, _)| desired_rows(store, name)) {
-            self.owners.entry(row.frontend).or_default().insert(set_key(&row));
-            self.complete.entry(set_key(&row)).or_default().insert(row.backends);
+            let (members, affinity) = seen(&row);
+            self.owners.entry(row.frontend).or_default().insert(SetKey::of(&row));
+            self.complete.entry(SetKey::of(&row)).or_default().insert(members);
+            self.had_affinity.entry(SetKey::of(&row)).or_default().insert(affinity);
         }
     }
 
-    fn backends(&self, set: u32) -> Vec<Backend> {
-        let (first, count) = self.sets.get(&set).copied().unwrap_or_default();
-        (first..first + u32::from(count)).map(|slot| self.slots[&slot]).collect()
+    fn set(&self, set: u32) -> Seen {
+        let word = self.words.get(&set).copied().unwrap_or_default();
+        let run = |first: u32, count: u16| -> Vec<Backend> {
+            (first..first + u32::from(count)).map(|slot| self.slots[&slot]).collect()
+        };
+        let serving = run(word.first_slot + u32::from(word.eligible), word.serving);
+        let members = Members::new(&run(word.first_slot, word.eligible), &serving, word.drops);
+        (members, self.affinities.get(&set).copied().unwrap_or_default())
     }
 
     fn run(&mut self, ops: &[Op]) {
@@ -221,18 +279,32 @@ impl Kernel {
 
     fn apply(&mut self, op: &Op) {
         match op {
-            Op::WriteBackends { first_slot, backends } => {
-                self.slots.extend((*first_slot..).zip(backends.iter().copied()));
+            Op::WriteBackends { first_slot, members } => {
+                self.slots.extend((*first_slot..).zip(members.backends.iter().copied()));
             }
-            Op::PublishSet { set, first_slot, count } => drop(self.sets.insert(*set, (*first_slot, *count))),
+            Op::PublishSet { set, first_slot, eligible, serving, drops } => {
+                let word = Word { first_slot: *first_slot, eligible: *eligible, serving: *serving, drops: *drops };
+                self.words.insert(*set, word);
+            }
+            Op::SetAffinity { set, affinity } => drop(self.affinities.insert(*set, *affinity)),
             Op::PutFrontend { frontend, set } => {
                 assert!(!self.freed, "{op:?} may take the memory that a program still reads");
                 self.freed |= self.frontends.insert(*frontend, *set).is_some();
+            }
+            Op::PutAddress(address) => {
+                assert!(!self.freed, "{op:?} may take the memory that a program still reads");
+                assert!(self.addresses.insert(*address), "{op:?} is there already");
             }
             Op::DeleteFrontend { frontend } => {
                 assert!(self.frontends.remove(frontend).is_some(), "{op:?} deletes nothing");
                 self.freed = true;
             }
+            Op::DeleteAddress(address) => {
+                assert!(self.addresses.remove(address), "{op:?} deletes nothing");
+                self.freed = true;
+            }
+            Op::SetFilter(filter) => self.filter = *filter,
+            Op::SetSeed(_) | Op::SetExclusions(_) => panic!("{op:?} is no business of the table"),
             Op::Drain => {
                 self.readers.clear();
                 self.freed = false;
@@ -243,49 +315,77 @@ impl Kernel {
     fn check(&self, op: &Op) {
         for reader in &self.readers {
             match reader {
-                Reader::HasSet { frontend, set } => self.check_set(*frontend, &self.backends(*set), op),
+                Reader::HasSet { frontend, set } => self.check_set(*frontend, *set, op),
                 Reader::HasWord { first_slot, backends } => {
                     let now: Vec<_> = (*first_slot..).take(backends.len()).map(|slot| self.slots[&slot]).collect();
                     assert_eq!(&now, backends, "{op:?} overwrote slots that are being read");
                 }
             }
         }
-        self.frontends.iter().for_each(|(frontend, set)| self.check_set(*frontend, &self.backends(*set), op));
+        self.frontends.iter().for_each(|(frontend, set)| self.check_set(*frontend, *set, op));
+        assert_eq!(self.set(0), Seen::default(), "after {op:?}, the set of unknown ports is empty");
+        for address in self.frontends.keys().map(|frontend| &frontend.address).chain(&self.addresses) {
+            let bits = if address.family() == Family::V4 { self.filter.v4 } else { self.filter.v6 };
+            assert_ne!(bits & filter_bit(*address), 0, "after {op:?}, {address} is not in the filter");
+        }
     }
 
-    fn check_set(&self, frontend: Frontend, backends: &[Backend], op: &Op) {
-        let owners = self.owners.get(&frontend).into_iter().flatten();
-        let was_complete = owners.filter_map(|owner| self.complete.get(owner)).any(|sets| sets.contains(backends));
-        assert!(was_complete, "after {op:?}, {frontend} has {backends:?}, which was never one of its sets");
+    fn check_set(&self, frontend: Frontend, set: u32, op: &Op) {
+        assert_ne!(set, 0, "{frontend} has the set of unknown ports");
+        let (members, affinity) = self.set(set);
+        let owners = || self.owners.get(&frontend).into_iter().flatten();
+        let was_complete = owners().filter_map(|owner| self.complete.get(owner)).any(|sets| sets.contains(&members));
+        assert!(was_complete, "after {op:?}, {frontend} has {members:?}, which was never one of its sets");
+        let had = owners().filter_map(|owner| self.had_affinity.get(owner)).any(|had| had.contains(&affinity));
+        assert!(had, "after {op:?}, {frontend} has {affinity:?}, which it never had");
     }
 
     fn look_up(&mut self) {
         for (&frontend, &set) in &self.frontends {
             self.readers.insert(Reader::HasSet { frontend, set });
-            let first_slot = self.sets.get(&set).copied().unwrap_or_default().0;
-            self.readers.insert(Reader::HasWord { first_slot, backends: self.backends(set) });
+            let first_slot = self.words.get(&set).copied().unwrap_or_default().first_slot;
+            self.readers.insert(Reader::HasWord { first_slot, backends: self.set(set).0.backends.to_vec() });
         }
     }
 
     fn read_back(&self) -> KernelTable {
         let sets: BTreeSet<_> = self.frontends.values().copied().collect();
-        let first = |set| self.sets.get(set).copied().unwrap_or_default().0;
+        let read = |set: u32| {
+            let (members, affinity) = self.set(set);
+            let first_slot = self.words.get(&set).copied().unwrap_or_default().first_slot;
+            (set, KernelSet { first_slot, members, affinity })
+        };
         KernelTable {
             frontends: self.frontends.clone(),
-            sets: sets
-                .iter()
-                .map(|set| (*set, KernelSet { first_slot: first(set), backends: self.backends(*set) }))
-                .collect(),
+            addresses: self.addresses.clone(),
+            sets: sets.into_iter().map(read).collect(),
+            filter: self.filter,
         }
     }
 
-    fn table(&self) -> BTreeMap<Frontend, Vec<Backend>> {
-        self.frontends.iter().map(|(&frontend, &set)| (frontend, self.backends(set))).collect()
+    fn table(&self) -> BTreeMap<Frontend, Seen> {
+        self.frontends.iter().map(|(&frontend, &set)| (frontend, self.set(set))).collect()
     }
 }
 
-fn naive(store: &Store) -> BTreeMap<Frontend, Vec<Backend>> {
-    resolve(store).into_iter().map(|row| (row.frontend, row.backends)).collect()
+fn seen(row: &Row) -> Seen {
+    (members(row), SetKey::of(row).affinity(row.session_affinity_seconds))
+}
+
+fn naive(store: &Store) -> BTreeMap<Frontend, Seen> {
+    resolve(store).into_iter().map(|row| (row.frontend, seen(&row))).collect()
+}
+
+fn cluster_ips(store: &Store) -> HashSet<Address> {
+    resolve(store).into_iter().map(|row| row.frontend.address).collect()
+}
+
+/// Whether some frontend has lost a backend.
+fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> bool {
+    before.iter().any(|(frontend, (members, _))| {
+        let now = after.get(frontend);
+        members.backends.iter().any(|backend| now.is_none_or(|(members, _)| !members.has(backend)))
+    })
 }
 
 /// Plays a history on a table with these limits. Gives back what the kernel then holds, what it should hold, and
@@ -305,7 +405,9 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &Table))
         events.into_iter().for_each(|event| drop(seen.apply(event)));
         kernel.expect(&seen);
         let dirty = seen.take_dirty();
+        let before = kernel.table();
         kernel.run(&if is_restart { table.sync(&seen) } else { table.update(&seen, dirty) });
+        assert!(table.take_retired() || !lost(&before, &kernel.table()), "whoever has lost a backend is told");
         check(&kernel, &seen, &table);
     }
     // Whatever was missed, a complete list mends.
@@ -325,6 +427,8 @@ proptest! {
         play(&steps, AMPLE, |kernel, store, table| {
             assert_eq!(kernel.table(), naive(store));
             assert_eq!(table.rows(), resolve(store));
+            assert_eq!(kernel.addresses, cluster_ips(store));
+            assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
             assert_eq!(table.problems.len(), 0);
             let contested = table.claims.values().filter(|claims| claims.len() > 1).count();
             assert_eq!(table.problems().count(), contested, "each loser is told");
@@ -337,21 +441,33 @@ proptest! {
         frontends in 1..8u32,
         sets in 1..8u32,
         slots in 1..24u32,
-        set_backends in 1..8usize,
+        run_backends in 1..8usize,
     ) {
-        let limits = Limits { frontends, sets, slots, set_backends };
+        let limits = Limits { frontends, sets, slots, run_backends, ..AMPLE };
         play(&steps, limits, |kernel, store, table| {
+            assert!(kernel.frontends.len() + kernel.addresses.len() <= frontends as usize);
             if kernel.table() != naive(store) {
                 assert_ne!(table.problems.len(), 0, "what does not fit is reported");
+            }
+            if kernel.addresses != cluster_ips(store) {
+                assert_ne!(table.unplaced.len(), 0, "what does not fit is reported");
             }
         });
     }
 }
 
+fn needed_filter(kernel: &Kernel) -> Filter {
+    let keys = kernel.frontends.keys().map(|frontend| &frontend.address).chain(&kernel.addresses);
+    keys.fold(Filter::default(), |filter, &address| match address.family() {
+        Family::V4 => Filter { v4: filter.v4 | filter_bit(address), ..filter },
+        Family::V6 => Filter { v6: filter.v6 | filter_bit(address), ..filter },
+    })
+}
+
 fn two_endpoints() -> (Store, Table, Kernel) {
     let mut cluster = Cluster::default();
-    cluster.apply(&Step::Service { name: 0, vips: 0, ports: 1, created: 0 });
-    cluster.apply(&endpoints(0b11));
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
+    cluster.apply(&Step::Slice(endpoints(0b11)));
     let (store, mut kernel) = (store(cluster.lists()), Kernel::default());
     let mut table = Table::new(AMPLE, KernelTable::default());
     kernel.expect(&store);
@@ -359,18 +475,87 @@ fn two_endpoints() -> (Store, Table, Kernel) {
     (store, table, kernel)
 }
 
-fn endpoints(endpoints: u8) -> Step {
-    Step::Slice { name: 0, service: 0, v6: false, ports: 1, endpoints, not_ready: 0, terminating: 0 }
+fn endpoints(endpoints: u8) -> SliceStep {
+    SliceStep { ports: 1, endpoints, ..SliceStep::default() }
+}
+
+/// What the table writes for one more event.
+fn follow(store: &mut Store, table: &mut Table, event: Event) -> Vec<Op> {
+    store.take_dirty();
+    store.apply(event);
+    let dirty = store.take_dirty();
+    table.update(store, dirty)
+}
+
+fn slice_event(step: SliceStep) -> Event {
+    Event::EndpointSlice(Box::new(slice(step)))
+}
+
+fn service_event(step: ServiceStep) -> Event {
+    Event::Service(Box::new(service(step)))
 }
 
 #[test]
 fn a_change_of_endpoints_is_one_write_of_slots_and_one_store() {
     let (mut store, mut table, _) = two_endpoints();
-    store.take_dirty();
-    store.apply(Event::EndpointSlice(Box::new(slice(&endpoints(0b111)).1)));
-    let dirty = store.take_dirty();
-    let ops = table.update(&store, dirty);
-    assert!(matches!(ops.as_slice(), [Op::WriteBackends { .. }, Op::PublishSet { count: 3, .. }]), "{ops:?}");
+    let ops = follow(&mut store, &mut table, slice_event(endpoints(0b111)));
+    assert!(matches!(ops.as_slice(), [Op::WriteBackends { .. }, Op::PublishSet { eligible: 3, .. }]), "{ops:?}");
+}
+
+#[test]
+fn a_change_of_affinity_is_one_store() {
+    let (mut store, mut table, _) = two_endpoints();
+    let with = |affinity| service_event(ServiceStep { ports: 1, affinity, ..ServiceStep::default() });
+    for seconds in [10, 20, 0] {
+        let ops = follow(&mut store, &mut table, with(seconds / 10));
+        let is_store =
+            |op: &Op| matches!(op, Op::SetAffinity { affinity, .. } if affinity.seconds == u32::from(seconds));
+        assert!(ops.len() == 2 && ops.iter().all(is_store), "one for each family: {ops:?}");
+    }
+}
+
+/// A set that nobody has any more may have had session affinity; the next one to use its id must not.
+#[test]
+fn a_new_set_starts_with_its_own_affinity() {
+    let with = |name, vips, affinity| ServiceStep { name, vips, ports: 1, affinity, ..ServiceStep::default() };
+    let steps =
+        [Step::Service(with(0, 0, 1)), Step::ServiceGone { name: 0 }, Step::Restart, Step::Service(with(1, 5, 0))];
+    play(&steps, AMPLE, |kernel, store, _| assert_eq!(kernel.table(), naive(store)));
+}
+
+/// What a set had and has no longer in either run is retired; what moves from one run to the other is not.
+#[test]
+fn backends_are_retired_when_they_leave_a_set_altogether() {
+    let (mut store, mut table, _) = two_endpoints();
+    let without_ports = service_event(ServiceStep::default());
+    let slice = |endpoints, terminating, not_serving| {
+        slice_event(SliceStep { ports: 1, endpoints, terminating, not_serving, ..SliceStep::default() })
+    };
+    for (what, event, expected) in [
+        ("one comes", slice(0b111, 0, 0), false),
+        ("one is about to end", slice(0b111, 0b001, 0), false),
+        ("and no longer serves", slice(0b111, 0b001, 0b001), true),
+        ("and is gone", slice(0b110, 0, 0), false),
+        ("another goes at once", slice(0b100, 0, 0), true),
+        ("the port goes", without_ports, true),
+    ] {
+        follow(&mut store, &mut table, event);
+        assert_eq!(table.take_retired(), expected, "{what}");
+        assert!(!table.take_retired(), "{what}, once");
+    }
+}
+
+/// A frontend without backends has nothing to retire.
+#[test]
+fn a_frontend_without_backends_goes_unnoticed() {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 7, ..ServiceStep::default() }));
+    let mut store = store(cluster.lists());
+    let mut table = Table::new(AMPLE, KernelTable::default());
+    table.sync(&store);
+    let ops = follow(&mut store, &mut table, service_event(ServiceStep::default()));
+    assert!(ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. })), "{ops:?}");
+    assert!(!table.take_retired());
 }
 
 /// Each replaced frontend would cost a grace period.
@@ -378,10 +563,10 @@ fn a_change_of_endpoints_is_one_write_of_slots_and_one_store() {
 fn a_port_that_is_renamed_keeps_its_frontend() {
     let (mut store, mut table, mut kernel) = two_endpoints();
     store.take_dirty();
-    let mut renamed = service(0, 0, 1, 0);
+    let mut renamed = service(ServiceStep { ports: 1, ..ServiceStep::default() });
     renamed.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
     store.apply(Event::Service(Box::new(renamed)));
-    let mut slice = slice(&endpoints(0b110)).1;
+    let mut slice = slice(endpoints(0b110));
     slice.ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
     store.apply(Event::EndpointSlice(Box::new(slice)));
     kernel.expect(&store);
@@ -395,10 +580,7 @@ fn a_port_that_is_renamed_keeps_its_frontend() {
 #[test]
 fn what_does_not_change_the_table_writes_nothing() {
     let (mut store, mut table, kernel) = two_endpoints();
-    store.take_dirty();
-    store.apply(Event::EndpointSlice(Box::new(slice(&endpoints(0b11)).1)));
-    let dirty = store.take_dirty();
-    assert_eq!(table.update(&store, dirty), []);
+    assert_eq!(follow(&mut store, &mut table, slice_event(endpoints(0b11))), []);
     assert_eq!(table.sync(&store), []);
     assert_eq!(Table::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
 }
@@ -407,10 +589,10 @@ fn what_does_not_change_the_table_writes_nothing() {
 #[test]
 fn a_new_agent_waits_for_what_the_last_one_gave_up() {
     let steps = [
-        Step::Service { name: 0, vips: 0, ports: 1, created: 0 },
-        Step::Service { name: 0, vips: 1, ports: 0, created: 0 },
+        Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { vips: 1, ..ServiceStep::default() }),
         Step::Restart,
-        Step::Service { name: 0, vips: 0, ports: 1, created: 0 },
+        Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }),
     ];
     play(&steps, AMPLE, |kernel, store, _| assert_eq!(kernel.table(), naive(store)));
 }
@@ -419,27 +601,30 @@ fn a_new_agent_waits_for_what_the_last_one_gave_up() {
 #[test]
 fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
     let steps = [
-        Step::Slice { name: 0, service: 1, v6: false, ports: 5, endpoints: 1, not_ready: 0, terminating: 0 },
-        Step::Service { name: 1, vips: 1, ports: 1, created: 0 },
-        Step::Service { name: 1, vips: 12, ports: 5, created: 0 },
-        Step::Service { name: 2, vips: 4, ports: 1, created: 0 },
-        Step::Service { name: 1, vips: 0, ports: 0, created: 0 },
+        Step::Slice(SliceStep { service: 1, ports: 5, endpoints: 1, ..SliceStep::default() }),
+        Step::Service(ServiceStep { name: 1, vips: 1, ports: 1, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { name: 1, vips: 12, ports: 5, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { name: 2, vips: 4, ports: 1, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { name: 1, ..ServiceStep::default() }),
     ];
-    play(&steps, Limits { frontends: 2, sets: 1, slots: 1, set_backends: 1 }, |_, _, _| ());
+    play(&steps, Limits { frontends: 3, sets: 1, slots: 1, run_backends: 1, ..AMPLE }, |_, _, _| ());
 }
 
 /// What did not fit is placed as soon as the batch that makes room has been written, without a further event.
 #[test]
 fn what_did_not_fit_is_placed_once_there_is_room() {
-    let limits = Limits { frontends: 2, ..AMPLE };
+    let limits = Limits { frontends: 4, ..AMPLE };
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
-    cluster.apply(&Step::Service { name: 0, vips: 0, ports: 1, created: 0 });
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
     let mut store = store(cluster.lists());
     let mut table = Table::new(limits, KernelTable::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     store.take_dirty();
-    let events = [Step::ServiceGone { name: 0 }, Step::Service { name: 1, vips: 5, ports: 1, created: 0 }];
+    let events = [
+        Step::ServiceGone { name: 0 },
+        Step::Service(ServiceStep { name: 1, vips: 5, ports: 1, ..ServiceStep::default() }),
+    ];
     events.iter().flat_map(|step| cluster.apply(step)).for_each(|event| drop(store.apply(event)));
     kernel.expect(&store);
     let dirty = store.take_dirty();
@@ -453,46 +638,32 @@ fn what_did_not_fit_is_placed_once_there_is_room() {
 /// restart; when the owner moves to another address, that set must not move with it.
 #[test]
 fn a_set_from_before_the_restart_serves_no_other_frontend() {
-    let slice = |name, service, endpoints| Step::Slice {
-        name,
-        service,
-        v6: true,
-        ports: 1,
-        endpoints,
-        not_ready: 0,
-        terminating: 0,
+    let slice = |name, service, endpoints| {
+        Step::Slice(SliceStep { name, service, v6: true, ports: 1, endpoints, ..SliceStep::default() })
     };
     let steps = [
-        Step::Service { name: 2, vips: 8, ports: 3, created: 0 },
+        Step::Service(ServiceStep { name: 2, vips: 8, ports: 3, ..ServiceStep::default() }),
         slice(2, 2, 0b1),
-        Step::Service { name: 0, vips: 8, ports: 1, created: 0 },
+        Step::Service(ServiceStep { vips: 8, ports: 1, ..ServiceStep::default() }),
         slice(0, 0, 0b11_1000),
         Step::Restart,
-        Step::Service { name: 0, vips: 0, ports: 1, created: 0 },
+        Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }),
     ];
-    play(&steps, Limits { frontends: 4, sets: 3, slots: 1, set_backends: 1 }, |_, _, _| ());
+    play(&steps, Limits { frontends: 6, sets: 3, slots: 1, run_backends: 1, ..AMPLE }, |_, _, _| ());
 }
 
 #[test]
 fn bootstrap_adds_and_never_replaces() {
     let (store, _, kernel) = two_endpoints();
     let mut cluster = Cluster::default();
-    cluster.apply(&Step::Service { name: 0, vips: 0, ports: 0b11, created: 0 });
-    cluster.apply(&Step::Slice {
-        name: 0,
-        service: 0,
-        v6: false,
-        ports: 0b11,
-        endpoints: 0b1000,
-        not_ready: 0,
-        terminating: 0,
-    });
+    cluster.apply(&Step::Service(ServiceStep { ports: 0b11, ..ServiceStep::default() }));
+    cluster.apply(&Step::Slice(SliceStep { ports: 0b11, endpoints: 0b1000, ..SliceStep::default() }));
     let bootstrap = self::store(cluster.lists());
     let mut table = Table::new(AMPLE, kernel.read_back());
     let ops = table.bootstrap(&bootstrap);
     let puts = ops.iter().filter(|op| matches!(op, Op::PutFrontend { .. })).count();
     assert_eq!(puts, 2, "port 81 in both families; port 80 is known: {ops:?}");
-    assert!(!ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. })));
+    assert!(!ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. } | Op::DeleteAddress(_))));
     let after = table.sync(&store);
     let deleted = after.iter().filter(|op| matches!(op, Op::DeleteFrontend { .. })).count();
     assert_eq!(deleted, 2, "the first complete sync takes the rest of the bootstrap away: {after:?}");
@@ -523,4 +694,16 @@ fn the_api_server_never_loses_its_last_endpoint() {
     assert_eq!(table.update(&store, dirty), []);
     assert_eq!(table.problems().count(), 1);
     assert_eq!(table.rows()[0].backends.len(), 1);
+}
+
+/// Whether a ClusterIP has other ports is only known from a complete store.
+#[test]
+fn bootstrap_makes_no_address_known() {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
+    let store = store(cluster.lists());
+    let mut table = Table::new(AMPLE, KernelTable::default());
+    let is_address = |op: &&Op| matches!(op, Op::PutAddress(_));
+    assert_eq!(table.bootstrap(&store).iter().filter(is_address).count(), 0);
+    assert_eq!(table.sync(&store).iter().filter(is_address).count(), 2);
 }

@@ -1,0 +1,300 @@
+//! What cproxy's socket programs cost: each program's runs as the kernel times them, and whole system calls.
+//!
+//! Times do not carry from machine to machine, nor from one minute of a shared machine to the next; so everything is
+//! compared with something else that is done in the same round: a program with an empty program on the same hook, a call
+//! with the same call where nothing is attached. A round does every case once, in a block of calls, each round in
+//! another order, and what counts is the median of the rounds' ratios.
+//!
+//! One process in one cgroup makes all the calls, and what is attached to the cgroup changes between the blocks. Two
+//! cgroups, one of them without programs, would be simpler, but then nothing would be compared with a machine without
+//! cproxy: once a program is attached anywhere, every socket's call takes the long way past its hook and, for UDP, takes
+//! the socket's lock for it (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG_LOCK`).
+//!
+//! The kernel's statistics are on while programs are timed, and off for whole calls. They take time themselves, and all of
+//! it is in the empty program's figure: differences are without it.
+
+mod cases;
+mod place;
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser;
+use cproxy_benches::bpf::{Program, enable_statistics};
+use cproxy_benches::machine::Machine;
+use cproxy_benches::paired::Estimate;
+use cproxy_benches::results;
+use cproxy_tests::process::cproxy;
+use serde_json::{Value, json};
+
+use crate::cases::{CALLS, Case, Meter, SUITES, Subject, Suite};
+use crate::place::{Attached, HOOKS, Peers, Place, Programs};
+
+/// Rounds of `--quick`.
+const QUICK_ROUNDS: usize = 3;
+
+/// What to measure.
+#[derive(Parser)]
+#[command(name = "datapath", about = "What the socket programs cost, run by run and call by call")]
+struct Arguments {
+    /// How many rounds are measured
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Only a few rounds, which show that everything works; the figures mean little
+    #[arg(long, conflicts_with = "rounds")]
+    quick: bool,
+    /// How many other Services exist, with ten endpoints each
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=5_000))]
+    services: u16,
+    /// Only this hook, such as connect4; may be given again
+    #[arg(long = "hook", value_name = "HOOK", value_parser = HOOKS.map(|hook| hook.name))]
+    hooks: Vec<String>,
+    /// Fails when a target is missed
+    #[arg(long)]
+    strict: bool,
+    /// Where every sample goes; default: datapath.json in the directory `bench` of cargo's output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// A suite in one family, and what was found.
+struct Column<'p> {
+    suite: &'static Suite,
+    peers: &'p Peers,
+    hook: String,
+    rows: Vec<Row>,
+}
+
+/// A case, and each round's time.
+struct Row {
+    case: &'static Case,
+    times_ns: Vec<f64>,
+}
+
+/// A case beside the first of its suite.
+struct Compared<'c> {
+    row: &'c Row,
+    difference: Estimate,
+    ratio: Estimate,
+}
+
+/// A promise, and what was found.
+struct Verdict {
+    what: String,
+    ratio: Estimate,
+    target: f64,
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    // Dropped from right to left: the sandbox goes when nothing is attached to it any more.
+    let Place { sandbox, peers, mut programs } = Place::prepare(arguments.services)?;
+    let version = cproxy(&sandbox, &["version"]).success().stdout.trim().to_owned();
+    let mut columns = columns(&arguments, &peers);
+    require(&programs, &columns)?;
+    let rounds = if arguments.quick { QUICK_ROUNDS } else { arguments.rounds as usize };
+    let others = measure(&mut programs, &mut columns, rounds)?;
+    programs.attach(Attached::Nothing)?;
+    print_head(&arguments, rounds, &version, others);
+    columns.iter().try_for_each(|column| column.print(&programs))?;
+    let verdicts = columns.iter().flat_map(Column::verdicts).collect::<Vec<_>>();
+    println!();
+    verdicts.iter().for_each(|verdict| println!("{verdict}"));
+    let output = arguments.output.clone().unwrap_or_else(|| results::default_output("datapath"));
+    let result = json!({
+        "benchmark": "datapath", "unit": "ns", "machine": Machine::this().json(), "versions": version,
+        "rounds": rounds, "calls_per_round": CALLS, "services": arguments.services, "programs_of_others": others,
+        "suites": columns.iter().map(|column| column.json(&programs)).collect::<Result<Vec<_>>>()?,
+        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
+    });
+    results::write(&output, &result)?;
+    println!("every sample: {}", output.display());
+    let is_met = verdicts.iter().all(Verdict::is_met);
+    Ok(if is_met || !arguments.strict { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is asked for.
+fn columns<'p>(arguments: &Arguments, peers: &'p [Peers; 2]) -> Vec<Column<'p>> {
+    let column = |suite: &'static Suite, peers: &'p Peers| {
+        let rows = suite.cases.iter().map(|case| Row { case, times_ns: Vec::new() }).collect();
+        Column { suite, peers, hook: suite.hook_in(peers.family), rows }
+    };
+    let mut columns =
+        SUITES.iter().flat_map(|suite| peers.iter().map(move |peers| column(suite, peers))).collect::<Vec<_>>();
+    columns.retain(|column| arguments.hooks.is_empty() || arguments.hooks.contains(&column.hook));
+    columns
+}
+
+/// Fails where the agent has not attached what is to be measured.
+fn require(programs: &Programs, columns: &[Column<'_>]) -> Result<()> {
+    let is_missing = |hook: &&str| {
+        columns.iter().any(|column| column.hook == *hook) && programs.get(hook, Attached::Cproxy).is_none()
+    };
+    let missing = HOOKS.map(|hook| hook.name).into_iter().filter(is_missing).collect::<Vec<_>>();
+    ensure!(
+        missing.is_empty(),
+        "the agent has attached nothing to {}: mend the build, or name the other hooks with --hook",
+        missing.join(", ")
+    );
+    Ok(())
+}
+
+/// All rounds. Returns how many programs others had on these hooks, at the start or at the end.
+fn measure(programs: &mut Programs, columns: &mut [Column<'_>], rounds: usize) -> Result<usize> {
+    let enabled = fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
+    if enabled.trim() == "1" {
+        bail!("kernel.bpf_stats_enabled is 1, which would slow whole calls down: set it to 0 with sysctl");
+    }
+    let others = programs.of_others()?;
+    let statistics = enable_statistics().context("switching BPF statistics on")?;
+    measure_subject(programs, columns, Subject::Program, rounds)?;
+    drop(statistics);
+    measure_subject(programs, columns, Subject::Call, rounds)?;
+    Ok(others.max(programs.of_others()?))
+}
+
+/// The rounds, after one to warm up.
+fn measure_subject(programs: &mut Programs, columns: &mut [Column<'_>], subject: Subject, rounds: usize) -> Result<()> {
+    for round in 0..=rounds {
+        for Column { suite, peers, hook, rows } in columns.iter_mut().filter(|column| column.suite.subject == subject) {
+            let (later, sooner) = rows.split_at_mut(round % suite.cases.len());
+            for Row { case, times_ns } in sooner.iter_mut().chain(later) {
+                programs.attach(case.attached)?;
+                let meter = match subject {
+                    Subject::Call => Meter::Clock,
+                    Subject::Program => Meter::Program(programs.get(hook, case.attached).context("it is attached")?),
+                };
+                let time_ns =
+                    (case.run)(peers, &meter).with_context(|| format!("{hook}: {}, {}", suite.name, case.name))?;
+                if round > 0 {
+                    times_ns.push(time_ns);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Column<'_> {
+    fn title(&self) -> String {
+        match self.suite.subject {
+            Subject::Program => format!("{}, {}", self.hook, self.suite.name),
+            Subject::Call => format!("{}, IPv{}", self.suite.name, self.peers.family.digit()),
+        }
+    }
+
+    /// The first case.
+    fn baseline(&self) -> Option<&Row> {
+        self.rows.first()
+    }
+
+    /// The others, with what they are beside the first.
+    fn compared(&self) -> impl Iterator<Item = Compared<'_>> {
+        let rows = self.rows.iter().skip(1);
+        rows.filter_map(|row| Some(Compared { row, difference: self.difference(row)?, ratio: self.ratio(row)? }))
+    }
+
+    fn difference(&self, row: &Row) -> Option<Estimate> {
+        Estimate::of_differences(&row.times_ns, &self.baseline()?.times_ns)
+    }
+
+    fn ratio(&self, row: &Row) -> Option<Estimate> {
+        Estimate::of_ratios(&row.times_ns, &self.baseline()?.times_ns)
+    }
+
+    /// What making a socket's storage costs, and the two cases that tell.
+    fn storage(&self) -> Option<(Estimate, &Row, &Row)> {
+        let (made, found) = self.suite.storage?;
+        let (made, found) = (self.rows.get(made)?, self.rows.get(found)?);
+        Some((Estimate::of_differences(&made.times_ns, &found.times_ns)?, made, found))
+    }
+
+    /// How many instructions the verifier went through; `None` for whole calls.
+    fn verified_instructions(&self, programs: &Programs) -> Result<Option<u64>> {
+        let program = programs.get(&self.hook, Attached::Cproxy).filter(|_| self.suite.subject == Subject::Program);
+        let info = program.map(Program::info).transpose().context("asking for a program's size")?;
+        Ok(info.map(|info| info.verified_instructions))
+    }
+
+    fn verdicts(&self) -> impl Iterator<Item = Verdict> {
+        self.compared().filter_map(|Compared { row, ratio, .. }| {
+            let of = self.baseline()?.case.name;
+            let what = format!("{}: `{}` over `{of}`", self.title(), row.case.name);
+            Some(Verdict { what, ratio, target: row.case.target? })
+        })
+    }
+
+    fn print(&self, programs: &Programs) -> Result<()> {
+        let instructions = self.verified_instructions(programs)?;
+        let instructions = instructions.map_or_else(String::new, |count| format!(", {count} instructions verified"));
+        let title = format!("{}{instructions}", self.title());
+        println!("\n{title:<46}{:>9}  {:<28}ratio", "ns", "difference");
+        if let Some(row) = self.baseline() {
+            println!("  {:<44}{:>9.1}", row.case.name, row.median_ns());
+        }
+        for Compared { row, difference, ratio } in self.compared() {
+            let difference = format!("{difference:.1}");
+            println!("  {:<44}{:>9.1}  {difference:<28}{ratio:.3}", row.case.name, row.median_ns());
+        }
+        if let Some((cost, made, found)) = self.storage() {
+            println!("  sk_storage: {cost:.1} ns is `{}` less `{}`", made.case.name, found.case.name);
+        }
+        Ok(())
+    }
+
+    fn json(&self, programs: &Programs) -> Result<Value> {
+        let of_row = |row: &Row| {
+            let compared = (self.difference(row), self.ratio(row));
+            json!({
+                "case": row.case.name, "median": row.median_ns(), "samples": row.times_ns, "target": row.case.target,
+                "difference": compared.0.map(|estimate| estimate.json()),
+                "ratio": compared.1.map(|estimate| estimate.json()),
+            })
+        };
+        Ok(json!({
+            "name": self.title(), "verified_instructions": self.verified_instructions(programs)?,
+            "sk_storage": self.storage().map(|(cost, ..)| cost.json()),
+            "cases": self.rows.iter().map(of_row).collect::<Vec<_>>(),
+        }))
+    }
+}
+
+impl Row {
+    fn median_ns(&self) -> f64 {
+        Estimate::of(self.times_ns.iter().copied()).map_or(f64::NAN, |estimate| estimate.median)
+    }
+}
+
+impl Verdict {
+    fn is_met(&self) -> bool {
+        self.ratio.median <= self.target
+    }
+
+    fn json(&self) -> Value {
+        json!({"what": self.what, "ratio": self.ratio.json(), "target": self.target, "met": self.is_met()})
+    }
+}
+
+/// `met` or `missed`, the figure, the promise.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, ratio, target } = self;
+        let word = if self.is_met() { "met" } else { "missed" };
+        write!(f, "{word:<7} {ratio:.3}, at most {target:.2}: {what}")
+    }
+}
+
+fn print_head(arguments: &Arguments, rounds: usize, version: &str, others: usize) {
+    println!("datapath:    what the socket programs cost: times in ns, medians of rounds; (the interval of 95 %)");
+    println!("machine:     {}", Machine::this());
+    println!("versions:    {version}");
+    println!("rounds:      {rounds}, {CALLS} calls of each kind in a round");
+    println!("beside it:   {} Services with ten endpoints each, in both families", arguments.services);
+    if others > 0 {
+        println!("             {others} programs of others on these hooks: `nothing attached` is not quite true, and");
+        println!("             the ratios of whole calls are a little too good");
+    }
+}

@@ -1,0 +1,365 @@
+//! Where it is measured: pods and Services of both families in a sandbox, with the programs in hand and the agent gone.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cproxy_benches::bpf::{AttachType, Link, Program};
+use cproxy_ebpf::LAYOUT_VERSION;
+use cproxy_tests::manifest::{self, Service, Slice};
+use cproxy_tests::process::Agent;
+use cproxy_tests::sandbox::Sandbox;
+use rustix::net::sockopt::{Timeout, set_ipv6_v6only, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+use serde_json::Value;
+
+const PREFIX: &str = "cproxy-bench";
+
+/// How many backends the Service has.
+const PODS: u8 = 10;
+
+const VIP_PORT: u16 = 80;
+const TCP_PORT: u16 = 8080;
+const UDP_PORT: u16 = 8081;
+
+/// More than the connections of a block.
+const BACKLOG: i32 = 1_000;
+
+/// Longer than anything here may take.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+/// Both of them.
+pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+impl Family {
+    /// As in the names of hooks.
+    pub(crate) fn digit(self) -> char {
+        match self {
+            Self::V4 => '4',
+            Self::V6 => '6',
+        }
+    }
+
+    /// As `socket()` has it.
+    pub(crate) fn domain(self) -> AddressFamily {
+        match self {
+            Self::V4 => AddressFamily::INET,
+            Self::V6 => AddressFamily::INET6,
+        }
+    }
+
+    fn service(self, host: u16) -> IpAddr {
+        let [high, low] = host.to_be_bytes();
+        match self {
+            Self::V4 => Ipv4Addr::new(10, 96, high, low).into(),
+            Self::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, host).into(),
+        }
+    }
+
+    fn pod(self, host: u8) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::new(10, 244, 0, host).into(),
+            Self::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, u16::from(host)).into(),
+        }
+    }
+
+    /// The ClusterIP of the Service that is measured.
+    fn vip(self) -> IpAddr {
+        self.service(10)
+    }
+
+    /// The ClusterIP of a Service without endpoints.
+    fn down(self) -> IpAddr {
+        self.service(11)
+    }
+
+    /// An address among the ClusterIPs that is none: here the programs cannot know at once that it is no Service.
+    fn stray(self) -> IpAddr {
+        self.service(12)
+    }
+
+    fn pods(self) -> impl Iterator<Item = IpAddr> {
+        (1..=PODS).map(move |host| self.pod(host))
+    }
+
+    /// The address that clients bind to.
+    fn client(self) -> IpAddr {
+        self.pod(PODS + 1)
+    }
+}
+
+/// The servers of one family.
+pub(crate) struct Peers {
+    pub(crate) family: Family,
+    /// Listens on every address.
+    pub(crate) listener: TcpListener,
+    /// The pods' UDP sockets.
+    pub(crate) pods: Vec<UdpSocket>,
+    /// One on the address that is no Service's.
+    pub(crate) stray: UdpSocket,
+}
+
+impl Peers {
+    fn start(family: Family) -> io::Result<Self> {
+        let udp = |address| {
+            let socket = UdpSocket::bind((address, UDP_PORT))?;
+            // They are emptied, not waited for.
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        };
+        let pods = family.pods().map(udp).collect::<io::Result<_>>()?;
+        Ok(Self { family, listener: listen(family)?, pods, stray: udp(family.stray())? })
+    }
+
+    /// The Service; both protocols have the same port.
+    pub(crate) fn vip(&self) -> SocketAddr {
+        SocketAddr::new(self.family.vip(), VIP_PORT)
+    }
+
+    /// The Service without endpoints.
+    pub(crate) fn down(&self) -> SocketAddr {
+        SocketAddr::new(self.family.down(), VIP_PORT)
+    }
+
+    /// Any number leads to a pod: a Service's clients meet them all.
+    pub(crate) fn pod_tcp(&self, number: usize) -> SocketAddr {
+        let host = number % usize::from(PODS) + 1;
+        SocketAddr::new(self.family.pod(host as u8), TCP_PORT)
+    }
+
+    /// A pod.
+    pub(crate) fn pod_udp(&self) -> SocketAddr {
+        SocketAddr::new(self.family.pod(1), UDP_PORT)
+    }
+
+    /// An address among the ClusterIPs that is none.
+    pub(crate) fn stray_tcp(&self) -> SocketAddr {
+        SocketAddr::new(self.family.stray(), TCP_PORT)
+    }
+
+    /// The same for UDP.
+    pub(crate) fn stray_udp(&self) -> SocketAddr {
+        SocketAddr::new(self.family.stray(), UDP_PORT)
+    }
+
+    /// A new UDP socket of a client.
+    pub(crate) fn client(&self) -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind((self.family.client(), 0))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        Ok(socket)
+    }
+
+    /// Empties the servers' UDP sockets; tells which pod got something, if one did.
+    pub(crate) fn drain(&self) -> Option<&UdpSocket> {
+        let mut buffer = [0; 16];
+        let mut hit = None;
+        for server in self.pods.iter().chain([&self.stray]) {
+            while server.recv_from(&mut buffer).is_ok() {
+                hit = Some(server);
+            }
+        }
+        hit
+    }
+}
+
+/// Listens on every address of one family.
+fn listen(family: Family) -> io::Result<TcpListener> {
+    let socket = socket_with(family.domain(), SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let wildcard = match family {
+        Family::V4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        Family::V6 => {
+            set_ipv6_v6only(&socket, true)?;
+            Ipv6Addr::UNSPECIFIED.into()
+        }
+    };
+    set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT))?;
+    bind(&socket, &SocketAddr::new(wildcard, TCP_PORT))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// A hook, its name as in the pin directory.
+pub(crate) struct Hook {
+    pub(crate) name: &'static str,
+    attach_type: AttachType,
+}
+
+/// All of them (include/uapi/linux/bpf.h, `enum bpf_attach_type`).
+pub(crate) const HOOKS: [Hook; 8] = [
+    Hook { name: "connect4", attach_type: AttachType(10) },
+    Hook { name: "connect6", attach_type: AttachType(11) },
+    Hook { name: "sendmsg4", attach_type: AttachType(14) },
+    Hook { name: "sendmsg6", attach_type: AttachType(15) },
+    Hook { name: "recvmsg4", attach_type: AttachType(19) },
+    Hook { name: "recvmsg6", attach_type: AttachType(20) },
+    Hook { name: "getpeername4", attach_type: AttachType(29) },
+    Hook { name: "getpeername6", attach_type: AttachType(30) },
+];
+
+/// What is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attached {
+    /// Nothing.
+    Nothing,
+    /// A program on each hook that does nothing.
+    Empty,
+    /// cproxy's programs.
+    Cproxy,
+}
+
+/// The two programs for a hook.
+struct Pair {
+    hook: &'static Hook,
+    empty: Program,
+    /// `None` where the agent has none.
+    cproxy: Option<Program>,
+}
+
+/// The programs, and what of them is attached to the sandbox's cgroup.
+pub(crate) struct Programs {
+    pairs: Vec<Pair>,
+    cgroup: File,
+    attached: Attached,
+    links: Vec<Link>,
+}
+
+impl Programs {
+    /// Takes the agent's programs out of its pinned links.
+    fn take(sandbox: &Sandbox) -> Result<Self> {
+        let pins = sandbox.pin_dir().join(format!("v{LAYOUT_VERSION}"));
+        let pair = |hook: &'static Hook| {
+            let pin: PathBuf = pins.join(hook.name);
+            let empty = Program::empty(hook.attach_type);
+            let cproxy = match Program::detach_from(&pin) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                result => Some(result.with_context(|| format!("taking the program of {}", pin.display()))?),
+            };
+            Ok(Pair { hook, empty: empty.with_context(|| format!("loading an empty {} program", hook.name))?, cproxy })
+        };
+        let cgroup = File::open(sandbox.cgroup()).context("opening the sandbox's cgroup")?;
+        let pairs = HOOKS.iter().map(pair).collect::<Result<_>>()?;
+        Ok(Self { pairs, cgroup, attached: Attached::Nothing, links: Vec::new() })
+    }
+
+    /// The program of a hook, if there is one.
+    pub(crate) fn get(&self, hook: &str, which: Attached) -> Option<&Program> {
+        let pair = self.pairs.iter().find(|pair| pair.hook.name == hook)?;
+        match which {
+            Attached::Nothing => None,
+            Attached::Empty => Some(&pair.empty),
+            Attached::Cproxy => pair.cproxy.as_ref(),
+        }
+    }
+
+    /// Attaches these and no others.
+    pub(crate) fn attach(&mut self, wanted: Attached) -> Result<()> {
+        if self.attached == wanted {
+            return Ok(());
+        }
+        self.attached = Attached::Nothing;
+        self.links.drain(..).try_for_each(Link::detach).context("detaching a program")?;
+        for Pair { hook, empty, cproxy } in &self.pairs {
+            let program = match wanted {
+                Attached::Nothing => None,
+                Attached::Empty => Some(empty),
+                Attached::Cproxy => cproxy.as_ref(),
+            };
+            let link = program.map(|program| program.attach(hook.attach_type, self.cgroup.as_fd())).transpose();
+            self.links.extend(link.with_context(|| format!("attaching a program to {}", hook.name))?);
+        }
+        self.attached = wanted;
+        Ok(())
+    }
+
+    /// How many programs others have on these hooks, on other cgroups.
+    pub(crate) fn of_others(&self) -> Result<usize> {
+        let count =
+            cproxy_benches::bpf::count_links(&HOOKS.map(|hook| hook.attach_type)).context("listing BPF links")?;
+        Ok(count.saturating_sub(self.links.len()))
+    }
+}
+
+/// The sandbox with everything in it.
+pub(crate) struct Place {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) peers: [Peers; 2],
+    pub(crate) programs: Programs,
+}
+
+impl Place {
+    /// Has an agent write the table, beside that many other Services, and load the programs. Then it ends: what is
+    /// measured is the kernel's work alone.
+    pub(crate) fn prepare(services: u16) -> Result<Self> {
+        let sandbox = Sandbox::new(PREFIX);
+        for family in FAMILIES {
+            sandbox.add_addresses(family.pods().chain([family.client(), family.stray()]));
+        }
+        let peers = FAMILIES.map(Peers::start);
+        let [v4, v6] = peers.map(|peers| peers.context("starting the servers"));
+        manifest::write(&sandbox.manifest_dir(), "services.json", objects(services));
+        let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+        agent.wait_ready(TIMEOUT);
+        agent.stop();
+        let programs = Programs::take(&sandbox)?;
+        Ok(Self { sandbox, peers: [v4?, v6?], programs })
+    }
+}
+
+fn objects(others: u16) -> Vec<Value> {
+    let dual_stack = |name: &str, addresses: [IpAddr; 2]| {
+        let service = Service::new(name).cluster_ips(addresses);
+        Value::from(service.tcp("tcp", VIP_PORT, TCP_PORT).udp("udp", VIP_PORT, UDP_PORT))
+    };
+    let ports = |slice: Slice| slice.tcp("tcp", TCP_PORT).udp("udp", UDP_PORT);
+    let slices = |name: &str| {
+        [ports(Slice::v4(name)).ready(Family::V4.pods()), ports(Slice::v6(name)).ready(Family::V6.pods())]
+            .map(Value::from)
+    };
+    let mut objects = vec![dual_stack("down", FAMILIES.map(Family::down))];
+    objects.push(dual_stack("subject", FAMILIES.map(Family::vip)));
+    objects.extend(slices("subject"));
+    for other in 0..others {
+        let name = format!("other-{other}");
+        objects.push(dual_stack(&name, FAMILIES.map(|family| family.service(0x100 + other))));
+        objects.extend(slices(&name));
+    }
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_ebpf::{filter_bit, v4_mapped};
+
+    use super::*;
+
+    fn bit(address: IpAddr) -> u64 {
+        filter_bit(&match address {
+            IpAddr::V4(address) => v4_mapped(u32::from_ne_bytes(address.octets())),
+            IpAddr::V6(address) => {
+                let words =
+                    address.octets().as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word)).collect::<Vec<_>>();
+                words.try_into().unwrap()
+            }
+        })
+    }
+
+    #[test]
+    fn pods_are_outside_the_services_prefix_and_the_stray_address_is_inside() {
+        for family in FAMILIES {
+            let inside = bit(family.vip());
+            assert_eq!([bit(family.stray()), bit(family.down())], [inside; 2]);
+            assert!(family.pods().chain([family.client()]).all(|pod| bit(pod) != inside));
+        }
+    }
+}

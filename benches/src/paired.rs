@@ -1,0 +1,97 @@
+//! Two ways of doing a thing, compared round by round: what disturbs a machine for longer than a round disturbs both, so
+//! that ratios hold where times do not.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+/// A median, and the interval that holds the true one with a probability of 95 %.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The median of the samples.
+    pub median: f64,
+    /// The interval's lower end.
+    pub low: f64,
+    /// Its upper end.
+    pub high: f64,
+}
+
+impl Estimate {
+    /// From samples that are independent of each other, whatever their distribution; `None` if there are none. The ends
+    /// are samples whose ranks follow from the binomial distribution (with few samples: the smallest and the largest).
+    #[must_use]
+    pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut sorted = samples.into_iter().collect::<Vec<_>>();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let count = sorted.len();
+        let margin = 1.96 * (count as f64).sqrt() / 2.0;
+        let low = ((count as f64 / 2.0 - margin).floor() as usize).min(count / 2);
+        let median = (sorted.get(count.checked_sub(1)? / 2)? + sorted.get(count / 2)?) / 2.0;
+        Some(Self { median, low: *sorted.get(low)?, high: *sorted.get(count - 1 - low)? })
+    }
+
+    /// Of the differences between two columns, sample by sample.
+    #[must_use]
+    pub fn of_differences(samples: &[f64], baseline: &[f64]) -> Option<Self> {
+        Self::of(samples.iter().zip(baseline).map(|(sample, base)| sample - base))
+    }
+
+    /// Of the ratios between two columns, sample by sample.
+    #[must_use]
+    pub fn of_ratios(samples: &[f64], baseline: &[f64]) -> Option<Self> {
+        Self::of(samples.iter().zip(baseline).map(|(sample, base)| sample / base))
+    }
+
+    /// For a file of results.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({"median": self.median, "low": self.low, "high": self.high})
+    }
+}
+
+/// `median (low .. high)`, with the precision that is asked for.
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { median, low, high } = self;
+        let precision = f.precision().unwrap_or(2);
+        write!(f, "{median:.precision$} ({low:.precision$} .. {high:.precision$})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_lies_between_the_middle_samples() {
+        assert_eq!(Estimate::of([3.0, 1.0, 2.0]).unwrap().median, 2.0);
+        assert_eq!(Estimate::of([4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
+        assert_eq!(Estimate::of([]), None);
+        let one = Estimate::of([7.0]).unwrap();
+        assert_eq!((one.median, one.low, one.high), (7.0, 7.0, 7.0));
+    }
+
+    /// The ranks of the textbook's table for n = 100: the 40th and the 61st sample.
+    #[test]
+    fn the_interval_has_the_ranks_of_the_binomial_distribution() {
+        let hundred = Estimate::of((1..=100).map(f64::from)).unwrap();
+        assert!((40.0..=41.0).contains(&hundred.low) && (60.0..=61.0).contains(&hundred.high), "{hundred:?}");
+        let few = Estimate::of([1.0, 2.0, 3.0]).unwrap();
+        assert_eq!((few.low, few.high), (1.0, 3.0));
+    }
+
+    #[test]
+    fn what_disturbs_both_sides_of_a_round_leaves_the_ratio_alone() {
+        let baseline = [10.0, 20.0, 1000.0];
+        let ratio = Estimate::of_ratios(&[11.0, 22.0, 1100.0], &baseline).unwrap();
+        assert!((ratio.low - 1.1).abs() < 1e-9 && (ratio.high - 1.1).abs() < 1e-9, "{ratio:?}");
+        assert_eq!(Estimate::of_differences(&[11.0, 22.0, 1100.0], &baseline).unwrap().median, 2.0);
+    }
+
+    #[test]
+    fn it_is_printed_with_the_precision_asked_for() {
+        let estimate = Estimate { median: 1.0, low: 0.5, high: 1.25 };
+        assert_eq!(format!("{estimate:.1}"), "1.0 (0.5 .. 1.2)");
+        assert_eq!(format!("{estimate}"), "1.00 (0.50 .. 1.25)");
+    }
+}

@@ -1,0 +1,35 @@
+//! `getpeername()`: the VIP that the application connected to.
+
+use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+
+use crate::{
+    flows,
+    peer::{self, Relation},
+    sock_addr::{ALLOW, Family, V4, V6, endpoint, rewrite},
+};
+
+#[cgroup_sock_addr(getpeername4)]
+fn cproxy_peer4(ctx: SockAddrContext) -> i32 {
+    peer_name::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(getpeername6)]
+fn cproxy_peer6(ctx: SockAddrContext) -> i32 {
+    peer_name::<V6>(&ctx)
+}
+
+/// The state is believed only where it matches what the kernel has. Where it does not, the last `connect()` of a UDP
+/// socket has failed, and the one before it is among the flows.
+#[inline(always)]
+fn peer_name<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let Some(state) = peer::state(ctx) else { return ALLOW };
+    let peer = endpoint::<F>(ctx);
+    if Relation::of(&state.peer, &peer).is_backend() {
+        return rewrite::<F>(ctx, &state.peer.vip, state.peer.vip_port);
+    }
+    let Some(state) = flows::state(ctx) else { return ALLOW };
+    let Some(index) = flows::from(state, &peer) else { return ALLOW };
+    // SAFETY: the index is in range.
+    let flow = unsafe { state.flows.get_unchecked(index) };
+    rewrite::<F>(ctx, &flow.vip, flow.vip_port)
+}

@@ -1,0 +1,44 @@
+//! What the functions have in common that the verifier checks once, not at each of their callers.
+//!
+//! A function that is global, by the linkage in the object's BTF, is verified by itself, with arguments of which only the
+//! type is known (kernel 5.13: pointers to memory of a known size). Its callers go on with an unknown number, so what it
+//! found out does not multiply the paths through them. The programs stay small that way: `verified instructions` is what
+//! a kernel without a JIT pays for at start, and what a large program is refused for.
+
+use cproxy_ebpf::Translation;
+
+use crate::sock_addr::Endpoint;
+
+/// Copies field by field: a copy of the whole would become a loop over its bytes.
+#[inline(always)]
+pub(crate) fn set(target: &mut Translation, source: &Translation) {
+    for word in 0..4 {
+        target.vip[word] = source.vip[word];
+        target.backend[word] = source.backend[word];
+    }
+    (target.vip_port, target.backend_port) = (source.vip_port, source.backend_port);
+    target.slot = source.slot;
+}
+
+/// A number of which the compiler knows nothing, so that it does not turn one comparison of several words back into a
+/// branch for each word.
+#[inline(always)]
+pub(crate) fn opaque(mut number: u64) -> u64 {
+    // SAFETY: a move of a register to itself. (With no instruction at all, two lines of source would share an offset, and
+    // the kernel refuses such line information.)
+    unsafe { core::arch::asm!("{0} = {0}", inout(reg) number, options(pure, nomem, nostack, preserves_flags)) };
+    number
+}
+
+/// [`cproxy_ebpf::digest`], once.
+#[inline(always)]
+pub(crate) fn digest(endpoint: &Endpoint) -> u32 {
+    cproxy_digest(endpoint)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_digest(endpoint: *const Endpoint) -> u32 {
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    unsafe { endpoint.as_ref() }.map_or(0, |endpoint| cproxy_ebpf::digest(&endpoint.address, endpoint.port))
+}

@@ -1,0 +1,321 @@
+//! What the table says about a destination, and who is left alone whatever it says.
+
+use aya_ebpf::{
+    helpers::{
+        bpf_get_current_uid_gid, bpf_get_prandom_u32,
+        generated::{bpf_get_current_ancestor_cgroup_id, bpf_get_netns_cookie, bpf_ktime_get_ns},
+    },
+    programs::SockAddrContext,
+};
+use cproxy_ebpf::{
+    Affinity, AffinityEntry, AffinityKey, Backend, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, FrontendKey,
+    PROTOCOL_ANY, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly,
+    filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6,
+};
+
+use crate::{
+    flows::cproxy_position,
+    maps::{AFFINITY, BACKENDS, FRONTENDS, SETS, SETTINGS, count},
+    sock_addr::{Endpoint, deny, is_same},
+    subprogram::{digest, opaque},
+};
+
+/// `BPF_NOEXIST`: only insert.
+const NOEXIST: u64 = 1;
+
+/// No slot.
+const NOWHERE: u32 = u32::MAX;
+
+/// What the table says about a destination. Plain numbers: of an enum's unused part the verifier would say that nobody
+/// has written it.
+pub(crate) struct Service {
+    word: SetWord,
+    affinity: Affinity,
+}
+
+/// No set.
+const SET_NONE: SetId = SetId::MAX;
+/// The word of no Service: no set has so many backends so far behind.
+const WORD_NONE: SetWord = SetWord(u64::MAX);
+
+/// Looks a destination up. What no Service has costs a bit test and no lookup, unless it shares an address prefix with
+/// one.
+#[inline(always)]
+pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> Service {
+    const NONE: Service = Service { word: WORD_NONE, affinity: Affinity::NONE };
+    let Some(settings) = SETTINGS.get_ptr(0) else { return NONE };
+    let address = &destination.address;
+    // One branch, not three.
+    let not_v4 = opaque((address[0] | address[1] | (address[2] ^ V4_MAPPED_WORD)) as u64);
+    let (filter, prefix) = if not_v4 == 0 {
+        (unsafe { &raw const (*settings).filter_v4 }, filter_prefix_v4(address))
+    } else {
+        (unsafe { &raw const (*settings).filter_v6 }, filter_prefix_v6(address))
+    };
+    // SAFETY: the helper returned a pointer to the live element; volatile, because the agent writes it any time.
+    if unsafe { filter.read_volatile() } & filter_bit_of_prefix(prefix) == 0 {
+        return NONE;
+    }
+    let Some(set) = SETS.get_ptr(cproxy_set_of(destination, protocol as u32)) else { return NONE };
+    // SAFETY: a live element; volatile makes each the one 64-bit load that pairs with the agent's 64-bit store.
+    unsafe {
+        Service {
+            word: SetWord((&raw const (*set).word).read_volatile()),
+            affinity: Affinity((&raw const (*set).affinity).read_volatile()),
+        }
+    }
+}
+
+/// The set of a destination, or [`SET_NONE`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_set_of(destination: *const Endpoint, protocol: u32) -> SetId {
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(to) = (unsafe { destination.as_ref() }) else { return SET_NONE };
+    let mut key = FrontendKey { address: to.address, port: to.port, protocol: protocol as u8, zero: 0 };
+    let mut set = FRONTENDS.get_ptr(&key);
+    // A ClusterIP refuses on ports that its Services do not have. Nobody listens on port 0; who connects a UDP socket to
+    // it asks for a route (RFC 6724 address selection in resolvers) and gets one.
+    if set.is_none() && to.port != 0 {
+        (key.port, key.protocol) = (0, PROTOCOL_ANY);
+        set = FRONTENDS.get_ptr(&key);
+    }
+    match set {
+        // SAFETY: the helper returned a pointer to a live value of that size.
+        Some(set) if !is_excluded(to.port) => unsafe { set.read_volatile() },
+        _ => SET_NONE,
+    }
+}
+
+/// Whether the current process, or this port, is to be left alone.
+#[inline(always)]
+fn is_excluded(port: u16) -> bool {
+    let Some(settings) = SETTINGS.get_ptr(0) else { return false };
+    // SAFETY: a live element.
+    let count = unsafe {
+        (&raw const (*settings).excluded_cgroup_count).read_volatile()
+            | (&raw const (*settings).excluded_uid_count).read_volatile()
+            | (&raw const (*settings).excluded_port_count).read_volatile()
+    };
+    count != 0 && cproxy_excluded(port as u32) != 0
+}
+
+/// 1 if it is. All elements are compared, also unused ones, which match nobody: with the counts as bounds the verifier
+/// would follow each combination of them.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_excluded(port: u32) -> u32 {
+    let Some(settings) = SETTINGS.get_ptr(0) else { return 0 };
+    // SAFETY: a live element.
+    let settings = unsafe { &*settings };
+    let uid = bpf_get_current_uid_gid() as u32;
+    for index in 0..EXCLUSIONS_MAX {
+        if settings.excluded_ports[index] as u32 == port || settings.excluded_uids[index] == uid {
+            return 1;
+        }
+    }
+    for cgroup in &settings.excluded_cgroups {
+        // SAFETY: a helper that takes an integer; it gives 0 where the process is not so deep.
+        if unsafe { bpf_get_current_ancestor_cgroup_id(cgroup.level as i32) } == cgroup.id {
+            return 1;
+        }
+    }
+    0
+}
+
+impl Service {
+    /// No Service, or not for this process: the kernel's own business.
+    #[inline(always)]
+    pub(crate) fn is_none(&self) -> bool {
+        self.word == WORD_NONE
+    }
+
+    /// Nobody answers there.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.word.eligible() == 0
+    }
+
+    /// What a call to a Service that is empty gets.
+    #[inline(always)]
+    pub(crate) fn deny(&self) -> i32 {
+        deny(self.word.drops())
+    }
+
+    /// The slot of a backend for a new connection: the one that the client has, or any.
+    #[inline(always)]
+    pub(crate) fn choose(&self, ctx: &SockAddrContext) -> u32 {
+        if !self.has_affinity() {
+            return self.any();
+        }
+        // SAFETY: a helper that takes the context.
+        let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
+        cproxy_affine(self.word.0, self.affinity.0, netns_cookie)
+    }
+
+    /// The slot of any backend.
+    #[inline(always)]
+    pub(crate) fn any(&self) -> u32 {
+        self.word.first_slot() + random_index(self.word)
+    }
+
+    /// Whether each client keeps its backend.
+    #[inline(always)]
+    pub(crate) fn has_affinity(&self) -> bool {
+        self.affinity.seconds() != 0
+    }
+
+    /// The slot of a backend that none of these flows has, if one of the next few is such a one: two VIPs with one
+    /// backend could not be told apart by its replies.
+    #[inline(always)]
+    pub(crate) fn choose_beside(&self, flows: &UdpState) -> u32 {
+        cproxy_beside(flows, self.word.0, random_index(self.word))
+    }
+
+    /// Whether the translation's backend still serves; its slot is brought up to date.
+    #[inline(always)]
+    pub(crate) fn still_has(&self, translation: &mut Translation) -> bool {
+        cproxy_has(self.word.0, translation) != 0
+    }
+}
+
+/// An even choice among the eligible.
+#[inline(always)]
+fn random_index(word: SetWord) -> u32 {
+    // SAFETY: a live element; volatile, because the agent writes it any time.
+    let seed = SETTINGS.get_ptr(0).map_or(0, |settings| unsafe { (&raw const (*settings).seed).read_volatile() });
+    // SAFETY: a helper without arguments.
+    choose(unsafe { bpf_get_prandom_u32() }, seed, word.eligible())
+}
+
+/// How often another backend is tried because one is already used for another VIP.
+const OTHER_BACKENDS_MAX: u32 = 2;
+
+/// See [`Service::choose_beside`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, index: u32) -> u32 {
+    let (word, mut index) = (SetWord(word), index);
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(flows) = (unsafe { flows.as_ref() }) else { return NOWHERE };
+    let first = word.first_slot() + index;
+    for _ in 0..OTHER_BACKENDS_MAX {
+        let slot = word.first_slot() + index;
+        let Some(backend) = BACKENDS.get(slot) else { return first };
+        if cproxy_position(&flows.backends, backend.digest | 1) == FLOWS_PER_SOCKET as u32 {
+            return slot;
+        }
+        index = if index + 1 < word.eligible() { index + 1 } else { 0 };
+    }
+    first
+}
+
+/// See [`Service::still_has`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_has(word: u64, translation: *mut Translation) -> u32 {
+    let word = SetWord(word);
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(translation) = (unsafe { translation.as_mut() }) else { return 0 };
+    let wanted = digest(&Endpoint::new(&translation.backend, translation.backend_port));
+    let (first, total) = (word.first_slot(), word.eligible() + word.serving());
+    let mut slot = translation.slot;
+    if slot.wrapping_sub(first) >= total || cproxy_digest_at(slot) != wanted {
+        slot = cproxy_find(first, word.eligible(), wanted);
+        if slot == NOWHERE {
+            slot = cproxy_find(first + word.eligible(), word.serving(), wanted);
+        }
+        translation.slot = slot;
+    }
+    let Some(found) = BACKENDS.get(slot) else { return 0 };
+    // Of two with the same digest the first is found; a flow to the other one moves. That takes one chance in 2^32.
+    is_same(&found.address, found.port, &translation.backend, translation.backend_port) as u32
+}
+
+/// How far from where it should be a backend is looked for, in powers of two. Digests are even: of [`SET_BACKENDS_MAX`]
+/// backends one is off by 128 places at one standard deviation, so by 1,024 practically never.
+const SEARCH_STEPS: u32 = 11;
+
+/// The slot of the first backend with this digest among `count` sorted ones, or [`NOWHERE`]. The search is a loop of
+/// fixed steps; `bpf_loop` would be shorter, but a kernel without a JIT takes no callbacks (kernel/bpf/verifier.c,
+/// `fixup_call_args`).
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_find(first_slot: u32, count: u32, digest: u32) -> u32 {
+    let expected = choose_evenly(digest, count);
+    let mut low = expected.saturating_sub(1 << (SEARCH_STEPS - 1));
+    for step in (0..SEARCH_STEPS).rev() {
+        // All before `low` are less. If the one at the end of the step is one of ours and less, too, go there. Numbers
+        // instead of branches: the verifier would follow each both ways.
+        let end = low + (1 << step) - 1;
+        let is_ours = u64::wrapping_sub(end as u64, count as u64);
+        let is_less = u64::wrapping_sub(cproxy_digest_at(first_slot + end) as u64, digest as u64);
+        low += ((opaque(is_ours & is_less) >> 63) as u32) << step;
+    }
+    if low < count && cproxy_digest_at(first_slot + low) == digest { first_slot + low } else { NOWHERE }
+}
+
+/// The digest of the backend in a slot.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_digest_at(slot: u32) -> u32 {
+    BACKENDS.get(slot).map_or(u32::MAX, |backend| backend.digest)
+}
+
+/// The slot of the client's backend. Each change of an entry is one compare-and-exchange, so of two threads of one client
+/// that find no entry, or a useless one, the second adopts what the first has chosen.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_affine(word: u64, affinity: u64, netns_cookie: u64) -> u32 {
+    let (word, affinity) = (SetWord(word), Affinity(affinity));
+    // SAFETY: a helper without arguments.
+    let now = affinity_time(unsafe { bpf_ktime_get_ns() });
+    let any = word.first_slot() + random_index(word);
+    let Some(backend) = BACKENDS.get(any) else { return NOWHERE };
+    let new = AffinityEntry::new(backend.digest, now);
+    let key = AffinityKey { id: affinity.id(), zero: 0, netns_cookie };
+    if AFFINITY.get_ptr(&key).is_none() && AFFINITY.insert(&key, new.0, NOEXIST).is_ok() {
+        return any;
+    }
+    let Some(entry) = AFFINITY.get_ptr_mut(&key) else {
+        count(Counter::AffinityLost);
+        return any;
+    };
+    // SAFETY: the helper returned a pointer to a live, aligned value, which is only ever accessed whole.
+    let known = AffinityEntry(unsafe { entry.read_volatile() });
+    let slot = cproxy_find(word.first_slot(), word.eligible(), known.digest());
+    if slot != NOWHERE && known.is_fresh(now, affinity.seconds()) {
+        // If somebody else was faster, that extends it just as well.
+        exchange(entry, known, AffinityEntry::new(known.digest(), now));
+        return slot;
+    }
+    let winner = exchange(entry, known, new);
+    if winner == known {
+        return any;
+    }
+    let slot = cproxy_find(word.first_slot(), word.eligible(), winner.digest());
+    if slot == NOWHERE { any } else { slot }
+}
+
+/// Puts `new` where `expected` is and gives back what was there: `BPF_CMPXCHG` (kernel 5.12). `core` has no such atomics
+/// for this target.
+#[inline(always)]
+fn exchange(entry: *mut u64, expected: AffinityEntry, new: AffinityEntry) -> AffinityEntry {
+    let mut found = expected.0;
+    // SAFETY: the verifier checks that the pointer is to a live value; the instruction touches nothing but r0 and it.
+    unsafe {
+        core::arch::asm!(
+            "r0 = cmpxchg_64({entry} + 0, r0, {new})",
+            entry = in(reg) entry,
+            new = in(reg) new.0,
+            inout("r0") found,
+        );
+    }
+    AffinityEntry(found)
+}
+
+/// The backend in a slot. There is none only for a program that was stopped for so long that the table was replaced.
+#[inline(always)]
+pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
+    BACKENDS.get(slot)
+}

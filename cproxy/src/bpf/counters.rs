@@ -1,0 +1,44 @@
+//! What the programs have counted.
+
+use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
+use cproxy_ebpf::{Counter, FlowKey, FlowValue, UDP_FLOWS_MAX};
+
+use super::{PinDir, TableError};
+
+/// Their names in the JSON contract.
+const NAMES: [(Counter, &str); 6] = [
+    (Counter::Forwarded, "forwarded"),
+    (Counter::Refused, "refused"),
+    (Counter::Dropped, "dropped"),
+    (Counter::StateLost, "state_lost"),
+    (Counter::AffinityLost, "affinity_lost"),
+    (Counter::UdpFlowsInserted, "udp_flows_inserted"),
+];
+
+/// Reads all counters, by name, and how full `UDP_FLOWS` is.
+///
+/// # Errors
+/// A map is missing or may not be used.
+pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableError> {
+    let open = |name: &'static str| {
+        let failed = move |error| TableError::Open(pins.object(name), error);
+        Ok::<_, TableError>((MapData::from_pin(pins.object(name)).map_err(failed)?, failed))
+    };
+    let (map, failed) = open("COUNTERS")?;
+    let map = PerCpuArray::<_, u64>::try_from(Map::PerCpuArray(map)).map_err(failed)?;
+    let sum = |counter: Counter| Ok::<u64, MapError>(map.get(&(counter as u32), 0)?.iter().sum());
+    let mut counters = Vec::new();
+    for (counter, name) in NAMES {
+        counters.push((name, sum(counter).map_err(|error| TableError::Read("COUNTERS", error))?));
+    }
+    let (map, failed) = open("UDP_FLOWS")?;
+    let flows = HashMap::<_, FlowKey, FlowValue>::try_from(Map::LruHashMap(map)).map_err(failed)?;
+    let occupied = flows.keys().filter(Result::is_ok).count() as u64;
+    let inserted = sum(Counter::UdpFlowsInserted).map_err(|error| TableError::Read("COUNTERS", error))?;
+    counters.extend([
+        ("udp_flows", occupied),
+        ("udp_flows_max", UDP_FLOWS_MAX.into()),
+        ("udp_flows_evicted", inserted.saturating_sub(occupied)),
+    ]);
+    Ok(counters)
+}

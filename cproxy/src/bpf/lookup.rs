@@ -1,0 +1,163 @@
+//! The pinned maps as somebody reads them who is not the agent's loop: who serves whom now, and what a socket asked for.
+
+use std::{
+    collections::{HashMap as StdHashMap, HashSet, hash_map::Entry},
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    path::PathBuf,
+};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, SkStorage};
+use cproxy_ebpf::{Backend, FrontendKey, Set, SetId, SetWord, SocketState};
+
+use super::pins::PinDir;
+
+/// Why the maps could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LookupError {
+    /// A map could not be opened.
+    #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
+    Open(PathBuf, MapError),
+    /// A map could not be read.
+    #[error("cannot read {0}: {cause}", cause = super::root_cause(.1))]
+    Read(&'static str, MapError),
+    /// The agent changes one set again and again.
+    #[error("SETS changed at each of {TRIES} attempts to read it: try again")]
+    Restless,
+}
+
+/// Whether a backend still belongs to a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// There is no such frontend.
+    NoFrontend,
+    /// It is in the frontend's set: eligible, or still serving whom it serves.
+    Yes,
+    /// It is in neither run of the set.
+    No,
+}
+
+/// How often a set is read before it counts as restless; a change takes the agent some microseconds.
+const TRIES: u32 = 100;
+
+/// An address and a port, both in network order.
+type Member = ([u32; 4], u16);
+
+/// The table, for looking up; nothing is written through it.
+pub struct Lookup {
+    frontends: HashMap<MapData, FrontendKey, SetId>,
+    sets: Array<MapData, Set>,
+    backends: Array<MapData, Backend>,
+}
+
+impl Lookup {
+    /// Opens the pinned maps.
+    ///
+    /// # Errors
+    /// A map is missing or may not be used.
+    pub fn open(pins: &PinDir) -> Result<Self, LookupError> {
+        Ok(Self {
+            frontends: open(pins, "FRONTENDS", Map::HashMap)?,
+            sets: open(pins, "SETS", Map::Array)?,
+            backends: open(pins, "BACKENDS", Map::Array)?,
+        })
+    }
+
+    /// The table as of now; each set is read when it is first asked for.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot { table: self, sets: StdHashMap::new() }
+    }
+
+    /// Everybody in a frontend's set, in both runs; `None` without such a frontend. Slots, and sets too, get a new
+    /// content only after nothing refers to them: what has been read is valid if both references are still the same.
+    fn members(&self, frontend: &FrontendKey) -> Result<Option<HashSet<Member>>, LookupError> {
+        for _ in 0..TRIES {
+            let Some(reference) = self.reference(frontend)? else { return Ok(None) };
+            let members = self.backends_of(reference.1);
+            if self.reference(frontend)? == Some(reference) {
+                return members.map(Some);
+            }
+        }
+        Err(LookupError::Restless)
+    }
+
+    fn reference(&self, frontend: &FrontendKey) -> Result<Option<(SetId, SetWord)>, LookupError> {
+        let set = match self.frontends.get(frontend, 0) {
+            Ok(set) => set,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(error) => return Err(LookupError::Read("FRONTENDS", error)),
+        };
+        let word = self.sets.get(&set, 0).map_err(|error| LookupError::Read("SETS", error))?.word;
+        Ok(Some((set, SetWord(word))))
+    }
+
+    fn backends_of(&self, word: SetWord) -> Result<HashSet<Member>, LookupError> {
+        let slots = word.first_slot()..word.first_slot() + word.eligible() + word.serving();
+        let member = |slot| {
+            let backend = self.backends.get(&slot, 0).map_err(|error| LookupError::Read("BACKENDS", error))?;
+            Ok((backend.address, backend.port))
+        };
+        slots.map(member).collect()
+    }
+}
+
+/// What [`Lookup::snapshot`] gives: asks the kernel once for each frontend, whatever the number of questions.
+pub struct Snapshot<'t> {
+    table: &'t Lookup,
+    sets: StdHashMap<FrontendKey, Option<HashSet<Member>>>,
+}
+
+impl Snapshot<'_> {
+    /// Whether the backend, an address and a port in network order, serves whom the frontend gave it.
+    ///
+    /// # Errors
+    /// A map could not be read.
+    pub fn serves(&mut self, frontend: FrontendKey, backend: ([u32; 4], u16)) -> Result<Serving, LookupError> {
+        let members = match self.sets.entry(frontend) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(self.table.members(&frontend)?),
+        };
+        Ok(match members {
+            None => Serving::NoFrontend,
+            Some(members) if members.contains(&backend) => Serving::Yes,
+            Some(_) => Serving::No,
+        })
+    }
+}
+
+/// What the programs know of sockets.
+#[derive(Debug)]
+pub struct SocketStates(SkStorage<MapData, SocketState>);
+
+impl SocketStates {
+    /// Opens the pinned map.
+    ///
+    /// # Errors
+    /// It is missing or may not be used.
+    pub fn open(pins: &PinDir) -> Result<Self, LookupError> {
+        open(pins, "SOCKETS", Map::SkStorage).map(Self)
+    }
+
+    /// The state of a socket that has some.
+    ///
+    /// # Errors
+    /// It is no socket, or the map could not be read.
+    pub fn get(&self, socket: &OwnedFd) -> io::Result<Option<SocketState>> {
+        match self.0.get(&socket.as_raw_fd(), 0) {
+            Ok(state) => Ok(Some(state)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(io::Error::other(super::root_cause(&error))),
+        }
+    }
+}
+
+fn open<M: TryFrom<Map, Error = MapError>>(
+    pins: &PinDir,
+    name: &str,
+    kind: fn(MapData) -> Map,
+) -> Result<M, LookupError> {
+    let path = pins.object(name);
+    let opened = MapData::from_pin(&path).and_then(|map| M::try_from(kind(map)));
+    opened.map_err(|error| LookupError::Open(path, error))
+}

@@ -1,0 +1,287 @@
+//! `cproxy check`: one line for each thing that cproxy needs of the kernel and of the machine. Changes nothing.
+
+use std::{
+    fmt::Display,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::bail;
+use clap::Args;
+use serde::Serialize;
+
+use super::{Format, PinDirOption, RunDirOption, one_line, print};
+use crate::{
+    bpf::{self, Environment, Features, MapType, Mount, PinDir, PinError, Program},
+    sockets::{self, Abilities},
+};
+
+/// Flags of `cproxy check`.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// How to print the requirements
+    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
+    output: Format,
+    /// cgroup2 directory to attach to; default: the cgroup2 root
+    #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
+    cgroup: Option<PathBuf>,
+    #[command(flatten)]
+    pin: PinDirOption,
+    #[command(flatten)]
+    run: RunDirOption,
+}
+
+/// One thing that cproxy needs. Names and fields are a contract, like those of the table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Requirement {
+    name: String,
+    state: State,
+    /// Whether cproxy cannot work without it.
+    required: bool,
+    /// How it is met, or what is missing and what to do.
+    detail: String,
+}
+
+/// The state of a requirement, and its detail.
+type Answer = (State, String);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    /// cproxy does without, not as well.
+    Limited,
+    /// It is not there, or nobody could be asked.
+    Missing,
+}
+
+fn ok(detail: impl Display) -> Answer {
+    (State::Ok, one_line(&detail))
+}
+
+fn limited(detail: impl Display) -> Answer {
+    (State::Limited, one_line(&detail))
+}
+
+fn missing(detail: impl Display) -> Answer {
+    (State::Missing, one_line(&detail))
+}
+
+fn answer(result: Result<impl Display, impl Display>) -> Answer {
+    result.map_or_else(missing, ok)
+}
+
+fn required(name: impl Into<String>, (state, detail): Answer) -> Requirement {
+    Requirement { name: name.into(), state, required: true, detail }
+}
+
+fn optional(name: impl Into<String>, answer: Answer) -> Requirement {
+    Requirement { required: false, ..required(name, answer) }
+}
+
+pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+    let requirements = requirements(options);
+    print(&match options.output {
+        Format::Table => text(&requirements),
+        Format::Json => format!("{}\n", serde_json::to_string_pretty(&requirements)?),
+    })?;
+    match lacking(&requirements).as_slice() {
+        [] => Ok(()),
+        names => bail!("cannot run here: missing {}", names.join(", ")),
+    }
+}
+
+fn requirements(options: &Options) -> Vec<Requirement> {
+    let (pin_dir, run_dir) = (&options.pin.pin_dir, &options.run.run_dir);
+    let cgroup = Environment::cgroup2(options.cgroup.as_deref(), run_dir);
+    let capabilities = Environment::capabilities();
+    let kernel = Kernel { answers: capabilities.is_ok() };
+    let mut all = vec![
+        required("kernel", answer(Environment::kernel())),
+        required("capabilities", answer(capabilities.map(|()| "enough to load and attach programs"))),
+        required("cgroup2", answer(cgroup.as_ref().map(mount))),
+        required("bpffs", answer(Environment::bpffs(pin_dir).as_ref().map(mount))),
+        required("run_dir", answer(Environment::run_dir(run_dir).map(|()| run_dir.display()))),
+        required("cgroup_bpf", kernel.ask(hooks)),
+    ];
+    all.extend(bpf::MAP_TYPES.map(|(name, of_type)| required(format!("map_{name}"), kernel.ask(|| map(of_type)))));
+    all.extend(programs(kernel));
+    all.push(optional("errno_helper", kernel.ask(errno_helper)));
+    let pins = PinDir::new(pin_dir);
+    all.extend(stale_sockets(&pins));
+    all.push(required("attached", kernel.ask(|| attached(&pins, cgroup.as_ref().ok()))));
+    all
+}
+
+/// What closing stale sockets needs of the kernel; without it they are left, and at best counted.
+fn stale_sockets(pins: &PinDir) -> [Requirement; 4] {
+    let Abilities { udp_diag, tcp_diag, destroy, storages } = sockets::probe(Some(pins));
+    let one = |name, can: Result<(), String>, detail: &str, loss: &str| {
+        optional(name, can.map_or_else(|reason| limited(format!("{reason}; {loss}")), |()| ok(detail)))
+    };
+    let left = "stale ones are counted and left open";
+    [
+        one("udp_sockets", udp_diag, "can be listed", left),
+        one("tcp_sockets", tcp_diag, "can be listed", left),
+        one("socket_destroy", destroy, "stale sockets can be closed", left),
+        one("socket_state", storages, "can be read for all processes", "stale sockets are neither closed nor counted"),
+    ]
+}
+
+const UNASKED: &str = "cannot be tried without the capabilities";
+
+/// `bpf(2)`, which answers the privileged only.
+#[derive(Clone, Copy)]
+struct Kernel {
+    answers: bool,
+}
+
+impl Kernel {
+    fn ask(self, question: impl FnOnce() -> Answer) -> Answer {
+        if self.answers { question() } else { missing(UNASKED) }
+    }
+}
+
+fn mount(mount: &Mount) -> String {
+    match mount {
+        Mount::Present(dir) => dir.display().to_string(),
+        Mount::Possible(dir) => format!("not mounted yet; `cproxy run` mounts it at {}", dir.display()),
+    }
+}
+
+fn hooks() -> Answer {
+    let advice = |error| {
+        format!(
+            "the kernel refuses the smallest program: {error}; build it with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF, \
+             and run cproxy outside user namespaces and seccomp filters"
+        )
+    };
+    answer(bpf::has_hooks().map(|()| "the kernel has socket address hooks").map_err(advice))
+}
+
+fn map(map_type: MapType) -> Answer {
+    match bpf::has_map_type(map_type) {
+        Ok(true) => ok("can be made"),
+        Ok(false) => {
+            missing("the kernel does not have this type of map; build it with CONFIG_BPF_SYSCALL and CONFIG_NET")
+        }
+        Err(error) => missing(format!("cannot be tried: {error}")),
+    }
+}
+
+/// All are loaded together, since they share their maps.
+fn programs(kernel: Kernel) -> Vec<Requirement> {
+    let all = |answer: Answer| Program::ALL.map(|program| required(program_name(program), answer.clone())).into();
+    if !kernel.answers {
+        return all(missing(UNASKED));
+    }
+    let verified = |count| format!("loads, {count} instructions verified");
+    let one = |(program, count): (_, Result<u32, _>)| required(program_name(program), answer(count.map(verified)));
+    match bpf::try_load(Features::probe()) {
+        Ok(programs) => programs.into_iter().map(one).collect(),
+        Err(error) => all(missing(error)),
+    }
+}
+
+fn program_name(program: Program) -> String {
+    format!("program_{}", program.link)
+}
+
+fn errno_helper() -> Answer {
+    match bpf::has_errno_helper() {
+        Ok(true) => ok("refused calls fail with ECONNREFUSED or EHOSTUNREACH"),
+        Ok(false) => limited(
+            "refused calls fail with EPERM, not with ECONNREFUSED or EHOSTUNREACH; Linux 6.1 and newer let these hooks \
+             call bpf_set_retval",
+        ),
+        Err(error) => missing(format!("cannot be tried: {error}")),
+    }
+}
+
+/// Where our hooks are now, if `cproxy run` was there before.
+fn attached(pins: &PinDir, cgroup: Option<&Mount>) -> Answer {
+    match pins.check_installed() {
+        Err(PinError::NotInstalled(_)) => return ok("not installed"),
+        Err(error) => return missing(error),
+        Ok(()) => {}
+    }
+    let mut cgroup_id = 0;
+    for (program, id) in bpf::attached(pins) {
+        match id {
+            Ok(0) => return missing(format!("{}: its cgroup is gone; start `cproxy run` again", program.link)),
+            Ok(id) => cgroup_id = id,
+            Err(error) => return missing(format!("{}: {error}; start `cproxy run` again", program.link)),
+        }
+    }
+    ok(match cgroup {
+        Some(Mount::Present(dir)) if is_cgroup(dir, cgroup_id) => format!("to {}", dir.display()),
+        _ => format!("to another cgroup, with id {cgroup_id}"),
+    })
+}
+
+/// A cgroup's id is the inode number of its directory.
+fn is_cgroup(dir: &Path, id: u64) -> bool {
+    fs::metadata(dir).is_ok_and(|dir| dir.ino() == id)
+}
+
+/// What is missing that must not be.
+fn lacking(requirements: &[Requirement]) -> Vec<&str> {
+    let lacks = |requirement: &&Requirement| requirement.required && requirement.state == State::Missing;
+    requirements.iter().filter(lacks).map(|requirement| requirement.name.as_str()).collect()
+}
+
+/// The requirements as aligned columns.
+fn text(requirements: &[Requirement]) -> String {
+    let width = requirements.iter().map(|requirement| requirement.name.len()).max().unwrap_or(0);
+    let line = |Requirement { name, state, detail, .. }: &Requirement| {
+        let state = match state {
+            State::Ok => "ok",
+            State::Limited => "limited",
+            State::Missing => "missing",
+        };
+        format!("{state:<8}{name:<width$}  {detail}\n")
+    };
+    requirements.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn examples() -> [Requirement; 4] {
+        [
+            required("kernel", ok("6.18.0")),
+            required("map_sk_storage", missing("two\n lines")),
+            optional("errno_helper", limited("EPERM")),
+            optional("socket_dump", missing("no INET_DIAG")),
+        ]
+    }
+
+    #[test]
+    fn text_has_one_aligned_line_for_each_requirement() {
+        let expected = "\
+ok      kernel          6.18.0
+missing map_sk_storage  two lines
+limited errno_helper    EPERM
+missing socket_dump     no INET_DIAG
+";
+        assert_eq!(text(&examples()), expected);
+        assert_eq!(text(&[]), "");
+    }
+
+    #[test]
+    fn json_is_the_contract() {
+        let json = serde_json::to_value(&examples()[1..3]).unwrap();
+        let expected = serde_json::json!([
+            {"name": "map_sk_storage", "state": "missing", "required": true, "detail": "two lines"},
+            {"name": "errno_helper", "state": "limited", "required": false, "detail": "EPERM"},
+        ]);
+        assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn only_what_is_required_is_lacking() {
+        assert_eq!(lacking(&examples()), ["map_sk_storage"]);
+    }
+}

@@ -1,0 +1,187 @@
+//! What the table says to the kernel, and what it reads back from there.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use super::{Address, Backend, Frontend};
+
+/// One write to the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Fill slots that no set refers to.
+    WriteBackends {
+        /// The first slot.
+        first_slot: u32,
+        /// What goes there.
+        members: Members,
+    },
+    /// Make a set consist of these slots; atomic.
+    PublishSet {
+        /// The set.
+        set: u32,
+        /// Its first slot.
+        first_slot: u32,
+        /// How many eligible backends it has.
+        eligible: u16,
+        /// How many backends after them still serve.
+        serving: u16,
+        /// As [`Members::drops`].
+        drops: bool,
+    },
+    /// Give a set session affinity, or take it away; atomic.
+    SetAffinity {
+        /// The set.
+        set: u32,
+        /// What it gets.
+        affinity: Affinity,
+    },
+    /// Insert a frontend, or replace its value.
+    PutFrontend {
+        /// The key.
+        frontend: Frontend,
+        /// The set it has.
+        set: u32,
+    },
+    /// Delete a frontend.
+    DeleteFrontend {
+        /// The key.
+        frontend: Frontend,
+    },
+    /// Make an address known as a ClusterIP: ports that it has no frontend for are refused.
+    PutAddress(Address),
+    /// Forget an address.
+    DeleteAddress(Address),
+    /// Say which addresses may be in the table.
+    SetFilter(Filter),
+    /// Mix this into every choice.
+    SetSeed(u64),
+    /// Leave these alone.
+    SetExclusions(Exclusions),
+    /// Wait until every program that runs now has ended.
+    Drain,
+}
+
+/// What a set consists of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Members {
+    /// First the eligible backends, then those that still serve; each of the two runs is sorted.
+    pub backends: Arc<[Backend]>,
+    /// How many are eligible.
+    pub eligible: usize,
+    /// Whether connections are dropped, not refused, while none is eligible.
+    pub drops: bool,
+}
+
+impl Members {
+    /// From its two runs, both sorted.
+    #[must_use]
+    pub fn new(eligible: &[Backend], serving: &[Backend], drops: bool) -> Self {
+        let backends = eligible.iter().chain(serving).copied().collect();
+        Self { backends, eligible: eligible.len(), drops }
+    }
+
+    /// The backends that get new connections.
+    #[must_use]
+    pub fn eligible(&self) -> &[Backend] {
+        self.backends.get(..self.eligible).unwrap_or_default()
+    }
+
+    /// The backends that only keep those they have.
+    #[must_use]
+    pub fn serving(&self) -> &[Backend] {
+        self.backends.get(self.eligible..).unwrap_or_default()
+    }
+
+    /// Whether a backend is in either run.
+    #[must_use]
+    pub fn has(&self, backend: &Backend) -> bool {
+        [self.eligible(), self.serving()].iter().any(|run| run.binary_search(backend).is_ok())
+    }
+}
+
+/// Session affinity of a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Affinity {
+    /// Under which name clients are remembered.
+    pub id: u32,
+    /// For how long; 0: there is no affinity.
+    pub seconds: u32,
+}
+
+impl Affinity {
+    /// For how long, `None` without affinity.
+    #[must_use]
+    pub fn seconds(self) -> Option<u32> {
+        (self.seconds != 0).then_some(self.seconds)
+    }
+}
+
+/// One bit for each address in the table, many addresses to a bit: what has none is not in the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// For IPv4 addresses.
+    pub v4: u64,
+    /// For IPv6 addresses.
+    pub v6: u64,
+}
+
+/// Whose sockets, and which destinations, the programs leave alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exclusions {
+    /// Processes in or below these cgroups.
+    pub cgroups: Vec<ExcludedCgroup>,
+    /// Processes of these users.
+    pub uids: Vec<u32>,
+    /// Destinations with these ports.
+    pub ports: Vec<u16>,
+}
+
+/// A cgroup that is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExcludedCgroup {
+    /// The inode number of its directory.
+    pub id: u64,
+    /// How many cgroups are above it.
+    pub level: u32,
+}
+
+/// What the maps are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most frontends and addresses together.
+    pub frontends: u32,
+    /// Most sets; their ids start at 1.
+    pub sets: u32,
+    /// Backend slots.
+    pub slots: u32,
+    /// Most backends in one run of a set.
+    pub run_backends: usize,
+    /// Which bit of the filter an address has.
+    pub filter_bit: fn(Address) -> u64,
+}
+
+/// What the kernel holds, as read back from the maps.
+#[derive(Clone, Debug, Default)]
+pub struct KernelTable {
+    /// The frontends and their sets.
+    pub frontends: HashMap<Frontend, u32>,
+    /// The addresses that are known as ClusterIPs.
+    pub addresses: HashSet<Address>,
+    /// The sets that frontends refer to.
+    pub sets: HashMap<u32, KernelSet>,
+    /// The filter.
+    pub filter: Filter,
+}
+
+/// A set as read back from the maps.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct KernelSet {
+    /// Its first slot.
+    pub first_slot: u32,
+    /// Its backends.
+    pub members: Members,
+    /// Its session affinity.
+    pub affinity: Affinity,
+}

@@ -1,0 +1,105 @@
+//! Every network namespace of the machine that a thread is in or that is mounted somewhere.
+
+use std::{
+    collections::HashSet,
+    fs::{self, File},
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// Calls `visit` once in each network namespace, on the calling thread, which stays in the last of them. Returns how
+/// many namespaces could not be entered, although they are there.
+///
+/// One that lives only by an open descriptor or by the sockets in it is not found.
+pub(super) fn visit_all(visit: impl FnMut()) -> io::Result<u32> {
+    let mut tour = Tour { visit, met: HashSet::new(), refused: 0 };
+    tour.stop_by_link(Path::new("/proc/thread-self/ns/net"));
+    for process in numbered(Path::new("/proc"))? {
+        // A process may be gone at any moment.
+        for thread in numbered(&process.join("task")).unwrap_or_default() {
+            tour.stop_by_link(&thread.join("ns/net"));
+        }
+    }
+    for (name, path) in mounts(&fs::read_to_string("/proc/thread-self/mountinfo")?) {
+        tour.stop(name.into(), &path);
+    }
+    Ok(tour.refused)
+}
+
+struct Tour<V> {
+    visit: V,
+    /// By what the kernel calls them, such as `net:[4026531840]`.
+    met: HashSet<PathBuf>,
+    refused: u32,
+}
+
+impl<V: FnMut()> Tour<V> {
+    fn stop_by_link(&mut self, link: &Path) {
+        if let Ok(name) = fs::read_link(link) {
+            self.stop(name, link);
+        }
+    }
+
+    fn stop(&mut self, name: PathBuf, path: &Path) {
+        if self.met.contains(&name) {
+            return;
+        }
+        match enter(path) {
+            Ok(()) => (self.visit)(),
+            // Whoever was in it is gone; somebody else may still be.
+            Err(error) if is_gone(&error) => return,
+            Err(_) => self.refused += 1,
+        }
+        self.met.insert(name);
+    }
+}
+
+fn enter(path: &Path) -> io::Result<()> {
+    Ok(move_into_link_name_space(std::os::fd::AsFd::as_fd(&File::open(path)?), Some(LinkNameSpaceType::Network))?)
+}
+
+/// Whether the error says that a process has ended.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+/// The directories whose names are numbers: processes in `/proc`, threads in a process's `task`.
+pub(super) fn numbered(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_number = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    let entries = fs::read_dir(directory)?.flatten();
+    Ok(entries.filter(|entry| is_number(&entry.file_name())).map(|entry| entry.path()).collect())
+}
+
+/// Network namespaces in the text of `mountinfo` (proc_pid_mountinfo(5)): fields 4 and 5 are root and mount point, the
+/// type follows the separator.
+fn mounts(mountinfo: &str) -> impl Iterator<Item = (&str, PathBuf)> {
+    mountinfo.lines().filter_map(|line| {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        (filesystem.starts_with("nsfs ") && root.starts_with("net:[")).then(|| (root, PathBuf::from(unescape(point))))
+    })
+}
+
+/// Blanks and backslashes are written as three octal digits.
+fn unescape(point: &str) -> String {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    escapes.iter().fold(point.to_owned(), |text, (escape, character)| text.replace(escape, character))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounted_network_namespaces_are_found_by_root_and_type() {
+        let text = "61 59 0:4 net:[4026532345] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw\n\
+                    62 59 0:4 mnt:[4026532346] /run/mnt rw - nsfs nsfs rw\n\
+                    63 59 0:24 / /run rw - tmpfs tmpfs rw\n\
+                    garbage - nsfs nsfs\n\n - nsfs \n";
+        let found: Vec<_> = mounts(text).collect();
+        assert_eq!(found, [("net:[4026532345]", PathBuf::from("/run/netns/a b"))]);
+    }
+}

@@ -1,0 +1,79 @@
+//! What `/proc/net` shows of sockets, for kernels without socket monitoring: enough to count, not to close.
+
+use std::fs;
+
+use cproxy_ebpf::v4_mapped;
+
+use super::message::{CONNECTED, INET, Kind, Peer, Transport};
+
+/// Peers and inodes of the sockets of a kind, in the calling thread's network namespace. MPTCP has no such file, but its
+/// subflows are among TCP's.
+pub(super) fn list(kind: Kind) -> impl Iterator<Item = (Peer, u64)> {
+    let path = match (kind.transport, kind.family) {
+        (Transport::Udp, INET) => "/proc/thread-self/net/udp",
+        (Transport::Udp, _) => "/proc/thread-self/net/udp6",
+        (Transport::Tcp, INET) => "/proc/thread-self/net/tcp",
+        (Transport::Tcp, _) => "/proc/thread-self/net/tcp6",
+        (Transport::Mptcp, _) => "",
+    };
+    // A kernel without IPv6 has none of its files.
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(parse_line).collect::<Vec<_>>().into_iter()
+}
+
+/// A line of `/proc/net/{udp,udp6,tcp,tcp6}` (net/ipv4/udp.c, `udp4_format_sock`): the peer and the inode of a socket
+/// that has both.
+fn parse_line(line: &str) -> Option<(Peer, u64)> {
+    let mut fields = line.split_ascii_whitespace().skip(2);
+    let (address, port) = fields.next()?.split_once(':')?;
+    let state = u32::from_str_radix(fields.next()?, 16).ok()?;
+    let inode = fields.nth(5)?.parse().ok()?;
+    // The kernel writes the port as a number, the words of the address as it has them in memory.
+    let port = u16::from_str_radix(port, 16).ok()?.to_be();
+    let is_connected = 1u32.checked_shl(state).is_some_and(|bit| bit & CONNECTED != 0);
+    (is_connected && inode != 0).then_some(((words(address)?, port), inode))
+}
+
+fn words(hex: &str) -> Option<[u32; 4]> {
+    let word = |index: usize| u32::from_str_radix(hex.get(index * 8..index * 8 + 8)?, 16).ok();
+    match hex.len() {
+        8 => Some(v4_mapped(word(0)?)),
+        32 => Some([word(0)?, word(1)?, word(2)?, word(3)?]),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, net::UdpSocket, os::fd::AsFd};
+
+    use super::*;
+
+    #[test]
+    fn the_kernels_own_lines_are_understood() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect("127.0.0.9:4660").unwrap();
+        let inode = rustix::fs::fstat(socket.as_fd()).unwrap().st_ino;
+        let text = fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+        let ours: Vec<_> = text.lines().filter_map(parse_line).filter(|(_, other)| *other == inode).collect();
+        let address = v4_mapped(u32::from_ne_bytes([127, 0, 0, 9]));
+        assert_eq!(ours, [((address, 0x1234u16.to_be()), inode)]);
+    }
+
+    #[test]
+    fn six_words_and_states_are_told_apart_and_garbage_is_nothing() {
+        let line = |peer: &str, state: &str, inode: &str| {
+            let zeros = "0".repeat(32);
+            parse_line(&format!(" 7: {zeros}:0035 {peer} {state} 0:0 00:0 0 0 0 {inode} 2 0 0"))
+        };
+        let mapped = "0000000000000000FFFF000009007F0A:0035";
+        let address = [0, 0, 0xffff_0000, 0x0900_7f0a];
+        assert_eq!(line(mapped, "01", "9"), Some(((address, 53u16.to_be()), 9)));
+        for (state, inode) in [("07", "9"), ("0A", "9"), ("01", "0"), ("01", "x"), ("FF", "9"), ("", "")] {
+            assert_eq!(line(mapped, state, inode), None, "{state} {inode}");
+        }
+        for text in ["", "sl local_address rem_address st", " 1: a:b c:d 01", " 1: 0:0 00€00:1 01 0 0 0 0 0 5"] {
+            assert_eq!(parse_line(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! `cproxy check`, and kernels that lack what it calls optional.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call or a missing name is a failed test")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    process::Command,
+    time::Duration,
+};
+
+use cproxy::bpf::{self, Features, PinDir, Program};
+use cproxy_tests::{
+    manifest::{self, Service},
+    process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
+    sandbox::{Placement, Sandbox},
+};
+use serde_json::Value;
+
+const SYNC: Duration = Duration::from_secs(10);
+
+/// Names that are a contract; more may come.
+const NAMES: [&str; 22] = [
+    "kernel",
+    "capabilities",
+    "cgroup2",
+    "bpffs",
+    "run_dir",
+    "cgroup_bpf",
+    "map_hash",
+    "map_array",
+    "map_lru_hash",
+    "map_percpu_array",
+    "map_sk_storage",
+    "map_array_of_maps",
+    "program_connect4",
+    "program_connect6",
+    "program_sendmsg4",
+    "program_sendmsg6",
+    "program_recvmsg4",
+    "program_recvmsg6",
+    "program_getpeername4",
+    "program_getpeername6",
+    "errno_helper",
+    "attached",
+];
+
+/// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test and its directories are
+/// the sandbox's.
+fn script(sandbox: &Sandbox, text: &str) -> Output {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-euc", text]);
+    command.env("cproxy", cproxy_binary()).env("dir", sandbox.dir());
+    command.env("CPROXY_CGROUP", sandbox.cgroup());
+    command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+    run(sandbox, Placement::Hooked, command, "", SYNC)
+}
+
+/// State and detail by name, from the text.
+fn requirements(output: &Output) -> BTreeMap<&str, (&str, &str)> {
+    let requirement = |line| {
+        let (state, rest) = str::split_once(line, ' ').unwrap();
+        let (name, detail) = rest.trim_start().split_once(' ').unwrap();
+        (name, (state, detail.trim_start()))
+    };
+    output.stdout.lines().map(requirement).collect()
+}
+
+/// It must fail, name these requirements as missing on both outputs and say these words about the first.
+fn assert_missing(output: &Output, names: &[&str], words: &[&str]) {
+    assert_eq!(output.code, 1, "{output:?}");
+    let found = requirements(output);
+    for name in names {
+        assert_eq!(found[name].0, "missing", "{name}: {output:?}");
+        assert!(output.stderr.contains(name), "{name}: {output:?}");
+    }
+    for word in words {
+        assert!(found[names[0]].1.contains(word), "{word:?} is missing in {:?}", found[names[0]]);
+    }
+    assert_eq!(output.stderr.lines().count(), 1, "{output:?}");
+}
+
+#[test]
+fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let output = cproxy(&sandbox, &["check"]).success();
+    let found = requirements(&output);
+    for name in NAMES {
+        assert_eq!(found.get(name).map(|(state, _)| *state), Some("ok"), "{name}: {output:?}");
+    }
+    assert_eq!(found["attached"].1, "not installed");
+    assert_eq!(output.stderr, "");
+    assert!(!sandbox.pin_dir().exists() && fs::read_dir(sandbox.run_dir()).unwrap().next().is_none());
+
+    let json = cproxy(&sandbox, &["check", "-o", "json"]).json();
+    let names: Vec<_> = json.as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), found.len());
+    assert!(NAMES.iter().all(|name| names.contains(name)), "{json}");
+    let optional = |row: &&Value| row["required"] == false && row["state"].is_string() && row["detail"].is_string();
+    assert!(json.as_array().unwrap().iter().filter(optional).any(|row| row["name"] == "errno_helper"), "{json}");
+}
+
+#[test]
+fn without_privileges_it_names_the_capabilities_and_what_it_could_not_try() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let none = script(&sandbox, "exec setpriv --bounding-set=-all --inh-caps=-all $cproxy check");
+    assert_missing(
+        &none,
+        &["capabilities", "cgroup_bpf", "map_hash", "program_getpeername6", "attached"],
+        &["CAP_BPF and CAP_NET_ADMIN", "root"],
+    );
+    assert_eq!(requirements(&none)["cgroup2"].0, "ok");
+    let json = script(&sandbox, "exec setpriv --bounding-set=-all --inh-caps=-all $cproxy check -o json");
+    assert_eq!(json.code, 1);
+    let rows: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), requirements(&none).len());
+
+    let half = script(&sandbox, "exec setpriv --bounding-set=-all,+net_admin --inh-caps=-all $cproxy check");
+    assert_missing(&half, &["capabilities"], &["missing CAP_BPF:"]);
+    let enough = script(&sandbox, "exec setpriv --bounding-set=-all,+bpf,+net_admin --inh-caps=-all $cproxy check");
+    assert_eq!(requirements(&enough.success())["program_connect4"].0, "ok", "CAP_BPF and CAP_NET_ADMIN are enough");
+}
+
+#[test]
+fn what_can_be_mounted_is_not_missing_and_is_not_mounted() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let bare = "mount -t tmpfs none /sys/fs/bpf
+         for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done
+         unset CPROXY_CGROUP CPROXY_PIN_DIR; export CPROXY_RUN_DIR=$dir/new";
+    let output = script(
+        &sandbox,
+        &format!("{bare}; $cproxy check; [ ! -e $dir/new ]; [ $(stat -f -c %T /sys/fs/bpf) = tmpfs ]"),
+    )
+    .success();
+    let found = requirements(&output);
+    for (name, place) in [("cgroup2", "/new/cgroup2"), ("bpffs", "/sys/fs/bpf")] {
+        let (state, detail) = found[name];
+        assert!(state == "ok" && detail.starts_with("not mounted yet") && detail.ends_with(place), "{output:?}");
+    }
+    let unable = format!("{bare}; exec setpriv --bounding-set=-all,+bpf,+net_admin --inh-caps=-all $cproxy check");
+    assert_missing(&script(&sandbox, &unable), &["cgroup2", "bpffs"], &["CAP_SYS_ADMIN", "--cgroup"]);
+}
+
+#[test]
+fn each_thing_that_is_missing_has_its_own_line() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let old = script(&sandbox, "exec setarch --uname-2.6 $cproxy check");
+    assert_missing(&old, &["kernel"], &["kernel 2.6.", "too old", "5.12"]);
+    let nowhere = sandbox.dir().display().to_string();
+    let args = ["check", "--cgroup", "/tmp", "--pin-dir", &nowhere, "--run-dir", "/proc/version/run"];
+    let output = cproxy(&sandbox, &args);
+    assert_missing(&output, &["cgroup2", "bpffs", "run_dir"], &["--cgroup /tmp", "cgroup2"]);
+    let found = requirements(&output);
+    assert!(found["bpffs"].1.contains(&nowhere) && found["run_dir"].1.contains("/proc/version"), "{output:?}");
+    assert_eq!(found.values().filter(|(state, _)| *state == "missing").count(), 3, "{output:?}");
+}
+
+#[test]
+fn it_says_where_the_hooks_are_and_that_they_are_gone() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let attached = || {
+        let output = cproxy(&sandbox, &["check"]);
+        let (state, detail) = requirements(&output)["attached"];
+        (output.code, format!("{state} {detail}"))
+    };
+    let start = |cgroup| {
+        let mut agent = Agent::new(&sandbox).cgroup(cgroup).manifests(sandbox.manifest_dir()).start();
+        agent.wait_ready(SYNC);
+        agent.stop();
+    };
+    start(sandbox.cgroup().to_owned());
+    assert_eq!(attached(), (0, format!("ok to {}", sandbox.cgroup().display())), "also with the agent dead");
+
+    let other = sandbox.cgroup().join("other");
+    fs::create_dir(&other).unwrap();
+    start(other.clone());
+    let (code, answer) = attached();
+    assert!(code == 0 && answer.starts_with("ok to another cgroup, with id "), "{answer}");
+
+    // The kernel lets the link go some time after the cgroup.
+    fs::remove_dir(&other).unwrap();
+    eventually(SYNC, "the hooks are gone with their cgroup", || match attached() {
+        (1, answer) if answer.contains("its cgroup is gone") => Ok(()),
+        (code, answer) => Err(format!("{code}: {answer}")),
+    });
+    start(sandbox.cgroup().to_owned());
+    assert_eq!(attached().0, 0, "a new agent attaches anew");
+
+    fs::remove_file(PinDir::new(&sandbox.pin_dir()).object("recvmsg4")).unwrap();
+    let (code, answer) = attached();
+    assert!(code == 1 && answer.starts_with("missing recvmsg4: No such file"), "{answer}");
+}
+
+/// How a call to a Service without endpoints fails, for each of its addresses and both protocols.
+fn errors(vips: &[SocketAddr]) -> Vec<Option<i32>> {
+    let tcp = |vip: &SocketAddr| TcpStream::connect(vip).unwrap_err().raw_os_error();
+    let udp = |vip: &SocketAddr| {
+        let local: SocketAddr = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
+        UdpSocket::bind(local).unwrap().connect(vip).unwrap_err().raw_os_error()
+    };
+    vips.iter().flat_map(|vip| [tcp(vip), udp(vip)]).collect()
+}
+
+#[test]
+fn a_kernel_without_the_errno_helper_refuses_with_eperm() {
+    const EPERM: Option<i32> = Some(1);
+    const ECONNREFUSED: Option<i32> = Some(111);
+    let sandbox = Sandbox::new("cproxy-test");
+    let service = Service::new("idle").cluster_ips(["10.96.0.10", "fd00:10:96::a"]).tcp("a", 80, 80).udp("b", 80, 80);
+    manifest::write(&sandbox.manifest_dir(), "idle.json", [service.into()]);
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    let vips = ["10.96.0.10:80", "[fd00:10:96::a]:80", "[::ffff:10.96.0.10]:80"].map(|vip| vip.parse().unwrap());
+    assert_eq!(errors(&vips), [ECONNREFUSED; 6]);
+
+    let pins = PinDir::new(&sandbox.pin_dir());
+    let objects = || {
+        let mut names: Vec<_> =
+            fs::read_dir(pins.versioned()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = objects();
+    let install = |errno_helper| -> BTreeMap<&str, u32> {
+        let counts = bpf::install(&pins, sandbox.cgroup(), Features { errno_helper }).unwrap();
+        counts.into_iter().map(|(program, count)| (program.link, count)).collect()
+    };
+    let without = install(false);
+    assert_eq!(errors(&vips), [EPERM; 6]);
+    let with = install(true);
+    assert_eq!(errors(&vips), [ECONNREFUSED; 6]);
+    for link in ["connect4", "connect6"] {
+        assert!(without[link] < with[link], "the verifier has looked at the call: {without:?}, {with:?}");
+    }
+    assert_eq!(with.len(), Program::ALL.len());
+    assert_eq!(objects(), before, "constants are not pinned");
+}

@@ -1,0 +1,657 @@
+//! Closing stale sockets, with real sockets of every form: whom a pass closes, and above all whom it does not.
+//!
+//! In the first half the tests connect to backends themselves and write what programs would have remembered; in the
+//! second half the programs do.
+
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{
+    fs,
+    io::{self, Read},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::maps::{Array, HashMap, Map, MapData, SkStorage};
+use cproxy::{
+    bpf::PinDir,
+    sockets::{Mode, Outcome, pass, probe},
+};
+use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
+use cproxy_tests::{
+    Server, echo,
+    manifest::{self, Endpoint, Service, Slice},
+    process::{Agent, RunningAgent, cproxy, eventually},
+    sandbox::{Netns, Sandbox},
+};
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketType, sockopt},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::UnshareFlags,
+};
+use serde_json::Value;
+
+const VIP_V4: &str = "10.96.0.10";
+const VIP_V6: &str = "fd00:10:96::a";
+const SYNC: Duration = Duration::from_secs(10);
+
+/// TCP and UDP behind port 80 of the VIPs.
+const TCP: u16 = 8080;
+const UDP: u16 = 8081;
+
+/// A sandbox with pods 1 to 3 behind a Service, and an agent on the manifests.
+struct Stale {
+    _agent: RunningAgent,
+    sandbox: Sandbox,
+    pins: PinDir,
+    states: SkStorage<MapData, SocketState>,
+}
+
+/// The three forms that applications use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    V4,
+    V6,
+    Mapped,
+}
+
+const FORMS: [Form; 3] = [Form::V4, Form::V6, Form::Mapped];
+
+impl Form {
+    fn address(self, v4: &str, v6: &str) -> IpAddr {
+        match self {
+            Self::V4 => v4.parse().unwrap(),
+            Self::V6 => v6.parse().unwrap(),
+            Self::Mapped => v4.parse::<Ipv4Addr>().unwrap().to_ipv6_mapped().into(),
+        }
+    }
+
+    fn pod(self, pod: u8, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address(&pod_v4(pod), &pod_v6(pod)), port)
+    }
+
+    fn vip(self) -> SocketAddr {
+        SocketAddr::new(self.address(VIP_V4, VIP_V6), 80)
+    }
+
+    fn wildcard(self) -> SocketAddr {
+        if self == Self::V4 { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap()
+    }
+}
+
+fn pod_v4(pod: u8) -> String {
+    format!("10.244.0.{pod}")
+}
+
+fn pod_v6(pod: u8) -> String {
+    format!("fd00:10:244::{pod}")
+}
+
+fn objects(endpoints: impl Fn(u8) -> Option<(bool, bool, bool)>) -> Vec<Value> {
+    let slice = |slice: Slice, address: fn(u8) -> String| {
+        let slice = slice.tcp("http", TCP).udp("dns", UDP);
+        let endpoint =
+            |pod| endpoints(pod).map(|(ready, serving, end)| Endpoint::with(address(pod), ready, serving, end));
+        Value::from((1..=3).filter_map(endpoint).fold(slice, Slice::endpoint))
+    };
+    let service = Service::new("web").cluster_ips([VIP_V4, VIP_V6]).tcp("http", 80, TCP).udp("dns", 80, UDP);
+    vec![service.into(), slice(Slice::v4("web"), pod_v4), slice(Slice::v6("web"), pod_v6)]
+}
+
+impl Stale {
+    fn start() -> Self {
+        let sandbox = Sandbox::new("cproxy-test");
+        sandbox.add_addresses((1..=3).flat_map(|pod| [pod_v4(pod), pod_v6(pod)]));
+        manifest::write(&sandbox.manifest_dir(), "web.json", objects(|_| Some((true, true, false))));
+        let mut agent =
+            Agent::new(&sandbox).manifests(sandbox.manifest_dir()).args(["--terminate-sockets", "none"]).start();
+        agent.wait_ready(SYNC);
+        let pins = PinDir::new(&sandbox.pin_dir());
+        let states = MapData::from_pin(pins.object("SOCKETS")).unwrap();
+        Self { _agent: agent, sandbox, pins, states: SkStorage::try_from(Map::SkStorage(states)).unwrap() }
+    }
+
+    /// Replaces the endpoints, by `(ready, serving, terminating)`, and waits until `eligible` are behind each frontend.
+    fn set(&self, eligible: usize, endpoints: impl Fn(u8) -> Option<(bool, bool, bool)>) {
+        manifest::write(&self.sandbox.manifest_dir(), "web.json", objects(endpoints));
+        eventually(SYNC, "the table follows", || {
+            let rows = cproxy(&self.sandbox, &["get", "services", "-o", "json"]).json();
+            let counts: Vec<_> =
+                rows.as_array().unwrap().iter().map(|row| row["backends"].as_array().unwrap().len()).collect();
+            if counts == [eligible; 4] { Ok(()) } else { Err(format!("{counts:?}")) }
+        });
+    }
+
+    /// Pods other than these are gone.
+    fn keep_pods(&self, pods: &[u8]) {
+        self.set(pods.len(), |pod| pods.contains(&pod).then_some((true, true, false)));
+    }
+
+    fn delete_service(&self) {
+        manifest::write(&self.sandbox.manifest_dir(), "web.json", []);
+        eventually(SYNC, "the table is empty", || {
+            let rows = cproxy(&self.sandbox, &["get", "services", "-o", "json"]).json();
+            if rows.as_array().unwrap().is_empty() { Ok(()) } else { Err(rows) }
+        });
+    }
+
+    fn pass(&self, mode: Mode) -> Outcome {
+        pass(&self.pins, mode).unwrap()
+    }
+
+    /// How many a pass closes, which must leave none.
+    fn closes(&self, mode: Mode) -> u64 {
+        let outcome = self.pass(mode);
+        assert_eq!(outcome.left, 0, "{outcome:?}");
+        outcome.closed
+    }
+
+    /// A UDP socket that is connected to a pod.
+    fn udp(form: Form, pod: u8) -> UdpSocket {
+        let socket = UdpSocket::bind(form.wildcard()).unwrap();
+        socket.connect(form.pod(pod, UDP)).unwrap();
+        socket
+    }
+
+    /// The same, as if it had connected to the VIP.
+    fn translated_udp(&mut self, form: Form, pod: u8) -> UdpSocket {
+        let socket = Self::udp(form, pod);
+        self.remember(&socket, form.vip(), form.pod(pod, UDP));
+        socket
+    }
+
+    fn translated_tcp(&mut self, form: Form, pod: u8) -> TcpStream {
+        let socket = TcpStream::connect(form.pod(pod, TCP)).unwrap();
+        self.remember(&socket, form.vip(), form.pod(pod, TCP));
+        socket
+    }
+
+    /// Writes what programs write when a socket connects to `vip` and gets `backend`.
+    fn remember(&mut self, socket: &impl AsRawFd, vip: SocketAddr, backend: SocketAddr) {
+        let (vip, vip_port) = words(vip);
+        let (backend, backend_port) = words(backend);
+        let peer = Translation { vip, backend, vip_port, backend_port, slot: 0 };
+        self.states.insert(socket, SocketState { flags: 0, peer }, 0).unwrap();
+    }
+
+    fn tcp_servers(&self) -> Vec<Server> {
+        let addresses = (1..=3).flat_map(|pod| [Form::V4.pod(pod, TCP), Form::V6.pod(pod, TCP)].map(|at| (pod, at)));
+        addresses.map(|(pod, address)| echo::tcp(&self.sandbox, address, &format!("pod-{pod}"))).collect()
+    }
+
+    fn udp_servers(&self) -> Vec<Server> {
+        let addresses = (1..=3).flat_map(|pod| [Form::V4.pod(pod, UDP), Form::V6.pod(pod, UDP)].map(|at| (pod, at)));
+        addresses.map(|(pod, address)| echo::udp(&self.sandbox, address, &format!("pod-{pod}"))).collect()
+    }
+}
+
+/// An address and a port as they are in maps.
+fn words(address: SocketAddr) -> ([u32; 4], u16) {
+    let octets = match address.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    };
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(octets.as_chunks().0) {
+        *word = u32::from_ne_bytes(*bytes);
+    }
+    (words, address.port().to_be())
+}
+
+/// The socket's pending error, which is taken away by asking.
+fn error(socket: &impl AsFd) -> Option<Errno> {
+    sockopt::socket_error(socket).unwrap().err()
+}
+
+#[track_caller]
+fn assert_closed(socket: &impl AsFd) {
+    assert_eq!(error(socket), Some(Errno::CONNABORTED));
+    assert_eq!(rustix::net::getpeername(socket), Err(Errno::NOTCONN));
+}
+
+#[track_caller]
+fn assert_untouched(socket: &impl AsFd) {
+    assert_eq!(error(socket), None);
+    rustix::net::getpeername(socket).unwrap();
+}
+
+#[test]
+fn udp_sockets_of_every_form_are_closed_when_their_backend_goes() {
+    let mut stale = Stale::start();
+    let gone = FORMS.map(|form| stale.translated_udp(form, 3));
+    let serving = FORMS.map(|form| stale.translated_udp(form, 2));
+    assert_eq!(stale.closes(Mode::All), 0, "everybody serves");
+    stale.keep_pods(&[1, 2]);
+    assert_eq!(stale.closes(Mode::None), 0);
+    assert_eq!(stale.closes(Mode::Udp), 3);
+    for (form, socket) in FORMS.into_iter().zip(&gone) {
+        assert_closed(socket);
+        socket.connect(form.pod(1, UDP)).unwrap();
+        assert_untouched(socket);
+    }
+    serving.iter().for_each(|socket| assert_untouched(socket));
+    assert_eq!(stale.closes(Mode::Udp), 0, "once is enough");
+}
+
+#[test]
+fn whoever_waits_for_an_answer_wakes_up() {
+    let mut stale = Stale::start();
+    let socket = stale.translated_udp(Form::V4, 3);
+    socket.set_read_timeout(Some(SYNC)).unwrap();
+    stale.keep_pods(&[1]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| socket.recv(&mut [0; 16]));
+        eventually(SYNC, "somebody waits", || {
+            let waits = fs::read_dir("/proc/self/task").unwrap().flatten().any(|thread| {
+                let call = fs::read_to_string(thread.path().join("syscall")).unwrap_or_default();
+                // recvfrom(2) on this socket.
+                call.starts_with(&format!("45 {:#x} ", socket.as_raw_fd()))
+            });
+            if waits || cfg!(not(target_arch = "x86_64")) { Ok(()) } else { Err("nobody") }
+        });
+        assert_eq!(stale.closes(Mode::Udp), 1);
+        assert_eq!(waiting.join().unwrap().unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    });
+}
+
+#[test]
+fn sockets_that_are_not_connected_through_us_are_left_alone() {
+    let mut stale = Stale::start();
+    let never_through_us = FORMS.map(|form| Stale::udp(form, 3));
+    let reconnected = FORMS.map(|form| stale.translated_udp(form, 3));
+    let to_itself = FORMS.map(|form| {
+        let socket = Stale::udp(form, 3);
+        stale.remember(&socket, form.pod(3, UDP), form.pod(3, UDP));
+        socket
+    });
+    let another_port = FORMS.map(|form| {
+        let socket = Stale::udp(form, 3);
+        stale.remember(&socket, form.vip(), form.pod(3, UDP + 1));
+        socket
+    });
+    let unconnected = FORMS.map(|form| {
+        let socket = UdpSocket::bind(form.wildcard()).unwrap();
+        stale.remember(&socket, form.vip(), form.pod(3, UDP));
+        socket
+    });
+    stale.keep_pods(&[1, 2]);
+    for (form, socket) in FORMS.into_iter().zip(&reconnected) {
+        // To a pod that no Service ever had.
+        socket.connect(form.pod(1, UDP + 2)).unwrap();
+    }
+    assert_eq!(stale.closes(Mode::All), 0);
+    let connected = [never_through_us, reconnected, to_itself, another_port];
+    connected.as_flattened().iter().for_each(|socket| assert_untouched(socket));
+    unconnected.iter().for_each(|socket| assert_eq!(error(socket), None));
+}
+
+/// Moves one backend of each frontend from the eligible ones to those that only serve, and back.
+#[test]
+fn a_backend_that_still_serves_keeps_its_sockets() {
+    let mut stale = Stale::start();
+    let sockets: Vec<_> = FORMS.into_iter().flat_map(|form| [1, 2, 3].map(|pod| (form, pod))).collect();
+    let sockets: Vec<_> = sockets.into_iter().map(|(form, pod)| stale.translated_udp(form, pod)).collect();
+    let map = |name: &str| MapData::from_pin(stale.pins.object(name)).unwrap();
+    let frontends = HashMap::<_, FrontendKey, u32>::try_from(Map::HashMap(map("FRONTENDS"))).unwrap();
+    let mut sets = Array::<_, Set>::try_from(Map::Array(map("SETS"))).unwrap();
+    let mut rewrite = |rewritten: fn(SetWord) -> SetWord| {
+        for (_, set) in frontends.iter().map(Result::unwrap) {
+            let now = sets.get(&set, 0).unwrap();
+            sets.set(set, Set { word: rewritten(SetWord(now.word)).0, ..now }, 0).unwrap();
+        }
+    };
+    rewrite(|word| SetWord::new(word.first_slot(), 1, 2, false));
+    assert_eq!(stale.closes(Mode::Udp), 0);
+    rewrite(|word| SetWord::new(word.first_slot(), 0, 3, true));
+    assert_eq!(stale.closes(Mode::Udp), 0);
+    sockets.iter().for_each(|socket| assert_untouched(socket));
+    rewrite(|word| SetWord::new(word.first_slot(), 1, 1, false));
+    assert_eq!(stale.closes(Mode::Udp), 3, "one in each form");
+}
+
+#[test]
+fn tcp_is_closed_where_that_is_asked_for() {
+    let mut stale = Stale::start();
+    // Nobody accepts, so nobody answers the half-closed ones with an end of their own.
+    let pods = [2, 3].map(|pod| [Form::V4, Form::V6].map(|form| form.pod(pod, TCP)));
+    let _listeners: Vec<_> = pods.as_flattened().iter().map(|pod| TcpListener::bind(pod).unwrap()).collect();
+    let gone = FORMS.map(|form| stale.translated_tcp(form, 3));
+    let half_closed = FORMS.map(|form| stale.translated_tcp(form, 3));
+    half_closed.iter().for_each(|socket| socket.shutdown(std::net::Shutdown::Write).unwrap());
+    let serving = FORMS.map(|form| stale.translated_tcp(form, 2));
+    let direct = FORMS.map(|form| TcpStream::connect(form.pod(3, TCP)).unwrap());
+    stale.keep_pods(&[1, 2]);
+    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(Mode::All), 6);
+    gone.iter().for_each(|socket| assert_eq!(error(socket), Some(Errno::CONNABORTED)));
+    serving.iter().chain(&direct).for_each(|socket| assert_untouched(socket));
+}
+
+#[test]
+fn a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
+    let mut stale = Stale::start();
+    let _servers = stale.tcp_servers();
+    let udp = FORMS.map(|form| stale.translated_udp(form, 1));
+    let tcp = FORMS.map(|form| stale.translated_tcp(form, 1));
+    stale.delete_service();
+    assert_eq!(stale.closes(Mode::All), 3);
+    udp.iter().for_each(|socket| assert_closed(socket));
+    tcp.iter().for_each(|socket| assert_untouched(socket));
+}
+
+/// The kernel lists MPTCP connections and has no way to close one from outside.
+#[test]
+fn mptcp_is_counted() {
+    let mut stale = Stale::start();
+    let _servers = stale.tcp_servers();
+    const MPTCP: rustix::net::Protocol =
+        rustix::net::Protocol::from_raw(std::num::NonZeroU32::new(262).expect("not zero"));
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, Some(MPTCP)).unwrap();
+    rustix::net::connect(&socket, &Form::V4.pod(3, TCP)).unwrap();
+    stale.remember(&socket, Form::V4.vip(), Form::V4.pod(3, TCP));
+    stale.keep_pods(&[1]);
+    let outcome = stale.pass(Mode::All);
+    assert_eq!((outcome.closed, outcome.left), (0, 1));
+    assert_untouched(&socket);
+}
+
+#[test]
+fn sockets_with_the_same_addresses_are_told_apart() {
+    let mut stale = Stale::start();
+    let twins: Vec<_> = [false, true, true, false, true]
+        .map(|is_ours| {
+            let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+            sockopt::set_socket_reuseport(&socket, true).unwrap();
+            rustix::net::bind(&socket, &"127.0.0.1:4660".parse::<SocketAddr>().unwrap()).unwrap();
+            rustix::net::connect(&socket, &Form::V4.pod(3, UDP)).unwrap();
+            if is_ours {
+                stale.remember(&socket, Form::V4.vip(), Form::V4.pod(3, UDP));
+            }
+            (is_ours, socket)
+        })
+        .into();
+    stale.keep_pods(&[1]);
+    let outcome = stale.pass(Mode::Udp);
+    let closed: Vec<_> = twins.iter().map(|(_, socket)| error(socket).is_some()).collect();
+    assert!(twins.iter().zip(&closed).all(|((is_ours, _), &closed)| *is_ours || !closed), "{closed:?}");
+    let count = closed.iter().filter(|&&closed| closed).count() as u64;
+    // Behind one that is not to be closed, the kernel does not find the others.
+    assert_eq!((outcome.closed, outcome.left), (count, 3 - count));
+}
+
+#[test]
+fn a_socket_with_many_owners_is_closed_once() {
+    let mut stale = Stale::start();
+    let shared = stale.translated_udp(Form::V6, 3);
+    let twin = shared.try_clone().unwrap();
+    let inherited = stale.translated_udp(Form::V4, 3);
+    let mut child =
+        Command::new("cat").stdin(Stdio::from(OwnedFd::from(inherited))).stderr(Stdio::null()).spawn().unwrap();
+    stale.keep_pods(&[1]);
+    assert_eq!(stale.closes(Mode::Udp), 2);
+    assert_closed(&shared);
+    assert_eq!(rustix::net::getpeername(&twin), Err(Errno::NOTCONN));
+    assert!(!child.wait().unwrap().success(), "its read failed");
+}
+
+/// A network namespace that only its mount keeps alive.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+/// Runs `work` in a new network namespace that has the pods' addresses too.
+fn in_another_netns<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    let entered = || {
+        // SAFETY: CLONE_NEWNET changes which network the thread sees; it neither unshares memory nor descriptors.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        let ip = "ip link set lo up && ip route add local 10.244.0.0/24 dev lo";
+        assert!(Command::new("sh").args(["-c", ip]).status().unwrap().success());
+        work()
+    };
+    thread::scope(|scope| scope.spawn(entered).join()).unwrap()
+}
+
+#[test]
+fn every_network_namespace_is_looked_into() {
+    let mut stale = Stale::start();
+    let here = stale.translated_udp(Form::V4, 3);
+    let mount = stale.sandbox.dir().join("a netns");
+    fs::write(&mount, "").unwrap();
+    let mounted = in_another_netns(|| {
+        rustix::mount::mount_bind("/proc/thread-self/ns/net", &mount).unwrap();
+        Stale::udp(Form::V4, 3)
+    });
+    let mount = Mounted(mount);
+    stale.remember(&mounted, Form::V4.vip(), Form::V4.pod(3, UDP));
+    let (occupied, netns) = in_another_netns(|| ([2, 3].map(|pod| Stale::udp(Form::V4, pod)), Netns::current()));
+    for (pod, socket) in [2, 3].into_iter().zip(&occupied) {
+        stale.remember(socket, Form::V4.vip(), Form::V4.pod(pod, UDP));
+    }
+    stale.keep_pods(&[1, 2]);
+    let (leave, stay) = mpsc::channel::<()>();
+    let (entered, enter) = mpsc::channel();
+    let outcome = thread::scope(|scope| {
+        scope.spawn(move || {
+            netns.enter().unwrap();
+            entered.send(()).unwrap();
+            stay.recv().unwrap_err()
+        });
+        enter.recv().unwrap();
+        let outcome = stale.pass(Mode::Udp);
+        drop(leave);
+        outcome
+    });
+    assert_eq!((outcome.closed, outcome.left), (3, 0));
+    assert!(outcome.namespaces >= 3, "{outcome:?}");
+    assert_closed(&here);
+    assert_closed(&mounted);
+    assert_untouched(&occupied[0]);
+    assert_closed(&occupied[1]);
+    let still = fs::read_link("/proc/thread-self/ns/net").unwrap();
+    assert_eq!(still, fs::read_link(stale.sandbox.netns().path()).unwrap(), "the caller stays where it was");
+    drop(mount);
+}
+
+#[test]
+fn one_pass_closes_thousands() {
+    const MANY: usize = 5_000;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(2 * MANY as u64), ..getrlimit(Resource::Nofile) }).unwrap();
+    let mut stale = Stale::start();
+    let mut measure = |count: usize| {
+        let sockets: Vec<_> =
+            (0..count).map(|index| stale.translated_udp(FORMS[index % 3], 2 + index as u8 % 2)).collect();
+        let pass = |what: &str| {
+            let start = Instant::now();
+            let closed = stale.closes(Mode::Udp);
+            eprintln!("{count} connected sockets, {what}: {:?}", start.elapsed());
+            closed
+        };
+        assert_eq!(pass("none is stale"), 0);
+        stale.keep_pods(&[1, 2]);
+        let gone: Vec<_> = sockets.iter().skip(1).step_by(2).collect();
+        assert_eq!(pass("half of them are stale"), gone.len() as u64);
+        gone.into_iter().for_each(|socket| assert_closed(socket));
+        sockets.iter().step_by(2).for_each(|socket| assert_untouched(socket));
+        stale.keep_pods(&[1, 2, 3]);
+    };
+    [0, 100, MANY].into_iter().for_each(&mut measure);
+}
+
+/// Makes the calling thread, and those it starts, live on a kernel without socket monitoring.
+fn forbid_netlink() {
+    const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+        libc::sock_filter { code: code as u16, jt, jf, k }
+    }
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const UNLESS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    // `struct seccomp_data`: the call's number is at 0, the lower half of its first argument at 16 or 20.
+    const DOMAIN: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
+    let mut filter = [
+        instruction(LOAD, 0, 0, 0),
+        instruction(UNLESS, 0, 3, libc::SYS_socket as u32),
+        instruction(LOAD, 0, 0, DOMAIN),
+        instruction(UNLESS, 0, 1, libc::AF_NETLINK as u32),
+        instruction(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPROTONOSUPPORT as u32),
+        instruction(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    rustix::thread::set_no_new_privs(true).unwrap();
+    // SAFETY: the program and what it points to live until the call returns; the kernel copies both.
+    let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn what_a_kernel_cannot_close_is_counted() {
+    let mut stale = Stale::start();
+    let _servers = stale.tcp_servers();
+    let udp = FORMS.map(|form| stale.translated_udp(form, 3));
+    let tcp = FORMS.map(|form| stale.translated_tcp(form, 3));
+    let others = FORMS.map(|form| (stale.translated_udp(form, 2), Stale::udp(form, 3), stale.translated_tcp(form, 2)));
+    stale.keep_pods(&[1, 2]);
+    let pins = &stale.pins;
+    let on_a_poor_kernel = || {
+        forbid_netlink();
+        let counts = [Mode::Udp, Mode::All].map(|mode| pass(pins, mode).map(|outcome| (outcome.closed, outcome.left)));
+        (counts.map(Result::unwrap), probe(Some(pins)))
+    };
+    let (counts, can) = thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
+    assert_eq!(counts, [(0, 3), (0, 6)]);
+    let lacks = |option: &str| Err(format!("the kernel lacks {option}"));
+    assert_eq!((can.udp_diag, can.tcp_diag), (lacks("CONFIG_INET_UDP_DIAG"), lacks("CONFIG_INET_DIAG")));
+    assert_eq!((can.destroy, can.storages), (lacks("CONFIG_INET_UDP_DIAG"), Ok(())));
+    udp.iter().for_each(|socket| assert_untouched(socket));
+    assert_eq!(stale.closes(Mode::All), 6, "here they can be closed");
+    tcp.iter().for_each(|socket| assert_eq!(error(socket), Some(Errno::CONNABORTED)));
+    others.iter().for_each(|(udp, direct, tcp)| {
+        assert_untouched(udp);
+        assert_untouched(direct);
+        assert_untouched(tcp);
+    });
+}
+
+#[test]
+fn this_kernel_can_do_everything() {
+    let stale = Stale::start();
+    for pins in [None, Some(&stale.pins), Some(&PinDir::new(&stale.sandbox.dir().join("nothing")))] {
+        let can = probe(pins);
+        for ability in [can.udp_diag, can.tcp_diag, can.destroy, can.storages] {
+            assert_eq!(ability, Ok(()));
+        }
+    }
+}
+
+#[test]
+fn without_a_table_there_is_no_pass() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let error = pass(&PinDir::new(&sandbox.pin_dir()), Mode::Udp).unwrap_err().to_string();
+    assert!(error.starts_with("cannot tell stale sockets: cannot open ") && error.contains("FRONTENDS"), "{error}");
+}
+
+/// A UDP socket that has connected to the VIP while `pod` was the only backend.
+fn connect_udp(form: Form, pod: u8) -> UdpSocket {
+    let socket = UdpSocket::bind(form.wildcard()).unwrap();
+    socket.set_read_timeout(Some(SYNC)).unwrap();
+    socket.connect(form.vip()).unwrap();
+    assert_eq!(ask(&socket).unwrap(), format!("pod-{pod}"));
+    socket
+}
+
+fn ask(socket: &UdpSocket) -> io::Result<String> {
+    socket.send(b"who")?;
+    let mut answer = [0; 64];
+    let length = socket.recv(&mut answer)?;
+    Ok(String::from_utf8_lossy(answer.get(..length).unwrap()).into_owned())
+}
+
+#[test]
+fn vip_an_application_reconnects_and_reaches_who_serves_now() {
+    let stale = Stale::start();
+    let _servers = stale.udp_servers();
+    stale.keep_pods(&[3]);
+    let sockets = FORMS.map(|form| connect_udp(form, 3));
+    let direct = FORMS.map(|form| Stale::udp(form, 3));
+    stale.keep_pods(&[1]);
+    assert_eq!(stale.closes(Mode::Udp), 3);
+    for (form, socket) in FORMS.into_iter().zip(&sockets) {
+        // Whoever waits for an answer is told the reason; who only sends, that there is nobody to send to.
+        assert_eq!(socket.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted, "{form:?}");
+        let not_connected = rustix::io::Errno::DESTADDRREQ.raw_os_error();
+        assert_eq!(socket.send(b"who").unwrap_err().raw_os_error(), Some(not_connected), "{form:?}");
+        socket.connect(form.vip()).unwrap();
+        assert_eq!(ask(socket).unwrap(), "pod-1", "{form:?}");
+    }
+    direct.iter().for_each(|socket| assert_untouched(socket));
+    assert_eq!(stale.closes(Mode::Udp), 0);
+}
+
+#[test]
+fn vip_readiness_comes_and_goes_without_harm() {
+    let stale = Stale::start();
+    let _servers = stale.udp_servers();
+    stale.keep_pods(&[3]);
+    let sockets = FORMS.map(|form| connect_udp(form, 3));
+    // Not ready, and then on its way out, but serving all the time.
+    for third in [(false, true, false), (true, true, false), (false, true, true)] {
+        let eligible = if third.0 { 2 } else { 1 };
+        stale.set(eligible, |pod| [Some((true, true, false)), None, Some(third)][usize::from(pod) - 1]);
+        assert_eq!(stale.closes(Mode::Udp), 0, "{third:?}");
+        sockets.iter().for_each(|socket| assert_eq!(ask(socket).unwrap(), "pod-3", "{third:?}"));
+    }
+    stale.set(1, |pod| [Some((true, true, false)), None, Some((false, false, true))][usize::from(pod) - 1]);
+    assert_eq!(stale.closes(Mode::Udp), 3);
+}
+
+#[test]
+fn vip_sockets_that_have_moved_on_are_left_alone() {
+    let stale = Stale::start();
+    let _servers = stale.udp_servers();
+    stale.keep_pods(&[3]);
+    let sockets = FORMS.map(|form| connect_udp(form, 3));
+    for (form, socket) in FORMS.into_iter().zip(&sockets) {
+        // To the very same pod, but past the Service.
+        socket.connect(form.pod(3, UDP)).unwrap();
+    }
+    stale.keep_pods(&[1]);
+    assert_eq!(stale.closes(Mode::Udp), 0);
+    sockets.iter().for_each(|socket| assert_eq!(ask(socket).unwrap(), "pod-3"));
+}
+
+#[test]
+fn vip_tcp_connections_end_where_that_is_asked_for() {
+    let stale = Stale::start();
+    let _servers = stale.tcp_servers();
+    stale.keep_pods(&[3]);
+    let mut streams = FORMS.map(|form| echo::connect_tcp(form.vip()).unwrap().1);
+    stale.keep_pods(&[1]);
+    assert_eq!(stale.closes(Mode::Udp), 0);
+    streams.iter().for_each(|stream| echo::ping_tcp(stream, "still there").unwrap());
+    assert_eq!(stale.closes(Mode::All), 3);
+    for stream in &mut streams {
+        assert_eq!(stream.read(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    }
+}
+
+#[test]
+fn vip_a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
+    let stale = Stale::start();
+    let _servers = [stale.tcp_servers(), stale.udp_servers()];
+    stale.keep_pods(&[1]);
+    let udp = FORMS.map(|form| connect_udp(form, 1));
+    let tcp = FORMS.map(|form| echo::connect_tcp(form.vip()).unwrap().1);
+    stale.delete_service();
+    assert_eq!(stale.closes(Mode::All), 3);
+    udp.iter().for_each(|socket| assert_closed(socket));
+    tcp.iter().for_each(|stream| echo::ping_tcp(stream, "still there").unwrap());
+}
