@@ -11,7 +11,7 @@ use crate::{
     peer,
     sock_addr::Endpoint,
     subprogram::{digest, opaque, set},
-    table::Service,
+    table::{Service, cproxy_has},
 };
 
 /// Not an index of a flow.
@@ -198,29 +198,37 @@ pub(crate) fn overflowed_to(
     service: &Service,
     flow: &mut Translation,
 ) -> bool {
-    let found = state.flags & UDP_HAS_OVERFLOWED != 0
-        && cproxy_overflow_to(cookie(ctx), vip, flow) != 0
-        && service.still_has(flow);
-    if found {
-        // Written anew, it is not evicted while it is in use, and what its backend sends is for this VIP.
-        overflow(ctx, state, flow);
-    }
-    found
+    state.flags & UDP_HAS_OVERFLOWED != 0 && cproxy_overflow_to(cookie(ctx), vip, flow, service.word(), state) != 0
 }
 
 /// 1 if there is one.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_overflow_to(socket_cookie: u64, vip: *const Endpoint, flow: *mut Translation) -> u32 {
+extern "C" fn cproxy_overflow_to(
+    socket_cookie: u64,
+    vip: *const Endpoint,
+    flow: *mut Translation,
+    word: u64,
+    state: *mut UdpState,
+) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
     let (Some(vip), Some(flow)) = (unsafe { (vip.as_ref(), flow.as_mut()) }) else { return 0 };
     let (address, port) = (vip.address, vip.port);
     let key = FlowKey { socket_cookie, address, port, direction: FLOW_FROM_VIP, zero: 0 };
-    let Some(found) = UDP_FLOWS.get_ptr(key) else { return 0 };
-    // SAFETY: the helper returned a pointer to a value of that size; an eviction may replace its content, which the
-    // caller then finds to be no backend of the Service.
+    let Some(found) = UDP_FLOWS.get_ptr(&key) else { return 0 };
+    // SAFETY: the helper returned a pointer to a value of that size; an eviction may replace its content, which is then
+    // found to be no backend of the Service.
     let found = unsafe { &*found };
     peer::set_translated(flow, vip, &found.address, found.port, found.slot);
+    if cproxy_has(word, flow) == 0 {
+        // The flow's next place may be among the socket's own; if the backend came back, this one would be found.
+        let is_removed = UDP_FLOWS.remove(&key).is_ok();
+        count(if is_removed { Counter::UdpFlowsRemoved } else { Counter::StateLost });
+        return 0;
+    }
+    // Written anew, it is not evicted while it is in use, and what its backend sends is for this VIP.
+    cproxy_overflow(socket_cookie, flow);
+    cproxy_shadow(state, flow_digest(digest(&Endpoint::new(&flow.backend, flow.backend_port))));
     1
 }
 

@@ -443,16 +443,18 @@ pub enum Counter {
     Refused = 1,
     /// Calls that failed with EHOSTUNREACH.
     Dropped = 2,
-    /// Entries put into `UDP_FLOWS`; less what it holds, that is how many were evicted.
+    /// Entries put into `UDP_FLOWS`; less what was removed and what it holds, that is how many were evicted.
     UdpFlowsInserted = 3,
     /// Sockets for whose state there was no memory: the application saw the backend's address.
     StateLost = 4,
     /// Clients whose backend could not be remembered: `AFFINITY` is full.
     AffinityLost = 5,
+    /// Entries taken out of `UDP_FLOWS` because their backend serves no more.
+    UdpFlowsRemoved = 6,
 }
 
 /// How many [`Counter`]s there are.
-pub const COUNTERS_MAX: u32 = 6;
+pub const COUNTERS_MAX: u32 = 7;
 
 /// Maps a random number onto `0..count` with equal weight (up to `count` / 2^32), without a division. The seed decides
 /// which numbers lead where.
@@ -612,7 +614,7 @@ mod tests {
             [34, 36, 4],
             [12, 76, 108],
             [40, 104, 136],
-            [65_536, 65_536, 262_144, 65_536, 4_096, 6],
+            [65_536, 65_536, 262_144, 65_536, 4_096, 7],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
             [1_882_088_029, 687_999_930],
             [1 << 46, 1 << 36],

@@ -56,12 +56,6 @@ impl Relation {
     pub(crate) fn is_backend(self) -> bool {
         self.0 & IS_BACKEND != 0
     }
-
-    /// It is the address that the kernel got in place of another.
-    #[inline(always)]
-    pub(crate) fn is_translated_backend(self) -> bool {
-        self.0 & (IS_BACKEND | IS_TRANSLATED) == IS_BACKEND | IS_TRANSLATED
-    }
 }
 
 #[unsafe(no_mangle)]

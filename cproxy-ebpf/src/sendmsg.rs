@@ -12,7 +12,7 @@ use crate::{
     flows,
     maps::count,
     peer::{self, Relation, is_untranslated},
-    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, is_connected, protocol, rewrite},
+    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
     table::{Service, backend, look_up},
 };
 
@@ -32,16 +32,15 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
     if destination.port == 0 || protocol(ctx) != Some(PROTOCOL_UDP) {
         return ALLOW;
     }
+    if is_current_peer::<F>(ctx, &destination) {
+        return ALLOW;
+    }
     let service = look_up(&destination, PROTOCOL_UDP);
     if let Some(state) = peer::state(ctx) {
         if is_untranslated(state) {
             return ALLOW;
         }
         let relation = Relation::of(&state.peer, &destination);
-        // The backend that the socket is connected to and that the application believes to be the VIP.
-        if relation.is_translated_backend() && is_connected(ctx) {
-            return ALLOW;
-        }
         if service.is_none() && relation.is_backend() {
             peer::set_untranslated(&mut state.peer, &destination);
         }

@@ -2,7 +2,11 @@
 
 use core::ptr::{addr_of, addr_of_mut};
 
-use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_set_retval, programs::SockAddrContext};
+use aya_ebpf::{
+    bindings::{bpf_sock, bpf_sock_addr},
+    helpers::generated::bpf_set_retval,
+    programs::SockAddrContext,
+};
 use cproxy_ebpf::{Counter, PROTOCOL_TCP, PROTOCOL_UDP, v4_mapped};
 
 use crate::{maps::count, subprogram::opaque};
@@ -62,6 +66,8 @@ pub(crate) fn is_same(address: &[u32; 4], port: u16, other: &[u32; 4], other_por
 pub(crate) trait Family {
     fn address(sock_addr: *mut bpf_sock_addr) -> [u32; 4];
     fn set_address(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]);
+    /// Whether the kernel has the socket connected to this address.
+    fn is_peer(socket: *const bpf_sock, address: &[u32; 4]) -> bool;
 }
 
 /// Hooks whose addresses are IPv4.
@@ -80,6 +86,12 @@ impl Family for V4 {
     fn set_address(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]) {
         // SAFETY: as above; writable in all of our hooks.
         unsafe { addr_of_mut!((*sock_addr).user_ip4).write_volatile(address[3]) };
+    }
+
+    #[inline(always)]
+    fn is_peer(socket: *const bpf_sock, address: &[u32; 4]) -> bool {
+        // SAFETY: the verifier checks every access to the socket.
+        unsafe { addr_of!((*socket).dst_ip4).read_volatile() == address[3] }
     }
 }
 
@@ -100,6 +112,16 @@ impl Family for V6 {
             // SAFETY: as above; writable in all of our hooks.
             unsafe { addr_of_mut!((*sock_addr).user_ip6[word]).write_volatile(*value) };
         }
+    }
+
+    #[inline(always)]
+    fn is_peer(socket: *const bpf_sock, address: &[u32; 4]) -> bool {
+        let mut peer = [0; 4];
+        for (word, value) in peer.iter_mut().enumerate() {
+            // SAFETY: the verifier checks every access to the socket; it wants these words one by one.
+            *value = unsafe { addr_of!((*socket).dst_ip6[word]).read_volatile() };
+        }
+        is_same(&peer, 0, address, 0)
     }
 }
 
@@ -132,13 +154,15 @@ pub(crate) fn protocol(ctx: &SockAddrContext) -> Option<u8> {
     }
 }
 
-/// Whether the socket is connected at this moment.
+/// Whether this is whom the kernel has the socket connected to at this moment.
 #[inline(always)]
-pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
-    // SAFETY: the verifier checks every access to the context; `sk` is never null in these hooks.
+pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpoint) -> bool {
+    // SAFETY: the verifier checks every access to the context and the socket, which is never null in these hooks.
     unsafe {
         let socket = (*ctx.sock_addr).__bindgen_anon_1.sk;
         addr_of!((*socket).state).read_volatile() == ESTABLISHED
+            && addr_of!((*socket).dst_port).read_volatile() == endpoint.port
+            && F::is_peer(socket, &endpoint.address)
     }
 }
 

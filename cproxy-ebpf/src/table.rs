@@ -9,8 +9,8 @@ use aya_ebpf::{
 };
 use cproxy_ebpf::{
     Affinity, AffinityEntry, AffinityKey, Backend, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, FrontendKey,
-    PROTOCOL_ANY, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly,
-    filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6,
+    PROTOCOL_ANY, PROTOCOL_UDP, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose,
+    choose_evenly, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6,
 };
 
 use crate::{
@@ -74,9 +74,8 @@ extern "C" fn cproxy_set_of(destination: *const Endpoint, protocol: u32) -> SetI
     let Some(to) = (unsafe { destination.as_ref() }) else { return SET_NONE };
     let mut key = FrontendKey { address: to.address, port: to.port, protocol: protocol as u8, zero: 0 };
     let mut set = FRONTENDS.get_ptr(&key);
-    // A ClusterIP refuses on ports that its Services do not have. Nobody listens on port 0; who connects a UDP socket to
-    // it asks for a route (RFC 6724 address selection in resolvers) and gets one.
-    if set.is_none() && to.port != 0 {
+    // A ClusterIP refuses on ports that its Services do not have.
+    if set.is_none() && !(protocol == PROTOCOL_UDP as u32 && is_probe(to.port)) {
         (key.port, key.protocol) = (0, PROTOCOL_ANY);
         set = FRONTENDS.get_ptr(&key);
     }
@@ -85,6 +84,13 @@ extern "C" fn cproxy_set_of(destination: *const Endpoint, protocol: u32) -> SetI
         Some(set) if !is_excluded(to.port) => unsafe { set.read_volatile() },
         _ => SET_NONE,
     }
+}
+
+/// Ports that nobody means: who connects a UDP socket to one of them asks for a route to the address (RFC 6724, address
+/// selection), and is given it. glibc takes 0 where its caller names no port, Go 9 and musl 65535.
+#[inline(always)]
+fn is_probe(port: u16) -> bool {
+    matches!(u16::from_be(port), 0 | 9 | 65_535)
 }
 
 /// Whether the current process, or this port, is to be left alone.
@@ -124,6 +130,12 @@ extern "C" fn cproxy_excluded(port: u32) -> u32 {
 }
 
 impl Service {
+    /// For functions that take numbers.
+    #[inline(always)]
+    pub(crate) fn word(&self) -> u64 {
+        self.word.0
+    }
+
     /// No Service, or not for this process: the kernel's own business.
     #[inline(always)]
     pub(crate) fn is_none(&self) -> bool {
@@ -213,7 +225,7 @@ extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, index: u32) -> u3
 /// See [`Service::still_has`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_has(word: u64, translation: *mut Translation) -> u32 {
+pub(crate) extern "C" fn cproxy_has(word: u64, translation: *mut Translation) -> u32 {
     let word = SetWord(word);
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(translation) = (unsafe { translation.as_mut() }) else { return 0 };

@@ -1,6 +1,6 @@
 //! What the live tests, the demonstration and the benchmarks stand on: a place of their own inside this machine
-//! ([`sandbox`]), the programs that run in it ([`process`], [`echo`], [`http`]), a real Kubernetes control plane
-//! ([`control_plane`]) and the objects that are fed to it ([`manifest`]).
+//! ([`sandbox`]), the programs that run in it ([`process`], [`echo`], [`witness`], [`http`]), a real Kubernetes control
+//! plane ([`control_plane`]) and the objects that are fed to it ([`manifest`]).
 //!
 //! Everything here is undone when its value is dropped, on success, on failure and while a panic unwinds. Nothing is
 //! mocked: namespaces, cgroups, system calls, etcd and kube-apiserver are the real ones, which is why it needs root.
@@ -15,8 +15,10 @@ pub mod control_plane;
 pub mod echo;
 pub mod http;
 pub mod manifest;
+pub mod nonce;
 pub mod process;
 pub mod sandbox;
+pub mod witness;
 
 mod cgroup;
 mod credentials;

@@ -203,7 +203,7 @@ fn a_non_blocking_connect_is_translated_and_refused_like_any_other() {
 
 #[test]
 fn what_is_no_service_is_left_alone() {
-    let live = Live::start();
+    let _live = Live::start();
     for pod in 1..=NODES {
         for address in [pod_v4(pod), pod_v6(pod)] {
             let address = SocketAddr::new(address.parse().unwrap(), 8080);
@@ -223,8 +223,8 @@ fn a_port_that_no_service_has_is_refused_on_a_cluster_ip() {
         assert!(refused(ask_tcp(vip)), "{form}");
         assert!(refused(ask_connected_udp(vip)), "{form}");
     }
-    // A resolver that asks for a route to an address connects a UDP socket to it without a port (RFC 6724).
-    for (form, vip) in vips(0) {
+    // A resolver that asks for a route to an address connects a UDP socket to a port that nobody has (RFC 6724).
+    for (form, vip) in [0, 9, 65_535].into_iter().flat_map(vips) {
         let local: SocketAddr = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
         UdpSocket::bind(local).unwrap().connect(vip).unwrap_or_else(|error| panic!("{form}: {error}"));
     }

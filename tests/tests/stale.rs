@@ -19,7 +19,8 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, SkStorage};
 use cproxy::{
-    bpf::PinDir,
+    bpf::{PinDir, Table},
+    model::Backend,
     sockets::{Mode, Outcome, pass, probe},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
@@ -117,20 +118,31 @@ impl Stale {
         Self { _agent: agent, sandbox, pins, states: SkStorage::try_from(Map::SkStorage(states)).unwrap() }
     }
 
-    /// Replaces the endpoints, by `(ready, serving, terminating)`, and waits until `eligible` are behind each frontend.
-    fn set(&self, eligible: usize, endpoints: impl Fn(u8) -> Option<(bool, bool, bool)>) {
+    /// Replaces the endpoints, by `(ready, serving, terminating)`, and waits until those of them that are `eligible`, and
+    /// after them those that only serve, are behind each frontend.
+    fn set(&self, eligible: &[u8], endpoints: impl Fn(u8) -> Option<(bool, bool, bool)>) {
+        let serves = |pod: &u8| endpoints(*pod).is_some_and(|(_, serving, _)| serving);
+        let pods: Vec<_> =
+            eligible.iter().copied().chain((1..=3).filter(|pod| serves(pod) && !eligible.contains(pod))).collect();
+        let wanted = [pod_v4, pod_v6].map(|address| pods.iter().map(|&pod| address(pod)).collect::<Vec<_>>());
         manifest::write(&self.sandbox.manifest_dir(), "web.json", objects(endpoints));
+        let table = Table::open(&self.pins).unwrap();
         eventually(SYNC, "the table follows", || {
-            let rows = cproxy(&self.sandbox, &["get", "services", "-o", "json"]).json();
-            let counts: Vec<_> =
-                rows.as_array().unwrap().iter().map(|row| row["backends"].as_array().unwrap().len()).collect();
-            if counts == [eligible; 4] { Ok(()) } else { Err(format!("{counts:?}")) }
+            let table = table.read().unwrap();
+            let address = |backend: &Backend| IpAddr::from(backend.address).to_string();
+            let members = |set: &u32| table.sets[set].members.backends.iter().map(address).collect::<Vec<_>>();
+            let sets: Vec<_> = table.frontends.values().map(members).collect();
+            if sets.len() == 4 && sets.iter().all(|set| wanted.contains(set)) {
+                Ok(())
+            } else {
+                Err(format!("{sets:?}"))
+            }
         });
     }
 
     /// Pods other than these are gone.
     fn keep_pods(&self, pods: &[u8]) {
-        self.set(pods.len(), |pod| pods.contains(&pod).then_some((true, true, false)));
+        self.set(pods, |pod| pods.contains(&pod).then_some((true, true, false)));
     }
 
     fn delete_service(&self) {
@@ -604,12 +616,12 @@ fn vip_readiness_comes_and_goes_without_harm() {
     let sockets = FORMS.map(|form| connect_udp(form, 3));
     // Not ready, and then on its way out, but serving all the time.
     for third in [(false, true, false), (true, true, false), (false, true, true)] {
-        let eligible = if third.0 { 2 } else { 1 };
+        let eligible: &[u8] = if third.0 { &[1, 3] } else { &[1] };
         stale.set(eligible, |pod| [Some((true, true, false)), None, Some(third)][usize::from(pod) - 1]);
         assert_eq!(stale.closes(Mode::Udp), 0, "{third:?}");
         sockets.iter().for_each(|socket| assert_eq!(ask(socket).unwrap(), "pod-3", "{third:?}"));
     }
-    stale.set(1, |pod| [Some((true, true, false)), None, Some((false, false, true))][usize::from(pod) - 1]);
+    stale.set(&[1], |pod| [Some((true, true, false)), None, Some((false, false, true))][usize::from(pod) - 1]);
     assert_eq!(stale.closes(Mode::Udp), 3);
 }
 

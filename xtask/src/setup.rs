@@ -22,12 +22,18 @@ pub(crate) struct Arguments {
 enum Part {
     /// The tests against a real Kubernetes control plane, which is built with Go
     Cluster,
+    /// The tests with programs in Go, Java, JavaScript and C, and with redis
+    Programs,
 }
 
 /// Sets the machine up and says what was found and what was done.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for_building()?;
-    if !arguments.without.contains(&Part::Cluster) {
+    let is_wanted = |part| !arguments.without.contains(&part);
+    if is_wanted(Part::Programs) {
+        packages::ensure_programs()?;
+    }
+    if is_wanted(Part::Cluster) || is_wanted(Part::Programs) {
         go::check()?;
     }
     Ok(())
@@ -41,5 +47,11 @@ pub(crate) fn for_building() -> Result<()> {
 
 /// The part of the setup that building the control plane needs.
 pub(crate) fn for_control_plane() -> Result<()> {
+    go::check()
+}
+
+/// The part of the setup that the tests with programs need.
+pub(crate) fn for_programs() -> Result<()> {
+    packages::ensure_programs()?;
     go::check()
 }

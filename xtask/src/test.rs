@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
 use self::summary::{Counts, Outcome};
-use crate::{agent, control_plane, run, sweep};
+use crate::{agent, control_plane, run, setup, sweep};
 
 /// Which tests to run, and how to show them.
 #[derive(Args)]
@@ -35,6 +35,8 @@ enum Part {
     Cluster,
     /// Tests of the socket programs in this machine's kernel
     Live,
+    /// Tests with programs in Go, Java, JavaScript and C, and with redis
+    Programs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -67,6 +69,7 @@ enum Need {
     Root,
     Cgroup2,
     ControlPlane,
+    Programs,
 }
 
 /// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
@@ -75,16 +78,24 @@ const ALONE: &[&str] = &["--test-threads=1"];
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 6] = [
+const SUITES: [Suite; 7] = [
     Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
     Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
     Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
     Suite {
         name: "live",
-        targets: &["--test", "live", "--test", "check", "--test", "stale"],
+        targets: &["--test", "live", "--test", "settings", "--test", "check", "--test", "stale"],
         harness: ALONE,
         needs: KERNEL,
         part: Some(Part::Live),
+    },
+    Suite { name: "matrix", targets: &["--test", "matrix"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite {
+        name: "programs",
+        targets: &["--test", "programs"],
+        harness: ALONE,
+        needs: PROGRAMS,
+        part: Some(Part::Programs),
     },
     Suite {
         name: "cluster",
@@ -96,6 +107,7 @@ const SUITES: [Suite; 6] = [
 ];
 
 const KERNEL: &[Need] = &[Need::Root, Need::Cgroup2];
+const PROGRAMS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Programs];
 const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
 
 /// What suites are given.
@@ -103,6 +115,8 @@ struct Fixture {
     agent: PathBuf,
     /// Where the control plane is, or why it is not there.
     control_plane: Result<PathBuf, String>,
+    /// Whether the programs are installed, or why not.
+    programs: Result<(), String>,
     is_without_cluster: bool,
     filter: Option<String>,
     color: bool,
@@ -136,8 +150,13 @@ impl Fixture {
         } else {
             control_plane::ensure().map_err(|error| format!("{error:#}"))
         };
+        let programs = if arguments.without.contains(&Part::Programs) {
+            Err("left out".to_owned())
+        } else {
+            setup::for_programs().map_err(|error| format!("{error:#}"))
+        };
         let color = arguments.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok());
-        Ok(Self { agent, control_plane, is_without_cluster, filter: arguments.filter.clone(), color })
+        Ok(Self { agent, control_plane, programs, is_without_cluster, filter: arguments.filter.clone(), color })
     }
 
     fn compile(&self, suite: &Suite) -> Result<()> {
@@ -179,13 +198,21 @@ impl Fixture {
     /// Fails where this machine lacks what the suite needs.
     fn require(&self, suite: &Suite) -> Result<()> {
         for need in suite.needs {
-            match (need, &self.control_plane) {
-                (Need::Root, _) => run::require_root("this suite")?,
-                (Need::Cgroup2, _) => {
+            match need {
+                Need::Root => run::require_root("this suite")?,
+                Need::Cgroup2 => {
                     ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup");
                 }
-                (Need::ControlPlane, Ok(_)) => {}
-                (Need::ControlPlane, Err(reason)) => bail!("no control plane: {reason}"),
+                Need::ControlPlane => {
+                    if let Err(reason) = &self.control_plane {
+                        bail!("no control plane: {reason}");
+                    }
+                }
+                Need::Programs => {
+                    if let Err(reason) = &self.programs {
+                        bail!("programs are missing: {reason}");
+                    }
+                }
             }
         }
         Ok(())

@@ -6,13 +6,14 @@ use cproxy_ebpf::{Counter, FlowKey, FlowValue, UDP_FLOWS_MAX};
 use super::{PinDir, TableError};
 
 /// Their names in the JSON contract.
-const NAMES: [(Counter, &str); 6] = [
+const NAMES: [(Counter, &str); 7] = [
     (Counter::Forwarded, "forwarded"),
     (Counter::Refused, "refused"),
     (Counter::Dropped, "dropped"),
     (Counter::StateLost, "state_lost"),
     (Counter::AffinityLost, "affinity_lost"),
     (Counter::UdpFlowsInserted, "udp_flows_inserted"),
+    (Counter::UdpFlowsRemoved, "udp_flows_removed"),
 ];
 
 /// Reads all counters, by name, and how full `UDP_FLOWS` is.
@@ -34,11 +35,12 @@ pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableErr
     let (map, failed) = open("UDP_FLOWS")?;
     let flows = HashMap::<_, FlowKey, FlowValue>::try_from(Map::LruHashMap(map)).map_err(failed)?;
     let occupied = flows.keys().filter(Result::is_ok).count() as u64;
-    let inserted = sum(Counter::UdpFlowsInserted).map_err(|error| TableError::Read("COUNTERS", error))?;
+    let sum = |counter| sum(counter).map_err(|error| TableError::Read("COUNTERS", error));
+    let remaining = sum(Counter::UdpFlowsInserted)?.saturating_sub(sum(Counter::UdpFlowsRemoved)?);
     counters.extend([
         ("udp_flows", occupied),
         ("udp_flows_max", UDP_FLOWS_MAX.into()),
-        ("udp_flows_evicted", inserted.saturating_sub(occupied)),
+        ("udp_flows_evicted", remaining.saturating_sub(occupied)),
     ]);
     Ok(counters)
 }

@@ -13,7 +13,7 @@ use rustix::{
 
 /// Magic numbers of `statfs(2)` (include/uapi/linux/magic.h).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
+pub(super) const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 
 /// Where bpffs is by convention; mounted there if need be.
 const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
@@ -30,6 +30,7 @@ const STATUS: &str = "/proc/self/status";
 /// Bits of `CapEff` (include/uapi/linux/capability.h).
 const CAP_NET_ADMIN: u64 = 1 << 12;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
+const CAP_PERFMON: u64 = 1 << 38;
 const CAP_BPF: u64 = 1 << 39;
 
 /// Why cproxy cannot work here, and what to do.
@@ -39,7 +40,7 @@ pub enum EnvironmentError {
     #[error("kernel {0} is too old: cproxy needs {min_major}.{min_minor} or newer", min_major = KERNEL_MIN.0, min_minor = KERNEL_MIN.1)]
     KernelTooOld(String),
     /// The process may not load programs.
-    #[error("missing {0}: run cproxy as root or grant CAP_BPF and CAP_NET_ADMIN")]
+    #[error("missing {0}: run cproxy as root or grant CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
     Capability(&'static str),
     /// The kernel does not know the file system.
     #[error("no {0} file system: the kernel does not list it in /proc/filesystems; build it with {1}")]
@@ -195,14 +196,13 @@ fn parse_capabilities(status: &str) -> u64 {
     line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// CAP_SYS_ADMIN stands for both, as it does in the kernel (`bpf_capable`, `bpf_net_capable`).
+/// The first that is missing. CAP_SYS_ADMIN stands for all, as it does in the kernel (`bpf_capable`, `bpf_net_capable`,
+/// `perfmon_capable`). CAP_PERFMON, because functions of the programs take an element of an array that they are given a
+/// pointer to (kernel/bpf/verifier.c, `retrieve_ptr_limit`).
 fn missing_capability(effective: u64) -> Option<&'static str> {
-    match (effective & CAP_SYS_ADMIN != 0, effective & CAP_BPF != 0, effective & CAP_NET_ADMIN != 0) {
-        (true, _, _) | (false, true, true) => None,
-        (false, false, true) => Some("CAP_BPF"),
-        (false, true, false) => Some("CAP_NET_ADMIN"),
-        (false, false, false) => Some("CAP_BPF and CAP_NET_ADMIN"),
-    }
+    let needed = [(CAP_BPF, "CAP_BPF"), (CAP_NET_ADMIN, "CAP_NET_ADMIN"), (CAP_PERFMON, "CAP_PERFMON")];
+    let mut missing = needed.into_iter().filter(|(bit, _)| effective & (bit | CAP_SYS_ADMIN) == 0);
+    missing.next().map(|(_, name)| name)
 }
 
 fn check_filesystem(name: &'static str, options: &'static str) -> Result<(), EnvironmentError> {
@@ -265,10 +265,11 @@ mod tests {
     #[test]
     fn capabilities_are_told_by_name() {
         for (effective, missing) in [
-            (0, Some("CAP_BPF and CAP_NET_ADMIN")),
+            (0, Some("CAP_BPF")),
             (CAP_BPF, Some("CAP_NET_ADMIN")),
-            (CAP_NET_ADMIN, Some("CAP_BPF")),
-            (CAP_BPF | CAP_NET_ADMIN, None),
+            (CAP_NET_ADMIN | CAP_PERFMON, Some("CAP_BPF")),
+            (CAP_BPF | CAP_NET_ADMIN, Some("CAP_PERFMON")),
+            (CAP_BPF | CAP_NET_ADMIN | CAP_PERFMON, None),
             (CAP_SYS_ADMIN, None),
         ] {
             assert_eq!(missing_capability(effective), missing);

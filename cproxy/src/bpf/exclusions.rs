@@ -8,10 +8,8 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx};
 
+use super::environment::CGROUP2_SUPER_MAGIC;
 use crate::model::ExcludedCgroup;
-
-/// `statfs(2)` (include/uapi/linux/magic.h).
-const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 
 /// The inode number of the hierarchy's root (fs/kernfs/mount.c, `kernfs_get_inode`: ids start at 1).
 const ROOT_INODE: u64 = 1;

@@ -9,12 +9,12 @@
 //! element of `FRONTENDS`, which the next insertion may take. Drains are made as late as possible: a change of endpoints
 //! needs none until slots run out.
 
+mod filter;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
-
-mod filter;
 
 use super::{
     Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,

@@ -1,4 +1,5 @@
-//! The Go toolchain, which builds the control plane that the cluster tests run against.
+//! The Go toolchain, which builds the control plane that the cluster tests run against, and one of the programs that are
+//! run through ClusterIPs.
 
 use std::fs;
 use std::process::Command;
@@ -7,18 +8,19 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{control_plane, run};
 
-/// Fails unless a Go is there that is new enough for the control plane.
+/// Fails unless a Go is there that is new enough for both, which want the same.
 pub(crate) fn check() -> Result<()> {
     let wanted = wanted()?;
-    let advice = format!("install Go {wanted} or later, or leave the cluster out with `--without cluster`");
+    let advice =
+        format!("install Go {wanted} or later, or leave out what needs it with `--without cluster --without programs`");
     let found = match run::capture(Command::new("go").args(["env", "GOVERSION"])) {
         Ok(found) => found.trim().trim_start_matches("go").to_owned(),
-        Err(_) => bail!("no Go here, which the control plane of the cluster tests is built with: {advice}"),
+        Err(_) => bail!("no Go here, which tests are built with: {advice}"),
     };
     if numbers(&found) < numbers(&wanted) {
-        bail!("Go {found} is too old for the control plane of the cluster tests: {advice}");
+        bail!("Go {found} is too old for what tests are built from: {advice}");
     }
-    run::say(format!("go: found {found} (the control plane needs {wanted})"));
+    run::say(format!("go: found {found} (tests need {wanted})"));
     Ok(())
 }
 

@@ -6,8 +6,11 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{paths, run};
 
-/// Each command that is called somewhere, with the Debian packages that bring it.
-static COMMANDS: [(&str, &[&str]); 11] = [
+/// A command and the Debian packages that bring it.
+type Provided = (&'static str, &'static [&'static str]);
+
+/// What builds and most tests call.
+static COMMANDS: [Provided; 11] = [
     ("cc", &["gcc", "libc6-dev"]),
     ("curl", &["curl"]),
     ("dnsmasq", &["dnsmasq-base"]),
@@ -21,21 +24,37 @@ static COMMANDS: [(&str, &[&str]); 11] = [
     ("unshare", &["util-linux"]),
 ];
 
+/// Programs that tests run through ClusterIPs.
+static PROGRAMS: [Provided; 6] = [
+    ("busybox", &["busybox-static"]),
+    ("dig", &["bind9-dnsutils"]),
+    ("javac", &["default-jdk-headless"]),
+    ("musl-gcc", &["musl-tools"]),
+    ("node", &["nodejs"]),
+    ("redis-cli", &["redis-tools"]),
+];
+
 /// Installs the packages of the commands that are missing.
 pub(crate) fn ensure_commands() -> Result<()> {
-    let mut packages: Vec<&str> = missing_commands().flat_map(|(_, packages)| packages.iter().copied()).collect();
-    packages.dedup();
-    install(&packages)?;
-    if let Some((command, _)) = missing_commands().next() {
-        bail!("the command `{command}` is still missing: put it in PATH");
-    }
-    let names = COMMANDS.map(|(command, _)| command);
-    run::say(format!("commands: found {}", names.join(" ")));
-    Ok(())
+    ensure("commands", &COMMANDS)
 }
 
-fn missing_commands() -> impl Iterator<Item = &'static (&'static str, &'static [&'static str])> {
-    COMMANDS.iter().filter(|(command, _)| paths::program(command).is_none())
+/// Installs the packages of the programs that are missing.
+pub(crate) fn ensure_programs() -> Result<()> {
+    ensure("programs", &PROGRAMS)
+}
+
+fn ensure(what: &str, commands: &[Provided]) -> Result<()> {
+    let missing = || commands.iter().filter(|(command, _)| paths::program(command).is_none());
+    let mut packages: Vec<&str> = missing().flat_map(|(_, packages)| packages.iter().copied()).collect();
+    packages.dedup();
+    install(&packages)?;
+    if let Some((command, _)) = missing().next() {
+        bail!("the command `{command}` is still missing: put it in PATH");
+    }
+    let names: Vec<_> = commands.iter().map(|(command, _)| *command).collect();
+    run::say(format!("{what}: found {}", names.join(" ")));
+    Ok(())
 }
 
 /// Whether this machine's packages are Debian's.

@@ -707,3 +707,28 @@ fn bootstrap_makes_no_address_known() {
     assert_eq!(table.bootstrap(&store).iter().filter(is_address).count(), 0);
     assert_eq!(table.sync(&store).iter().filter(is_address).count(), 2);
 }
+
+/// As an agent that was killed at the wrong moment, or another build, may leave it.
+#[test]
+fn what_is_wrong_in_the_kernel_is_mended() {
+    let (store, _, mut kernel) = two_endpoints();
+    // Wider than need be, then too narrow.
+    kernel.filter.v4 |= 1;
+    kernel.run(&Table::new(AMPLE, kernel.read_back()).sync(&store));
+    assert_eq!(kernel.filter, needed_filter(&kernel));
+    let read_back = KernelTable { filter: Filter::default(), ..kernel.read_back() };
+    let ops = Table::new(AMPLE, read_back).sync(&store);
+    assert_eq!(ops, [Op::Drain, Op::SetFilter(kernel.filter)]);
+    // A frontend with the set of unknown ports, an address that nobody claims, one that is missing.
+    let mut read_back = kernel.read_back();
+    let (&frontend, _) = read_back.frontends.iter().next().unwrap();
+    read_back.frontends.insert(frontend, 0);
+    read_back.sets.insert(0, KernelSet::default());
+    read_back.addresses.remove(&frontend.address);
+    let stranger = Address::from_octets([1; 16]);
+    read_back.addresses.insert(stranger);
+    let ops = Table::new(AMPLE, read_back).sync(&store);
+    let mends = |wanted: fn(&Op) -> bool| ops.iter().any(wanted);
+    assert!(mends(|op| matches!(op, Op::PutFrontend { set, .. } if *set != 0)), "{ops:?}");
+    assert!(ops.contains(&Op::PutAddress(frontend.address)) && ops.contains(&Op::DeleteAddress(stranger)), "{ops:?}");
+}

@@ -1,0 +1,45 @@
+//! UDP servers that repeat the question, so that a client can tell which of its questions an answer belongs to.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+
+use crate::sandbox::Sandbox;
+use crate::server::Server;
+
+/// The longest datagram that is answered.
+const LONGEST: usize = 2_048;
+
+/// Answers every UDP datagram to `address` with `name`, a space and the datagram. Give it one address, not a wildcard:
+/// an answer must come from where the question went.
+///
+/// # Panics
+/// When `address` cannot be bound; add it to the sandbox first.
+pub fn udp(sandbox: &Sandbox, address: SocketAddr, name: &str) -> Server {
+    let bind = || UdpSocket::bind(address).and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
+    let socket = sandbox.netns().run(bind).unwrap_or_else(|error| panic!("cannot bind UDP {address}: {error}"));
+    let name = name.to_owned();
+    Server::start(address, move |signals| {
+        let mut question = [0; LONGEST];
+        while signals.wait_for(&socket) {
+            // An error here is an earlier answer that nobody wanted.
+            let Ok((length, client)) = socket.recv_from(&mut question) else { continue };
+            signals.count();
+            let answer = [name.as_bytes(), b" ", question.get(..length).unwrap_or_default()].concat();
+            drop(socket.send_to(&answer, client));
+        }
+    })
+}
+
+/// Sends `question` to a [`udp`] server.
+pub fn ask(socket: &UdpSocket, question: &str, server: SocketAddr) -> io::Result<()> {
+    socket.send_to(question.as_bytes(), server).map(drop)
+}
+
+/// The next answer: the server's name, the question, and the address that the answer came from.
+pub fn answer(socket: &UdpSocket) -> io::Result<(String, String, SocketAddr)> {
+    let mut answer = [0; LONGEST];
+    let (length, from) = socket.recv_from(&mut answer)?;
+    let text = String::from_utf8_lossy(answer.get(..length).unwrap_or_default()).into_owned();
+    let (name, question) = text.split_once(' ').ok_or_else(|| io::Error::other(format!("no answer: {text}")))?;
+    Ok((name.to_owned(), question.to_owned(), from))
+}

@@ -1,0 +1,113 @@
+//! Servers that note down what reaches them, so that a test knows who received a message and not only who answered.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::echo::{self, Server};
+use crate::sandbox::Sandbox;
+
+/// What a client sends; no two messages are the same.
+pub type Token = [u8; 8];
+
+/// How long an answer is: the token, and the server's name filled up with spaces.
+pub const ANSWER_BYTES: usize = 24;
+
+/// That a message has arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// The server's name.
+    pub server: String,
+    /// The client's address as the server sees it.
+    pub client: SocketAddr,
+}
+
+/// A notebook that any number of servers write to.
+#[derive(Clone, Debug, Default)]
+pub struct Witness {
+    notebook: Arc<Notebook>,
+}
+
+#[derive(Debug, Default)]
+struct Notebook {
+    notes: Mutex<HashMap<Token, Vec<Receipt>>>,
+    noted: Condvar,
+}
+
+impl Witness {
+    /// Answers every token on a TCP connection to `address`.
+    ///
+    /// # Panics
+    /// When `address` cannot be listened on; add it to the sandbox first.
+    pub fn tcp(&self, sandbox: &Sandbox, address: SocketAddr, name: &str) -> Server {
+        let (witness, name) = (self.clone(), name.to_owned());
+        echo::listen(sandbox, address, move |mut stream, client, signals| {
+            let mut token = Token::default();
+            while signals.wait_for(&stream) {
+                stream.read_exact(&mut token)?;
+                witness.note(token, &name, client);
+                stream.write_all(&answer(token, &name))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Answers every UDP datagram to `address` that is a token.
+    ///
+    /// # Panics
+    /// When `address` cannot be bound; add it to the sandbox first.
+    pub fn udp(&self, sandbox: &Sandbox, address: SocketAddr, name: &str) -> Server {
+        let (witness, name) = (self.clone(), name.to_owned());
+        let socket = sandbox
+            .netns()
+            .run(|| UdpSocket::bind(address))
+            .unwrap_or_else(|error| panic!("cannot bind UDP {address}: {error}"));
+        socket.set_nonblocking(true).expect("a socket can be made non-blocking");
+        Server::start(address, move |signals| {
+            let mut token = Token::default();
+            while signals.wait_for(&socket) {
+                // An error here is an earlier answer that nobody wanted.
+                if let Ok((_, client)) = socket.recv_from(&mut token) {
+                    witness.note(token, &name, client);
+                    drop(socket.send_to(&answer(token, &name), client));
+                }
+            }
+        })
+    }
+
+    /// Who has received a token so far.
+    pub fn receipts(&self, token: Token) -> Vec<Receipt> {
+        self.notes().get(&token).cloned().unwrap_or_default()
+    }
+
+    /// Who has received a token, once somebody has; nobody after `timeout`.
+    pub fn wait(&self, token: Token, timeout: Duration) -> Vec<Receipt> {
+        drop(self.notebook.noted.wait_timeout_while(self.notes(), timeout, |notes| !notes.contains_key(&token)));
+        self.receipts(token)
+    }
+
+    fn note(&self, token: Token, server: &str, client: SocketAddr) {
+        self.notes().entry(token).or_default().push(Receipt { server: server.to_owned(), client });
+        self.notebook.noted.notify_all();
+    }
+
+    fn notes(&self) -> MutexGuard<'_, HashMap<Token, Vec<Receipt>>> {
+        self.notebook.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the server `name` answers to a token.
+pub fn answer(token: Token, name: &str) -> [u8; ANSWER_BYTES] {
+    let mut answer = [b' '; ANSWER_BYTES];
+    let bytes = token.iter().chain(name.as_bytes());
+    answer.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    answer
+}
+
+/// The token and the server's name in an answer.
+pub fn parse_answer(answer: &[u8]) -> Option<(Token, String)> {
+    let (token, name) = answer.split_first_chunk()?;
+    Some((*token, std::str::from_utf8(name).ok()?.trim_end().to_owned()))
+}

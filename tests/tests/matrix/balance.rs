@@ -1,0 +1,92 @@
+//! Whether each backend is as likely as any other.
+
+use std::io::{Read, Write};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+use crate::choice::backend;
+use crate::world::{Case, Form, PORT, World, pod, ready, vip};
+
+/// So many threads connect at the same time.
+const THREADS: u32 = 2;
+
+/// How many backends, and the chi-square that an even choice exceeds once in 1,000 times, with one degree of freedom
+/// less (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.4).
+const CASES: [(u8, f64); 4] = [(2, 10.828), (3, 13.816), (7, 22.458), (100, 148.230)];
+
+/// An even choice fails so many tries in a row once in 10^9 times.
+const TRIES: u32 = 3;
+
+/// Services with VIPs 1 to 4.
+fn world() -> World {
+    let numbered = || (1..).zip(CASES);
+    let objects = numbered().flat_map(|(number, (count, _))| {
+        let pods: Vec<_> = (1..=count).collect();
+        ready(&format!("web-{number}"), number, &pods)
+    });
+    World::start(1..=100, objects)
+}
+
+#[test]
+fn the_choice_is_even() {
+    let _world = world();
+    every_choice_is_even(100_000);
+}
+
+#[test]
+fn the_choice_is_even_after_a_new_seed() {
+    let world = world();
+    let mut stream = UnixStream::connect(world.sandbox.run_dir().join("cproxy.sock")).unwrap();
+    stream.write_all(b"reseed\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "ok\n");
+    every_choice_is_even(20_000);
+}
+
+fn every_choice_is_even(connects: u32) {
+    for (number, (count, critical)) in (1..).zip(CASES) {
+        let _case = Case::new(format!("{count} backends"));
+        let is_even = |_| {
+            let chi_square = chi_square(number, count, connects);
+            println!("{count} backends, {connects} connects: chi-square {chi_square:.1}, of {critical}");
+            chi_square < critical
+        };
+        assert!((0..TRIES).any(is_even), "uneven {TRIES} times in a row");
+    }
+}
+
+/// Of connections to a VIP in both families.
+fn chi_square(number: u8, count: u8, connects: u32) -> f64 {
+    let hits: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| hits(number, count, connects / THREADS))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let expected = f64::from(connects) / f64::from(count);
+    let squared = |index: usize| {
+        let hits: u32 = hits.iter().map(|hits| hits[index]).sum();
+        (f64::from(hits) - expected).powi(2)
+    };
+    (0..count.into()).map(squared).sum::<f64>() / expected
+}
+
+/// How often each pod is chosen.
+fn hits(number: u8, count: u8, connects: u32) -> Vec<u32> {
+    let addresses = [Form::V4, Form::V6].map(|form| form.address(vip(number), PORT));
+    let mut hits = vec![0; count.into()];
+    for address in addresses.iter().cycle().take(connects as usize) {
+        hits[usize::from(pod_number(backend(*address))) - 1] += 1;
+    }
+    hits
+}
+
+/// The number of the pod at an address: its last byte.
+fn pod_number(address: IpAddr) -> u8 {
+    let number = match address {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    };
+    debug_assert!(pod(number).is_at(address));
+    number
+}

@@ -1,0 +1,250 @@
+//! What an application does in each cell of the matrix. The same steps are taken against a host and against a Service.
+
+use crate::socket::{ReceiveCall, SendCall};
+
+/// What kind of socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Tcp,
+    UdpConnected,
+    UdpUnconnected,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::UdpConnected, Self::UdpUnconnected];
+}
+
+/// What the cell is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Call {
+    Connect,
+    Reconnect,
+    /// AF_UNSPEC, then reconnect.
+    Unspec,
+    Sendto,
+    Sendmsg,
+    SendmsgCmsg,
+    Sendmmsg,
+    Send,
+    Recv,
+    Recvfrom,
+    Recvmsg,
+    Recvmmsg,
+    Getpeername,
+    IoUring,
+}
+
+impl Call {
+    pub(crate) const ALL: [Self; 14] = [
+        Self::Connect,
+        Self::Reconnect,
+        Self::Unspec,
+        Self::Sendto,
+        Self::Sendmsg,
+        Self::SendmsgCmsg,
+        Self::Sendmmsg,
+        Self::Send,
+        Self::Recv,
+        Self::Recvfrom,
+        Self::Recvmsg,
+        Self::Recvmmsg,
+        Self::Getpeername,
+        Self::IoUring,
+    ];
+}
+
+/// Whom the application talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Role {
+    /// What the cell is about.
+    Target,
+    /// In every cell a Service that forwards.
+    Other,
+    /// In every cell a host that is no Service's.
+    Plain,
+}
+
+/// One system call, or several of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Connect(Role),
+    ConnectByUring(Role),
+    /// With AF_UNSPEC.
+    Disconnect,
+    Peer,
+    /// Each to somebody, or to whom the socket is connected to. Several go with one `sendmmsg()`.
+    Send(SendCall, Vec<Option<Role>>),
+    /// The answer, if there is one, is not read: the socket may be connected to somebody else.
+    SendAside(SendCall, Option<Role>),
+    /// So many messages.
+    Receive(ReceiveCall, usize),
+    /// A datagram from somebody whom the socket has never sent to.
+    Stranger,
+}
+
+use Role::{Other, Plain, Target};
+use Step::{Connect, ConnectByUring, Disconnect, Peer, Receive, SendAside, Stranger};
+
+/// The steps of a cell.
+pub(crate) fn script(kind: Kind, call: Call) -> Vec<Step> {
+    match kind {
+        Kind::Tcp | Kind::UdpConnected => connected(call),
+        Kind::UdpUnconnected => unconnected(call),
+    }
+}
+
+fn send(call: SendCall, to: Option<Role>) -> Step {
+    Step::Send(call, vec![to])
+}
+
+/// Sends to whom the socket is connected to, and gets the answer.
+fn talk() -> [Step; 2] {
+    [send(SendCall::Send, None), Receive(ReceiveCall::Recvfrom, 1)]
+}
+
+/// Sends to somebody, and gets the answer.
+fn ask(role: Role) -> [Step; 2] {
+    [send(SendCall::Sendto, Some(role)), Receive(ReceiveCall::Recvfrom, 1)]
+}
+
+/// Connects, and sees that it has.
+fn visit(role: Role) -> Vec<Step> {
+    steps([vec![Connect(role), Peer], talk().into()])
+}
+
+fn steps<const N: usize>(parts: [Vec<Step>; N]) -> Vec<Step> {
+    parts.into_iter().flatten().collect()
+}
+
+fn connected(call: Call) -> Vec<Step> {
+    match call {
+        Call::Connect => visit(Target),
+        Call::Reconnect => [Target, Other, Target, Plain, Target].into_iter().flat_map(visit).collect(),
+        Call::Unspec => steps([
+            visit(Target),
+            vec![Disconnect, Peer, send(SendCall::Send, None)],
+            visit(Target),
+            vec![Disconnect],
+            visit(Other),
+            vec![Disconnect],
+            visit(Target),
+        ]),
+        Call::Sendto => connected_sends(SendCall::Sendto),
+        Call::Sendmsg => connected_sends(SendCall::Sendmsg),
+        Call::SendmsgCmsg => connected_sends(SendCall::SendmsgCmsg),
+        Call::Sendmmsg => steps([
+            connected_sends(SendCall::Sendmmsg),
+            vec![Step::Send(SendCall::Sendmmsg, vec![None, Some(Target), None])],
+        ]),
+        Call::Send => steps([vec![Connect(Target)], talk().into(), talk().into(), vec![Peer]]),
+        Call::Recv => connected_receives(ReceiveCall::Recv),
+        Call::Recvfrom => connected_receives(ReceiveCall::Recvfrom),
+        Call::Recvmsg => connected_receives(ReceiveCall::Recvmsg),
+        Call::Recvmmsg => connected_receives(ReceiveCall::Recvmmsg),
+        Call::Getpeername => steps([
+            vec![Peer, Connect(Target), Peer, Peer],
+            talk().into(),
+            vec![Peer, Connect(Other), Peer, Connect(Target), Peer, Disconnect, Peer],
+        ]),
+        Call::IoUring => steps([
+            vec![ConnectByUring(Target), Peer],
+            vec![send(SendCall::UringSend, None), Receive(ReceiveCall::UringRecv, 1)],
+            vec![send(SendCall::UringSendmsg, None), Receive(ReceiveCall::UringRecvmsg, 1)],
+            vec![send(SendCall::UringSendmsg, Some(Target)), Receive(ReceiveCall::UringRecvmsg, 1)],
+            vec![ConnectByUring(Other), Peer, ConnectByUring(Target), Peer],
+            vec![send(SendCall::UringSend, None), Receive(ReceiveCall::UringRecvmsg, 1)],
+        ]),
+    }
+}
+
+/// A stream keeps unread answers, so what is not read comes last.
+fn connected_sends(call: SendCall) -> Vec<Step> {
+    let from = ReceiveCall::Recvfrom;
+    steps([
+        vec![Connect(Target), send(call, None), Receive(from, 1), send(call, Some(Target)), Receive(from, 1)],
+        vec![SendAside(call, Some(Other)), SendAside(call, Some(Plain)), SendAside(SendCall::Send, None), Peer],
+    ])
+}
+
+fn connected_receives(call: ReceiveCall) -> Vec<Step> {
+    let say = || send(SendCall::Send, None);
+    vec![Connect(Target), say(), Receive(call, 1), say(), say(), Receive(call, 2), Receive(call, 1), Peer]
+}
+
+fn unconnected(call: Call) -> Vec<Step> {
+    match call {
+        Call::Connect => steps([ask(Target).into(), visit(Target)]),
+        Call::Reconnect => {
+            steps([ask(Target).into(), visit(Other), visit(Target), visit(Plain), visit(Target), ask(Target).into()])
+        }
+        // On IPv6 a socket keeps the address that it was connected to (net/ipv4/udp.c, `__udp_disconnect`), and gets
+        // nothing from others.
+        Call::Unspec => steps([
+            visit(Target),
+            vec![Disconnect, Peer],
+            ask(Target).into(),
+            visit(Other),
+            vec![Disconnect],
+            ask(Other).into(),
+            vec![Connect(Target), Peer, Disconnect],
+            vec![SendAside(SendCall::Sendto, Some(Other)), SendAside(SendCall::Sendto, Some(Plain)), Peer],
+        ]),
+        Call::Sendto => unconnected_sends(SendCall::Sendto),
+        Call::Sendmsg => unconnected_sends(SendCall::Sendmsg),
+        Call::SendmsgCmsg => unconnected_sends(SendCall::SendmsgCmsg),
+        Call::Sendmmsg => steps([
+            unconnected_sends(SendCall::Sendmmsg),
+            send_many([Target, Other, Plain]),
+            send_many([Plain, Target, Other]),
+            send_many([Other, Other, Target]),
+        ]),
+        Call::Send => steps([
+            vec![send(SendCall::Send, None), Peer],
+            ask(Target).into(),
+            vec![send(SendCall::Send, None), send(SendCall::Sendmsg, None), send(SendCall::SendmsgCmsg, None)],
+        ]),
+        Call::Recv => unconnected_receives(ReceiveCall::Recv),
+        Call::Recvfrom => unconnected_receives(ReceiveCall::Recvfrom),
+        Call::Recvmsg => unconnected_receives(ReceiveCall::Recvmsg),
+        Call::Recvmmsg => unconnected_receives(ReceiveCall::Recvmmsg),
+        Call::Getpeername => {
+            steps([vec![Peer], ask(Target).into(), vec![Peer, Connect(Target), Peer, Disconnect, Peer]])
+        }
+        Call::IoUring => {
+            [(SendCall::UringSendmsg, Target), (SendCall::UringSend, Other), (SendCall::UringSend, Target)]
+                .into_iter()
+                .chain([(SendCall::UringSendmsg, Plain)])
+                .flat_map(|(call, role)| [send(call, Some(role)), Receive(ReceiveCall::UringRecvmsg, 1)])
+                .collect()
+        }
+    }
+}
+
+fn unconnected_sends(call: SendCall) -> Vec<Step> {
+    [Target, Plain, Other, Target, Target]
+        .into_iter()
+        .flat_map(|role| [send(call, Some(role)), Receive(ReceiveCall::Recvfrom, 1)])
+        .collect()
+}
+
+/// One call, whose answers come in any order.
+fn send_many(roles: [Role; 3]) -> Vec<Step> {
+    vec![Step::Send(SendCall::Sendmmsg, roles.map(Some).into()), Receive(ReceiveCall::Recvmmsg, 3)]
+}
+
+fn unconnected_receives(call: ReceiveCall) -> Vec<Step> {
+    let say = |role| send(SendCall::Sendto, Some(role));
+    vec![
+        say(Target),
+        Receive(call, 1),
+        say(Plain),
+        Receive(call, 1),
+        Stranger,
+        Receive(call, 1),
+        say(Target),
+        say(Other),
+        Stranger,
+        Receive(call, 3),
+        Receive(call, 1),
+    ]
+}

@@ -1,0 +1,260 @@
+//! Where the tests happen: pods, hosts that are no Service's, and an agent on manifest files.
+
+use std::cell::Cell;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
+use cproxy_tests::process::{self, Agent, RunningAgent, cproxy, eventually};
+use cproxy_tests::sandbox::{Placement, Sandbox};
+use serde_json::{Value, json};
+
+use crate::socket::Socket;
+
+/// How long the table may take to follow the manifests.
+pub(crate) const SYNC: Duration = Duration::from_secs(10);
+
+/// The node this agent is on.
+const NODE: &str = "node-a";
+/// A node where it is not.
+pub(crate) const OTHER_NODE: &str = "node-b";
+
+/// The ClusterIP of the Service that is written last.
+const MARKER: &str = "10.96.255.255";
+
+/// The port of every Service.
+pub(crate) const PORT: u16 = 80;
+/// The port of every pod.
+pub(crate) const POD_PORT: u16 = 8080;
+
+/// How an application writes down an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Form {
+    V4,
+    V6,
+    /// IPv4, in the form of IPv6, on a socket of AF_INET6.
+    Mapped,
+    /// IPv4, in the form of IPv4, on a socket of AF_INET6.
+    V4OnV6,
+}
+
+impl Form {
+    pub(crate) const ALL: [Self; 4] = [Self::V4, Self::V6, Self::Mapped, Self::V4OnV6];
+
+    /// The family of its sockets.
+    pub(crate) fn family(self) -> libc::c_int {
+        if self == Self::V4 { libc::AF_INET } else { libc::AF_INET6 }
+    }
+
+    /// The address of `host` and `port` as the application writes it.
+    pub(crate) fn address(self, host: Host, port: u16) -> SocketAddr {
+        let ip = match self {
+            Self::V4 | Self::V4OnV6 => host.v4.into(),
+            Self::V6 => host.v6.into(),
+            Self::Mapped => host.v4.to_ipv6_mapped().into(),
+        };
+        SocketAddr::new(ip, port)
+    }
+
+    /// The address as calls give it back.
+    pub(crate) fn shown(self, host: Host, port: u16) -> SocketAddr {
+        let form = if self == Self::V4OnV6 { Self::Mapped } else { self };
+        form.address(host, port)
+    }
+
+    /// A new UDP socket.
+    pub(crate) fn udp(self) -> Socket {
+        self.socket(libc::SOCK_DGRAM)
+    }
+
+    /// A new TCP socket.
+    pub(crate) fn tcp(self) -> Socket {
+        self.socket(libc::SOCK_STREAM)
+    }
+
+    fn socket(self, kind: libc::c_int) -> Socket {
+        let socket = Socket::new(self.family(), kind).unwrap();
+        socket.set_timeout(patience()).unwrap();
+        socket
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "v4",
+            Self::V6 => "v6",
+            Self::Mapped => "v4-mapped",
+            Self::V4OnV6 => "v4 on AF_INET6",
+        })
+    }
+}
+
+/// A host, or a VIP, with an address of each family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub(crate) v4: Ipv4Addr,
+    pub(crate) v6: Ipv6Addr,
+}
+
+impl Host {
+    pub(crate) const fn new(v4: [u8; 4], v6: [u16; 8]) -> Self {
+        let [a, b, c, d, e, f, g, h] = v6;
+        Self { v4: Ipv4Addr::from_octets(v4), v6: Ipv6Addr::new(a, b, c, d, e, f, g, h) }
+    }
+
+    /// Both addresses.
+    pub(crate) fn addresses(self) -> [IpAddr; 2] {
+        [self.v4.into(), self.v6.into()]
+    }
+
+    /// Whether `address` is one of them, in whatever form.
+    pub(crate) fn is_at(self, address: IpAddr) -> bool {
+        self.addresses().contains(&address.to_canonical())
+    }
+}
+
+/// A pod's addresses.
+pub(crate) const fn pod(number: u8) -> Host {
+    Host::new([10, 244, 0, number], [0xfd00, 0x10, 0x244, 0, 0, 0, 0, number as u16])
+}
+
+/// A Service's ClusterIPs.
+pub(crate) const fn vip(number: u8) -> Host {
+    Host::new([10, 96, 0, number], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number as u16])
+}
+
+/// A host that no Service knows.
+pub(crate) const fn host(number: u8) -> Host {
+    Host::new([192, 0, 2, number], [0x2001, 0xdb8, 0, 0, 0, 0, 0, number as u16])
+}
+
+/// Says which case a test has failed in.
+pub(crate) struct Case(String);
+
+impl Case {
+    pub(crate) fn new(name: impl fmt::Display) -> Self {
+        Self(name.to_string())
+    }
+}
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("this was the case {}", self.0);
+        }
+    }
+}
+
+/// How long to wait for an answer. Shorter once several have not come: the test has failed, and should end.
+pub(crate) fn patience() -> Duration {
+    if lost_answers() < 3 { Duration::from_secs(10) } else { Duration::from_millis(500) }
+}
+
+/// How many answers have not come in this test.
+pub(crate) fn lost_answers() -> u64 {
+    LOST_ANSWERS.load(Ordering::Relaxed)
+}
+
+/// An answer has not come.
+pub(crate) fn answer_lost() {
+    LOST_ANSWERS.fetch_add(1, Ordering::Relaxed);
+}
+
+static LOST_ANSWERS: AtomicU64 = AtomicU64::new(0);
+
+/// A Service `name` with VIP `number`, and port 80 of both protocols.
+pub(crate) fn service(name: &str, number: u8) -> Service {
+    let service = Service::new(name).cluster_ips(vip(number).addresses());
+    service.tcp("tcp", PORT, POD_PORT).udp("udp", PORT, POD_PORT)
+}
+
+/// The slices of a Service: `endpoint` makes an endpoint of each pod's address.
+pub(crate) fn slices(
+    service: &str,
+    pods: &[u8],
+    endpoint: impl Fn(u8, IpAddr) -> Endpoint,
+) -> impl Iterator<Item = Value> {
+    let fill = |slice: Slice, family: usize| {
+        let endpoints = pods.iter().map(|&number| endpoint(number, pod(number).addresses()[family]));
+        let slice = slice.tcp("tcp", POD_PORT).udp("udp", POD_PORT);
+        Value::from(endpoints.fold(slice, Slice::endpoint))
+    };
+    [fill(Slice::v4(service), 0), fill(Slice::v6(service), 1)].into_iter()
+}
+
+/// A Service and its slices, whose endpoints are ready.
+pub(crate) fn ready(name: &str, number: u8, pods: &[u8]) -> Vec<Value> {
+    let service = Value::from(service(name, number));
+    std::iter::once(service).chain(slices(name, pods, |_, address| Endpoint::ready(address))).collect()
+}
+
+/// A sandbox, and later the agent.
+pub(crate) struct World {
+    // Ends first.
+    agent: Option<RunningAgent>,
+    /// Counts what has been written to the manifest.
+    generation: Cell<u16>,
+    pub(crate) sandbox: Sandbox,
+}
+
+impl World {
+    /// A sandbox with addresses for these hosts, and nothing attached.
+    pub(crate) fn new(hosts: impl IntoIterator<Item = Host>) -> Self {
+        LOST_ANSWERS.store(0, Ordering::Relaxed);
+        let sandbox = Sandbox::new("cproxy-test");
+        sandbox.add_addresses(hosts.into_iter().flat_map(Host::addresses));
+        Self { agent: None, generation: Cell::new(0), sandbox }
+    }
+
+    /// A sandbox with these pods and host 3, and an agent that has read `objects`.
+    pub(crate) fn start(pods: impl IntoIterator<Item = u8>, objects: impl IntoIterator<Item = Value>) -> Self {
+        let mut world = Self::new(pods.into_iter().map(pod).chain([host(3)]));
+        world.write(objects);
+        world.start_agent();
+        world
+    }
+
+    /// Replaces the manifest. With it comes a Service that tells when the kernel's table has followed.
+    pub(crate) fn write(&self, objects: impl IntoIterator<Item = Value>) {
+        self.generation.set(self.generation.get() + 1);
+        let marker = Service::new("marker").cluster_ips([MARKER]).udp("", self.generation.get(), POD_PORT);
+        manifest::write(&self.sandbox.manifest_dir(), "all.json", objects.into_iter().chain([marker.into()]));
+    }
+
+    /// Replaces the manifest and waits until the kernel has it.
+    pub(crate) fn update(&self, objects: impl IntoIterator<Item = Value>) {
+        self.write(objects);
+        eventually(SYNC, "the table follows the manifest", || {
+            let rows = cproxy(&self.sandbox, &["get", "services", "-o", "json"]).json();
+            let is_marker = |row: &Value| row["address"] == json!(MARKER) && row["port"] == self.generation.get();
+            if rows.as_array().unwrap().iter().any(is_marker) { Ok(()) } else { Err(rows) }
+        });
+    }
+
+    /// Starts an agent and waits until it has written the table.
+    pub(crate) fn start_agent(&mut self) {
+        let mut agent =
+            Agent::new(&self.sandbox).manifests(self.sandbox.manifest_dir()).env("CPROXY_NODE_NAME", NODE).start();
+        agent.wait_ready(SYNC);
+        self.agent = Some(agent);
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill();
+        }
+    }
+
+    /// Runs `ip`.
+    pub(crate) fn ip(&self, arguments: &str) {
+        let mut command = Command::new("ip");
+        command.args(arguments.split(' '));
+        process::run(&self.sandbox, Placement::Unhooked, command, "", SYNC).success();
+    }
+}

@@ -1,0 +1,58 @@
+//! The programs that come as source, built when a test first needs them. Call this before the sandbox is made: it has no
+//! way to the module proxy.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// The static Go program. Go keeps what it has compiled, so that only the first build takes long.
+pub(crate) fn go() -> Command {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        let program = output("go");
+        let mut build = Command::new("go");
+        build.current_dir(source("go")).env("CGO_ENABLED", "0");
+        build.args(["build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o"]).arg(&program);
+        run(build);
+        program
+    });
+    Command::new(&*PROGRAM)
+}
+
+/// The program that resolves names with musl, a libc other than glibc.
+pub(crate) fn musl_resolver() -> Command {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        let program = output("resolve-musl");
+        let mut build = Command::new("musl-gcc");
+        build.args(["-static", "-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source("resolve.c"));
+        run(build);
+        program
+    });
+    Command::new(&*PROGRAM)
+}
+
+/// The client in Java, which is compiled when it starts. Names keep the order that the system gives them.
+pub(crate) fn java() -> Command {
+    let mut java = Command::new("java");
+    java.args(["-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv6Addresses=system"]).arg(source("Client.java"));
+    java
+}
+
+/// The client in JavaScript.
+pub(crate) fn node() -> Command {
+    let mut node = Command::new("node");
+    node.arg(source("client.js"));
+    node
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name)
+}
+
+fn output(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("program-{name}"))
+}
+
+fn run(mut command: Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    assert!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+}

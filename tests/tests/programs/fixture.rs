@@ -1,0 +1,236 @@
+//! A cluster in a sandbox: pods with servers, Services with a ClusterIP of each family, an agent that follows manifests,
+//! and programs that are run against it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::time::Duration;
+
+use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
+use cproxy_tests::process::{self, Agent, Daemon, Output, RunningAgent, cproxy, eventually};
+use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::{Server, echo, http, nonce};
+use serde_json::Value;
+
+/// How long anything may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The pods of most tests.
+pub(crate) const PODS: [u8; 3] = [1, 2, 3];
+
+/// The Service that all of [`PODS`] are behind.
+pub(crate) const WEB: u8 = 10;
+/// A Service without endpoints.
+pub(crate) const DOWN: u8 = 20;
+/// Services with endpoints of one family alone, IPv4 and IPv6, although they have two ClusterIPs: the other one refuses.
+pub(crate) const HALVES: [u8; 2] = [30, 31];
+/// A nameserver: pods 1 and 2.
+pub(crate) const DNS: u8 = 53;
+/// Another nameserver: pod 3.
+pub(crate) const OTHER_DNS: u8 = 54;
+
+/// The ports that every Service has. See [`Cluster::start`] for the first three; tests start the other servers.
+pub(crate) const HTTP: u16 = 80;
+pub(crate) const GREETING: u16 = 81;
+pub(crate) const QUESTION: u16 = 82;
+pub(crate) const NAMES: u16 = 53;
+pub(crate) const REDIS: u16 = 6379;
+pub(crate) const HTTP3: u16 = 443;
+
+/// A pod has its ports so much higher than its Service.
+pub(crate) const OFFSET: u16 = 8_000;
+
+const PORTS: [(&str, &str, u16); 7] = [
+    ("http", "TCP", HTTP),
+    ("greeting", "TCP", GREETING),
+    ("question", "UDP", QUESTION),
+    ("dns", "UDP", NAMES),
+    ("dns-tcp", "TCP", NAMES),
+    ("redis", "TCP", REDIS),
+    ("http3", "UDP", HTTP3),
+];
+
+/// Tells whoever watches the tests, also when they pass, after which the harness hides what they print.
+pub(crate) fn say(what: &str) {
+    io::stderr().write_all(format!("\n{what}\n").as_bytes()).unwrap();
+}
+
+/// A Service's address of each family.
+pub(crate) fn vips(service: u8) -> [IpAddr; 2] {
+    [format!("10.96.0.{service}"), format!("fd00:10:96::{service}")].map(|address| address.parse().unwrap())
+}
+
+/// A Service's addresses in the three forms that applications use: IPv4, IPv6 and IPv4-mapped.
+pub(crate) fn forms(service: u8, port: u16) -> [SocketAddr; 3] {
+    let [v4, v6] = vips(service);
+    let IpAddr::V4(plain) = v4 else { panic!("{v4} is not IPv4") };
+    [v4, v6, plain.to_ipv6_mapped().into()].map(|address| SocketAddr::new(address, port))
+}
+
+/// A pod's address of each family.
+pub(crate) fn pod_addresses(pod: u8) -> [IpAddr; 2] {
+    [format!("10.244.0.{pod}"), format!("fd00:10:244::{pod}")].map(|address| address.parse().unwrap())
+}
+
+/// How a pod's servers call themselves.
+pub(crate) fn pod_name(pod: u8) -> String {
+    format!("pod-{pod}")
+}
+
+/// The pod that calls itself so.
+pub(crate) fn pod_number(name: &str) -> u8 {
+    name.strip_prefix("pod-").and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name:?} is no pod"))
+}
+
+/// A Service with all ports and two ClusterIPs.
+pub(crate) fn service(service: u8) -> Value {
+    let ports = PORTS.iter().fold(Service::new(&service_name(service)), |object, (name, protocol, port)| {
+        object.port(name, protocol, *port, port + OFFSET)
+    });
+    ports.cluster_ips(vips(service)).into()
+}
+
+/// The Service's slice of a family: 0 is IPv4, 1 is IPv6. `endpoint` gives a pod's endpoint at an address its conditions.
+pub(crate) fn slice(service: u8, family: usize, pods: &[u8], endpoint: impl Fn(u8, IpAddr) -> Endpoint) -> Value {
+    let object = [Slice::v4, Slice::v6][family](&service_name(service));
+    let object = PORTS.iter().fold(object, |object, (name, protocol, port)| object.port(name, protocol, port + OFFSET));
+    pods.iter().fold(object, |object, &pod| object.endpoint(endpoint(pod, pod_addresses(pod)[family]))).into()
+}
+
+fn service_name(service: u8) -> String {
+    format!("service-{service}")
+}
+
+/// The cluster. Ends when dropped, the agent first.
+pub(crate) struct Cluster {
+    pub(crate) agent: RunningAgent,
+    _servers: Vec<Server>,
+    pub(crate) sandbox: Sandbox,
+}
+
+impl Cluster {
+    /// With [`PODS`] and the Services above.
+    pub(crate) fn start() -> Self {
+        Self::with(&PODS, |sandbox| {
+            for (service, pods) in [(WEB, PODS.as_slice()), (DOWN, &[]), (DNS, &[1, 2]), (OTHER_DNS, &[3])] {
+                put(sandbox, service, pods, pods);
+            }
+            put(sandbox, HALVES[0], &PODS, &[]);
+            put(sandbox, HALVES[1], &[], &PODS);
+        })
+    }
+
+    /// With other pods and Services, which `manifests` writes. Each pod has an HTTP server, one that greets, and one that
+    /// repeats questions, all in both families.
+    pub(crate) fn with(pods: &[u8], manifests: impl FnOnce(&Sandbox)) -> Self {
+        let sandbox = Sandbox::new("cproxy-test");
+        sandbox.add_addresses(pods.iter().flat_map(|&pod| pod_addresses(pod)));
+        let mut servers = Vec::new();
+        for (pod, address) in pods.iter().flat_map(|&pod| pod_addresses(pod).map(|address| (pod, address))) {
+            let (at, name) = (|port| SocketAddr::new(address, port + OFFSET), pod_name(pod));
+            servers.push(http::serve(&sandbox, at(HTTP), &name));
+            servers.push(echo::tcp(&sandbox, at(GREETING), &name));
+            servers.push(nonce::udp(&sandbox, at(QUESTION), &name));
+        }
+        manifests(&sandbox);
+        Self { agent: start_agent(&sandbox), _servers: servers, sandbox }
+    }
+
+    /// Replaces the pods behind a Service, and waits until the kernel has them.
+    pub(crate) fn set(&self, service: u8, pods: &[u8]) {
+        put(&self.sandbox, service, pods, pods);
+        self.wait_for(&[(service, pods.to_vec())]);
+    }
+
+    /// Waits until the kernel has these pods behind each of these Services, in both families.
+    pub(crate) fn wait_for(&self, services: &[(u8, Vec<u8>)]) {
+        let wanted: BTreeSet<_> = services
+            .iter()
+            .flat_map(|(service, pods)| (0..2).map(move |family| (vips(*service)[family], family, pods)))
+            .flat_map(|(vip, family, pods)| pods.iter().map(move |pod| (vip, pod_addresses(*pod)[family])))
+            .collect();
+        let of_interest: BTreeSet<_> = services.iter().flat_map(|(service, _)| vips(*service)).collect();
+        eventually(PATIENCE, "the table follows", || {
+            let now: BTreeSet<_> =
+                table(&self.sandbox, HTTP).into_iter().filter(|(vip, _)| of_interest.contains(vip)).collect();
+            if now == wanted { Ok(()) } else { Err(format!("{now:?} instead of {wanted:?}")) }
+        });
+    }
+
+    /// SIGKILL, and another agent.
+    pub(crate) fn restart_agent(&mut self) {
+        self.agent.kill();
+        self.agent = start_agent(&self.sandbox);
+    }
+
+    /// Runs a program where the agent's programs see it.
+    pub(crate) fn run(&self, program: Command) -> Output {
+        self.run_with_input(program, "")
+    }
+
+    /// Like [`Self::run`], with something to read on stdin.
+    pub(crate) fn run_with_input(&self, program: Command, input: &str) -> Output {
+        process::run(&self.sandbox, Placement::Hooked, program, input, PATIENCE)
+    }
+
+    /// The program, with a resolv.conf of its own.
+    pub(crate) fn with_resolv_conf(&self, content: &str, program: &Command) -> Command {
+        let directory = self.sandbox.dir().join("etc");
+        fs::create_dir_all(&directory).unwrap();
+        let files = [("resolv.conf", content), ("hosts", ""), ("nsswitch.conf", "hosts: files dns\n")];
+        let mut mounts = String::new();
+        for (name, content) in files {
+            let file = manifest::write_text(&directory, name, content);
+            mounts.push_str(&format!("mount --bind {} /etc/{name}; ", file.display()));
+        }
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-euc", &format!("{mounts} exec \"$@\""), "sh"]);
+        command.arg(program.get_program()).args(program.get_args());
+        command
+    }
+
+    /// A dnsmasq in each pod. Names are `web.test`, `half-v4.test` and `half-v6.test` for the Services with both ClusterIPs,
+    /// and `who.test`, which is 192.0.2.N and the text "pod-N" where pod N answers.
+    pub(crate) fn serve_names(&self) -> [Daemon; 3] {
+        PODS.map(|pod| {
+            let mut dnsmasq = Command::new("dnsmasq");
+            dnsmasq.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--pid-file="]);
+            dnsmasq.args(["--log-facility=-", "--bind-interfaces", "--local=/test/"]);
+            dnsmasq.arg(format!("--port={}", NAMES + OFFSET));
+            dnsmasq.args(pod_addresses(pod).map(|address| format!("--listen-address={address}")));
+            for (name, service) in [("web", WEB), ("half-v4", HALVES[0]), ("half-v6", HALVES[1])] {
+                let [v4, v6] = vips(service);
+                dnsmasq.arg(format!("--host-record={name}.test,{v4},{v6}"));
+            }
+            dnsmasq.arg(format!("--host-record=who.test,192.0.2.{pod}"));
+            dnsmasq.arg(format!("--txt-record=who.test,{}", pod_name(pod)));
+            let mut daemon = Daemon::spawn(&self.sandbox, "dnsmasq", Placement::Unhooked, dnsmasq);
+            daemon.wait_log("started", PATIENCE);
+            daemon
+        })
+    }
+}
+
+fn start_agent(sandbox: &Sandbox) -> RunningAgent {
+    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(PATIENCE);
+    agent
+}
+
+/// Writes a Service's manifest, with ready endpoints.
+fn put(sandbox: &Sandbox, number: u8, v4: &[u8], v6: &[u8]) {
+    let slice = |family, pods| slice(number, family, pods, |_, address| Endpoint::ready(address));
+    let name = format!("{}.json", service_name(number));
+    manifest::write(&sandbox.manifest_dir(), &name, [service(number), slice(0, v4), slice(1, v6)]);
+}
+
+/// Frontends at `port` and their backends, as the kernel has them.
+fn table(sandbox: &Sandbox, port: u16) -> Vec<(IpAddr, IpAddr)> {
+    let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
+    let address = |value: &Value| value["address"].as_str().unwrap().parse().unwrap();
+    let rows = rows.as_array().unwrap().iter().filter(|row| row["port"] == port);
+    rows.flat_map(|row| row["backends"].as_array().unwrap().iter().map(move |backend| (address(row), address(backend))))
+        .collect()
+}

@@ -1,0 +1,47 @@
+//! Sockets that the kernel itself opens for a program: a network file system's, or those behind an MPTCP socket.
+
+use std::fs;
+use std::net::SocketAddr;
+
+use crate::build;
+use crate::fixture::{Cluster, DOWN, GREETING, OFFSET, PODS, WEB, pod_addresses, pod_number, say, vips};
+
+/// File systems whose clients are inside the kernel.
+const FILE_SYSTEMS: [&str; 5] = ["nfs4", "cifs", "9p", "ceph", "afs"];
+
+/// Says which of them this kernel could be tried with. None could, where this was written; MPTCP stands in for them.
+#[test]
+fn network_file_systems() {
+    let known = fs::read_to_string("/proc/filesystems").unwrap();
+    let report = FILE_SYSTEMS.map(|name| {
+        let is_known = known.lines().any(|line| line.split_whitespace().last() == Some(name));
+        let verdict =
+            if is_known { "in this kernel, but nobody has written a test for it" } else { "not in this kernel" };
+        format!("{name}: {verdict}")
+    });
+    say(&report.join("\n"));
+}
+
+/// The socket that connects is the kernel's own, and so is what is remembered of it: asked for its peer, the application's
+/// socket names the pod.
+#[test]
+fn mptcp() {
+    build::go();
+    let cluster = Cluster::start();
+    for vip in vips(WEB) {
+        let vip = SocketAddr::new(vip, GREETING);
+        let mut go = build::go();
+        go.args(["client", &format!("mptcp={vip}")]);
+        let output = cluster.run(go).success();
+        let fields: Vec<_> = output.stdout.trim().split('\t').collect();
+        let pod = pod_number(fields[1]);
+        assert!(PODS.contains(&pod), "{output:?}");
+        let family = usize::from(vip.is_ipv6());
+        assert_eq!(fields[2], SocketAddr::new(pod_addresses(pod)[family], GREETING + OFFSET).to_string());
+    }
+    for vip in vips(DOWN) {
+        let mut go = build::go();
+        go.args(["client", &format!("mptcp={}", SocketAddr::new(vip, GREETING))]);
+        assert!(cluster.run(go).success().stdout.contains("\trefused\t"));
+    }
+}

@@ -1,0 +1,209 @@
+//! What the agent tells the programs besides the table: who is left alone, how choices are made, what is local; and what
+//! the programs count.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::unix::{fs::MetadataExt, net::UnixStream},
+    process::Command,
+    time::Duration,
+};
+
+use cproxy::{
+    bpf::{PinDir, Table, excluded_cgroup},
+    model::Filter,
+};
+use cproxy_tests::{
+    Server, echo,
+    manifest::{self, Endpoint, Service, Slice},
+    process::{self, Agent, RunningAgent, cproxy},
+    sandbox::{Placement, Sandbox},
+};
+use serde_json::{Value, json};
+
+const VIP: &str = "10.96.0.10";
+const POD: &str = "10.244.0.1";
+const SYNC: Duration = Duration::from_secs(10);
+
+fn at(address: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(address.parse().unwrap(), port)
+}
+
+/// One pod behind the VIP, and a server on the VIP itself, which only connections that are left alone reach.
+fn start(flags: &[&str]) -> (RunningAgent, [Server; 2], Sandbox) {
+    let sandbox = Sandbox::new("cproxy-test");
+    sandbox.add_addresses([POD, VIP]);
+    let servers = [echo::tcp(&sandbox, at(POD, 8080), "pod"), echo::tcp(&sandbox, at(VIP, 80), "the VIP itself")];
+    let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
+    let slice = Slice::v4("web").tcp("http", 8080).ready([POD]);
+    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
+    for flag in flags {
+        agent = agent.arg(flag);
+    }
+    let mut agent = agent.start();
+    agent.wait_ready(SYNC);
+    (agent, servers, sandbox)
+}
+
+fn ask(address: SocketAddr) -> String {
+    echo::ask_tcp(address).unwrap().name
+}
+
+fn counters(sandbox: &Sandbox) -> Value {
+    cproxy(sandbox, &["get", "counters", "-o", "json"]).json()
+}
+
+#[test]
+fn ports_and_users_are_left_alone() {
+    for flags in [["--exclude-port", "81", "80", "--exclude-uid", "4711"].as_slice(), &["--exclude-uid", "4711,0"]] {
+        let (_agent, _servers, _sandbox) = start(flags);
+        assert_eq!(ask(at(VIP, 80)), "the VIP itself", "{flags:?}");
+    }
+    let (mut agent, _servers, sandbox) = start(&["--exclude-uid", "4711", "--exclude-port", "81"]);
+    assert_eq!(ask(at(VIP, 80)), "pod");
+    // Another agent, another list, and the hooks have been there all the time.
+    agent.stop();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_EXCLUDE_PORT", "81,80").start();
+    agent.wait_ready(SYNC);
+    assert_eq!(ask(at(VIP, 80)), "the VIP itself");
+    agent.stop();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    assert_eq!(ask(at(VIP, 80)), "pod");
+}
+
+#[test]
+fn cgroups_are_left_alone_with_all_below_them() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let excluded = sandbox.cgroup().join("left-alone");
+    let below = excluded.join("below");
+    std::fs::create_dir_all(&below).unwrap();
+    let cgroup = excluded_cgroup(&excluded).unwrap();
+    assert_eq!(cgroup.id, std::fs::metadata(&excluded).unwrap().ino());
+    assert_eq!(excluded_cgroup(&below).unwrap().level, cgroup.level + 1);
+    sandbox.add_addresses([POD, VIP]);
+    let _servers = [echo::tcp(&sandbox, at(POD, 8080), "pod"), echo::tcp(&sandbox, at(VIP, 80), "the VIP itself")];
+    let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
+    let slice = Slice::v4("web").tcp("http", 8080).ready([POD]);
+    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
+    let mut agent =
+        Agent::new(&sandbox).manifests(sandbox.manifest_dir()).arg("--exclude-cgroup").arg(&excluded).start();
+    agent.wait_ready(SYNC);
+    assert_eq!(ask(at(VIP, 80)), "pod");
+    for dir in [&excluded, &below] {
+        let mut script = Command::new("sh");
+        script.args([
+            "-euc",
+            "echo $$ > \"$dir/cgroup.procs\"; exec curl --http0.9 --silent --max-time 1 http://10.96.0.10/",
+        ]);
+        script.env("dir", dir);
+        let output = process::run(&sandbox, Placement::Hooked, script, "", SYNC);
+        assert!(output.stdout.starts_with("the VIP itself"), "{}: {output:?}", dir.display());
+    }
+    agent.stop();
+    for dir in [below, excluded] {
+        std::fs::remove_dir(dir).unwrap();
+    }
+}
+
+#[test]
+fn wrong_exclusions_are_named_before_anything_is_attached() {
+    let sandbox = Sandbox::new("cproxy-test");
+    manifest::write(&sandbox.manifest_dir(), "web.json", []);
+    let manifests = sandbox.manifest_dir().display().to_string();
+    let many = vec!["7"; 9].join(",");
+    for (flag, value, code, needle) in [
+        ("--exclude-cgroup", "/nowhere", 1, "--exclude-cgroup /nowhere: No such file"),
+        ("--exclude-cgroup", "/proc", 1, "--exclude-cgroup /proc: not a cgroup2 directory"),
+        ("--exclude-port", "0", 2, "--exclude-port"),
+        ("--exclude-uid", "4294967295", 2, "--exclude-uid"),
+        ("--exclude-uid", &many, 2, "--exclude-uid: 9 values; at most 8"),
+    ] {
+        let output = cproxy(&sandbox, &["run", "--manifests", &manifests, flag, value]);
+        assert_eq!(output.code, code, "{flag} {value}: {output:?}");
+        assert!(output.stderr.contains(needle), "{flag} {value}: {output:?}");
+        assert!(!sandbox.pin_dir().exists(), "{flag} {value}");
+    }
+}
+
+#[test]
+fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
+    let (mut agent, _servers, sandbox) = start(&[]);
+    let _server = echo::tcp(&sandbox, at(VIP, 81), "the VIP itself");
+    let before = counters(&sandbox);
+    assert_eq!(ask(at(VIP, 80)), "pod");
+    let error = TcpStream::connect(at(VIP, 81)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    agent.kill();
+    let after = counters(&sandbox);
+    for (name, more) in [("forwarded", 1), ("refused", 1), ("dropped", 0), ("state_lost", 0), ("udp_flows_evicted", 0)]
+    {
+        assert_eq!(after[name].as_u64().unwrap() - before[name].as_u64().unwrap(), more, "{name}: {after}");
+    }
+    assert_eq!(after["udp_flows_max"], 4096);
+    let text = cproxy(&sandbox, &["get", "counters"]).success().stdout;
+    assert!(text.lines().any(|line| line.starts_with("forwarded ")), "{text}");
+    // Gone with its Service.
+    manifest::write(&sandbox.manifest_dir(), "web.json", []);
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    assert_eq!(ask(at(VIP, 81)), "the VIP itself");
+    let table = Table::open(&PinDir::new(&sandbox.pin_dir())).unwrap().read().unwrap();
+    assert_eq!((table.frontends.len(), table.addresses.len(), table.filter), (0, 0, Filter::default()));
+}
+
+#[test]
+fn affinity_policy_and_what_serves_are_read_back_from_the_kernel() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let sticky = Service::new("sticky").cluster_ips([VIP]).tcp("http", 80, 8080).client_ip_affinity(60);
+    let local = Service::new("local").cluster_ips(["10.96.0.11"]).tcp("http", 80, 8080);
+    let local = local.spec("internalTrafficPolicy", json!("Local"));
+    let hosts = |range: std::ops::Range<u16>| range.map(|host| format!("10.244.{}.{}", host / 250, host % 250 + 1));
+    let slice = hosts(0..300).fold(Slice::v4("sticky").tcp("http", 8080), Slice::endpoint_of);
+    let slice = hosts(300..340).fold(slice, |slice, host| slice.endpoint(Endpoint::terminating(host, true)));
+    let remote = Slice::v4("local").tcp("http", 8080).endpoint(Endpoint::ready(POD).node("there"));
+    manifest::write(&sandbox.manifest_dir(), "all.json", [sticky.into(), local.into(), slice.into(), remote.into()]);
+    let manifests = sandbox.manifest_dir().display().to_string();
+    let resolved = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &manifests, "--node-name", "here"]);
+    let resolved = resolved.json();
+    let mut agent = Agent::new(&sandbox).manifests(&manifests).arg("--node-name").arg("here").start();
+    agent.wait_ready(SYNC);
+    let get = || cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+    assert_eq!(get(), resolved);
+    agent.kill();
+    let rows = get();
+    assert_eq!((&rows[0]["session_affinity_seconds"], &rows[0]["action"]), (&json!(60), &json!("forward")));
+    assert_eq!(rows[0]["backends"], resolved[0]["backends"]);
+    assert_eq!((&rows[1]["session_affinity_seconds"], &rows[1]["action"]), (&json!(null), &json!("drop")));
+    let table = Table::open(&PinDir::new(&sandbox.pin_dir())).unwrap().read().unwrap();
+    let runs: Vec<_> =
+        table.sets.values().map(|set| (set.members.eligible().len(), set.members.serving().len())).collect();
+    assert!(runs.contains(&(300, 40)) && runs.contains(&(0, 1)), "{runs:?}");
+}
+
+#[test]
+fn choices_are_reseeded_on_request() {
+    let (_agent, _servers, sandbox) = start(&[]);
+    let ask = |request: &str| {
+        let mut stream = UnixStream::connect(sandbox.run_dir().join("cproxy.sock")).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert_eq!(ask("reseed\n"), "ok\n");
+    assert!(ask("what\n").starts_with("error: the requests are"));
+}
+
+trait EndpointOf {
+    fn endpoint_of(self, host: String) -> Self;
+}
+
+impl EndpointOf for Slice {
+    fn endpoint_of(self, host: String) -> Self {
+        self.endpoint(Endpoint::ready(host))
+    }
+}
