@@ -5,10 +5,14 @@
 
 use std::{
     collections::HashMap,
-    env, fs,
+    env,
+    fmt::Display,
+    fs,
     path::{Path, PathBuf},
     process::{Command, exit},
 };
+
+use object::build::elf::{Builder, SectionData};
 
 const PROGRAMS: &str = "cproxy-programs";
 const TARGET: &str = "bpfel-unknown-none";
@@ -32,8 +36,29 @@ fn run() -> Result<(), String> {
     let target_dir = workspace.join("target/ebpf");
     toolchain.build(workspace, &target_dir)?;
     let built = target_dir.join(TARGET).join("release").join(PROGRAMS);
-    fs::copy(&built, out_dir.join(PROGRAMS)).map_err(|error| format!("{}: {error}", built.display()))?;
-    Ok(())
+    let failed = |error: &dyn Display| format!("{}: {error}", built.display());
+    let programs = fs::read(&built).map_err(|error| failed(&error))?;
+    let programs = without_debug_sections(&programs).map_err(|error| failed(&error))?;
+    fs::write(out_dir.join(PROGRAMS), programs).map_err(|error| failed(&error))
+}
+
+/// The linker makes BTF from the compiler's debug information, which then is three quarters of the file and of no more
+/// use.
+fn without_debug_sections(programs: &[u8]) -> object::build::Result<Vec<u8>> {
+    let mut builder = Builder::read(programs)?;
+    for section in &mut builder.sections {
+        let name = String::from_utf8_lossy(&section.name).into_owned();
+        section.delete = name.starts_with(".debug") || name.starts_with(".rel.debug");
+    }
+    builder.delete_orphans();
+    // LLVM keeps the names of sections among those of symbols; the writer wants a table for each.
+    let names = builder.sections.add();
+    names.name = b".shstrtab"[..].into();
+    names.sh_type = object::elf::SHT_STRTAB;
+    names.data = SectionData::SectionString;
+    let mut slim = Vec::new();
+    builder.write(&mut slim)?;
+    Ok(slim)
 }
 
 /// What `cargo xtask setup` found.
