@@ -202,6 +202,8 @@ pub fn clear_run_dir(dir: &Path) -> Result<(), AgentError> {
 /// # Errors
 /// As [`bpf::install`].
 pub fn install_here(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
+    // Where that may not be, everything works, and the maps' memory counts as the agent's.
+    bpf::leave_memory_cgroup().ok();
     let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe())?;
     let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
     Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))
