@@ -10,9 +10,9 @@ use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
 use crate::{
     flows,
     maps::count,
-    peer::{self, Relation, is_untranslated},
+    peer::{self, is_translated, is_untranslated},
     sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, protocol, rewrite},
-    table::{Service, backend, look_up},
+    table::{Service, backend, look_up, may_be_service},
 };
 
 #[cgroup_sock_addr(connect4)]
@@ -29,6 +29,9 @@ fn cproxy_connect6(ctx: SockAddrContext) -> i32 {
 fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(protocol) = protocol(ctx) else { return ALLOW };
     let destination = endpoint::<F>(ctx);
+    if !may_be_service(&destination) {
+        return to_other(ctx, &destination, protocol);
+    }
     let service = look_up(&destination, protocol);
     if service.is_none() {
         return to_other(ctx, &destination, protocol);
@@ -88,6 +91,10 @@ fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, se
         Some(state) => {
             if protocol == PROTOCOL_UDP {
                 keep(ctx, &state.peer);
+                // The kernel takes only what comes from the new peer: what the socket sends to the VIP goes there.
+                if let Some(flows) = flows::state(ctx) {
+                    flows::retire_to(flows, vip);
+                }
             }
             peer::set_translated(&mut state.peer, vip, &backend.address, backend.port, slot);
         }
@@ -101,9 +108,9 @@ fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, se
 /// if this connect fails and the socket stays as it is.
 #[inline(always)]
 fn keep(ctx: &SockAddrContext, peer: &Translation) {
-    if Relation::of(peer, &Endpoint::new(&peer.vip, peer.vip_port)).is_vip()
+    if is_translated(peer)
         && let Some(flows) = flows::state_or_new(ctx)
     {
-        flows::remember(ctx, flows, peer);
+        flows::remember_past(flows, peer);
     }
 }

@@ -2,16 +2,15 @@
 
 use aya_ebpf::{helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
 use cproxy_ebpf::{
-    Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, FlowKey, FlowValue, Translation,
-    UDP_HAS_OVERFLOWED, UdpState, flow_digest,
+    Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, Flow, FlowKey, FlowValue, SetId,
+    Translation, UDP_HAS_OVERFLOWED, UdpState, flow_digest,
 };
 
 use crate::{
     maps::{UDP_FLOWS, UDP_SOCKETS, count},
-    peer,
     sock_addr::Endpoint,
-    subprogram::{digest, opaque, set},
-    table::{Service, cproxy_has},
+    subprogram::{copy, digest, opaque},
+    table::{NOWHERE, SET_NONE, Service, cproxy_has},
 };
 
 /// Not an index of a flow.
@@ -32,25 +31,30 @@ pub(crate) fn state_or_new(ctx: &SockAddrContext) -> Option<&mut UdpState> {
     unsafe { UDP_SOCKETS.get_or_insert_ptr_mut(ctx, None).as_mut() }
 }
 
-/// The index of the flow to this VIP.
+/// The flow to this VIP.
 #[inline(always)]
-pub(crate) fn to(state: &UdpState, vip: &Endpoint) -> Option<usize> {
-    index_of(state, cproxy_position(&state.vips, flow_digest(digest(vip))), |flow| vip.is(&flow.vip, flow.vip_port))
+pub(crate) fn to<'s>(state: &'s mut UdpState, vip: &Endpoint) -> Option<(usize, &'s mut Flow)> {
+    let index = position(&state.vips, flow_digest(digest(vip)))?;
+    // SAFETY: in range. (A checked access is one that the verifier cannot follow.) A digest finds a flow; only the
+    // addresses say that it is the right one.
+    let flow = unsafe { state.flows.get_unchecked_mut(index) };
+    vip.is(&flow.translation.vip, flow.translation.vip_port).then_some((index, flow))
 }
 
-/// The index of the flow that datagrams of this backend belong to.
+/// The flow that datagrams of this backend belong to.
 #[inline(always)]
-pub(crate) fn from(state: &UdpState, backend: &Endpoint) -> Option<usize> {
-    let wanted = flow_digest(digest(backend));
-    index_of(state, cproxy_position(&state.backends, wanted), |flow| backend.is(&flow.backend, flow.backend_port))
+pub(crate) fn from<'s>(state: &'s UdpState, backend: &Endpoint) -> Option<&'s Translation> {
+    let index = position(&state.backends, flow_digest(digest(backend)))?;
+    // SAFETY: as in `to`.
+    let flow = unsafe { &state.flows.get_unchecked(index).translation };
+    backend.is(&flow.backend, flow.backend_port).then_some(flow)
 }
 
-/// A digest finds a flow; only the addresses say that it is the right one.
+/// The index of a digest. The verifier must see it compared: the compiler knows how large it can be, and would not.
 #[inline(always)]
-fn index_of(state: &UdpState, found: u32, is_meant: impl Fn(&Translation) -> bool) -> Option<usize> {
-    let index = found as usize;
-    // SAFETY: in range. (A checked access is one that the verifier cannot follow.)
-    (index < FLOWS_PER_SOCKET && is_meant(unsafe { state.flows.get_unchecked(index) })).then_some(index)
+fn position(digests: &[u32; FLOWS_PER_SOCKET], digest: u32) -> Option<usize> {
+    let index = opaque(cproxy_position(digests, digest) as u64) as usize;
+    (index < FLOWS_PER_SOCKET).then_some(index)
 }
 
 /// The index of a digest, or [`FLOWS_PER_SOCKET`].
@@ -65,26 +69,32 @@ pub(crate) extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET]
 /// Marks a flow as the one that was used last; what its backend sends is then for its VIP.
 #[inline(always)]
 pub(crate) fn touch(state: &mut UdpState, index: usize) {
-    cproxy_touch(state, index as u32);
+    state.clock = state.clock.wrapping_add(1);
+    // SAFETY: in range, as whoever has the index knows.
+    unsafe {
+        *state.used.get_unchecked_mut(index) = state.clock;
+        if *state.backends.get_unchecked(index) == 0 {
+            cproxy_claim(state, index as u32);
+        }
+    }
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_touch(state: *mut UdpState, index: u32) -> u32 {
+extern "C" fn cproxy_claim(state: *mut UdpState, index: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    // The mask tells the verifier what the caller knows.
-    let index = opaque(index as u64) as usize & (FLOWS_PER_SOCKET - 1);
-    state.clock = state.clock.wrapping_add(1);
+    // What the caller knows, said again for the verifier.
+    let index = opaque(index as u64) as usize;
+    if index >= FLOWS_PER_SOCKET {
+        return 0;
+    }
     // SAFETY: in range.
     unsafe {
-        *state.used.get_unchecked_mut(index) = state.clock;
-        if *state.backends.get_unchecked(index) == 0 {
-            let flow = state.flows.get_unchecked(index);
-            let wanted = flow_digest(digest(&Endpoint::new(&flow.backend, flow.backend_port)));
-            cproxy_shadow(state, wanted);
-            *state.backends.get_unchecked_mut(index) = wanted;
-        }
+        let flow = &state.flows.get_unchecked(index).translation;
+        let wanted = flow_digest(digest(&Endpoint::new(&flow.backend, flow.backend_port)));
+        cproxy_shadow(state, wanted);
+        *state.backends.get_unchecked_mut(index) = wanted;
     }
     0
 }
@@ -94,6 +104,14 @@ extern "C" fn cproxy_touch(state: *mut UdpState, index: u32) -> u32 {
 pub(crate) fn retire(state: &mut UdpState, index: usize) {
     // SAFETY: in range, as whoever has the index knows.
     unsafe { *state.vips.get_unchecked_mut(index) = 0 };
+}
+
+/// Nothing is sent to this VIP by its flow any more.
+#[inline(always)]
+pub(crate) fn retire_to(state: &mut UdpState, vip: &Endpoint) {
+    if let Some(index) = position(&state.vips, flow_digest(digest(vip))) {
+        retire(state, index);
+    }
 }
 
 /// What comes from this address from now on is nobody else's.
@@ -107,8 +125,7 @@ pub(crate) fn shadow(state: &mut UdpState, backend: &Endpoint) {
 extern "C" fn cproxy_shadow(state: *mut UdpState, digest: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    let index = cproxy_position(&state.backends, digest) as usize;
-    if index < FLOWS_PER_SOCKET {
+    if let Some(index) = position(&state.backends, digest) {
         // SAFETY: in range.
         unsafe { *state.backends.get_unchecked_mut(index) = 0 };
     }
@@ -117,33 +134,52 @@ extern "C" fn cproxy_shadow(state: *mut UdpState, digest: u32) -> u32 {
 
 /// Remembers a flow in the socket's storage, or, if all of that is in use, in `UDP_FLOWS`.
 #[inline(always)]
-pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, translation: &Translation) {
-    if cproxy_remember(state, translation) == 0 {
-        overflow(ctx, state, translation);
+pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation, service: &Service) {
+    if cproxy_remember(state, flow, service.set(), service.owner(), 1) == 0 {
+        overflow(ctx, state, flow);
     }
 }
 
-/// 1 if there was room. One place is looked at, the next one the next time: it is taken if it is unused, if its backend
-/// serves no more, or if it has been idle for long.
+/// Remembers whom a socket was connected to, for what is still under way.
+#[inline(always)]
+pub(crate) fn remember_past(state: &mut UdpState, flow: &Translation) {
+    cproxy_remember(state, flow, SET_NONE, 0, 0);
+}
+
+/// A place, and how far the next one is, in 256ths of all.
+const STEP: u32 = 256 / FLOWS_PER_SOCKET as u32 + 1;
+
+/// 1 if there was room. One place is looked at, the next one the next time: it is taken if it is unused, if nothing is
+/// sent by its flow any more, or if that has been idle for long. `sends`: 1 if something is sent by the new one.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_remember(state: *mut UdpState, translation: *const Translation) -> u32 {
+extern "C" fn cproxy_remember(
+    state: *mut UdpState,
+    translation: *const Translation,
+    set: SetId,
+    owner: u32,
+    sends: u32,
+) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
     let (Some(state), Some(translation)) = (unsafe { (state.as_mut(), translation.as_ref()) }) else { return 0 };
-    let index = opaque(state.next as u64) as usize & (FLOWS_PER_SOCKET - 1);
-    state.next = state.next.wrapping_add(1);
+    // No comparison: the verifier would follow both its ways.
+    let index = (opaque((state.next & 0xff) as u64) as usize & 0xff) * FLOWS_PER_SOCKET / 256;
+    state.next = state.next.wrapping_add(STEP);
     // SAFETY: in range.
     unsafe {
         let idle = state.clock.wrapping_sub(*state.used.get_unchecked(index));
         if *state.vips.get_unchecked(index) != 0 && idle < FLOW_IDLE_MAX {
             return 0;
         }
-        set(state.flows.get_unchecked_mut(index), translation);
-        *state.vips.get_unchecked_mut(index) =
-            flow_digest(digest(&Endpoint::new(&translation.vip, translation.vip_port)));
+        let flow = state.flows.get_unchecked_mut(index);
+        copy(&mut flow.translation, translation);
+        (flow.set, flow.owner) = (set, owner);
+        let vip = flow_digest(digest(&Endpoint::new(&translation.vip, translation.vip_port)));
+        *state.vips.get_unchecked_mut(index) = vip * sends;
         *state.backends.get_unchecked_mut(index) = 0;
+        *state.used.get_unchecked_mut(index) = state.clock;
     }
-    cproxy_touch(state, index as u32);
+    cproxy_claim(state, index as u32);
     1
 }
 
@@ -189,47 +225,44 @@ extern "C" fn cproxy_put(key: *const FlowKey, value: *const FlowValue) -> u32 {
     0
 }
 
-/// The flow to this VIP in `UDP_FLOWS`, if its backend still serves. Puts it into `flow`.
+/// The slot of the backend that the socket has for this VIP according to `UDP_FLOWS`, if that still serves.
 #[inline(always)]
 pub(crate) fn overflowed_to(
     ctx: &SockAddrContext,
     state: &mut UdpState,
     vip: &Endpoint,
     service: &Service,
-    flow: &mut Translation,
-) -> bool {
-    state.flags & UDP_HAS_OVERFLOWED != 0 && cproxy_overflow_to(cookie(ctx), vip, flow, service.word(), state) != 0
+) -> Option<u32> {
+    if state.flags & UDP_HAS_OVERFLOWED == 0 {
+        return None;
+    }
+    let slot = cproxy_overflow_to(cookie(ctx), vip, service.word(), state);
+    (slot != NOWHERE).then_some(slot)
 }
 
-/// 1 if there is one.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_overflow_to(
-    socket_cookie: u64,
-    vip: *const Endpoint,
-    flow: *mut Translation,
-    word: u64,
-    state: *mut UdpState,
-) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
-    let (Some(vip), Some(flow)) = (unsafe { (vip.as_ref(), flow.as_mut()) }) else { return 0 };
+extern "C" fn cproxy_overflow_to(socket_cookie: u64, vip: *const Endpoint, word: u64, state: *mut UdpState) -> u32 {
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(vip) = (unsafe { vip.as_ref() }) else { return NOWHERE };
     let (address, port) = (vip.address, vip.port);
     let key = FlowKey { socket_cookie, address, port, direction: FLOW_FROM_VIP, zero: 0 };
-    let Some(found) = UDP_FLOWS.get_ptr(&key) else { return 0 };
+    let Some(found) = UDP_FLOWS.get_ptr(&key) else { return NOWHERE };
     // SAFETY: the helper returned a pointer to a value of that size; an eviction may replace its content, which is then
     // found to be no backend of the Service.
     let found = unsafe { &*found };
-    peer::set_translated(flow, vip, &found.address, found.port, found.slot);
-    if cproxy_has(word, flow) == 0 {
+    let (backend, backend_port, slot) = (found.address, found.port, found.slot);
+    let mut flow = Translation { vip: address, backend, vip_port: port, backend_port, slot };
+    if cproxy_has(word, &raw mut flow) == 0 {
         // The flow's next place may be among the socket's own; if the backend came back, this one would be found.
         let is_removed = UDP_FLOWS.remove(&key).is_ok();
         count(if is_removed { Counter::UdpFlowsRemoved } else { Counter::StateLost });
-        return 0;
+        return NOWHERE;
     }
     // Written anew, it is not evicted while it is in use, and what its backend sends is for this VIP.
-    cproxy_overflow(socket_cookie, flow);
-    cproxy_shadow(state, flow_digest(digest(&Endpoint::new(&flow.backend, flow.backend_port))));
-    1
+    cproxy_overflow(socket_cookie, &flow);
+    cproxy_shadow(state, flow_digest(digest(&Endpoint::new(&backend, backend_port))));
+    flow.slot
 }
 
 /// The VIP for which datagrams of this backend are, according to `UDP_FLOWS`.

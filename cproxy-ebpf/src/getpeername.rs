@@ -4,7 +4,7 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 
 use crate::{
     flows,
-    peer::{self, Relation},
+    peer::{self, leads_to},
     sock_addr::{ALLOW, Family, V4, V6, endpoint, rewrite},
 };
 
@@ -24,12 +24,10 @@ fn cproxy_peer6(ctx: SockAddrContext) -> i32 {
 fn peer_name<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(state) = peer::state(ctx) else { return ALLOW };
     let peer = endpoint::<F>(ctx);
-    if Relation::of(&state.peer, &peer).is_backend() {
+    if leads_to(&state.peer, &peer) {
         return rewrite::<F>(ctx, &state.peer.vip, state.peer.vip_port);
     }
     let Some(state) = flows::state(ctx) else { return ALLOW };
-    let Some(index) = flows::from(state, &peer) else { return ALLOW };
-    // SAFETY: the index is in range.
-    let flow = unsafe { state.flows.get_unchecked(index) };
+    let Some(flow) = flows::from(state, &peer) else { return ALLOW };
     rewrite::<F>(ctx, &flow.vip, flow.vip_port)
 }

@@ -173,8 +173,8 @@ impl SetWord {
 /// Most backends of one of a set's two runs: what [`SetWord`] can count.
 pub const SET_BACKENDS_MAX: usize = u16::MAX as usize;
 
-/// Session affinity of a set. Bits 0..32 name the Service port in `AFFINITY`; bits 32..64 are the timeout in seconds, 0
-/// for a Service without affinity.
+/// Whose a set is, and its session affinity. Bits 0..32 name the Service port, 0 if the set is nobody's; bits 32..64 are the
+/// timeout in seconds, 0 for a Service without affinity.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Affinity(pub u64);
@@ -190,7 +190,7 @@ impl Affinity {
         Self(id as u64 | ((seconds as u64) << 32))
     }
 
-    /// Under which name it is remembered.
+    /// The Service port's name, here and in `AFFINITY`.
     #[inline(always)]
     #[must_use]
     pub const fn id(self) -> u32 {
@@ -288,10 +288,10 @@ pub struct SocketState {
 /// This socket is the agent's own and is never translated.
 pub const SOCKET_UNTRANSLATED: u32 = 1;
 
-/// How many Services one UDP socket remembers by itself.
-pub const FLOWS_PER_SOCKET: usize = 8;
+/// How many Services one UDP socket remembers by itself: as many as fit into the 440 bytes that the kernel allocates anyway.
+pub const FLOWS_PER_SOCKET: usize = 7;
 
-/// Whom an unconnected UDP socket sends to: the value of `UDP_SOCKETS`. 428 bytes. A flow is one index of the four arrays.
+/// Whom an unconnected UDP socket sends to: the value of `UDP_SOCKETS`. 432 bytes. A flow is one index of the four arrays.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpState {
@@ -299,7 +299,7 @@ pub struct UdpState {
     pub clock: u32,
     /// [`UDP_HAS_OVERFLOWED`] or 0.
     pub flags: u32,
-    /// Counts places that were looked at for a new flow, one after the other.
+    /// Where the place is that is looked at for the next new flow, in 256ths of all places; it wraps around.
     pub next: u32,
     /// [`flow_digest`] of each flow's VIP; 0 if nothing is sent that way any more.
     pub vips: [u32; FLOWS_PER_SOCKET],
@@ -309,7 +309,19 @@ pub struct UdpState {
     /// `clock` when each flow was last used.
     pub used: [u32; FLOWS_PER_SOCKET],
     /// The flows themselves.
-    pub flows: [Translation; FLOWS_PER_SOCKET],
+    pub flows: [Flow; FLOWS_PER_SOCKET],
+}
+
+/// One Service that a socket sends to. 48 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// Which, and by which backend.
+    pub translation: Translation,
+    /// The VIP's set, which spares the lookup of the VIP as long as `owner` still has it.
+    pub set: SetId,
+    /// [`Affinity::id`] of the Service port that had the set.
+    pub owner: u32,
 }
 
 /// Some flows of this socket are in `UDP_FLOWS`.
@@ -479,7 +491,7 @@ const _: () = assert!(size_of::<Set>() == 16);
 const _: () = assert!(size_of::<AffinityKey>() == 16);
 const _: () = assert!(size_of::<Translation>() == 40);
 const _: () = assert!(size_of::<SocketState>() == 44);
-const _: () = assert!(size_of::<UdpState>() == 428);
+const _: () = assert!(size_of::<UdpState>() == 432);
 const _: () = assert!(size_of::<FlowKey>() == 32);
 const _: () = assert!(size_of::<FlowValue>() == 24);
 const _: () = assert!(size_of::<Settings>() == 152);
@@ -612,7 +624,7 @@ mod tests {
             [0, 16, 20],
             [0, 16, 32],
             [34, 36, 4],
-            [12, 76, 108],
+            [12, 68, 96],
             [40, 104, 136],
             [65_536, 65_536, 262_144, 65_536, 4_096, 7],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],

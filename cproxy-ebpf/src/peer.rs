@@ -30,51 +30,22 @@ pub(crate) fn is_untranslated(state: &SocketState) -> bool {
     state.flags & SOCKET_UNTRANSLATED != 0
 }
 
-/// What an address is to a translation.
-#[derive(Clone, Copy)]
-pub(crate) struct Relation(u32);
-
-const IS_VIP: u32 = 1;
-const IS_BACKEND: u32 = 2;
-const IS_TRANSLATED: u32 = 4;
-
-impl Relation {
-    /// Of `address` to `translation`.
-    #[inline(always)]
-    pub(crate) fn of(translation: &Translation, address: &Endpoint) -> Self {
-        Self(cproxy_relation(translation, address))
-    }
-
-    /// It is the address that the application used, and another one was put in its place.
-    #[inline(always)]
-    pub(crate) fn is_vip(self) -> bool {
-        self.0 & (IS_VIP | IS_TRANSLATED) == IS_VIP | IS_TRANSLATED
-    }
-
-    /// It is the address that the kernel got.
-    #[inline(always)]
-    pub(crate) fn is_backend(self) -> bool {
-        self.0 & IS_BACKEND != 0
-    }
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn cproxy_relation(translation: *const Translation, address: *const Endpoint) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
-    let (Some(translation), Some(address)) = (unsafe { (translation.as_ref(), address.as_ref()) }) else { return 0 };
-    let Translation { vip, vip_port, backend, backend_port, .. } = translation;
-    let (address, port) = (&address.address, address.port);
-    (is_same(address, port, vip, *vip_port) as u32) * IS_VIP
-        + (is_same(address, port, backend, *backend_port) as u32) * IS_BACKEND
-        + (!is_same(vip, *vip_port, backend, *backend_port) as u32) * IS_TRANSLATED
-}
-
-/// The address itself.
+/// Whether this is the address that the kernel got.
 #[inline(always)]
-pub(crate) fn untranslated(address: &Endpoint) -> Translation {
-    let (vip_port, backend_port) = (address.port, address.port);
-    Translation { vip: address.address, backend: address.address, vip_port, backend_port, slot: 0 }
+pub(crate) fn leads_to(translation: &Translation, backend: &Endpoint) -> bool {
+    backend.is(&translation.backend, translation.backend_port)
+}
+
+/// Whether this is the address that the application used.
+#[inline(always)]
+pub(crate) fn is_for(translation: &Translation, vip: &Endpoint) -> bool {
+    vip.is(&translation.vip, translation.vip_port)
+}
+
+/// Whether the kernel got another address than the application used.
+#[inline(always)]
+pub(crate) fn is_translated(translation: &Translation) -> bool {
+    !is_same(&translation.vip, translation.vip_port, &translation.backend, translation.backend_port)
 }
 
 /// What a connect to no Service leaves in a socket that has state.
@@ -91,4 +62,16 @@ pub(crate) fn set_translated(peer: &mut Translation, vip: &Endpoint, backend: &[
         peer.backend[word] = backend[word];
     }
     (peer.vip_port, peer.backend_port, peer.slot) = (vip.port, port, slot);
+}
+
+/// The application has sent to this address itself: if it is the backend, it is not the VIP any more.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn cproxy_sent_directly(peer: *mut Translation, destination: *const Endpoint) -> u32 {
+    // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
+    let (Some(peer), Some(destination)) = (unsafe { (peer.as_mut(), destination.as_ref()) }) else { return 0 };
+    if leads_to(peer, destination) {
+        set_untranslated(peer, destination);
+    }
+    0
 }

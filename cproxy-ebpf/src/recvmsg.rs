@@ -5,7 +5,7 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 
 use crate::{
     flows,
-    peer::{self, Relation},
+    peer::{self, leads_to},
     sock_addr::{ALLOW, Family, V4, V6, endpoint, rewrite},
 };
 
@@ -23,14 +23,12 @@ fn cproxy_recv6(ctx: SockAddrContext) -> i32 {
 fn receive<F: Family>(ctx: &SockAddrContext) -> i32 {
     let source = endpoint::<F>(ctx);
     if let Some(state) = peer::state(ctx)
-        && Relation::of(&state.peer, &source).is_backend()
+        && leads_to(&state.peer, &source)
     {
         return rewrite::<F>(ctx, &state.peer.vip, state.peer.vip_port);
     }
     let Some(state) = flows::state(ctx) else { return ALLOW };
-    if let Some(index) = flows::from(state, &source) {
-        // SAFETY: the index is in range.
-        let flow = unsafe { state.flows.get_unchecked(index) };
+    if let Some(flow) = flows::from(state, &source) {
         return rewrite::<F>(ctx, &flow.vip, flow.vip_port);
     }
     match flows::overflowed_from(ctx, state, &source) {

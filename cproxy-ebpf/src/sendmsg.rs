@@ -6,14 +6,14 @@
 //! data runs the hook with address and port 0.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
-use cproxy_ebpf::{Counter, PROTOCOL_UDP};
+use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
     flows,
     maps::count,
-    peer::{self, Relation, is_untranslated},
+    peer::{self, is_for, is_untranslated},
     sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
-    table::{Service, backend, look_up},
+    table::{Service, backend, cproxy_flow_serves, look_up, may_be_service},
 };
 
 #[cgroup_sock_addr(sendmsg4)]
@@ -35,21 +35,30 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
     if is_current_peer::<F>(ctx, &destination) {
         return ALLOW;
     }
+    if !may_be_service(&destination) {
+        return to_other(ctx, &destination);
+    }
+    if let Some(state) = flows::state(ctx)
+        && let Some((index, flow)) = flows::to(state, &destination)
+    {
+        if cproxy_flow_serves(flow, &destination) != 0 {
+            rewrite::<F>(ctx, &flow.translation.backend, flow.translation.backend_port);
+            flows::touch(state, index);
+            return ALLOW;
+        }
+        flows::retire(state, index);
+    }
     let service = look_up(&destination, PROTOCOL_UDP);
+    if service.is_none() {
+        return to_other(ctx, &destination);
+    }
     if let Some(state) = peer::state(ctx) {
         if is_untranslated(state) {
             return ALLOW;
         }
-        let relation = Relation::of(&state.peer, &destination);
-        if service.is_none() && relation.is_backend() {
-            peer::set_untranslated(&mut state.peer, &destination);
-        }
-        if !service.is_none() && relation.is_vip() && service.still_has(&mut state.peer) {
+        if is_for(&state.peer, &destination) && service.still_has(&mut state.peer) {
             return rewrite::<F>(ctx, &state.peer.backend, state.peer.backend_port);
         }
-    }
-    if service.is_none() {
-        return to_other(ctx, &destination);
     }
     if service.is_empty() {
         return service.deny();
@@ -60,6 +69,9 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
 /// No Service. Replies of this address, if it is also a backend of the socket's, are now to show the address itself.
 #[inline(always)]
 fn to_other(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
+    if let Some(state) = peer::state(ctx) {
+        peer::cproxy_sent_directly(&mut state.peer, destination);
+    }
     if let Some(state) = flows::state(ctx) {
         flows::shadow(state, destination);
     }
@@ -68,29 +80,20 @@ fn to_other(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
 
 #[inline(always)]
 fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, service: &Service) -> i32 {
+    // Without memory for the flow its answers would show the backend, and whoever waits for them would wait in vain.
     let Some(state) = flows::state_or_new(ctx) else {
         count(Counter::StateLost);
-        let Some(backend) = backend(service.any()) else { return service.deny() };
-        return rewrite::<F>(ctx, &backend.address, backend.port);
+        return service.deny();
     };
-    if let Some(index) = flows::to(state, vip) {
-        // SAFETY: the index is in range.
-        let flow = unsafe { state.flows.get_unchecked_mut(index) };
-        if service.still_has(flow) {
-            rewrite::<F>(ctx, &flow.backend, flow.backend_port);
-            flows::touch(state, index);
-            return ALLOW;
-        }
-        flows::retire(state, index);
+    if let Some(slot) = flows::overflowed_to(ctx, state, vip, service) {
+        let Some(backend) = backend(slot) else { return service.deny() };
+        return rewrite::<F>(ctx, &backend.address, backend.port);
     }
-    let mut flow = peer::untranslated(vip);
-    if flows::overflowed_to(ctx, state, vip, service, &mut flow) {
-        return rewrite::<F>(ctx, &flow.backend, flow.backend_port);
-    }
-    let slot = if service.has_affinity() { service.choose(ctx) } else { service.choose_beside(state) };
+    let slot = service.choose_beside(ctx, state);
     let Some(backend) = backend(slot) else { return service.deny() };
-    peer::set_translated(&mut flow, vip, &backend.address, backend.port, slot);
-    flows::remember(ctx, state, &flow);
+    let (vip_port, backend_port) = (vip.port, backend.port);
+    let flow = Translation { vip: vip.address, backend: backend.address, vip_port, backend_port, slot };
+    flows::remember(ctx, state, &flow, service);
     count(Counter::Forwarded);
-    rewrite::<F>(ctx, &flow.backend, flow.backend_port)
+    rewrite::<F>(ctx, &flow.backend, backend_port)
 }

@@ -11,7 +11,7 @@ use crate::sock_addr::Endpoint;
 
 /// Copies field by field: a copy of the whole would become a loop over its bytes.
 #[inline(always)]
-pub(crate) fn set(target: &mut Translation, source: &Translation) {
+pub(crate) fn copy(target: &mut Translation, source: &Translation) {
     for word in 0..4 {
         target.vip[word] = source.vip[word];
         target.backend[word] = source.backend[word];

@@ -8,9 +8,9 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use cproxy_ebpf::{
-    Affinity, AffinityEntry, AffinityKey, Backend, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, FrontendKey,
+    Affinity, AffinityEntry, AffinityKey, Backend, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, Flow, FrontendKey,
     PROTOCOL_ANY, PROTOCOL_UDP, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose,
-    choose_evenly, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6,
+    choose_evenly, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest,
 };
 
 use crate::{
@@ -24,26 +24,27 @@ use crate::{
 const NOEXIST: u64 = 1;
 
 /// No slot.
-const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// What the table says about a destination. Plain numbers: of an enum's unused part the verifier would say that nobody
 /// has written it.
 pub(crate) struct Service {
+    set: SetId,
     word: SetWord,
     affinity: Affinity,
 }
 
 /// No set.
-const SET_NONE: SetId = SetId::MAX;
+pub(crate) const SET_NONE: SetId = SetId::MAX;
 /// The word of no Service: no set has so many backends so far behind.
 const WORD_NONE: SetWord = SetWord(u64::MAX);
 
-/// Looks a destination up. What no Service has costs a bit test and no lookup, unless it shares an address prefix with
-/// one.
+const NONE: Service = Service { set: SET_NONE, word: WORD_NONE, affinity: Affinity::NONE };
+
+/// Whether the address shares its prefix with one that is in the table: others need no lookup.
 #[inline(always)]
-pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> Service {
-    const NONE: Service = Service { word: WORD_NONE, affinity: Affinity::NONE };
-    let Some(settings) = SETTINGS.get_ptr(0) else { return NONE };
+pub(crate) fn may_be_service(destination: &Endpoint) -> bool {
+    let Some(settings) = SETTINGS.get_ptr(0) else { return false };
     let address = &destination.address;
     // One branch, not three.
     let not_v4 = opaque((address[0] | address[1] | (address[2] ^ V4_MAPPED_WORD)) as u64);
@@ -53,17 +54,49 @@ pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> Service {
         (unsafe { &raw const (*settings).filter_v6 }, filter_prefix_v6(address))
     };
     // SAFETY: the helper returned a pointer to the live element; volatile, because the agent writes it any time.
-    if unsafe { filter.read_volatile() } & filter_bit_of_prefix(prefix) == 0 {
-        return NONE;
-    }
-    let Some(set) = SETS.get_ptr(cproxy_set_of(destination, protocol as u32)) else { return NONE };
+    let filter = unsafe { filter.read_volatile() };
+    filter & filter_bit_of_prefix(prefix) != 0
+}
+
+/// Looks a destination up that may be a Service's.
+#[inline(always)]
+pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> Service {
+    service(cproxy_set_of(destination, protocol as u32))
+}
+
+/// The Service that has this set now.
+#[inline(always)]
+fn service(set: SetId) -> Service {
+    let Some(element) = SETS.get_ptr(set) else { return NONE };
     // SAFETY: a live element; volatile makes each the one 64-bit load that pairs with the agent's 64-bit store.
     unsafe {
         Service {
-            word: SetWord((&raw const (*set).word).read_volatile()),
-            affinity: Affinity((&raw const (*set).affinity).read_volatile()),
+            set,
+            word: SetWord((&raw const (*element).word).read_volatile()),
+            affinity: Affinity((&raw const (*element).affinity).read_volatile()),
         }
     }
+}
+
+/// 1 if the flow's backend still serves its VIP. The VIP is looked up only if its set is somebody else's by now.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoint) -> u32 {
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
+    let mut found = service(flow.set);
+    if found.owner() != flow.owner {
+        found = service(cproxy_set_of(vip, PROTOCOL_UDP as u32));
+        (flow.set, flow.owner) = (found.set, found.owner());
+    }
+    if found.is_none() { 0 } else { cproxy_has(found.word.0, &raw mut flow.translation) }
+}
+
+/// Whether the translation's backend is in this slot.
+#[inline(always)]
+fn is_at(slot: u32, translation: &Translation) -> bool {
+    let Some(found) = BACKENDS.get(slot) else { return false };
+    is_same(&found.address, found.port, &translation.backend, translation.backend_port)
 }
 
 /// The set of a destination, or [`SET_NONE`].
@@ -136,6 +169,18 @@ impl Service {
         self.word.0
     }
 
+    /// Its set.
+    #[inline(always)]
+    pub(crate) fn set(&self) -> SetId {
+        self.set
+    }
+
+    /// The Service port that has the set.
+    #[inline(always)]
+    pub(crate) fn owner(&self) -> u32 {
+        self.affinity.id()
+    }
+
     /// No Service, or not for this process: the kernel's own business.
     #[inline(always)]
     pub(crate) fn is_none(&self) -> bool {
@@ -157,31 +202,21 @@ impl Service {
     /// The slot of a backend for a new connection: the one that the client has, or any.
     #[inline(always)]
     pub(crate) fn choose(&self, ctx: &SockAddrContext) -> u32 {
-        if !self.has_affinity() {
-            return self.any();
+        if self.affinity.seconds() == 0 {
+            return cproxy_any(self.word.0);
         }
         // SAFETY: a helper that takes the context.
         let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
         cproxy_affine(self.word.0, self.affinity.0, netns_cookie)
     }
 
-    /// The slot of any backend.
+    /// The slot of the backend that the client has; else of any, or of the next one if one of these flows has that: two
+    /// VIPs with one backend could not be told apart by its replies.
     #[inline(always)]
-    pub(crate) fn any(&self) -> u32 {
-        self.word.first_slot() + random_index(self.word)
-    }
-
-    /// Whether each client keeps its backend.
-    #[inline(always)]
-    pub(crate) fn has_affinity(&self) -> bool {
-        self.affinity.seconds() != 0
-    }
-
-    /// The slot of a backend that none of these flows has, if one of the next few is such a one: two VIPs with one
-    /// backend could not be told apart by its replies.
-    #[inline(always)]
-    pub(crate) fn choose_beside(&self, flows: &UdpState) -> u32 {
-        cproxy_beside(flows, self.word.0, random_index(self.word))
+    pub(crate) fn choose_beside(&self, ctx: &SockAddrContext, flows: &UdpState) -> u32 {
+        // SAFETY: a helper that takes the context.
+        let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
+        cproxy_beside(flows, self.word.0, self.affinity.0, netns_cookie)
     }
 
     /// Whether the translation's backend still serves; its slot is brought up to date.
@@ -191,35 +226,34 @@ impl Service {
     }
 }
 
-/// An even choice among the eligible.
-#[inline(always)]
-fn random_index(word: SetWord) -> u32 {
+/// The slot of any of the eligible, chosen evenly.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_any(word: u64) -> u32 {
     // SAFETY: a live element; volatile, because the agent writes it any time.
     let seed = SETTINGS.get_ptr(0).map_or(0, |settings| unsafe { (&raw const (*settings).seed).read_volatile() });
     // SAFETY: a helper without arguments.
-    choose(unsafe { bpf_get_prandom_u32() }, seed, word.eligible())
+    let index = choose(unsafe { bpf_get_prandom_u32() }, seed, SetWord(word).eligible());
+    SetWord(word).first_slot() + index
 }
-
-/// How often another backend is tried because one is already used for another VIP.
-const OTHER_BACKENDS_MAX: u32 = 2;
 
 /// See [`Service::choose_beside`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, index: u32) -> u32 {
-    let (word, mut index) = (SetWord(word), index);
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
-    let Some(flows) = (unsafe { flows.as_ref() }) else { return NOWHERE };
-    let first = word.first_slot() + index;
-    for _ in 0..OTHER_BACKENDS_MAX {
-        let slot = word.first_slot() + index;
-        let Some(backend) = BACKENDS.get(slot) else { return first };
-        if cproxy_position(&flows.backends, backend.digest | 1) == FLOWS_PER_SOCKET as u32 {
-            return slot;
-        }
-        index = if index + 1 < word.eligible() { index + 1 } else { 0 };
+extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, affinity: u64, netns_cookie: u64) -> u32 {
+    if Affinity(affinity).seconds() != 0 {
+        return cproxy_affine(word, affinity, netns_cookie);
     }
-    first
+    let first = cproxy_any(word);
+    let word = SetWord(word);
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let (Some(flows), Some(backend)) = (unsafe { flows.as_ref() }, BACKENDS.get(first)) else { return first };
+    if cproxy_position(&flows.backends, flow_digest(backend.digest)) == FLOWS_PER_SOCKET as u32 {
+        return first;
+    }
+    // Whether the next one is free is not asked: of two VIPs with two backends it is.
+    let next = first + 1;
+    if next < word.first_slot() + word.eligible() { next } else { word.first_slot() }
 }
 
 /// See [`Service::still_has`].
@@ -229,24 +263,35 @@ pub(crate) extern "C" fn cproxy_has(word: u64, translation: *mut Translation) ->
     let word = SetWord(word);
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(translation) = (unsafe { translation.as_mut() }) else { return 0 };
-    let wanted = digest(&Endpoint::new(&translation.backend, translation.backend_port));
     let (first, total) = (word.first_slot(), word.eligible() + word.serving());
-    let mut slot = translation.slot;
-    if slot.wrapping_sub(first) >= total || cproxy_digest_at(slot) != wanted {
-        slot = cproxy_find(first, word.eligible(), wanted);
-        if slot == NOWHERE {
-            slot = cproxy_find(first + word.eligible(), word.serving(), wanted);
-        }
-        translation.slot = slot;
+    // What is where it was last is found without a search.
+    if translation.slot.wrapping_sub(first) < total && is_at(translation.slot, translation) {
+        return 1;
     }
-    let Some(found) = BACKENDS.get(slot) else { return 0 };
-    // Of two with the same digest the first is found; a flow to the other one moves. That takes one chance in 2^32.
-    is_same(&found.address, found.port, &translation.backend, translation.backend_port) as u32
+    cproxy_find_again(word.0, translation)
 }
 
-/// How far from where it should be a backend is looked for, in powers of two. Digests are even: of [`SET_BACKENDS_MAX`]
-/// backends one is off by 128 places at one standard deviation, so by 1,024 practically never.
-const SEARCH_STEPS: u32 = 11;
+/// As [`cproxy_has`], wherever the backend is now.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_find_again(word: u64, translation: *mut Translation) -> u32 {
+    let word = SetWord(word);
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(translation) = (unsafe { translation.as_mut() }) else { return 0 };
+    let wanted = digest(&Endpoint::new(&translation.backend, translation.backend_port));
+    let mut slot = cproxy_find(word.first_slot(), word.eligible(), wanted);
+    if slot == NOWHERE {
+        slot = cproxy_find(word.first_slot() + word.eligible(), word.serving(), wanted);
+    }
+    translation.slot = slot;
+    // Of two with the same digest the first is found; a flow to the other one moves. That takes one chance in 2^32.
+    is_at(slot, translation) as u32
+}
+
+/// How far from where it should be a backend is looked for, in powers of two. Digests are even: of 16,384 backends one is off
+/// by 64 places at one standard deviation, so by 512 practically never; of [`cproxy_ebpf::SET_BACKENDS_MAX`], the most that
+/// a set holds, one in 16,000 is, and is then taken for gone.
+const SEARCH_STEPS: u32 = 10;
 
 /// The slot of the first backend with this digest among `count` sorted ones, or [`NOWHERE`]. The search is a loop of
 /// fixed steps; `bpf_loop` would be shorter, but a kernel without a JIT takes no callbacks (kernel/bpf/verifier.c,
@@ -282,7 +327,7 @@ extern "C" fn cproxy_affine(word: u64, affinity: u64, netns_cookie: u64) -> u32 
     let (word, affinity) = (SetWord(word), Affinity(affinity));
     // SAFETY: a helper without arguments.
     let now = affinity_time(unsafe { bpf_ktime_get_ns() });
-    let any = word.first_slot() + random_index(word);
+    let any = cproxy_any(word.0);
     let Some(backend) = BACKENDS.get(any) else { return NOWHERE };
     let new = AffinityEntry::new(backend.digest, now);
     let key = AffinityKey { id: affinity.id(), zero: 0, netns_cookie };

@@ -30,7 +30,7 @@ pub enum Op {
         /// As [`Members::drops`].
         drops: bool,
     },
-    /// Give a set session affinity, or take it away; atomic.
+    /// Say whose a set is, and what session affinity it has; atomic.
     SetAffinity {
         /// The set.
         set: u32,
@@ -101,10 +101,10 @@ impl Members {
     }
 }
 
-/// Session affinity of a set.
+/// Whose a set is, and its session affinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Affinity {
-    /// Under which name clients are remembered.
+    /// The Service port's name for programs, under which they also remember clients; 0: nobody's.
     pub id: u32,
     /// For how long; 0: there is no affinity.
     pub seconds: u32,
