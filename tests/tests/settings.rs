@@ -1,7 +1,7 @@
 //! What the agent tells the programs besides the table: who is left alone, how choices are made, what is local; and what
 //! the programs count.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::{
     io::{Read, Write},
@@ -114,7 +114,7 @@ fn wrong_exclusions_are_named_before_anything_is_attached() {
     let sandbox = Sandbox::new("cproxy-test");
     manifest::write(&sandbox.manifest_dir(), "web.json", []);
     let manifests = sandbox.manifest_dir().display().to_string();
-    let many = vec!["7"; 9].join(",");
+    let many = ["7"; 9].join(",");
     for (flag, value, code, needle) in [
         ("--exclude-cgroup", "/nowhere", 1, "--exclude-cgroup /nowhere: No such file"),
         ("--exclude-cgroup", "/proc", 1, "--exclude-cgroup /proc: not a cgroup2 directory"),

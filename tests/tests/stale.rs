@@ -3,7 +3,7 @@
 //! In the first half the tests connect to backends themselves and write what programs would have remembered; in the
 //! second half the programs do.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
 
 use std::{
     fs,
@@ -599,7 +599,7 @@ fn vip_an_application_reconnects_and_reaches_who_serves_now() {
     for (form, socket) in FORMS.into_iter().zip(&sockets) {
         // Whoever waits for an answer is told the reason; who only sends, that there is nobody to send to.
         assert_eq!(socket.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted, "{form:?}");
-        let not_connected = rustix::io::Errno::DESTADDRREQ.raw_os_error();
+        let not_connected = Errno::DESTADDRREQ.raw_os_error();
         assert_eq!(socket.send(b"who").unwrap_err().raw_os_error(), Some(not_connected), "{form:?}");
         socket.connect(form.vip()).unwrap();
         assert_eq!(ask(socket).unwrap(), "pod-1", "{form:?}");
