@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use cproxy_ebpf::{FLOW_IDLE_MAX, FLOWS_PER_SOCKET};
 use cproxy_tests::manifest::Endpoint;
 use serde_json::Value;
 
@@ -70,6 +71,27 @@ fn a_socket_keeps_many_services_apart() {
             ask_all_before_the_first_answer(form, &servers, &socket, count);
         }
     }
+}
+
+/// A socket's own places are not taken for ever by Services that it has stopped talking to.
+#[test]
+fn a_flow_that_is_idle_gives_way_to_a_new_one() {
+    const PLACES: u8 = FLOWS_PER_SOCKET as u8;
+    let objects = (1..=PLACES + 3).flat_map(|number| ready(&format!("web-{number}"), number, &[number]));
+    let world = World::start(1..=PLACES + 3, objects);
+    let servers = Servers::on((1..=PLACES + 3).map(pod));
+    let socket = Form::V4.udp();
+    let ask = |number| servers.asked_by(&socket, Some(Form::V4.address(vip(number), PORT)));
+    (1..=PLACES).for_each(|number| drop(ask(number)));
+    assert_eq!(world.counter("udp_flows_inserted"), 0, "all have a place");
+    ask(PLACES + 1);
+    assert_eq!(world.counter("udp_flows_inserted"), 2, "both directions of one that has none");
+    for _ in 0..FLOW_IDLE_MAX {
+        ask(PLACES + 1);
+    }
+    assert_eq!((world.counter("udp_flows"), world.counter("udp_flows_evicted")), (2, 0));
+    ask(PLACES + 2);
+    assert_eq!(world.counter("udp_flows_inserted"), 2, "it has a place");
 }
 
 fn ask_each(form: Form, servers: &Servers, socket: &Socket, count: u8) {

@@ -251,6 +251,12 @@ impl World {
         }
     }
 
+    /// One of the counters that `cproxy get counters` prints.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let counters = cproxy(&self.sandbox, &["get", "counters", "-o", "json"]).json();
+        counters[name].as_u64().unwrap_or_else(|| panic!("no {name} in {counters}"))
+    }
+
     /// Runs `ip`.
     pub(crate) fn ip(&self, arguments: &str) {
         let mut command = Command::new("ip");
