@@ -91,9 +91,11 @@ fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, se
         Some(state) => {
             if protocol == PROTOCOL_UDP {
                 keep(ctx, &state.peer);
-                // The kernel takes only what comes from the new peer: what the socket sends to the VIP goes there.
+                // The kernel takes only what comes from the new peer: what the socket sends to the VIP goes there, and what
+                // comes from there is for nobody else.
                 if let Some(flows) = flows::state(ctx) {
                     flows::retire_to(flows, vip);
+                    flows::shadow(flows, &Endpoint::new(&backend.address, backend.port));
                 }
             }
             peer::set_translated(&mut state.peer, vip, &backend.address, backend.port, slot);

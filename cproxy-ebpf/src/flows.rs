@@ -137,7 +137,7 @@ extern "C" fn cproxy_shadow(state: *mut UdpState, digest: u32) -> u32 {
 /// Remembers a flow in the socket's storage, or, if all of that is in use, in `UDP_FLOWS`.
 #[inline(always)]
 pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation, service: &Service) {
-    if cproxy_remember(state, flow, service.set(), service.owner(), 1) == 0 {
+    if cproxy_remember(state, flow, service.set(), service.epoch(), 1) == 0 {
         overflow(ctx, state, flow);
     }
 }
@@ -159,7 +159,7 @@ extern "C" fn cproxy_remember(
     state: *mut UdpState,
     translation: *const Translation,
     set: SetId,
-    owner: u32,
+    epoch: u32,
     sends: u32,
 ) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
@@ -175,7 +175,7 @@ extern "C" fn cproxy_remember(
         }
         let flow = state.flows.get_unchecked_mut(index);
         copy(&mut flow.translation, translation);
-        (flow.set, flow.owner) = (set, owner);
+        (flow.set, flow.epoch) = (set, epoch);
         let vip = flow_digest(digest(&Endpoint::new(&translation.vip, translation.vip_port)));
         *state.vips.get_unchecked_mut(index) = vip * sends;
         *state.backends.get_unchecked_mut(index) = 0;
@@ -265,6 +265,27 @@ extern "C" fn cproxy_overflow_to(socket_cookie: u64, vip: *const Endpoint, word:
     cproxy_overflow(socket_cookie, &flow);
     cproxy_shadow(state, flow_digest(digest(&Endpoint::new(&backend, backend_port))));
     flow.slot
+}
+
+/// What comes from this address from now on is not the VIP's that `UDP_FLOWS` has for it.
+#[inline(always)]
+pub(crate) fn forget_overflowed(ctx: &SockAddrContext, state: &UdpState, backend: &Endpoint) {
+    if state.flags & UDP_HAS_OVERFLOWED != 0 {
+        cproxy_forget_from(cookie(ctx), backend);
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_forget_from(socket_cookie: u64, backend: *const Endpoint) -> u32 {
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(backend) = (unsafe { backend.as_ref() }) else { return 0 };
+    let (address, port) = (backend.address, backend.port);
+    let key = FlowKey { socket_cookie, address, port, direction: FLOW_FROM_BACKEND, zero: 0 };
+    if UDP_FLOWS.remove(&key).is_ok() {
+        count(Counter::UdpFlowsRemoved);
+    }
+    0
 }
 
 /// The VIP for which datagrams of this backend are, according to `UDP_FLOWS`.

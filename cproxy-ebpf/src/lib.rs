@@ -16,7 +16,7 @@
 //! SOCKETS      sk_storage               -> SocketState   (whom the socket is connected to; also: the agent's mark)
 //! UDP_SOCKETS  sk_storage               -> UdpState      (whom an unconnected socket sends to)
 //! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (what does not fit into UDP_SOCKETS)
-//! AFFINITY     hash        AffinityKey  -> AffinityEntry
+//! AFFINITY     LRU hash    AffinityKey  -> AffinityEntry
 //! COUNTERS     per CPU     Counter      -> u64
 //! ```
 #![no_std]
@@ -30,8 +30,8 @@ pub const FRONTENDS_MAX: u32 = 65_536;
 pub const SETS_MAX: u32 = 65_536;
 /// Most backend slots that `BACKENDS` holds.
 pub const BACKENDS_MAX: u32 = 262_144;
-/// Most clients with session affinity that `AFFINITY` holds.
-pub const AFFINITY_MAX: u32 = 65_536;
+/// Most clients with session affinity that `AFFINITY` holds; beyond them, who has been idle longest is forgotten.
+pub const AFFINITY_MAX: u32 = 4_096;
 /// Most entries of `UDP_FLOWS`; each flow takes two.
 pub const UDP_FLOWS_MAX: u32 = 4_096;
 
@@ -173,8 +173,8 @@ impl SetWord {
 /// Most backends of one of a set's two runs: what [`SetWord`] can count.
 pub const SET_BACKENDS_MAX: usize = u16::MAX as usize;
 
-/// Whose a set is, and its session affinity. Bits 0..32 name the Service port, 0 if the set is nobody's; bits 32..64 are the
-/// timeout in seconds, 0 for a Service without affinity.
+/// Session affinity of a set. Bits 0..32 name the Service port in `AFFINITY`; bits 32..64 are the timeout in seconds, 0
+/// for a Service without affinity.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Affinity(pub u64);
@@ -190,7 +190,7 @@ impl Affinity {
         Self(id as u64 | ((seconds as u64) << 32))
     }
 
-    /// The Service port's name, here and in `AFFINITY`.
+    /// Under which name it is remembered.
     #[inline(always)]
     #[must_use]
     pub const fn id(self) -> u32 {
@@ -242,8 +242,10 @@ impl AffinityEntry {
     #[inline(always)]
     #[must_use]
     pub const fn is_fresh(self, now: u32, seconds: u32) -> bool {
-        let idle_ns = (now.wrapping_sub((self.0 >> 32) as u32) as u64) << AFFINITY_TIME_SHIFT;
-        idle_ns <= seconds as u64 * 1_000_000_000
+        let idle = now.wrapping_sub((self.0 >> 32) as u32);
+        // Another CPU may have been here after `now` was taken.
+        let is_later = idle >> 31 != 0;
+        is_later || (idle as u64) << AFFINITY_TIME_SHIFT <= seconds as u64 * 1_000_000_000
     }
 }
 
@@ -318,10 +320,10 @@ pub struct UdpState {
 pub struct Flow {
     /// Which, and by which backend.
     pub translation: Translation,
-    /// The VIP's set, which spares the lookup of the VIP as long as `owner` still has it.
+    /// The VIP's set, which spares the lookup of the VIP as long as the epoch is the same.
     pub set: SetId,
-    /// [`Affinity::id`] of the Service port that had the set.
-    pub owner: u32,
+    /// [`Settings::epoch`] from before that lookup.
+    pub epoch: u32,
 }
 
 /// Some flows of this socket are in `UDP_FLOWS`.
@@ -389,8 +391,9 @@ pub struct Settings {
     pub excluded_uid_count: u32,
     /// How many of `excluded_ports` are in use.
     pub excluded_port_count: u32,
-    /// Padding, always 0.
-    pub zero: u32,
+    /// Raised after a frontend was deleted or given another set, and after exclusions changed: what sockets remember of
+    /// lookups is then looked up again.
+    pub epoch: u32,
     /// Sockets of processes in or below these cgroups are left alone. Unused ones have the id `u64::MAX`.
     pub excluded_cgroups: [ExcludedCgroup; EXCLUDED_CGROUPS_MAX],
     /// Sockets of processes of these users are left alone. Unused ones are `u32::MAX`.
@@ -459,7 +462,7 @@ pub enum Counter {
     UdpFlowsInserted = 3,
     /// Sockets for whose state there was no memory: the application saw the backend's address.
     StateLost = 4,
-    /// Clients whose backend could not be remembered: `AFFINITY` is full.
+    /// Clients whose backend could not be remembered.
     AffinityLost = 5,
     /// Entries taken out of `UDP_FLOWS` because their backend serves no more.
     UdpFlowsRemoved = 6,
@@ -582,6 +585,7 @@ mod tests {
         assert_eq!(entry.digest(), 7);
         assert!(entry.is_fresh(seconds(100), 1) && entry.is_fresh(seconds(160), 60));
         assert!(!entry.is_fresh(seconds(161), 60));
+        assert!(AffinityEntry::new(7, 1_000).is_fresh(999, 1), "used by another CPU since the clock was read");
         let wrapping = AffinityEntry::new(7, u32::MAX);
         assert!(wrapping.is_fresh(10, 1) && !wrapping.is_fresh(seconds(10), 1));
     }
@@ -626,7 +630,7 @@ mod tests {
             [34, 36, 4],
             [12, 68, 96],
             [40, 104, 136],
-            [65_536, 65_536, 262_144, 65_536, 4_096, 7],
+            [65_536, 65_536, 262_144, 4_096, 4_096, 7],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
             [1_882_088_029, 687_999_930],
             [1 << 46, 1 << 36],

@@ -33,8 +33,7 @@ pub(crate) static UDP_SOCKETS: SkStorage<UdpState> = SkStorage::new();
 pub(crate) static UDP_FLOWS: LruHashMap<FlowKey, FlowValue, { UDP_FLOWS_MAX as usize }> = LruHashMap::new();
 
 #[btf_map]
-pub(crate) static AFFINITY: HashMap<AffinityKey, u64, { AFFINITY_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
-    HashMap::new();
+pub(crate) static AFFINITY: LruHashMap<AffinityKey, u64, { AFFINITY_MAX as usize }> = LruHashMap::new();
 
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, { COUNTERS_MAX as usize }> = PerCpuArray::new();

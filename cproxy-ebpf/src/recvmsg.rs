@@ -22,16 +22,18 @@ fn cproxy_recv6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn receive<F: Family>(ctx: &SockAddrContext) -> i32 {
     let source = endpoint::<F>(ctx);
+    let flows = flows::state(ctx);
+    if let Some(state) = &flows
+        && let Some(flow) = flows::from(state, &source)
+    {
+        return rewrite::<F>(ctx, &flow.vip, flow.vip_port);
+    }
     if let Some(state) = peer::state(ctx)
         && leads_to(&state.peer, &source)
     {
         return rewrite::<F>(ctx, &state.peer.vip, state.peer.vip_port);
     }
-    let Some(state) = flows::state(ctx) else { return ALLOW };
-    if let Some(flow) = flows::from(state, &source) {
-        return rewrite::<F>(ctx, &flow.vip, flow.vip_port);
-    }
-    match flows::overflowed_from(ctx, state, &source) {
+    match flows.and_then(|state| flows::overflowed_from(ctx, state, &source)) {
         Some(vip) => rewrite::<F>(ctx, &vip.address, vip.port),
         None => ALLOW,
     }

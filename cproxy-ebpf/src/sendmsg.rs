@@ -57,6 +57,9 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
             return ALLOW;
         }
         if is_for(&state.peer, &destination) && service.still_has(&mut state.peer) {
+            if let Some(flows) = flows::state(ctx) {
+                flows::shadow(flows, &Endpoint::new(&state.peer.backend, state.peer.backend_port));
+            }
             return rewrite::<F>(ctx, &state.peer.backend, state.peer.backend_port);
         }
     }
@@ -74,6 +77,7 @@ fn to_other(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
     }
     if let Some(state) = flows::state(ctx) {
         flows::shadow(state, destination);
+        flows::forget_overflowed(ctx, state, destination);
     }
     ALLOW
 }

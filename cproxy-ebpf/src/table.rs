@@ -30,6 +30,7 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 /// has written it.
 pub(crate) struct Service {
     set: SetId,
+    epoch: u32,
     word: SetWord,
     affinity: Affinity,
 }
@@ -39,7 +40,7 @@ pub(crate) const SET_NONE: SetId = SetId::MAX;
 /// The word of no Service: no set has so many backends so far behind.
 const WORD_NONE: SetWord = SetWord(u64::MAX);
 
-const NONE: Service = Service { set: SET_NONE, word: WORD_NONE, affinity: Affinity::NONE };
+const NONE: Service = Service { set: SET_NONE, epoch: 0, word: WORD_NONE, affinity: Affinity::NONE };
 
 /// Whether the address shares its prefix with one that is in the table: others need no lookup.
 #[inline(always)]
@@ -61,34 +62,43 @@ pub(crate) fn may_be_service(destination: &Endpoint) -> bool {
 /// Looks a destination up that may be a Service's.
 #[inline(always)]
 pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> Service {
-    service(cproxy_set_of(destination, protocol as u32))
+    // First the epoch: if the table changes from here on, the next look finds another one.
+    let epoch = epoch();
+    service(cproxy_set_of(destination, protocol as u32), epoch)
+}
+
+#[inline(always)]
+fn epoch() -> u32 {
+    // SAFETY: a live element; volatile, because the agent writes it any time.
+    SETTINGS.get_ptr(0).map_or(0, |settings| unsafe { (&raw const (*settings).epoch).read_volatile() })
 }
 
 /// The Service that has this set now.
 #[inline(always)]
-fn service(set: SetId) -> Service {
+fn service(set: SetId, epoch: u32) -> Service {
     let Some(element) = SETS.get_ptr(set) else { return NONE };
     // SAFETY: a live element; volatile makes each the one 64-bit load that pairs with the agent's 64-bit store.
     unsafe {
         Service {
             set,
+            epoch,
             word: SetWord((&raw const (*element).word).read_volatile()),
             affinity: Affinity((&raw const (*element).affinity).read_volatile()),
         }
     }
 }
 
-/// 1 if the flow's backend still serves its VIP. The VIP is looked up only if its set is somebody else's by now.
+/// 1 if the flow's backend still serves its VIP, which is looked up only if frontends have changed since it was last.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoint) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
-    let mut found = service(flow.set);
-    if found.owner() != flow.owner {
-        found = service(cproxy_set_of(vip, PROTOCOL_UDP as u32));
-        (flow.set, flow.owner) = (found.set, found.owner());
+    let epoch = epoch();
+    if flow.epoch != epoch {
+        (flow.set, flow.epoch) = (cproxy_set_of(vip, PROTOCOL_UDP as u32), epoch);
     }
+    let found = service(flow.set, epoch);
     if found.is_none() { 0 } else { cproxy_has(found.word.0, &raw mut flow.translation) }
 }
 
@@ -175,10 +185,10 @@ impl Service {
         self.set
     }
 
-    /// The Service port that has the set.
+    /// When it was looked up.
     #[inline(always)]
-    pub(crate) fn owner(&self) -> u32 {
-        self.affinity.id()
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// No Service, or not for this process: the kernel's own business.
@@ -288,10 +298,10 @@ extern "C" fn cproxy_find_again(word: u64, translation: *mut Translation) -> u32
     is_at(slot, translation) as u32
 }
 
-/// How far from where it should be a backend is looked for, in powers of two. Digests are even: of 16,384 backends one is off
-/// by 64 places at one standard deviation, so by 512 practically never; of [`cproxy_ebpf::SET_BACKENDS_MAX`], the most that
-/// a set holds, one in 16,000 is, and is then taken for gone.
-const SEARCH_STEPS: u32 = 10;
+/// How far from where it should be a backend is looked for, in powers of two. Digests are even: of
+/// [`cproxy_ebpf::SET_BACKENDS_MAX`] backends one is off by 128 places at one standard deviation, so by 1,024 practically
+/// never.
+const SEARCH_STEPS: u32 = 11;
 
 /// The slot of the first backend with this digest among `count` sorted ones, or [`NOWHERE`]. The search is a loop of
 /// fixed steps; `bpf_loop` would be shorter, but a kernel without a JIT takes no callbacks (kernel/bpf/verifier.c,
@@ -302,14 +312,17 @@ extern "C" fn cproxy_find(first_slot: u32, count: u32, digest: u32) -> u32 {
     let expected = choose_evenly(digest, count);
     let mut low = expected.saturating_sub(1 << (SEARCH_STEPS - 1));
     for step in (0..SEARCH_STEPS).rev() {
-        // All before `low` are less. If the one at the end of the step is one of ours and less, too, go there. Numbers
-        // instead of branches: the verifier would follow each both ways.
-        let end = low + (1 << step) - 1;
-        let is_ours = u64::wrapping_sub(end as u64, count as u64);
-        let is_less = u64::wrapping_sub(cproxy_digest_at(first_slot + end) as u64, digest as u64);
-        low += ((opaque(is_ours & is_less) >> 63) as u32) << step;
+        low = cproxy_search(first_slot, count, digest, low, 1 << step);
     }
     if low < count && cproxy_digest_at(first_slot + low) == digest { first_slot + low } else { NOWHERE }
+}
+
+/// All before `low` are less. If the one at the end of the step is one of ours and less, too, the next is the new `low`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_search(first_slot: u32, count: u32, digest: u32, low: u32, step: u32) -> u32 {
+    let end = low + step - 1;
+    if end < count && cproxy_digest_at(first_slot + end) < digest { end + 1 } else { low }
 }
 
 /// The digest of the backend in a slot.

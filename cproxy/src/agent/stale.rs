@@ -26,13 +26,19 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(super) struct Gauges {
     closed: AtomicU64,
     left: AtomicU64,
+    /// Network namespaces and processes that could not be looked into by the last pass.
+    unseen: AtomicU64,
 }
 
 impl Gauges {
     /// Names and values, as `cproxy get counters` prints them.
-    pub(super) fn read(&self) -> [(&'static str, u64); 2] {
+    pub(super) fn read(&self) -> [(&'static str, u64); 3] {
         let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
-        [("sockets_closed", read(&self.closed)), ("sockets_left", read(&self.left))]
+        [
+            ("sockets_closed", read(&self.closed)),
+            ("sockets_left", read(&self.left)),
+            ("sockets_unseen", read(&self.unseen)),
+        ]
     }
 }
 
@@ -61,13 +67,14 @@ impl Closer {
         }
     }
 
-    /// False if it failed.
+    /// False if it is to be repeated.
     async fn pass(&self) -> bool {
         let (pins, mode) = (self.pins.clone(), self.mode);
         match tokio::task::spawn_blocking(move || sockets::pass(&pins, mode)).await {
             Ok(Ok(outcome)) => {
                 self.note(outcome);
-                return true;
+                // Where some could be closed and some not, those were hidden behind others.
+                return outcome.closed == 0 || outcome.left == 0;
             }
             Ok(Err(error)) => tracing::warn!("{error}; tried again in {RETRY:?}"),
             Err(error) => tracing::warn!("closing stale sockets: {error}; tried again in {RETRY:?}"),
@@ -75,11 +82,17 @@ impl Closer {
         false
     }
 
-    fn note(&self, Outcome { closed, left, .. }: Outcome) {
+    fn note(&self, Outcome { closed, left, unseen, namespaces }: Outcome) {
         self.gauges.closed.fetch_add(closed, Ordering::Relaxed);
         let left_before = self.gauges.left.swap(left, Ordering::Relaxed);
+        let unseen_before = self.gauges.unseen.swap(unseen.into(), Ordering::Relaxed);
         if closed != 0 {
-            tracing::info!("closed {closed} sockets whose backends serve no more");
+            tracing::info!("sockets closed whose backends serve no more: {closed}");
+        }
+        if unseen_before != u64::from(unseen) {
+            tracing::debug!(
+                "network namespaces and processes that may not be looked into: {unseen}, of namespaces: {namespaces}"
+            );
         }
         if left != left_before && left != 0 {
             tracing::warn!("{left} sockets whose backends serve no more are left open: see `cproxy check`");

@@ -8,7 +8,7 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, SkStorage};
-use cproxy_ebpf::{Backend, FrontendKey, Set, SetId, SetWord, SocketState};
+use cproxy_ebpf::{Backend, FrontendKey, Set, SetId, SetWord, SocketState, Translation, UdpState};
 
 use super::pins::PinDir;
 
@@ -128,27 +128,41 @@ impl Snapshot<'_> {
 
 /// What the programs know of sockets.
 #[derive(Debug)]
-pub struct SocketStates(SkStorage<MapData, SocketState>);
+pub struct SocketStates {
+    sockets: SkStorage<MapData, SocketState>,
+    udp_sockets: SkStorage<MapData, UdpState>,
+}
 
 impl SocketStates {
-    /// Opens the pinned map.
+    /// Opens the pinned maps.
     ///
     /// # Errors
-    /// It is missing or may not be used.
+    /// One is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, LookupError> {
-        open(pins, "SOCKETS", Map::SkStorage).map(Self)
+        Ok(Self {
+            sockets: open(pins, "SOCKETS", Map::SkStorage)?,
+            udp_sockets: open(pins, "UDP_SOCKETS", Map::SkStorage)?,
+        })
     }
 
-    /// The state of a socket that has some.
+    /// All that a socket has asked for and got: by its last `connect()`, and, if that has failed after it was noted, by the
+    /// one before it.
     ///
     /// # Errors
-    /// It is no socket, or the map could not be read.
-    pub fn get(&self, socket: &OwnedFd) -> io::Result<Option<SocketState>> {
-        match self.0.get(&socket.as_raw_fd(), 0) {
-            Ok(state) => Ok(Some(state)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(error) => Err(io::Error::other(super::root_cause(&error))),
-        }
+    /// It is no socket, or a map could not be read.
+    pub fn get(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
+        let state = found(self.sockets.get(&socket.as_raw_fd(), 0))?;
+        let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
+        let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
+        Ok(state.map(|state| state.peer).into_iter().chain(flows).collect())
+    }
+}
+
+fn found<T>(state: Result<T, MapError>) -> io::Result<Option<T>> {
+    match state {
+        Ok(state) => Ok(Some(state)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(io::Error::other(super::root_cause(&error))),
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
     path::{Path, PathBuf},
 };
 
@@ -121,11 +124,11 @@ const LAYOUTS: [Layout; 9] = [
     },
     Layout {
         name: "AFFINITY",
-        map_type: MapType::Hash,
+        map_type: MapType::LruHash,
         key_bytes: size_of::<AffinityKey>() as u32,
         value_bytes: size_of::<AffinityEntry>() as u32,
         entries: AFFINITY_MAX,
-        flags: BPF_F_NO_PREALLOC,
+        flags: 0,
     },
     Layout {
         name: "COUNTERS",
@@ -185,7 +188,9 @@ impl PinDir {
             return Err(PinError::OtherLayout(self.dir.clone(), version));
         }
         let versioned = self.versioned();
-        fs::create_dir_all(&versioned).map_err(|error| PinError::Io(versioned.clone(), error))?;
+        // Nobody else may hold its lock.
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&versioned);
+        made.map_err(|error| PinError::Io(versioned.clone(), error))?;
         let lock = self.flock(&versioned)?;
         self.check_maps()?;
         Ok(lock)

@@ -150,6 +150,7 @@ impl Table {
                 self.store_setting(offset_of!(Settings, filter_v4), filter.v4)?;
                 self.store_setting(offset_of!(Settings, filter_v6), filter.v6)
             }
+            Op::RaiseEpoch => self.raise_epoch(),
             Op::SetSeed(seed) => self.store_setting(offset_of!(Settings, seed), *seed),
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
             Op::Drain => self.drain().map_err(failed(&"BARRIER")),
@@ -243,7 +244,18 @@ impl Table {
         let uncounted = Settings { excluded_cgroup_count: 0, excluded_uid_count: 0, excluded_port_count: 0, ..wanted };
         // SAFETY: as above; of what a program may read now, every byte keeps its value.
         unsafe { settings.write_volatile(uncounted) };
-        self.set_counts(counts(&wanted))
+        self.set_counts(counts(&wanted))?;
+        // Flows that were found before are to be left alone, too.
+        self.raise_epoch()
+    }
+
+    fn raise_epoch(&self) -> Result<(), TableError> {
+        let index = offset_of!(Settings, epoch) / size_of::<u32>();
+        let word = self.settings.element::<u32>(index, size_of::<u32>());
+        let word = word.ok_or_else(|| TableError::OutOfRange("SETTINGS".to_owned()))?;
+        // SAFETY: in range, aligned, alive as long as `self`; both sides access it as one word.
+        unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Ordering::Release);
+        Ok(())
     }
 
     fn set_counts(&self, counts: [u32; 3]) -> Result<(), TableError> {

@@ -1,4 +1,4 @@
-//! The names of Service ports for programs.
+//! The names under which clients with session affinity are remembered.
 
 use super::{Family, Protocol, ServiceName};
 
@@ -6,7 +6,7 @@ const FNV_OFFSET: u32 = 0x811c_9dc5;
 const FNV_PRIME: u32 = 0x0100_0193;
 
 /// The name of a Service port in one family: 32-bit FNV-1a, so that it outlives an agent. Two ports may share one; then
-/// a client of both is remembered for the one it used last. Never 0.
+/// a client of both is remembered for the one it used last.
 #[must_use]
 pub fn affinity_id(service: &ServiceName, port_name: &str, protocol: Protocol, family: Family) -> u32 {
     let protocol = match protocol {
@@ -20,9 +20,7 @@ pub fn affinity_id(service: &ServiceName, port_name: &str, protocol: Protocol, f
     let parts = [&service.namespace, &service.name, port_name, protocol, family];
     // No name has a slash in it.
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
-    let hash = bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME));
-    // 0 is nobody.
-    hash.max(1)
+    bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME))
 }
 
 #[cfg(test)]

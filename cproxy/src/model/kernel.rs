@@ -30,7 +30,7 @@ pub enum Op {
         /// As [`Members::drops`].
         drops: bool,
     },
-    /// Say whose a set is, and what session affinity it has; atomic.
+    /// Give a set session affinity, or take it away; atomic.
     SetAffinity {
         /// The set.
         set: u32,
@@ -49,6 +49,8 @@ pub enum Op {
         /// The key.
         frontend: Frontend,
     },
+    /// Have sockets ask anew which sets their frontends have: some have another one, or none, since the last time.
+    RaiseEpoch,
     /// Make an address known as a ClusterIP: ports that it has no frontend for are refused.
     PutAddress(Address),
     /// Forget an address.
@@ -101,10 +103,10 @@ impl Members {
     }
 }
 
-/// Whose a set is, and its session affinity.
+/// Session affinity of a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Affinity {
-    /// The Service port's name for programs, under which they also remember clients; 0: nobody's.
+    /// Under which name clients are remembered.
     pub id: u32,
     /// For how long; 0: there is no affinity.
     pub seconds: u32,

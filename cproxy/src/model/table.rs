@@ -45,8 +45,8 @@ impl SetKey {
 
     /// What a set of this Service port should have.
     fn affinity(&self, seconds: Option<u32>) -> Affinity {
-        let id = affinity_id(&self.service, &self.port_name, self.protocol, self.family);
-        Affinity { id, seconds: seconds.unwrap_or(0) }
+        let id = || affinity_id(&self.service, &self.port_name, self.protocol, self.family);
+        seconds.map_or_else(Affinity::default, |seconds| Affinity { id: id(), seconds })
     }
 }
 
@@ -253,7 +253,7 @@ impl Table {
             self.publish_sets(&wish, &mut plan);
         }
         self.place_frontends(&mut plan);
-        self.free_sets(&mut plan);
+        self.free_sets(&plan);
         plan.ops.extend(self.filter.narrow().map(Op::SetFilter));
         if self.is_untouched && !plan.ops.is_empty() {
             self.is_untouched = false;
@@ -464,6 +464,7 @@ impl Table {
         }
         let forgotten = self.place_ips(plan);
         self.note_retired(replaced.iter().map(|(frontend, _)| frontend).chain(&deleted));
+        let has_left = !replaced.is_empty() || !deleted.is_empty();
         for (frontend, set) in replaced {
             self.put(frontend, set, plan);
             self.elements_freed = true;
@@ -473,6 +474,9 @@ impl Table {
             self.kernel.remove(&frontend);
             self.filter.remove(frontend.address);
             self.elements_freed = true;
+        }
+        if has_left {
+            plan.ops.push(Op::RaiseEpoch);
         }
         for address in forgotten {
             plan.ops.push(Op::DeleteAddress(address));
@@ -588,12 +592,10 @@ impl Table {
         self.starved.insert(name);
     }
 
-    /// A set that is nobody's serves nobody: sockets that remember it ask for the VIP again.
-    fn free_sets(&mut self, plan: &mut Plan) {
+    fn free_sets(&mut self, plan: &Plan) {
         let gone: Vec<_> = plan.gone.keys().filter_map(|key| self.sets.remove(key)).collect();
         let orphans = if plan.orphans { std::mem::take(&mut self.orphans) } else { HashMap::new() };
         for set in gone.into_iter().chain(orphans.into_values().map(|orphan| orphan.set)) {
-            plan.ops.push(Op::SetAffinity { set: set.id, affinity: Affinity::default() });
             self.slots.give_back(set.extent);
             self.ids.give_back(Extent { first: set.id, count: 1 });
         }

@@ -1,7 +1,7 @@
 //! Closing stale sockets: those connected through us to a backend that no longer serves.
 //!
 //! A connected UDP socket learns nothing when its backend goes: its datagrams vanish, for ever. So it is closed under the
-//! application, which sees ECONNABORTED and connects anew. One [`pass`] looks at the whole machine:
+//! application, which sees ECONNABORTED when it receives, or EDESTADDRREQ when it sends, and connects anew. One [`pass`] looks at the whole machine:
 //!
 //! 1. In each network namespace, the kernel lists the sockets that have a peer (`diag`), with the peer that the packets
 //!    really go to, an inode and a cookie.
@@ -21,7 +21,7 @@ mod proc_net;
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, thread};
 
-use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SocketState, Translation};
+use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Translation};
 use rustix::{io::Errno, net::sockopt::socket_cookie};
 
 use self::{
@@ -189,8 +189,8 @@ impl Round<'_> {
         if socket.handle.is_some_and(|(id, _)| socket_cookie(descriptor) != Ok(id.cookie())) {
             return Ok(false);
         }
-        let state = self.states.get(descriptor).map_err(|error| SocketsError::Io("SOCKETS", error))?;
-        let Some(asked) = state.and_then(|state| translation(&state, socket.peer)) else { return Ok(true) };
+        let states = self.states.get(descriptor).map_err(|error| SocketsError::Io("SOCKETS", error))?;
+        let Some(asked) = asked_for(&states, socket.peer) else { return Ok(true) };
         let serving = self.table.serves(frontend(&asked, socket.kind.transport), socket.peer)?;
         if is_stale(serving, socket.kind.transport) {
             self.close(socket);
@@ -213,11 +213,11 @@ fn is_unable(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::OPNOTSUPP | Errno::PROTONOSUPPORT | Errno::AFNOSUPPORT)
 }
 
-/// What the socket asked for, if it is connected to what it then got, and that is not what it asked for.
-fn translation(state: &SocketState, peer: Peer) -> Option<Translation> {
-    let asked = state.peer;
-    let backend = (asked.backend, asked.backend_port);
-    (backend == peer && (asked.vip, asked.vip_port) != backend).then_some(asked)
+/// What the socket asked for when it was connected to this peer, if that was something else. The last `connect()` comes
+/// first: whoever connected to the peer itself is not ours, whatever came before.
+fn asked_for(states: &[Translation], peer: Peer) -> Option<Translation> {
+    let asked = *states.iter().find(|asked| (asked.backend, asked.backend_port) == peer)?;
+    ((asked.vip, asked.vip_port) != peer).then_some(asked)
 }
 
 fn frontend(asked: &Translation, transport: Transport) -> FrontendKey {
@@ -247,27 +247,30 @@ mod tests {
     const VIP: Peer = (v4_mapped(1), 80);
     const BACKEND: Peer = (v4_mapped(2), 8080);
 
-    fn state(vip: Peer, backend: Peer) -> SocketState {
-        let peer = Translation { vip: vip.0, vip_port: vip.1, backend: backend.0, backend_port: backend.1, slot: 0 };
-        SocketState { flags: 0, peer }
+    fn state(vip: Peer, backend: Peer) -> Translation {
+        Translation { vip: vip.0, vip_port: vip.1, backend: backend.0, backend_port: backend.1, slot: 0 }
     }
 
     #[test]
     fn only_who_was_translated_to_the_present_peer_is_ours() {
         let translated = state(VIP, BACKEND);
-        assert_eq!(translation(&translated, BACKEND), Some(translated.peer));
+        assert_eq!(asked_for(&[translated], BACKEND), Some(translated));
         let same_port_elsewhere = (v4_mapped(3), 8080);
         for (state, peer, why) in [
             (translated, same_port_elsewhere, "it has reconnected"),
             (translated, (BACKEND.0, 8081), "it has reconnected to another port"),
             (translated, VIP, "it went to the VIP itself"),
             (state(BACKEND, BACKEND), BACKEND, "it went to the backend itself"),
-            (SocketState::default(), BACKEND, "it is only marked"),
+            (Translation::default(), BACKEND, "it is only marked"),
         ] {
-            assert_eq!(translation(&state, peer), None, "{why}");
+            assert_eq!(asked_for(&[state], peer), None, "{why}");
         }
         // The Service and its backend differ in the port alone.
-        assert!(translation(&state((BACKEND.0, 80), BACKEND), BACKEND).is_some());
+        assert!(asked_for(&[state((BACKEND.0, 80), BACKEND)], BACKEND).is_some());
+        // The last connect has failed, and the socket stays what it was; or it has gone to the backend itself.
+        let elsewhere = state((v4_mapped(9), 80), same_port_elsewhere);
+        assert_eq!(asked_for(&[elsewhere, translated], BACKEND), Some(translated));
+        assert_eq!(asked_for(&[state(BACKEND, BACKEND), translated], BACKEND), None);
     }
 
     #[test]

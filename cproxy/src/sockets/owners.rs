@@ -78,10 +78,16 @@ pub(super) fn probe() -> Result<(), String> {
     let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
         .and_then(|pidfd| pidfd_getfd(&pidfd, pidfd.as_raw_fd(), PidfdGetfdFlags::empty()));
     own.map_err(|error| format!("pidfd_getfd failed: {error}"))?;
-    match capabilities(None) {
-        Ok(sets) if sets.effective.contains(CapabilitySet::SYS_PTRACE) => Ok(()),
-        _ => Err("missing CAP_SYS_PTRACE: run cproxy as root".to_owned()),
+    let effective = capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
+    // The second is for other network namespaces (setns(2)).
+    for (capability, name) in
+        [(CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"), (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN")]
+    {
+        if !effective.contains(capability) {
+            return Err(format!("missing {name}: run cproxy as root"));
+        }
     }
+    Ok(())
 }
 
 fn last_number(path: &Path) -> Option<i32> {

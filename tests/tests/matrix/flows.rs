@@ -73,6 +73,36 @@ fn a_socket_keeps_many_services_apart() {
     }
 }
 
+/// A flow follows its VIP, whoever has that now, and not the Service that had it.
+#[test]
+fn a_vip_that_changes_hands_takes_its_flows_along() {
+    let at = |name: &str, number: u8, of: u8| {
+        let service = Value::from(service(name, number));
+        std::iter::once(service).chain(slices(name, &[of], |_, address| Endpoint::ready(address))).collect::<Vec<_>>()
+    };
+    let world = World::start(1..=2, [at("a", 1, 1), at("b", 2, 2)].concat());
+    let servers = Servers::of_pods(1..=2);
+    for form in Form::ALL {
+        let _case = Case::new(form);
+        world.update([at("a", 1, 1), at("b", 2, 2)].concat());
+        let socket = form.udp();
+        let asks = |number, of: u8, when: &str| {
+            let (server, source) = servers.asked_by(&socket, Some(form.address(vip(number), PORT)));
+            assert!(pod(of).is_at(server.ip()), "VIP {number} went to {server} {when}");
+            assert_eq!(source, form.shown(vip(number), PORT), "{when}");
+        };
+        asks(1, 1, "at first");
+        asks(2, 2, "at first");
+        world.update([at("a", 2, 1), at("b", 1, 2)].concat());
+        asks(1, 2, "after they were swapped");
+        asks(2, 1, "after they were swapped");
+        world.update(at("a", 2, 1));
+        asks(2, 1, "beside one that is gone");
+        let refused = socket.send_one(&fresh_token(), Some(form.address(vip(1), PORT)));
+        assert!(refused.is_err(), "no Service has it, and no route leads there");
+    }
+}
+
 /// A socket's own places are not taken for ever by Services that it has stopped talking to.
 #[test]
 fn a_flow_that_is_idle_gives_way_to_a_new_one() {
@@ -82,7 +112,9 @@ fn a_flow_that_is_idle_gives_way_to_a_new_one() {
     let servers = Servers::on((1..=PLACES + 3).map(pod));
     let socket = Form::V4.udp();
     let ask = |number| servers.asked_by(&socket, Some(Form::V4.address(vip(number), PORT)));
-    (1..=PLACES).for_each(|number| drop(ask(number)));
+    for number in 1..=PLACES {
+        ask(number);
+    }
     assert_eq!(world.counter("udp_flows_inserted"), 0, "all have a place");
     ask(PLACES + 1);
     assert_eq!(world.counter("udp_flows_inserted"), 2, "both directions of one that has none");
