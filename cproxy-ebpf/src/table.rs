@@ -298,7 +298,7 @@ extern "C" fn cproxy_find_again(word: u64, translation: *mut Translation) -> u32
     is_at(slot, translation) as u32
 }
 
-/// How far from where it should be a backend is looked for, in powers of two. Digests are even: of
+/// How far from where it should be a backend is looked for, in powers of two. Digests are spread evenly: of
 /// [`cproxy_ebpf::SET_BACKENDS_MAX`] backends one is off by 128 places at one standard deviation, so by 1,024 practically
 /// never.
 const SEARCH_STEPS: u32 = 11;

@@ -41,10 +41,10 @@ pub(super) struct Options {
     /// Leave processes in or below these cgroup2 directories alone (in the environment: with commas between them)
     #[arg(long, env = "CPROXY_EXCLUDE_CGROUP", value_name = "DIR", num_args = 1.., value_delimiter = ',')]
     exclude_cgroup: Vec<PathBuf>,
-    /// Leave processes of these users alone
+    /// Leave processes of these users alone (in the environment: with commas between them)
     #[arg(long, env = "CPROXY_EXCLUDE_UID", value_name = "UID", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..u32::MAX as i64))]
     exclude_uid: Vec<u32>,
-    /// Leave destinations with these ports alone
+    /// Leave destinations with these ports alone (in the environment: with commas between them)
     #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     exclude_port: Vec<u16>,
     /// Close sockets that are connected, through cproxy, to a backend that no longer serves
@@ -61,7 +61,7 @@ pub(super) struct Options {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Terminate {
-    /// UDP sockets: nothing else would tell them
+    /// Connected UDP sockets: nothing else would tell them
     #[default]
     Udp,
     /// UDP and TCP
