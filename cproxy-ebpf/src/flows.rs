@@ -205,23 +205,30 @@ fn overflow(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation) {
 extern "C" fn cproxy_overflow(socket_cookie: u64, flow: *const Translation) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(flow) = (unsafe { flow.as_ref() }) else { return 0 };
-    let to = FlowKey { socket_cookie, address: flow.vip, port: flow.vip_port, direction: FLOW_FROM_VIP, zero: 0 };
-    cproxy_put(&to, &FlowValue { address: flow.backend, port: flow.backend_port, zero: 0, slot: flow.slot });
-    let (address, port) = (flow.backend, flow.backend_port);
-    let from = FlowKey { socket_cookie, address, port, direction: FLOW_FROM_BACKEND, zero: 0 };
-    cproxy_put(&from, &FlowValue { address: flow.vip, port: flow.vip_port, zero: 0, slot: 0 });
-    0
+    let (vip, backend) = (Endpoint::new(&flow.vip, flow.vip_port), Endpoint::new(&flow.backend, flow.backend_port));
+    cproxy_put(socket_cookie, &vip, &backend, FLOW_FROM_VIP as u32, flow.slot);
+    cproxy_put(socket_cookie, &backend, &vip, FLOW_FROM_BACKEND as u32, 0)
 }
 
+/// One direction. The key lies on the stack: before 6.2 a helper takes none from memory that a function was given.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_put(key: *const FlowKey, value: *const FlowValue) -> u32 {
+extern "C" fn cproxy_put(
+    socket_cookie: u64,
+    from: *const Endpoint,
+    to: *const Endpoint,
+    direction: u32,
+    slot: u32,
+) -> u32 {
     const NOEXIST: u64 = 1;
     const EXIST: u64 = 2;
     // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
-    let (Some(key), Some(value)) = (unsafe { (key.as_ref(), value.as_ref()) }) else { return 0 };
-    if UDP_FLOWS.insert(key, value, EXIST).is_err() {
-        let is_inserted = UDP_FLOWS.insert(key, value, NOEXIST).is_ok();
+    let (Some(from), Some(to)) = (unsafe { (from.as_ref(), to.as_ref()) }) else { return 0 };
+    let (address, port, direction) = (from.address, from.port, direction as u16);
+    let key = FlowKey { socket_cookie, address, port, direction, zero: 0 };
+    let value = FlowValue { address: to.address, port: to.port, zero: 0, slot };
+    if UDP_FLOWS.insert(&key, &value, EXIST).is_err() {
+        let is_inserted = UDP_FLOWS.insert(&key, &value, NOEXIST).is_ok();
         count(if is_inserted { Counter::UdpFlowsInserted } else { Counter::StateLost });
     }
     0

@@ -249,7 +249,8 @@ impl PinDir {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(versioned, flags, Mode::empty()).map_err(io)?;
         match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(PinLock { _dir: dir }),
+            // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart; one is no worse for that.
+            Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { _dir: dir }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(PinError::Locked(self.dir.clone())),
             Err(error) => Err(io(error)),
         }
