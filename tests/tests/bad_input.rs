@@ -147,7 +147,7 @@ fn what_the_machine_lacks_is_named() {
     assert_fails(&half, 1, &["missing CAP_NET_ADMIN"]);
 
     let old = under(&sandbox, "setarch", &["--uname-2.6"], &args);
-    assert_fails(&old, 1, &["kernel 2.6.", "too old", "5.12"]);
+    assert_fails(&old, 1, &["kernel 2.6.", "too old", "5.13"]);
 
     let no_cgroup = ["--cgroup", "/tmp", "--manifests", &good(&sandbox).display().to_string()].map(str::to_owned);
     run_fails(&sandbox, &no_cgroup.each_ref().map(String::as_str), 1, &["--cgroup /tmp", "cgroup2"]);

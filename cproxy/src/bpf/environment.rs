@@ -18,11 +18,12 @@ pub(super) const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 /// Where bpffs is by convention; mounted there if need be.
 const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
 
-/// What came last of all that the programs cannot do without is the atomic compare-and-exchange, in 5.12. Before it:
-/// getpeername hooks and CAP_BPF (5.8), links on cgroups, network namespace cookies and ancestors of the current cgroup
-/// in these hooks (5.7), arrays that can be mapped (5.5), socket storage in them (5.3). Tried on 6.18 and on a 6.1 without JIT
-/// and BTF; where an architecture's JIT compiler lacks the exchange (arm64 before 5.18), loading tells.
-const KERNEL_MIN: (u32, u32) = (5, 12);
+/// What came last of all that the programs cannot do without: functions of theirs that are given pointers to memory, in
+/// 5.13. Before it: the atomic compare-and-exchange (5.12), getpeername hooks and CAP_BPF (5.8), links on cgroups, network
+/// namespace cookies and ancestors of the current cgroup in these hooks (5.7), arrays that can be mapped (5.5), socket
+/// storage in them (5.3). Tried on 6.18 and on a 6.1 without JIT and BTF; where an architecture's JIT compiler lacks the
+/// exchange (arm64 before 5.18), loading tells.
+const KERNEL_MIN: (u32, u32) = (5, 13);
 
 /// What this process may do, among other things.
 const STATUS: &str = "/proc/self/status";
