@@ -608,6 +608,22 @@ fn vip_an_application_reconnects_and_reaches_who_serves_now() {
     assert_eq!(stale.closes(Mode::Udp), 0);
 }
 
+/// It has a flow to the VIP by the backend that it is connected to, but that is not why it is connected.
+#[test]
+fn vip_a_socket_that_only_sends_to_the_vip_as_well_is_left_alone() {
+    let stale = Stale::start();
+    let _servers = stale.udp_servers();
+    stale.keep_pods(&[3]);
+    let sockets = FORMS.map(|form| {
+        let socket = Stale::udp(form, 3);
+        socket.send_to(b"who", form.vip()).unwrap();
+        socket
+    });
+    stale.keep_pods(&[1]);
+    assert_eq!(stale.closes(Mode::Udp), 0);
+    sockets.iter().for_each(|socket| assert_untouched(socket));
+}
+
 #[test]
 fn vip_readiness_comes_and_goes_without_harm() {
     let stale = Stale::start();

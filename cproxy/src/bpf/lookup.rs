@@ -145,16 +145,17 @@ impl SocketStates {
         })
     }
 
-    /// All that a socket has asked for and got: by its last `connect()`, and, if that has failed after it was noted, by the
-    /// one before it.
+    /// What a socket has asked for and got by `connect()`: by the last one, and, if that has failed after it was noted, by
+    /// the one before it, which is then among its flows. Nothing if it has only sent: whoever it is connected to, it is not
+    /// through us.
     ///
     /// # Errors
     /// It is no socket, or a map could not be read.
     pub fn get(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
-        let state = found(self.sockets.get(&socket.as_raw_fd(), 0))?;
+        let Some(state) = found(self.sockets.get(&socket.as_raw_fd(), 0))? else { return Ok(Vec::new()) };
         let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
         let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
-        Ok(state.map(|state| state.peer).into_iter().chain(flows).collect())
+        Ok([state.peer].into_iter().chain(flows).collect())
     }
 }
 
