@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::{k8s::ApiServer, sockets::Mode};
+use crate::{k8s::ApiServer, model::Own, sockets::Mode};
 
 /// Where Services and EndpointSlices come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +31,8 @@ pub struct Config {
     pub source: Source,
     /// A manifest that is served until the first complete sync.
     pub bootstrap: Option<PathBuf>,
-    /// The own node, which decides what is local.
-    pub node_name: Option<String>,
+    /// The place: the own node, its addresses and the VM's, as far as they are given.
+    pub own: Own,
     /// Where to attach; `None`: the cgroup2 root.
     pub cgroup: Option<PathBuf>,
     /// Who is left alone.
@@ -57,8 +57,14 @@ impl fmt::Display for Config {
         if let Some(path) = &self.bootstrap {
             write!(f, "; bootstrap {}", path.display())?;
         }
-        if let Some(name) = &self.node_name {
+        if let Some(name) = &self.own.node_name {
             write!(f, "; node {name}")?;
+        }
+        for (what, addresses) in [("node addresses", &self.own.node_ips), ("own addresses", &self.own.pod_ips)] {
+            if !addresses.is_empty() {
+                let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+                write!(f, "; {what} {}", addresses.join(", "))?;
+            }
         }
         match &self.cgroup {
             Some(dir) => write!(f, "; cgroup {}", dir.display())?,

@@ -18,7 +18,7 @@ use crate::{
     config::{Config, Exclude, Source},
     k8s::{self, ClientError},
     manifests::{self, Files, ManifestError, Watcher},
-    model::{Event, Exclusions, Store},
+    model::{Event, Exclusions, Own, Store},
 };
 use follow::Follower;
 use run_dir::RunDir;
@@ -72,8 +72,8 @@ pub enum AgentError {
 pub async fn run(config: Config) -> Result<(), AgentError> {
     let started = Instant::now();
     // Whatever can be wrong with the input is found before anything is attached.
-    let node = config.node_name.as_deref();
-    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, node)).transpose()?;
+    let own = &config.own;
+    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, own)).transpose()?;
     let exclusions = exclusions(&config.exclude)?;
     let source = prepare(&config.source).await?;
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
@@ -84,7 +84,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
     let listener = admin::listen(&config.run_dir).map_err(failed)?;
     install(&environment)?;
-    let mut follower = Follower::open(&pins, Store::new(node), run_dir, started)?;
+    let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, started)?;
     follower.configure(exclusions)?;
     if let Some(store) = bootstrap {
         follower.bootstrap(&store)?;
@@ -131,11 +131,11 @@ fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
     Ok(Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() })
 }
 
-fn read_bootstrap(path: &Path, node: Option<&str>) -> Result<Store, AgentError> {
+fn read_bootstrap(path: &Path, own: &Own) -> Result<Store, AgentError> {
     let failed = |message: String| AgentError::Bootstrap(path.to_owned(), message);
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let manifest = manifests::parse(&path.display().to_string(), &text).map_err(failed)?;
-    let mut store = Store::new(node);
+    let mut store = Store::new(own.clone());
     let problems: Vec<_> = manifest.events().into_iter().flat_map(|event| store.apply(event)).collect();
     manifest.problems.iter().chain(&problems).for_each(|problem| tracing::warn!("bootstrap: {problem}"));
     Ok(store)

@@ -10,6 +10,7 @@ mod version;
 
 use std::{fmt::Display, path::PathBuf, process::ExitCode};
 
+use crate::model::{Address, Own, parse_address};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
 /// Wrong usage.
@@ -60,16 +61,39 @@ struct RunDirOption {
 
 /// Where this is.
 #[derive(Args, Debug)]
-struct NodeOption {
-    /// Name of the own node: which endpoints are local
+struct OwnOptions {
+    /// Name of the own node: which endpoints are local, and whose zone and addresses count
     #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME")]
     node_name: Option<String>,
+    /// Addresses of the own node, on which node ports are served; default: the InternalIPs of its Node
+    #[arg(long, env = "CPROXY_NODE_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = node_ip)]
+    node_ip: Vec<Address>,
+    /// The VM's own addresses, for loadBalancerSourceRanges; `run` finds them by itself
+    #[arg(long, env = "CPROXY_POD_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = pod_ip)]
+    pod_ip: Vec<Address>,
 }
 
-impl NodeOption {
-    /// The name; an empty one, as scripts may leave it in the environment, is none.
-    fn name(&self) -> Option<&str> {
-        self.node_name.as_deref().filter(|name| !name.is_empty())
+impl OwnOptions {
+    /// What is given; an empty name, as scripts may leave it in the environment, is none.
+    fn own(&self) -> Own {
+        Own {
+            node_name: self.node_name.clone().filter(|name| !name.is_empty()),
+            node_ips: self.node_ip.clone(),
+            pod_ips: self.pod_ip.clone(),
+        }
+    }
+}
+
+fn pod_ip(text: &str) -> Result<Address, String> {
+    parse_address(text.trim()).ok_or_else(|| "not an IP address".to_owned())
+}
+
+fn node_ip(text: &str) -> Result<Address, String> {
+    let address = pod_ip(text)?;
+    if address.is_special() {
+        Err("no address of a node, on which ports could be served".to_owned())
+    } else {
+        Ok(address)
     }
 }
 

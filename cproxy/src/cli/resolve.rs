@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use anyhow::bail;
 use clap::Args;
 
-use super::{Format, NodeOption, print_rows};
+use super::{Format, OwnOptions, print_rows};
 use crate::{
     bpf,
     manifests::Files,
@@ -20,7 +20,7 @@ pub(super) struct Options {
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',', required = true)]
     manifests: Vec<PathBuf>,
     #[command(flatten)]
-    node: NodeOption,
+    own: OwnOptions,
     /// How to print the table
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
@@ -28,7 +28,7 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let files = Files::read(&options.manifests)?;
-    let mut store = Store::new(options.node.name());
+    let mut store = Store::new(options.own.own());
     let problems: Vec<_> = files.events().into_iter().flat_map(|event| store.apply(event)).collect();
     // As the agent does it, for what only shows when the Services are put together.
     let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());

@@ -7,7 +7,7 @@ use cproxy_ebpf::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX};
 use http::Uri;
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use super::{NodeOption, PinDirOption, RunDirOption};
+use super::{OwnOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
     config::{Config, Exclude, Source},
@@ -34,7 +34,7 @@ pub(super) struct Options {
     #[arg(long, env = "CPROXY_BOOTSTRAP", value_name = "FILE")]
     bootstrap: Option<PathBuf>,
     #[command(flatten)]
-    node: NodeOption,
+    own: OwnOptions,
     /// cgroup2 directory to attach to; default: the cgroup2 root, mounted if need be
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
@@ -107,7 +107,6 @@ pub(super) fn run(options: Options) -> anyhow::Result<()> {
 
 fn config(options: Options) -> Result<Config, clap::Error> {
     let exclude = exclude(&options)?;
-    let node_name = options.node.name().map(str::to_owned);
     let source = if options.manifests.is_empty() {
         Source::ApiServer(ApiServer {
             kubeconfig: options.kubeconfig,
@@ -120,7 +119,7 @@ fn config(options: Options) -> Result<Config, clap::Error> {
     Ok(Config {
         source,
         bootstrap: options.bootstrap,
-        node_name,
+        own: options.own.own(),
         cgroup: options.cgroup,
         exclude,
         terminate_sockets: options.terminate_sockets.into(),

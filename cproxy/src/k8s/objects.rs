@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::core::{ObjectMeta, Resource};
 use serde::{Deserialize, Deserializer};
 
@@ -15,6 +15,8 @@ pub struct Service {
     pub metadata: ObjectMeta,
     /// What it serves.
     pub spec: Option<ServiceSpec>,
+    /// What others have made of it.
+    pub status: Option<ServiceStatus>,
 }
 
 /// `spec` of a Service.
@@ -40,6 +42,36 @@ pub struct ServiceSpec {
     pub session_affinity_config: Option<SessionAffinityConfig>,
     /// Cluster or Local.
     pub internal_traffic_policy: Option<String>,
+    /// Addresses outside the cluster that lead to it.
+    #[serde(rename = "externalIPs")]
+    pub external_ips: Option<Vec<String>>,
+    /// Who may use its load balancer's addresses; nothing means everybody.
+    pub load_balancer_source_ranges: Option<Vec<String>>,
+}
+
+/// `status` of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceStatus {
+    /// What its load balancer has.
+    pub load_balancer: Option<LoadBalancerStatus>,
+}
+
+/// `status.loadBalancer` of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct LoadBalancerStatus {
+    /// Its addresses.
+    pub ingress: Option<Vec<LoadBalancerIngress>>,
+}
+
+/// One address of a load balancer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadBalancerIngress {
+    /// The address; an entry may have a host name only.
+    pub ip: Option<String>,
+    /// VIP (default) or Proxy.
+    pub ip_mode: Option<String>,
 }
 
 /// `spec.sessionAffinityConfig` of a Service.
@@ -60,6 +92,7 @@ pub struct ClientIpConfig {
 
 /// One of a Service's ports.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ServicePortSpec {
     /// Its name; may be missing where there is only one.
     pub name: Option<String>,
@@ -67,6 +100,8 @@ pub struct ServicePortSpec {
     pub protocol: Option<String>,
     /// The port.
     pub port: Option<i64>,
+    /// The port on every node; 0 is none.
+    pub node_port: Option<i64>,
 }
 
 /// discovery.k8s.io/v1 EndpointSlice.
@@ -94,6 +129,25 @@ pub struct EndpointSpec {
     pub conditions: Option<EndpointConditions>,
     /// The node it runs on.
     pub node_name: Option<String>,
+    /// For whom it is meant.
+    pub hints: Option<EndpointHints>,
+}
+
+/// For whom an endpoint is meant.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointHints {
+    /// Clients in these zones.
+    pub for_zones: Option<Vec<HintName>>,
+    /// Clients on these nodes.
+    pub for_nodes: Option<Vec<HintName>>,
+}
+
+/// A zone or node in a hint.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct HintName {
+    /// Its name.
+    pub name: Option<String>,
 }
 
 /// The state of an endpoint.
@@ -116,6 +170,33 @@ pub struct EndpointPortSpec {
     pub protocol: Option<String>,
     /// The endpoints' own port.
     pub port: Option<i64>,
+}
+
+/// v1 Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Node {
+    /// Names and labels.
+    #[serde(default, deserialize_with = "slim_metadata")]
+    pub metadata: ObjectMeta,
+    /// How it is.
+    pub status: Option<NodeStatus>,
+}
+
+/// `status` of a Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct NodeStatus {
+    /// Its addresses.
+    pub addresses: Option<Vec<NodeAddress>>,
+}
+
+/// One address of a Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct NodeAddress {
+    /// InternalIP, ExternalIP, Hostname and others.
+    #[serde(rename = "type")]
+    pub type_: Option<String>,
+    /// The address.
+    pub address: Option<String>,
 }
 
 /// Reads of `metadata` what is used; above all it leaves `managedFields` where they are.
@@ -171,3 +252,4 @@ macro_rules! resource {
 
 resource!(Service, NamespaceResourceScope, "", "v1", "Service", "services");
 resource!(EndpointSlice, NamespaceResourceScope, "discovery.k8s.io", "v1", "EndpointSlice", "endpointslices");
+resource!(Node, ClusterResourceScope, "", "v1", "Node", "nodes");

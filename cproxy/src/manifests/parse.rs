@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    k8s::objects::{EndpointSlice, Service},
+    k8s::objects::{EndpointSlice, Node, Service},
     model::{Event, Kind, Problem},
 };
 
@@ -17,12 +17,11 @@ pub struct Manifest {
     pub services: Vec<Service>,
     /// Its EndpointSlices.
     pub slices: Vec<EndpointSlice>,
+    /// Its Nodes.
+    pub nodes: Vec<Node>,
     /// What was wrong with single objects.
     pub problems: BTreeSet<Problem>,
 }
-
-/// Kinds that belong to the contract although nothing is read from them yet.
-const SILENTLY_IGNORED: [&str; 1] = ["Node"];
 
 /// How deep Lists may be nested.
 const LIST_DEPTH_MAX: usize = 4;
@@ -39,14 +38,17 @@ pub fn parse(file: &str, text: &str) -> Result<Manifest, String> {
     Ok(manifest)
 }
 
-/// Some manifests as complete lists of both kinds.
+/// Some manifests as complete lists of all kinds.
 pub(super) fn lists<'a>(manifests: impl Iterator<Item = &'a Manifest> + Clone) -> Vec<Event> {
     let services = manifests.clone().flat_map(|manifest| &manifest.services);
-    let slices = manifests.flat_map(|manifest| &manifest.slices);
-    let mut events = vec![Event::ListStarted(Kind::Services), Event::ListStarted(Kind::EndpointSlices)];
+    let slices = manifests.clone().flat_map(|manifest| &manifest.slices);
+    let nodes = manifests.flat_map(|manifest| &manifest.nodes);
+    let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
+    let mut events = Vec::from(kinds.map(Event::ListStarted));
+    events.extend(nodes.map(|node| Event::Node(Box::new(node.clone()))));
     events.extend(services.map(|service| Event::Service(Box::new(service.clone()))));
     events.extend(slices.map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
-    events.extend([Event::ListDone(Kind::Services), Event::ListDone(Kind::EndpointSlices)]);
+    events.extend(kinds.map(Event::ListDone));
     events
 }
 
@@ -60,6 +62,8 @@ fn documents(text: &str) -> Result<Vec<Value>, String> {
     }
     // A manifest of ten thousand Services is no attack; nesting and aliases stay bounded.
     let options = serde_saphyr::options! {
+        // Something may be named n or yes.
+        strict_booleans: true,
         budget: serde_saphyr::budget! {
             max_events: usize::MAX,
             max_nodes: usize::MAX,
@@ -71,7 +75,7 @@ fn documents(text: &str) -> Result<Vec<Value>, String> {
 }
 
 impl Manifest {
-    /// The manifest as complete lists of both kinds.
+    /// The manifest as complete lists of all kinds.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
         lists(std::iter::once(self))
@@ -89,12 +93,15 @@ impl Manifest {
                 let slice = self.object::<EndpointSlice>(document, place, "EndpointSlice").map(defaulted);
                 self.slices.extend(slice);
             }
+            ("v1", "Node") => {
+                let node = self.object::<Node>(document, place, "Node");
+                self.nodes.extend(node);
+            }
             _ if kind.ends_with("List") && depth > 0 => self.take_list(document, place, depth - 1),
             _ if document.is_null() => {}
             ("", "") => self.problem(place, "apiVersion and kind are missing; ignored".to_owned()),
             ("", kind) => self.problem(place, format!("{kind} without apiVersion; ignored")),
             (_, "") => self.problem(place, "kind is missing; ignored".to_owned()),
-            (_, kind) if SILENTLY_IGNORED.contains(&kind) => {}
             (version, kind) => {
                 self.problem(&format!("kind {kind}"), format!("{version} {kind} is not used by cproxy; ignored"));
             }

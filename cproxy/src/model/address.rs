@@ -80,10 +80,84 @@ impl Address {
         words
     }
 
+    /// Whether no Service can have it: loopback, multicast or unspecified.
+    #[must_use]
+    pub fn is_special(self) -> bool {
+        let address = IpAddr::from(self);
+        address.is_loopback() || address.is_multicast() || address.is_unspecified()
+    }
+
     /// IPv4 if it is IPv4-mapped.
     #[must_use]
     pub fn family(self) -> Family {
         if Ipv6Addr::from(self.0).to_ipv4_mapped().is_some() { Family::V4 } else { Family::V6 }
+    }
+}
+
+/// A range of addresses of one family, as in 10.0.0.0/8.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AddressRange {
+    first: Address,
+    /// How many bits are fixed, of the 128.
+    fixed: u8,
+}
+
+impl AddressRange {
+    /// Reads address/length. The address is read as by [`parse_address`]; its bits beyond the length do not matter
+    /// (k8s.io/utils/net `ParseCIDRSloppy`). `None` if it is no range.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (address, length) = text.split_once('/')?;
+        let digits_only = !length.is_empty() && length.bytes().all(|byte| byte.is_ascii_digit());
+        let length: u8 = digits_only.then(|| length.parse().ok()).flatten()?;
+        let address = parse_address(address)?;
+        // An IPv4-mapped address has a length of 128 bits if it is written so.
+        let bits_before = if text.contains(':') { 0 } else { 96 };
+        let fixed = length.checked_add(bits_before).filter(|&fixed| fixed <= 128)?;
+        // A range that reaches beyond the IPv4-mapped addresses is one of IPv6.
+        let first = u128::from_be_bytes(address.0) & mask(fixed);
+        Some(Self { first: Address(first.to_be_bytes()), fixed })
+    }
+
+    /// Whether an address is in it.
+    #[must_use]
+    pub fn contains(&self, address: Address) -> bool {
+        (u128::from_be_bytes(address.0) & mask(self.fixed)).to_be_bytes() == self.first.0
+            && address.family() == self.family()
+    }
+
+    /// The family of all its addresses.
+    #[must_use]
+    pub fn family(&self) -> Family {
+        if self.fixed >= 96 { self.first.family() } else { Family::V6 }
+    }
+
+    /// Whether every address of its family is in it.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.fixed
+            == match self.family() {
+                Family::V4 => 96,
+                Family::V6 => 0,
+            }
+    }
+}
+
+/// The first bits of 128.
+fn mask(fixed: u8) -> u128 {
+    u128::MAX.checked_shl(128 - u32::from(fixed.min(128))).unwrap_or(0)
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits_before = if self.family() == Family::V4 { 96 } else { 0 };
+        write!(f, "{}/{}", self.first, self.fixed - bits_before)
+    }
+}
+
+impl fmt::Debug for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -187,6 +261,42 @@ mod tests {
         ] {
             assert_eq!(parse_address(text).map(|address| address.to_string()).as_deref(), expected, "{text:?}");
         }
+    }
+
+    #[test]
+    fn ranges_are_read_leniently() {
+        for (text, expected) in [
+            ("10.0.0.0/8", Some("10.0.0.0/8")),
+            ("010.1.2.3/8", Some("10.0.0.0/8")),
+            ("0.0.0.0/0", Some("0.0.0.0/0")),
+            ("10.0.0.1/32", Some("10.0.0.1/32")),
+            ("fd00::1/16", Some("fd00::/16")),
+            ("::/0", Some("::/0")),
+            ("fd00::1/128", Some("fd00::1/128")),
+            ("::ffff:10.0.0.1/104", Some("10.0.0.0/8")),
+            ("10.0.0.0/33", None),
+            ("fd00::/129", None),
+            ("fd00::/255", None),
+            ("10.0.0.0", None),
+            ("10.0.0.0/", None),
+            ("10.0.0.0/+8", None),
+            ("/8", None),
+        ] {
+            let range = AddressRange::parse(text);
+            assert_eq!(range.map(|range| range.to_string()).as_deref(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_range_has_the_addresses_of_its_family_between_its_ends() {
+        let has =
+            |range: &str, address: &str| AddressRange::parse(range).unwrap().contains(parse_address(address).unwrap());
+        assert!(has("10.0.0.0/8", "10.255.255.255") && !has("10.0.0.0/8", "11.0.0.0"));
+        assert!(has("0.0.0.0/0", "1.2.3.4") && !has("0.0.0.0/0", "fd00::1"));
+        assert!(has("::/0", "fd00::1") && !has("::/0", "1.2.3.4"));
+        assert!(has("fd00::/16", "fd00:1::") && !has("fd00::/16", "fd01::"));
+        let whole = |range: &str| AddressRange::parse(range).unwrap().is_whole();
+        assert!(whole("0.0.0.0/0") && whole("::/0") && !whole("0.0.0.0/1") && !whole("::/1"));
     }
 
     #[test]

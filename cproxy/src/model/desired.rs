@@ -3,14 +3,32 @@
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
 use super::{
-    Backend, Endpoint, Family, Frontend, ObjectName, Protocol, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
+    Address, Backend, Endpoint, Family, Frontend, NodeHint, Problem, Protocol, ServiceName, ServicePort, ServiceRow,
+    SliceRow, Store,
 };
 
 /// Where a frontend's address comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// `spec.clusterIP` or `spec.clusterIPs`.
     ClusterIp,
+    /// `spec.externalIPs`.
+    ExternalIp,
+    /// `status.loadBalancer.ingress`.
+    LoadBalancerIp,
+    /// An address of the own node, with the Service's `nodePort`.
+    NodePort,
+}
+
+/// Which of a Service port's endpoints a frontend leads to: frontends with the same share a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Those in the whole cluster, as far as hints allow.
+    Cluster,
+    /// Those on the own node: a ClusterIP with internal traffic policy Local.
+    Local,
+    /// None: `loadBalancerSourceRanges` do not let this VM in.
+    Denied,
 }
 
 /// What a new connection to a frontend gets.
@@ -35,6 +53,8 @@ pub struct Row {
     pub port_name: Arc<str>,
     /// Why the Service has this frontend.
     pub source: Source,
+    /// Which endpoints it leads to.
+    pub scope: Scope,
     /// What a new connection gets.
     pub action: Action,
     /// For how long a client keeps its backend; `None` without session affinity.
@@ -51,6 +71,9 @@ impl Source {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ClusterIp => "ClusterIP",
+            Self::ExternalIp => "ExternalIP",
+            Self::LoadBalancerIp => "LoadBalancerIP",
+            Self::NodePort => "NodePort",
         }
     }
 }
@@ -77,88 +100,265 @@ impl Action {
     }
 }
 
-/// The rows of one Service; none if it is unknown.
+/// The rows of one Service; none if it is unknown. No two have the same frontend for the same port.
 #[must_use]
 pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
     let Some(service) = store.service_row(name) else { return Vec::new() };
-    let mut rows = Vec::with_capacity(service.ports.len() * service.cluster_ips.len());
-    for &address in &service.cluster_ips {
-        for port in &service.ports {
-            let endpoints = merged_endpoints(store.slices(name), port, address.family());
-            let (action, backends) = eligible_backends(&endpoints, service.is_internal_local);
+    let places = places(store, service);
+    let node_ips = node_ips(store, service);
+    let mut rows = Vec::with_capacity(service.ports.len() * (places.len() + node_ips.len()));
+    for port in &service.ports {
+        let mut sets = Sets { store, name, port, members: BTreeMap::new() };
+        let mut add = |address: Address, number: u16, source: Source, scope: Scope| {
+            let Members { action, backends, serving } = sets.get(address.family(), scope);
             rows.push(Row {
-                frontend: Frontend { address, port: port.port, protocol: port.protocol },
+                frontend: Frontend { address, port: number, protocol: port.protocol },
                 service: name.clone(),
                 port_name: port.name.clone(),
-                source: Source::ClusterIp,
+                source,
+                scope,
                 action,
                 session_affinity_seconds: service.affinity_seconds,
-                serving: backends_of(&endpoints, |backend, endpoint| {
-                    endpoint.serving && backends.binary_search(backend).is_err()
-                }),
                 backends,
+                serving,
             });
+        };
+        for (&address, &(source, scope)) in &places {
+            add(address, port.port, source, scope);
+        }
+        for (&address, number) in node_ips.iter().flat_map(|ip| port.node_port.map(|number| (ip, number.get()))) {
+            if number != port.port || !places.contains_key(&address) {
+                add(address, number, Source::NodePort, Scope::Cluster);
+            }
         }
     }
     rows
 }
 
+/// What cannot be done for a Service because something about the own place is not known.
+#[must_use]
+pub(super) fn desired_problems(store: &Store, name: &ServiceName) -> Vec<Problem> {
+    let Some(service) = store.service_row(name) else { return Vec::new() };
+    let mut problems = Vec::new();
+    for (family, family_name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+        let has_vip = service.load_balancer_ips.iter().any(|address| address.family() == family);
+        let is_restricted = service.source_ranges.iter().any(|range| range.family() == family);
+        if has_vip && is_restricted && !store.pod_ips().iter().any(|address| address.family() == family) {
+            let message = format!(
+                "the own {family_name} address is not known: connections to the load balancer's are dropped; pass --pod-ip"
+            );
+            problems.push(Problem::new(format_args!("Service {name}"), "spec.loadBalancerSourceRanges", message));
+        }
+    }
+    problems
+}
+
 /// The whole table, sorted by frontend: what `cproxy resolve` prints, and the oracle of the incremental path.
 #[must_use]
 pub fn resolve(store: &Store) -> Vec<Row> {
-    let mut table = BTreeMap::<Frontend, (&ServiceRow, Row)>::new();
+    let mut table = BTreeMap::<Frontend, (Option<i64>, Row)>::new();
     for (name, service) in store.services() {
         for row in desired_rows(store, name) {
-            let beats = |(other, of): &(&ServiceRow, Row)| {
-                precedence((service.created_s, name), (other.created_s, &of.service)) == Ordering::Less
+            let claim = Claim { source: row.source, created_s: service.created_s, service: name };
+            let beats = |(created_s, other): &(Option<i64>, Row)| {
+                let other = Claim { source: other.source, created_s: *created_s, service: &other.service };
+                precedence(claim, other) == Ordering::Less
             };
             if table.get(&row.frontend).is_none_or(beats) {
-                table.insert(row.frontend, (service, row));
+                table.insert(row.frontend, (service.created_s, row));
             }
         }
     }
     table.into_values().map(|(_, row)| row).collect()
 }
 
-/// Who owns an address that several Services claim: the older, then the first by name. Age unknown counts as youngest.
-pub(super) fn precedence(a: (Option<i64>, &ObjectName), b: (Option<i64>, &ObjectName)) -> Ordering {
-    let age = |created_s: Option<i64>| created_s.unwrap_or(i64::MAX);
-    age(a.0).cmp(&age(b.0)).then_with(|| a.1.cmp(b.1))
+/// One Service's wish to have an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim<'a> {
+    pub(super) source: Source,
+    pub(super) created_s: Option<i64>,
+    pub(super) service: &'a ServiceName,
 }
 
-/// `CategorizeEndpoints` (pkg/proxy/topology.go) for ClusterIPs: the ready endpoints, or, if there is none, those that
-/// still serve while they terminate; with internal traffic policy Local only those on the own node.
-fn eligible_backends(endpoints: &BTreeMap<Backend, Endpoint>, local_only: bool) -> (Action, Vec<Backend>) {
-    let usable = |local_only: bool| {
-        let may = |endpoint: &Endpoint| endpoint.local || !local_only;
-        let ready = backends_of(endpoints, |_, endpoint| endpoint.ready && may(endpoint));
-        let ends = |endpoint: &Endpoint| endpoint.serving && endpoint.terminating;
-        if ready.is_empty() { backends_of(endpoints, |_, endpoint| ends(endpoint) && may(endpoint)) } else { ready }
+/// Who owns a frontend that several claim: an address of a Service comes before a port of the node; then the older
+/// Service, then the first by name. Age unknown counts as youngest.
+pub(super) fn precedence(a: Claim<'_>, b: Claim<'_>) -> Ordering {
+    let key = |claim: Claim<'_>| (claim.source == Source::NodePort, claim.created_s.unwrap_or(i64::MAX));
+    key(a).cmp(&key(b)).then_with(|| a.service.cmp(b.service))
+}
+
+/// The addresses of a Service itself. One that it has for several reasons is there for the first of them, but denied if
+/// it is denied for any, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`).
+fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (Source, Scope)> {
+    let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
+    let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, Source::ClusterIp, cluster_ip_scope));
+    let external_ips = service.external_ips.iter().map(|&ip| (ip, Source::ExternalIp, Scope::Cluster));
+    let balancer_ips = service.load_balancer_ips.iter().map(|&ip| {
+        (
+            ip,
+            Source::LoadBalancerIp,
+            if may_enter(store, service, ip.family()) { Scope::Cluster } else { Scope::Denied },
+        )
+    });
+    let mut places = BTreeMap::new();
+    for (address, source, scope) in cluster_ips.chain(external_ips).chain(balancer_ips) {
+        let place = places.entry(address).or_insert((source, scope));
+        if scope == Scope::Denied {
+            place.1 = scope;
+        }
+    }
+    places
+}
+
+/// Whether `loadBalancerSourceRanges` let this VM in, whose address is the source of all that its sockets send.
+fn may_enter(store: &Store, service: &ServiceRow, family: Family) -> bool {
+    let mut ranges = service.source_ranges.iter().filter(|range| range.family() == family).peekable();
+    ranges.peek().is_none() || ranges.any(|range| store.pod_ips().iter().any(|&ip| range.contains(ip)))
+}
+
+/// The own node's addresses on which a Service's node ports are served.
+fn node_ips(store: &Store, service: &ServiceRow) -> Vec<Address> {
+    let is_served = |ip: &&Address| service.cluster_ips.iter().any(|other| other.family() == ip.family());
+    store.node_ips().iter().filter(is_served).filter(|ip| !ip.is_special()).copied().collect()
+}
+
+/// What a frontend of one Service port leads to.
+#[derive(Clone)]
+struct Members {
+    action: Action,
+    backends: Vec<Backend>,
+    serving: Vec<Backend>,
+}
+
+/// The sets of one Service port, each computed once.
+struct Sets<'a> {
+    store: &'a Store,
+    name: &'a ServiceName,
+    port: &'a ServicePort,
+    members: BTreeMap<(Family, Scope), Members>,
+}
+
+impl Sets<'_> {
+    fn get(&mut self, family: Family, scope: Scope) -> Members {
+        let Self { store, name, port, members } = self;
+        let compute = || Members::new(&merged_endpoints(store.slices(name), port, family), scope, store.zone());
+        members.entry((family, scope)).or_insert_with(compute).clone()
+    }
+}
+
+impl Members {
+    /// `CategorizeEndpoints` (pkg/proxy/topology.go), and what follows for new connections.
+    fn new(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<str>>) -> Self {
+        let usable = |endpoint: &Endpoint| endpoint.ready || endpoint.serving && endpoint.terminating;
+        let backends = eligible(endpoints, scope, zone);
+        let drops = scope == Scope::Denied || endpoints.values().any(|found| usable(found.endpoint));
+        let action = Action::of(!backends.is_empty(), drops);
+        let serves =
+            |backend: &Backend, found: &Found<'_>| found.endpoint.serving && backends.binary_search(backend).is_err();
+        Self { action, serving: backends_of(endpoints, serves), backends }
+    }
+}
+
+/// The endpoints that get new connections: the ready ones, or, if there is none, those that still serve while they
+/// terminate.
+fn eligible(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<str>>) -> Vec<Backend> {
+    let preference = Preference::of(endpoints, zone);
+    let is_near = |found: &Found<'_>| match scope {
+        Scope::Cluster => true,
+        Scope::Local => found.endpoint.local,
+        Scope::Denied => false,
     };
-    let eligible = usable(local_only);
-    let drops = local_only && eligible.is_empty() && !usable(false).is_empty();
-    (Action::of(!eligible.is_empty(), drops), eligible)
+    // Hints are for clients in the whole cluster: an endpoint on the own node is near enough whatever they say.
+    let is_hinted = |found: &Found<'_>| scope != Scope::Cluster || preference.allows(found, zone);
+    let ready = backends_of(endpoints, |_, found| found.endpoint.ready && is_near(found) && is_hinted(found));
+    if !ready.is_empty() {
+        return ready;
+    }
+    backends_of(endpoints, |_, found| found.endpoint.serving && found.endpoint.terminating && is_near(found))
 }
 
-fn backends_of(endpoints: &BTreeMap<Backend, Endpoint>, wanted: impl Fn(&Backend, &Endpoint) -> bool) -> Vec<Backend> {
-    endpoints.iter().filter(|(backend, endpoint)| wanted(backend, endpoint)).map(|(&backend, _)| backend).collect()
+/// Which hints are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Preference {
+    /// None.
+    Nothing,
+    /// For the own zone.
+    Zone,
+    /// For the own node.
+    Node,
+}
+
+impl Preference {
+    /// `topologyModeFromHints`: every ready endpoint has a hint and one is for here, or hints do not count.
+    pub(super) fn of(endpoints: &Merged<'_>, zone: Option<&Arc<str>>) -> Self {
+        let mut ready = endpoints.values().filter(|found| found.endpoint.ready).peekable();
+        if ready.peek().is_none() {
+            return Self::Nothing;
+        }
+        let (mut all_name_nodes, mut one_names_node) = (true, false);
+        let (mut all_name_zones, mut one_names_zone) = (true, false);
+        for found in ready {
+            all_name_nodes &= found.endpoint.node_hint != NodeHint::None;
+            one_names_node |= found.endpoint.node_hint == NodeHint::Own;
+            all_name_zones &= !found.zones().is_empty();
+            one_names_zone |= found.names_zone(zone);
+        }
+        match (all_name_nodes && one_names_node, all_name_zones && one_names_zone) {
+            (true, _) => Self::Node,
+            (false, true) => Self::Zone,
+            (false, false) => Self::Nothing,
+        }
+    }
+
+    /// Whether an endpoint is meant for here.
+    pub(super) fn allows(self, found: &Found<'_>, zone: Option<&Arc<str>>) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Zone => found.names_zone(zone),
+            Self::Node => found.endpoint.node_hint == NodeHint::Own,
+        }
+    }
+}
+
+fn backends_of(endpoints: &Merged<'_>, wanted: impl Fn(&Backend, &Found<'_>) -> bool) -> Vec<Backend> {
+    endpoints.iter().filter(|(backend, found)| wanted(backend, found)).map(|(&backend, _)| backend).collect()
+}
+
+/// The endpoints of one Service port in one family.
+pub(super) type Merged<'a> = BTreeMap<Backend, Found<'a>>;
+
+/// An endpoint and the slice that it was found in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found<'a> {
+    pub(super) slice: &'a SliceRow,
+    pub(super) endpoint: &'a Endpoint,
+}
+
+impl Found<'_> {
+    fn zones(&self) -> &[Arc<str>] {
+        self.slice.zones(self.endpoint)
+    }
+
+    fn names_zone(&self, zone: Option<&Arc<str>>) -> bool {
+        zone.is_some_and(|zone| self.zones().contains(zone))
+    }
 }
 
 /// The union over all slices, by address and port. Of two with the same, one that is not terminating wins, else the
 /// one of the first slice by name.
-fn merged_endpoints<'a>(
+pub(super) fn merged_endpoints<'a>(
     slices: impl Iterator<Item = &'a SliceRow>,
     port: &ServicePort,
     family: Family,
-) -> BTreeMap<Backend, Endpoint> {
-    let mut merged = BTreeMap::<Backend, Endpoint>::new();
+) -> Merged<'a> {
+    let mut merged = Merged::new();
     for slice in slices.filter(|slice| slice.family == family) {
         for number in slice_ports(slice, &port.name, port.protocol) {
             for endpoint in &slice.endpoints {
-                let backend = Backend { address: endpoint.address, port: number };
-                let known = merged.entry(backend).or_insert(*endpoint);
-                if known.terminating && !endpoint.terminating {
-                    *known = *endpoint;
+                let found = Found { slice, endpoint };
+                let known = merged.entry(Backend { address: endpoint.address, port: number }).or_insert(found);
+                if known.endpoint.terminating && !endpoint.terminating {
+                    *known = found;
                 }
             }
         }

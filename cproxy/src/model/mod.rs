@@ -11,6 +11,7 @@ mod affinity;
 mod desired;
 mod kernel;
 mod names;
+mod own;
 mod problem;
 mod service;
 mod slice;
@@ -20,13 +21,14 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use address::{Address, Backend, Family, Frontend, Protocol, parse_address};
+pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, parse_address};
 pub use affinity::affinity_id;
-pub use desired::{Action, Row, Source, desired_rows, resolve};
+pub use desired::{Action, Row, Scope, Source, desired_rows, resolve};
 pub use kernel::{Affinity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op};
 pub use names::{ObjectName, ServiceName};
+pub use own::Own;
 pub use problem::{Problem, printable};
 pub use service::{ServicePort, ServiceRow};
-pub use slice::{Endpoint, SlicePort, SliceRow};
+pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};
 pub use store::{Event, Kind, Store};
 pub use table::Table;

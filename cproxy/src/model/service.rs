@@ -1,10 +1,10 @@
 //! A Service as a compact row: which of its addresses and ports count (kube-proxy 1.36, `pkg/proxy/util/utils.go` and
 //! `serviceport.go`).
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, num::NonZeroU16, sync::Arc};
 
-use super::{Address, Family, Problem, Protocol, ServiceName, address::parse_address};
-use crate::k8s::objects::{Service, ServicePortSpec, ServiceSpec};
+use super::{Address, AddressRange, Family, Problem, Protocol, ServiceName, address::parse_address};
+use crate::k8s::objects::{LoadBalancerIngress, Service, ServicePortSpec, ServiceSpec};
 
 /// Another proxy serves a Service with this label, whatever its value.
 const LABEL_SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -18,8 +18,14 @@ const AFFINITY_MAX_SECONDS: u32 = 86_400;
 pub struct ServiceRow {
     /// When it was created, in seconds since 1970; decides who owns an address that two Services claim.
     pub created_s: Option<i64>,
-    /// Its ClusterIPs, at most one of each family.
+    /// Its ClusterIPs, at most one of each family. A family without one has no frontend at all.
     pub cluster_ips: Vec<Address>,
+    /// `spec.externalIPs` of its families.
+    pub external_ips: Box<[Address]>,
+    /// The VIPs of its load balancer, of its families.
+    pub load_balancer_ips: Box<[Address]>,
+    /// Who may use those: nobody else in a family that has a range; everybody in a family that has none.
+    pub source_ranges: Box<[AddressRange]>,
     /// Its ports that can be served.
     pub ports: Vec<ServicePort>,
     /// For how long a client keeps its backend; `None` without session affinity.
@@ -37,6 +43,8 @@ pub struct ServicePort {
     pub protocol: Protocol,
     /// The port clients connect to.
     pub port: u16,
+    /// The port of the nodes that leads here too.
+    pub node_port: Option<NonZeroU16>,
 }
 
 impl ServiceRow {
@@ -58,12 +66,19 @@ impl ServiceRow {
         if has_label(service, LABEL_SERVICE_PROXY_NAME) || is_without_cluster_ip(spec, report) {
             return None;
         }
+        let cluster_ips = cluster_ips(spec, report);
+        let is_served = |address: Address| cluster_ips.iter().any(|ip| ip.family() == address.family());
+        let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let ingress = balancer.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
         Some(Self {
             created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
-            cluster_ips: cluster_ips(spec, report),
+            external_ips: external_ips(spec, is_served, report),
+            load_balancer_ips: load_balancer_ips(ingress, is_served, report),
+            source_ranges: source_ranges(spec, report),
             ports: ports(spec, report),
             affinity_seconds: affinity_seconds(spec, report),
             is_internal_local: is_internal_local(spec, node, report),
+            cluster_ips,
         })
     }
 }
@@ -86,8 +101,13 @@ fn is_without_cluster_ip(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)
 }
 
 fn affinity_seconds(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Option<u32> {
-    if spec.session_affinity.as_deref() != Some("ClientIP") {
-        return None;
+    match spec.session_affinity.as_deref() {
+        Some("ClientIP") => {}
+        None | Some("" | "None") => return None,
+        Some(other) => {
+            report("spec.sessionAffinity", &format!("{other:?} is neither None nor ClientIP; None is used"));
+            return None;
+        }
     }
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     let Some(seconds) = config.and_then(|config| config.timeout_seconds) else { return Some(AFFINITY_DEFAULT_SECONDS) };
@@ -100,7 +120,14 @@ fn affinity_seconds(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> 
 }
 
 fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, report: &mut impl FnMut(&str, &str)) -> bool {
-    let is_local = spec.internal_traffic_policy.as_deref() == Some("Local");
+    let is_local = match spec.internal_traffic_policy.as_deref() {
+        Some("Local") => true,
+        None | Some("" | "Cluster") => false,
+        Some(other) => {
+            report("spec.internalTrafficPolicy", &format!("{other:?} is neither Cluster nor Local; Cluster is used"));
+            false
+        }
+    };
     if is_local && node.is_none() {
         let message = "Local, and the own node is not known: connections are dropped; pass --node-name";
         report("spec.internalTrafficPolicy", message);
@@ -118,6 +145,7 @@ fn cluster_ips(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<A
     for (family, family_name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
         let Some((field, text)) = cluster_ip_of(spec, family_name) else { continue };
         match parse_address(text.trim()) {
+            Some(address) if address.is_special() => report(&field, &no_frontend(text)),
             Some(address) if address.family() == family => found.push(address),
             // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
             Some(_) if field == "spec.clusterIP" => {}
@@ -127,6 +155,81 @@ fn cluster_ips(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<A
         }
     }
     found
+}
+
+/// Of addresses that mean something else to every program, whatever a Service says.
+fn no_frontend(text: &str) -> String {
+    format!("{text:?} is a loopback, multicast or unspecified address; not served")
+}
+
+/// `MapIPsByIPFamily` of `spec.externalIPs`.
+fn external_ips(
+    spec: &ServiceSpec,
+    is_served: impl Fn(Address) -> bool,
+    report: &mut impl FnMut(&str, &str),
+) -> Box<[Address]> {
+    let texts = spec.external_ips.as_deref().unwrap_or_default().iter().map(String::as_str).enumerate();
+    texts
+        .filter_map(|(index, text)| extra_ip(text, &is_served, &format!("spec.externalIPs[{index}]"), report))
+        .collect()
+}
+
+/// Those that are VIPs: a load balancer in mode Proxy wants to see the connections itself.
+fn load_balancer_ips(
+    ingress: &[LoadBalancerIngress],
+    is_served: impl Fn(Address) -> bool,
+    report: &mut impl FnMut(&str, &str),
+) -> Box<[Address]> {
+    let mut found = Vec::new();
+    for (index, ingress) in ingress.iter().enumerate() {
+        let field = |name: &str| format!("status.loadBalancer.ingress[{index}].{name}");
+        match ingress.ip_mode.as_deref() {
+            None | Some("VIP") => {
+                let text = ingress.ip.as_deref().unwrap_or_default();
+                found.extend(extra_ip(text, &is_served, &field("ip"), report));
+            }
+            Some("Proxy") => {}
+            Some(other) => report(&field("ipMode"), &format!("{other:?} is neither VIP nor Proxy; not served")),
+        }
+    }
+    found.into()
+}
+
+/// An address beside the ClusterIP. Blanks mean nothing.
+fn extra_ip(
+    text: &str,
+    is_served: impl Fn(Address) -> bool,
+    field: &str,
+    report: &mut impl FnMut(&str, &str),
+) -> Option<Address> {
+    if text.trim().is_empty() {
+        return None;
+    }
+    match parse_address(text.trim()) {
+        Some(address) if address.is_special() => report(field, &no_frontend(text)),
+        Some(address) if is_served(address) => return Some(address),
+        Some(_) => report(field, &format!("{text:?}: the Service has no ClusterIP of that family; not served")),
+        None => report(field, &format!("{text:?} is no IP address; not served")),
+    }
+    None
+}
+
+/// `MapCIDRsByIPFamily`. A range of all addresses of a family is the same as none.
+fn source_ranges(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Box<[AddressRange]> {
+    let mut ranges = Vec::new();
+    for (index, text) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
+        match AddressRange::parse(text.trim()) {
+            Some(range) => ranges.push(range),
+            None if text.trim().is_empty() => {}
+            None => report(
+                &format!("spec.loadBalancerSourceRanges[{index}]"),
+                &format!("{text:?} is no range of addresses, such as 10.0.0.0/8; ignored"),
+            ),
+        }
+    }
+    let open: Vec<_> = ranges.iter().filter(|range| range.is_whole()).map(AddressRange::family).collect();
+    ranges.retain(|range| !open.contains(&range.family()));
+    ranges.into()
 }
 
 fn cluster_ip_of<'a>(spec: &'a ServiceSpec, family_name: &str) -> Option<(String, &'a str)> {
@@ -148,7 +251,13 @@ fn ports(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<Service
     let mut ports = Vec::with_capacity(specs.len());
     for (index, spec) in specs.iter().enumerate() {
         match service_port(spec) {
-            Ok(port) if seen.insert((port.name.clone(), port.protocol)) => ports.push(port),
+            Ok(mut port) if seen.insert((port.name.clone(), port.protocol)) => {
+                port.node_port = node_port(spec).unwrap_or_else(|message| {
+                    report(&format!("spec.ports[{index}].nodePort"), &message);
+                    None
+                });
+                ports.push(port);
+            }
             Ok(_) => report(&format!("spec.ports[{index}]"), "another port has the same name and protocol; not served"),
             Err(message) => report(&format!("spec.ports[{index}]"), &message),
         }
@@ -161,7 +270,13 @@ fn service_port(spec: &ServicePortSpec) -> Result<ServicePort, String> {
     let port = spec.port.ok_or("it has no port number; not served")?;
     let port = u16::try_from(port).ok().filter(|&port| port != 0);
     let port = port.ok_or_else(|| format!("port {} is not in 1..65535; not served", spec.port.unwrap_or_default()))?;
-    Ok(ServicePort { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port })
+    Ok(ServicePort { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: None })
+}
+
+/// 0 is none.
+fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, String> {
+    let port = spec.node_port.unwrap_or_default();
+    u16::try_from(port).map(NonZeroU16::new).map_err(|_| format!("{port} is not in 1..65535; not served"))
 }
 
 /// Reads a protocol; nothing means TCP.

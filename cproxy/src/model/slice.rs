@@ -5,12 +5,15 @@ use std::sync::Arc;
 use super::{
     Address, Family, ObjectName, Problem, Protocol, ServiceName, address::parse_address, service::parse_protocol,
 };
-use crate::k8s::objects::{EndpointConditions, EndpointPortSpec, EndpointSlice, EndpointSpec};
+use crate::k8s::objects::{EndpointConditions, EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
 
 /// Names the Service that a slice belongs to; owner references do not matter.
 const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Marks slices of headless Services, whatever its value.
 const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// With how many of the sets of zones that a slice has already a further one is compared.
+const ZONES_COMPARED_MAX: usize = 32;
 
 /// What is kept of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub struct SliceRow {
     pub ports: Vec<SlicePort>,
     /// The endpoints that may ever be used.
     pub endpoints: Vec<Endpoint>,
+    /// The sets of zones that endpoints are meant for.
+    zones: Vec<Box<[Arc<str>]>>,
 }
 
 /// A port of a slice: matched with the Service's by name and protocol.
@@ -49,6 +54,21 @@ pub struct Endpoint {
     pub terminating: bool,
     /// It runs on the own node.
     pub local: bool,
+    /// The nodes it is meant for.
+    pub node_hint: NodeHint,
+    /// The zones it is meant for: their index in the slice's list, from 1; 0 if it says nothing of zones.
+    zones: u16,
+}
+
+/// What an endpoint says of the nodes that it is meant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeHint {
+    /// Nothing.
+    None,
+    /// The own node is one of them.
+    Own,
+    /// Only others.
+    Others,
 }
 
 impl SliceRow {
@@ -76,9 +96,64 @@ impl SliceRow {
             }
         };
         let service = service_of(name, slice, report)?;
-        let endpoints = endpoints(slice, family, node, report);
-        Some(Self { service, family, ports: ports(slice, report), endpoints })
+        let mut row = Self { service, family, ports: ports(slice, report), endpoints: Vec::new(), zones: Vec::new() };
+        row.take_endpoints(slice, node, report);
+        Some(row)
     }
+
+    /// The zones that one of its endpoints is meant for; none if it says nothing of zones.
+    #[must_use]
+    pub fn zones(&self, endpoint: &Endpoint) -> &[Arc<str>] {
+        let index = usize::from(endpoint.zones).checked_sub(1);
+        index.and_then(|index| self.zones.get(index)).map_or(&[], |zones| zones)
+    }
+
+    fn take_endpoints(&mut self, slice: &EndpointSlice, node: Option<&str>, report: &mut impl FnMut(&str, &str)) {
+        let specs = slice.endpoints.as_deref().unwrap_or_default();
+        self.endpoints.reserve_exact(specs.len());
+        for (index, spec) in specs.iter().enumerate() {
+            let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else { continue };
+            match parse_endpoint_address(text, self.family) {
+                Ok(address) => {
+                    let zones = self.zones_of(spec.hints.as_ref());
+                    self.endpoints.push(Endpoint { zones, ..endpoint(spec, address, node) });
+                }
+                Err(message) => {
+                    let message = format!("{text:?} {message}; the endpoint is dropped");
+                    report(&format!("endpoints[{index}].addresses[0]"), &message);
+                }
+            }
+        }
+    }
+
+    /// Endpoints of one slice mostly share a few sets of zones.
+    fn zones_of(&mut self, hints: Option<&EndpointHints>) -> u16 {
+        let names = names(hints.and_then(|hints| hints.for_zones.as_deref()));
+        if names.is_empty() {
+            return 0;
+        }
+        let same = |zones: &[Arc<str>]| zones.iter().map(|zone| &**zone).eq(names.iter().copied());
+        let recent = self.zones.iter().enumerate().rev().take(ZONES_COMPARED_MAX);
+        let index = recent.into_iter().find(|(_, zones)| same(zones)).map(|(index, _)| index).unwrap_or_else(|| {
+            self.zones.push(names.iter().map(|&name| name.into()).collect());
+            self.zones.len() - 1
+        });
+        // A slice has far fewer endpoints than this has room for.
+        u16::try_from(index + 1).unwrap_or(0)
+    }
+}
+
+/// What an endpoint's address is, or what is wrong with it.
+pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Address, &'static str> {
+    match parse_address(text.trim()) {
+        Some(address) if address.family() == family => Ok(address),
+        Some(_) => Err("is not of the slice's addressType"),
+        None => Err("is no IP address"),
+    }
+}
+
+fn names(hints: Option<&[HintName]>) -> Vec<&str> {
+    hints.unwrap_or_default().iter().filter_map(|hint| hint.name.as_deref()).collect()
 }
 
 fn service_of(name: &ObjectName, slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Option<ServiceName> {
@@ -121,31 +196,6 @@ fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, String> {
     Ok(Some(SlicePort { name: name.into(), protocol, port }))
 }
 
-fn endpoints(
-    slice: &EndpointSlice,
-    family: Family,
-    node: Option<&str>,
-    report: &mut impl FnMut(&str, &str),
-) -> Vec<Endpoint> {
-    let specs = slice.endpoints.as_deref().unwrap_or_default();
-    let mut endpoints = Vec::with_capacity(specs.len());
-    for (index, spec) in specs.iter().enumerate() {
-        let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else { continue };
-        match parse_address(text.trim()) {
-            Some(address) if address.family() == family => endpoints.push(endpoint(spec, address, node)),
-            Some(_) => report(
-                &format!("endpoints[{index}].addresses[0]"),
-                &format!("{text:?} is not of the slice's addressType; the endpoint is dropped"),
-            ),
-            None => report(
-                &format!("endpoints[{index}].addresses[0]"),
-                &format!("{text:?} is no IP address; the endpoint is dropped"),
-            ),
-        }
-    }
-    endpoints
-}
-
 fn endpoint(spec: &EndpointSpec, address: Address, node: Option<&str>) -> Endpoint {
     let none = EndpointConditions::default();
     let conditions = spec.conditions.as_ref().unwrap_or(&none);
@@ -155,5 +205,16 @@ fn endpoint(spec: &EndpointSpec, address: Address, node: Option<&str>) -> Endpoi
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
         local: node.is_some() && spec.node_name.as_deref() == node,
+        node_hint: node_hint(spec, node),
+        zones: 0,
+    }
+}
+
+fn node_hint(spec: &EndpointSpec, node: Option<&str>) -> NodeHint {
+    let names = names(spec.hints.as_ref().and_then(|hints| hints.for_nodes.as_deref()));
+    match node {
+        _ if names.is_empty() => NodeHint::None,
+        Some(node) if names.contains(&node) => NodeHint::Own,
+        _ => NodeHint::Others,
     }
 }

@@ -3,18 +3,23 @@
 //! A relist is staged beside the rows in force and takes their place at its end, so that a half-read list never thins a
 //! table.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
-use super::{ObjectName, Problem, ServiceName, ServiceRow, SliceRow};
-use crate::k8s::objects::{EndpointSlice, Service};
+use super::{Address, ObjectName, Own, Problem, ServiceName, ServiceRow, SliceRow, own::NodeRow};
+use crate::k8s::objects::{EndpointSlice, Node, Service};
 
-/// The two kinds that a source delivers.
+/// The kinds that a source delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// v1 Service.
     Services,
     /// discovery.k8s.io/v1 EndpointSlice.
     EndpointSlices,
+    /// v1 Node.
+    Nodes,
 }
 
 /// What a source says. A kind's list is `ListStarted`, objects, `ListDone`; whatever was not named in it is gone.
@@ -32,13 +37,23 @@ pub enum Event {
     EndpointSlice(Box<EndpointSlice>),
     /// An EndpointSlice is gone.
     EndpointSliceDeleted(ObjectName),
+    /// A Node is, or was changed to be, so. Only the own one counts.
+    Node(Box<Node>),
+    /// The Node of this name is gone.
+    NodeDeleted(String),
+    /// The VM has these addresses now.
+    PodIps(Vec<Address>),
 }
 
 /// The rows in force.
 #[derive(Debug, Default)]
 pub struct Store {
-    /// The own node's name.
-    node: Option<String>,
+    own: Own,
+    /// The own Node, while there is one.
+    node: Option<NodeRow>,
+    /// A list of Nodes is under way: what it has said of the own one.
+    staged_node: Option<Option<Parsed<NodeRow>>>,
+    nodes_complete: bool,
     services: HashMap<ServiceName, ServiceRow>,
     slices: HashMap<ServiceName, BTreeMap<ObjectName, SliceRow>>,
     service_of_slice: HashMap<ObjectName, ServiceName>,
@@ -58,10 +73,10 @@ struct Parsed<Row> {
 }
 
 impl Store {
-    /// An empty store of an agent on this node, if that is known.
+    /// An empty store, as seen from this place.
     #[must_use]
-    pub fn new(node: Option<&str>) -> Self {
-        Self { node: node.map(str::to_owned), ..Self::default() }
+    pub fn new(own: Own) -> Self {
+        Self { own, ..Self::default() }
     }
 
     /// Takes an event in. Returns the problems that are new with it.
@@ -69,8 +84,10 @@ impl Store {
         match event {
             Event::ListStarted(Kind::Services) => self.staged_services = Some(HashMap::new()),
             Event::ListStarted(Kind::EndpointSlices) => self.staged_slices = Some(HashMap::new()),
+            Event::ListStarted(Kind::Nodes) => self.staged_node = Some(None),
             Event::ListDone(Kind::Services) => return self.services_listed(),
             Event::ListDone(Kind::EndpointSlices) => return self.slices_listed(),
+            Event::ListDone(Kind::Nodes) => return self.nodes_listed(),
             Event::Service(service) => return self.service(&service),
             Event::EndpointSlice(slice) => return self.slice(&slice),
             Event::ServiceDeleted(name) => match &mut self.staged_services {
@@ -81,14 +98,45 @@ impl Store {
                 Some(staged) => drop(staged.remove(&name)),
                 None => self.remove_slice(&name),
             },
+            Event::Node(node) => return self.node(&node),
+            Event::NodeDeleted(name) => {
+                if self.is_own(&name) {
+                    match &mut self.staged_node {
+                        Some(staged) => *staged = None,
+                        None => drop(self.put_node(None)),
+                    }
+                }
+            }
+            Event::PodIps(addresses) => self.set_pod_ips(addresses),
         }
         Vec::new()
     }
 
-    /// Whether both kinds have been listed completely at least once; before that, nothing may be derived from the store.
+    /// Whether all kinds that count have been listed completely at least once; before that, nothing may be derived from
+    /// the store.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.services_complete && self.slices_complete
+        let has_node = self.nodes_complete || self.own.node_name.is_none();
+        self.services_complete && self.slices_complete && has_node
+    }
+
+    /// The own node's zone, if it is known.
+    #[must_use]
+    pub fn zone(&self) -> Option<&Arc<str>> {
+        self.node.as_ref().and_then(|node| node.zone.as_ref())
+    }
+
+    /// The own node's addresses: as given, else of its Node.
+    #[must_use]
+    pub fn node_ips(&self) -> &[Address] {
+        let of_node = || self.node.as_ref().map_or(&[][..], |node| &node.internal_ips);
+        if self.own.node_ips.is_empty() { of_node() } else { &self.own.node_ips }
+    }
+
+    /// The VM's own addresses.
+    #[must_use]
+    pub fn pod_ips(&self) -> &[Address] {
+        &self.own.pod_ips
     }
 
     /// The Services whose rows or slices have changed since the last call.
@@ -120,7 +168,7 @@ impl Store {
     fn service(&mut self, service: &Service) -> Vec<Problem> {
         let Some(name) = object_name(&service.metadata) else { return vec![nameless("Service")] };
         let mut problems = Vec::new();
-        let row = ServiceRow::from_object(&name, service, self.node.as_deref(), &mut problems);
+        let row = ServiceRow::from_object(&name, service, self.own.node_name.as_deref(), &mut problems);
         let parsed = Parsed { row, problems };
         match &mut self.staged_services {
             Some(staged) => drop(staged.insert(name, parsed)),
@@ -132,13 +180,56 @@ impl Store {
     fn slice(&mut self, slice: &EndpointSlice) -> Vec<Problem> {
         let Some(name) = object_name(&slice.metadata) else { return vec![nameless("EndpointSlice")] };
         let mut problems = Vec::new();
-        let row = SliceRow::from_object(&name, slice, self.node.as_deref(), &mut problems);
+        let row = SliceRow::from_object(&name, slice, self.own.node_name.as_deref(), &mut problems);
         let parsed = Parsed { row, problems };
         match &mut self.staged_slices {
             Some(staged) => drop(staged.insert(name, parsed)),
             None => return self.put_slice(name, parsed),
         }
         Vec::new()
+    }
+
+    fn is_own(&self, node: &str) -> bool {
+        self.own.node_name.as_deref() == Some(node)
+    }
+
+    fn node(&mut self, node: &Node) -> Vec<Problem> {
+        let Some(name) = node.metadata.name.as_deref().filter(|name| self.is_own(name)) else { return Vec::new() };
+        let mut problems = Vec::new();
+        let row = NodeRow::from_object(name, node, &mut problems);
+        let parsed = Some(Parsed { row: Some(row), problems });
+        match &mut self.staged_node {
+            Some(staged) => *staged = parsed,
+            None => return self.put_node(parsed),
+        }
+        Vec::new()
+    }
+
+    fn nodes_listed(&mut self) -> Vec<Problem> {
+        self.nodes_complete = true;
+        let staged = self.staged_node.take().flatten();
+        self.put_node(staged)
+    }
+
+    /// The own Node is so now, or not there.
+    fn put_node(&mut self, parsed: Option<Parsed<NodeRow>>) -> Vec<Problem> {
+        let (row, problems) = parsed.map_or_else(Default::default, |parsed| (parsed.row, parsed.problems));
+        let name = ObjectName::new("", self.own.node_name.as_deref().unwrap_or_default());
+        let new = self.note(Kind::Nodes, &name, problems);
+        let before = (self.zone().cloned(), self.node_ips().to_vec());
+        self.node = row;
+        if before != (self.zone().cloned(), self.node_ips().to_vec()) {
+            self.dirty.extend(self.services.keys().cloned());
+        }
+        new
+    }
+
+    fn set_pod_ips(&mut self, addresses: Vec<Address>) {
+        if self.own.pod_ips != addresses {
+            self.own.pod_ips = addresses;
+            let restricted = self.services.iter().filter(|(_, service)| !service.source_ranges.is_empty());
+            self.dirty.extend(restricted.map(|(name, _)| name.clone()));
+        }
     }
 
     fn services_listed(&mut self) -> Vec<Problem> {
@@ -162,6 +253,7 @@ impl Store {
         let rows: Vec<ObjectName> = match kind {
             Kind::Services => self.services.keys().cloned().collect(),
             Kind::EndpointSlices => self.service_of_slice.keys().cloned().collect(),
+            Kind::Nodes => Vec::new(),
         };
         let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| key.1.clone());
         rows.into_iter().chain(troubled.collect::<Vec<_>>())

@@ -18,29 +18,25 @@ use std::{
 
 use super::{
     Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,
-    ServiceName, Source, Store, affinity_id,
-    desired::{desired_rows, precedence},
+    Scope, ServiceName, Source, Store, affinity_id,
+    desired::{self, desired_problems, desired_rows, precedence},
     slots::{Extent, Slots},
 };
 use filter::FilterCounts;
 
-/// A Service port in one family: what has a set of its own.
+/// A Service port in one family, as some of its frontends see it: what has a set of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SetKey {
     service: ServiceName,
     port_name: Arc<str>,
     protocol: Protocol,
     family: Family,
+    scope: Scope,
 }
 
 impl SetKey {
-    fn new(service: &ServiceName, port_name: &Arc<str>, frontend: Frontend) -> Self {
-        let (protocol, family) = (frontend.protocol, frontend.address.family());
-        Self { service: service.clone(), port_name: port_name.clone(), protocol, family }
-    }
-
     fn of(row: &Row) -> Self {
-        Self::new(&row.service, &row.port_name, row.frontend)
+        Held::of(row).key(&row.service)
     }
 
     /// What a set of this Service port should have.
@@ -76,12 +72,19 @@ struct Claim {
     source: Source,
 }
 
+impl Claim {
+    fn rank(&self) -> desired::Claim<'_> {
+        desired::Claim { source: self.source, created_s: self.created_s, service: &self.key.service }
+    }
+}
+
 /// What is kept of a row that a Service has.
 #[derive(Clone, Debug)]
 struct Held {
     frontend: Frontend,
     port_name: Arc<str>,
     source: Source,
+    scope: Scope,
 }
 
 /// An address that is, or should be, known as a ClusterIP.
@@ -119,7 +122,7 @@ pub struct Table {
     has_retired: bool,
     /// Services that did not fit and are tried again.
     starved: BTreeSet<ServiceName>,
-    problems: BTreeMap<ServiceName, Problem>,
+    problems: BTreeMap<ServiceName, Vec<Problem>>,
     conflicts: BTreeMap<Frontend, Problem>,
 }
 
@@ -182,7 +185,7 @@ impl Table {
         let missing_rows = |name| desired_rows(bootstrap, name).into_iter().filter(missing).collect();
         let wishes = bootstrap
             .services()
-            .map(|(name, service)| Wish { name: name.clone(), created_s: service.created_s, rows: missing_rows(name) })
+            .map(|(name, _)| Wish { rows: missing_rows(name), ..wish(bootstrap, name.clone()) })
             .collect();
         self.grant(wishes, Plan::default())
     }
@@ -219,7 +222,7 @@ impl Table {
 
     /// What did not fit or was refused, by Service, and who else claims a frontend that another Service has.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().chain(self.conflicts.values()).chain(self.unplaced.values())
+        self.problems.values().flatten().chain(self.conflicts.values()).chain(self.unplaced.values())
     }
 
     /// Whether, since the last call, a backend has left a set altogether, or a frontend with backends was deleted or
@@ -235,6 +238,7 @@ impl Table {
             service: claim.key.service.clone(),
             port_name: claim.key.port_name.clone(),
             source: claim.source,
+            scope: claim.key.scope,
             action: Action::of(set.members.eligible != 0, set.members.drops),
             session_affinity_seconds: set.affinity.seconds(),
             backends: set.members.eligible().to_vec(),
@@ -283,6 +287,9 @@ impl Table {
 
     fn publish_sets(&mut self, wish: &Wish, plan: &mut Plan) {
         self.problems.remove(&wish.name);
+        if !wish.problems.is_empty() {
+            self.problems.insert(wish.name.clone(), wish.problems.clone());
+        }
         for row in &wish.rows {
             if let Err(message) = self.publish(&SetKey::of(row), row, plan) {
                 self.problem(&wish.name, message);
@@ -292,7 +299,8 @@ impl Table {
     }
 
     fn problem(&mut self, name: &ServiceName, message: String) {
-        self.problems.insert(name.clone(), Problem::new(format_args!("Service {name}"), "", message));
+        let problem = Problem::new(format_args!("Service {name}"), "", message);
+        self.problems.entry(name.clone()).or_default().push(problem);
     }
 
     fn drop_claims(&mut self, name: &ServiceName, before: &[Held], plan: &mut Plan) {
@@ -322,9 +330,7 @@ impl Table {
             self.touch_ip(frontend.address, plan).claims += 1;
         }
         let claims = self.claims.entry(frontend).or_default();
-        let before = |other: &Claim| {
-            precedence((other.created_s, &other.key.service), (claim.created_s, &claim.key.service)).is_le()
-        };
+        let before = |other: &Claim| precedence(other.rank(), claim.rank()).is_le();
         let index = claims.partition_point(before);
         claims.insert(index, claim);
     }
@@ -340,14 +346,13 @@ impl Table {
         outcome.map_err(|message| format!("{message}; its last backends stay"))
     }
 
-    /// The set that a frontend has had since before the restart, if nobody else's frontend points at it: what is
-    /// published into it must not show up under another Service.
+    /// The set that a frontend has had since before the restart, if no other frontend points at it that is somebody
+    /// else's or nobody's any more: what is published into it must not show up there.
     fn take_over(&mut self, key: &SetKey, frontend: Frontend) -> Option<Set> {
         let id = self.kernel.get(&frontend)?;
         let owner = |frontend| self.claims.get(frontend).and_then(|claims| claims.first()).map(|claim| &claim.key);
         let orphan = self.orphans.get(id)?;
-        let is_ours =
-            owner(&frontend) == Some(key) && orphan.frontends.iter().all(|f| owner(f).is_none_or(|o| o == key));
+        let is_ours = orphan.frontends.iter().all(|frontend| owner(frontend) == Some(key));
         is_ours.then(|| self.orphans.remove(id)).flatten().map(|orphan| orphan.set)
     }
 
@@ -607,11 +612,12 @@ struct Wish {
     name: ServiceName,
     created_s: Option<i64>,
     rows: Vec<Row>,
+    problems: Vec<Problem>,
 }
 
 fn wish(store: &Store, name: ServiceName) -> Wish {
     let created_s = store.service_row(&name).and_then(|service| service.created_s);
-    Wish { created_s, rows: desired_rows(store, &name), name }
+    Wish { created_s, rows: desired_rows(store, &name), problems: desired_problems(store, &name), name }
 }
 
 /// Work in progress on one batch.
@@ -629,11 +635,14 @@ struct Plan {
 
 impl Held {
     fn of(row: &Row) -> Self {
-        Self { frontend: row.frontend, port_name: row.port_name.clone(), source: row.source }
+        let (port_name, source, scope) = (row.port_name.clone(), row.source, row.scope);
+        Self { frontend: row.frontend, port_name, source, scope }
     }
 
     fn key(&self, service: &ServiceName) -> SetKey {
-        SetKey::new(service, &self.port_name, self.frontend)
+        let (protocol, family) = (self.frontend.protocol, self.frontend.address.family());
+        let (service, port_name, scope) = (service.clone(), self.port_name.clone(), self.scope);
+        SetKey { service, port_name, protocol, family, scope }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Objects in, table out: each rule of kube-proxy 1.36 that is implemented, as a case with its source.
 
-use super::{Backend, Problem, Row, Store, resolve};
+use super::{Backend, Own, Problem, Row, Store, resolve};
 use crate::manifests::parse;
 
 /// The table of some manifests, a line for each frontend.
@@ -10,7 +10,7 @@ fn table(manifests: &str) -> Vec<String> {
 }
 
 fn store(node: Option<&str>, manifests: &str) -> (Store, Vec<Problem>) {
-    let mut store = Store::new(node);
+    let mut store = Store::new(Own { node_name: node.map(str::to_owned), ..Own::default() });
     let events = parse("case", manifests).unwrap().events();
     let problems = events.into_iter().flat_map(|event| store.apply(event)).collect();
     (store, problems)

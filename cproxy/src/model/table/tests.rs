@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    k8s::objects::{EndpointSlice, Service},
-    model::{Backend, Event, Filter, Kind, ObjectName, resolve},
+    k8s::objects::{EndpointSlice, Node, Service},
+    model::{Backend, Event, Filter, Kind, ObjectName, Own, parse_address, resolve},
 };
 
 /// Room for everything that the universe below can hold.
@@ -34,6 +34,13 @@ enum Step {
     SliceGone {
         name: u8,
     },
+    Node {
+        zone: u8,
+        addresses: u8,
+    },
+    NodeGone,
+    /// The VM has other addresses.
+    PodIps(u8),
     /// The next step is not seen by the agent, as when a watch breaks.
     Missed(Box<Step>),
     Relist(Kind),
@@ -51,6 +58,8 @@ struct ServiceStep {
     /// In tens of seconds; 0: none.
     affinity: u8,
     local: bool,
+    /// What it has beside its ClusterIPs, a bit for each of [`extras`].
+    extras: u8,
 }
 
 /// Endpoints and what they are like, a bit for each.
@@ -65,29 +74,41 @@ struct SliceStep {
     terminating: u8,
     not_serving: u8,
     elsewhere: u8,
+    hints: Hints,
+}
+
+/// For whom endpoints are meant, a bit for each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hints {
+    node: u8,
+    other_node: u8,
+    zone: u8,
+    other_zone: u8,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let change = prop_oneof![
-        4 => (0..3u8, 0..16u8, 0..8u8, 0..3u8, 0..3u8, prop::bool::weighted(0.2)).prop_map(
-            |(name, vips, ports, created, affinity, local)| {
-                Step::Service(ServiceStep { name, vips, ports, created, affinity, local })
+        4 => (0..3u8, 0..16u8, 0..8u8, 0..3u8, 0..3u8, prop::bool::weighted(0.2), extras()).prop_map(
+            |(name, vips, ports, created, affinity, local, extras)| {
+                Step::Service(ServiceStep { name, vips, ports, created, affinity, local, extras })
             }
         ),
         1 => (0..3u8).prop_map(|name| Step::ServiceGone { name }),
-        6 => ((0..4u8, 0..3u8, any::<bool>(), 0..8u8, any::<u8>()), [any::<u8>(); 4]).prop_map(
-            |((name, service, v6, ports, endpoints), [not_ready, terminating, not_serving, elsewhere])| {
+        6 => ((0..4u8, 0..3u8, any::<bool>(), 0..8u8, any::<u8>()), [any::<u8>(); 4], hints()).prop_map(
+            |((name, service, v6, ports, endpoints), [not_ready, terminating, not_serving, elsewhere], hints)| {
                 // Few of each, so that every combination comes up.
                 let (not_ready, not_serving) = (not_ready & elsewhere.rotate_left(1), not_serving & terminating);
                 let terminating = terminating & not_ready.rotate_left(3);
                 Step::Slice(SliceStep {
-                    name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere,
+                    name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere, hints,
                 })
             }
         ),
         2 => (0..4u8).prop_map(|name| Step::SliceGone { name }),
+        1 => (0..3u8, 0..8u8).prop_map(|(zone, addresses)| Step::Node { zone, addresses }),
+        1 => prop_oneof![Just(Step::NodeGone), (0..8u8).prop_map(Step::PodIps)],
     ];
-    let kind = prop_oneof![Just(Kind::Services), Just(Kind::EndpointSlices)];
+    let kind = prop_oneof![Just(Kind::Services), Just(Kind::EndpointSlices), Just(Kind::Nodes)];
     prop_oneof![
         16 => change.clone(),
         2 => change.prop_map(|step| Step::Missed(Box::new(step))),
@@ -97,9 +118,23 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The cluster as it really is.
+/// Half of the Services have nothing beside ClusterIPs.
+fn extras() -> impl Strategy<Value = u8> {
+    prop_oneof![Just(0), any::<u8>()]
+}
+
+/// Most slices say nothing, or all their endpoints do.
+fn hints() -> impl Strategy<Value = Hints> {
+    let hints = |[node, other_node, zone, other_zone]: [u8; 4]| Hints { node, other_node, zone, other_zone };
+    let bits = prop_oneof![Just(0), Just(u8::MAX), any::<u8>()];
+    prop_oneof![Just(Hints::default()), [bits.clone(), bits.clone(), bits.clone(), bits].prop_map(hints)]
+}
+
+/// The cluster as it really is, and the VM's own addresses.
 #[derive(Default)]
 struct Cluster {
+    node: Option<Node>,
+    pod_ips: Vec<Address>,
     services: BTreeMap<u8, Service>,
     slices: BTreeMap<u8, EndpointSlice>,
 }
@@ -111,13 +146,25 @@ fn bits(set: u8) -> impl Iterator<Item = usize> {
 }
 
 fn service(step: ServiceStep) -> Service {
-    let ServiceStep { name, vips, ports, created, affinity, local } = step;
+    let ServiceStep { name, vips, ports, created, affinity, local, extras } = step;
+    let extra = |bit: u8| extras & (1 << bit) != 0;
+    let some = |values: &[(u8, &str)]| -> Vec<String> {
+        values.iter().filter(|(bit, _)| extra(*bit)).map(|(_, value)| (*value).to_owned()).collect()
+    };
+    // Two of them are what other Services may have as ClusterIPs, one is the node's.
+    let external_ips = some(&[(0, "203.0.113.1"), (0, "2001:db8::1"), (1, "10.96.0.1"), (2, "192.0.2.7")]);
+    let balancer_ips = some(&[(3, "203.0.113.1"), (4, "203.0.113.2"), (4, "2001:db8::2")]);
+    let ranges = some(&[(5, "10.9.0.0/16"), (6, "fd09::/16")]);
     // Several Services may claim one address: two of four are drawn.
     let v4 = format!("10.96.0.{}", vips % 4);
     let v6 = format!("fd00:96::{}", vips / 4);
     let ports: Vec<_> = bits(ports)
         .filter_map(|port| PORTS.get(port))
-        .map(|(name, port, protocol)| json!({"name": name, "port": port, "protocol": protocol}))
+        .map(|(name, port, protocol)| {
+            // Two Services have the same.
+            let node_port = if extra(7) { port + 30_000 + u16::from(step.name / 2) } else { 0 };
+            json!({"name": name, "port": port, "protocol": protocol, "nodePort": node_port})
+        })
         .collect();
     serde_json::from_value(json!({
         "metadata": {"name": format!("s{name}"), "namespace": "n",
@@ -125,13 +172,15 @@ fn service(step: ServiceStep) -> Service {
         "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports,
                  "sessionAffinity": if affinity == 0 { "None" } else { "ClientIP" },
                  "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": affinity * 10}},
-                 "internalTrafficPolicy": if local { "Local" } else { "Cluster" }},
+                 "internalTrafficPolicy": if local { "Local" } else { "Cluster" },
+                 "externalIPs": external_ips, "loadBalancerSourceRanges": ranges},
+        "status": {"loadBalancer": {"ingress": balancer_ips.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>()}},
     }))
     .unwrap()
 }
 
 fn slice(step: SliceStep) -> EndpointSlice {
-    let SliceStep { name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere } = step;
+    let SliceStep { name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere, hints } = step;
     let ports: Vec<_> = bits(ports)
         .filter_map(|port| PORTS.get(port))
         .map(|(port, _, protocol)| json!({"name": port, "port": 8000 + u16::from(name % 2), "protocol": protocol}))
@@ -140,7 +189,12 @@ fn slice(step: SliceStep) -> EndpointSlice {
         .map(|bit| {
             let address = if v6 { format!("fd00::{bit}") } else { format!("10.0.0.{bit}") };
             let has = |set: u8| set & (1 << bit) != 0;
-            json!({"addresses": [address], "nodeName": if has(elsewhere) { "there" } else { NODE },
+            let names = |of: &[(u8, &str)]| -> Vec<_> {
+                of.iter().filter(|(set, _)| has(*set)).map(|(_, name)| json!({"name": name})).collect()
+            };
+            let hints = json!({"forNodes": names(&[(hints.node, NODE), (hints.other_node, "there")]),
+                               "forZones": names(&[(hints.zone, "zone1"), (hints.other_zone, "zone2")])});
+            json!({"addresses": [address], "hints": hints, "nodeName": if has(elsewhere) { "there" } else { NODE },
                    "conditions": {"ready": !has(not_ready) && !has(terminating), "serving": !has(not_serving),
                                   "terminating": has(terminating)}})
         })
@@ -151,6 +205,15 @@ fn slice(step: SliceStep) -> EndpointSlice {
         "addressType": if v6 { "IPv6" } else { "IPv4" }, "ports": ports, "endpoints": endpoints,
     });
     serde_json::from_value(object).unwrap()
+}
+
+/// The own node: in one of two zones or in none.
+fn node(zone: u8, addresses: u8) -> Node {
+    let labels = if zone == 0 { json!({}) } else { json!({"topology.kubernetes.io/zone": format!("zone{zone}")}) };
+    let addresses = bits(addresses).filter_map(|bit| ["192.0.2.7", "192.0.2.8", "2001:db8::7"].get(bit));
+    let addresses: Vec<_> = addresses.map(|ip| json!({"type": "InternalIP", "address": ip})).collect();
+    serde_json::from_value(json!({"metadata": {"name": NODE, "labels": labels}, "status": {"addresses": addresses}}))
+        .unwrap()
 }
 
 impl Cluster {
@@ -175,6 +238,20 @@ impl Cluster {
                 self.slices.remove(name);
                 vec![Event::EndpointSliceDeleted(ObjectName::new("n", format!("slice{name}")))]
             }
+            Step::Node { zone, addresses } => {
+                let node = node(*zone, *addresses);
+                self.node = Some(node.clone());
+                vec![Event::Node(Box::new(node))]
+            }
+            Step::NodeGone => {
+                self.node = None;
+                vec![Event::NodeDeleted(NODE.to_owned())]
+            }
+            Step::PodIps(ips) => {
+                let known = bits(*ips).filter_map(|bit| ["10.9.0.1", "10.8.0.1", "fd09::1"].get(bit));
+                self.pod_ips = known.filter_map(|ip| parse_address(ip)).collect();
+                vec![Event::PodIps(self.pod_ips.clone())]
+            }
             Step::Missed(step) => {
                 self.apply(step);
                 Vec::new()
@@ -191,6 +268,7 @@ impl Cluster {
             Kind::EndpointSlices => {
                 self.slices.values().map(|object| Event::EndpointSlice(Box::new(object.clone()))).collect()
             }
+            Kind::Nodes => self.node.iter().map(|object| Event::Node(Box::new(object.clone()))).collect(),
         };
         let is_whole = count >= objects.len();
         let mut events = vec![Event::ListStarted(kind)];
@@ -200,12 +278,14 @@ impl Cluster {
     }
 
     fn lists(&self) -> Vec<Event> {
-        [Kind::Services, Kind::EndpointSlices].into_iter().flat_map(|kind| self.list(kind, usize::MAX)).collect()
+        let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
+        let lists = kinds.into_iter().flat_map(|kind| self.list(kind, usize::MAX));
+        std::iter::once(Event::PodIps(self.pod_ips.clone())).chain(lists).collect()
     }
 }
 
 fn store(events: Vec<Event>) -> Store {
-    let mut store = Store::new(Some(NODE));
+    let mut store = Store::new(Own { node_name: Some(NODE.to_owned()), ..Own::default() });
     events.into_iter().for_each(|event| drop(store.apply(event)));
     store
 }
@@ -384,7 +464,13 @@ fn naive(store: &Store) -> BTreeMap<Frontend, Seen> {
 }
 
 fn cluster_ips(store: &Store) -> HashSet<Address> {
-    resolve(store).into_iter().map(|row| row.frontend.address).collect()
+    let rows = store.services().flat_map(|(name, _)| desired_rows(store, name));
+    rows.filter(|row| row.source == Source::ClusterIp).map(|row| row.frontend.address).collect()
+}
+
+/// How many problems Services have because of the place.
+fn problems(store: &Store) -> usize {
+    store.services().map(|(name, _)| desired_problems(store, name).len()).sum()
 }
 
 /// Whether some frontend has lost a backend.
@@ -436,9 +522,9 @@ proptest! {
             assert_eq!(table.rows(), resolve(store));
             assert_eq!(kernel.addresses, cluster_ips(store));
             assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
-            assert_eq!(table.problems.len(), 0);
+            assert_eq!(table.problems.values().flatten().count(), problems(store));
             let contested = table.claims.values().filter(|claims| claims.len() > 1).count();
-            assert_eq!(table.problems().count(), contested, "each loser is told");
+            assert_eq!(table.problems().count(), problems(store) + contested, "each loser is told");
         });
     }
 
@@ -454,7 +540,7 @@ proptest! {
         play(&steps, limits, |kernel, store, table| {
             assert!(kernel.frontends.len() + kernel.addresses.len() <= frontends as usize);
             if kernel.table() != naive(store) {
-                assert_ne!(table.problems.len(), 0, "what does not fit is reported");
+                assert!(table.problems.values().flatten().count() > problems(store), "what does not fit is reported");
             }
             if kernel.addresses != cluster_ips(store) {
                 assert_ne!(table.unplaced.len(), 0, "what does not fit is reported");
