@@ -1,276 +1,244 @@
-//! Objects in, table out: each rule of kube-proxy 1.36 that is implemented, as a case with its source.
+//! Objects in, table out: the rules of kube-proxy 1.36 as cases in `cases/*.yaml`. How a case is written is said in
+//! `cases/README.md`.
 
-use super::{Backend, Own, Problem, Row, Store, resolve};
-use crate::manifests::parse;
+use std::collections::BTreeSet;
 
-/// The table of some manifests, a line for each frontend.
-fn table(manifests: &str) -> Vec<String> {
-    let line = |row: &Row| format!("{} {} {}", row.frontend, row.service, list(&row.backends)).trim_end().to_owned();
-    resolve(&store(None, manifests).0).iter().map(line).collect()
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Backend, Event, KernelTable, Kind, Limits, ObjectName, Own, Row, Store, Table, parse_address, resolve};
+
+/// What a file says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// Objects that every case has, unless it has one of the same kind and name.
+    #[serde(default)]
+    with: Vec<Value>,
+    cases: Vec<Case>,
 }
 
-fn store(node: Option<&str>, manifests: &str) -> (Store, Vec<Problem>) {
-    let mut store = Store::new(Own { node_name: node.map(str::to_owned), ..Own::default() });
-    let events = parse("case", manifests).unwrap().events();
-    let problems = events.into_iter().flat_map(|event| store.apply(event)).collect();
-    (store, problems)
+/// Objects, what the table should be, and what may change then.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    name: String,
+    source: String,
+    node: Option<String>,
+    #[serde(default)]
+    node_ips: Vec<String>,
+    #[serde(default)]
+    pod_ips: Vec<String>,
+    #[serde(flatten)]
+    step: Step,
+    #[serde(default)]
+    then: Vec<Step>,
 }
 
-fn list(backends: &[Backend]) -> String {
-    backends.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+/// Objects that come, and what is then to be seen.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    #[serde(default)]
+    given: Vec<Value>,
+    /// Objects that go: kind namespace/name, or kind name for a Node.
+    #[serde(default)]
+    gone: Vec<String>,
+    /// The VM's own addresses from here on.
+    pod_ips_now: Option<Vec<String>>,
+    /// The whole table, a line for each frontend.
+    expect: Vec<String>,
+    /// A piece of each problem's text; there are no others.
+    #[serde(default)]
+    problems: Vec<String>,
 }
 
-fn service(name: &str, fields: &str) -> String {
-    format!("---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{{fields}}}\n")
-}
+const LIMITS: Limits =
+    Limits { frontends: 10_000, sets: 10_000, slots: 100_000, run_backends: 10_000, filter_bit: |_| 1 };
 
-fn slice(name: &str, fields: &str) -> String {
-    format!(
-        "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-         metadata: {{name: {name}, labels: {{kubernetes.io/service-name: web}}}}\n{fields}\n"
-    )
-}
-
-const WEB: &str = "clusterIP: 10.0.0.1, ports: [{name: http, port: 80}]";
-const ONE: &str = "addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints: [{addresses: [10.1.0.1]}]";
-
-fn check(name: &str, manifests: &[String], expected: &[&str]) {
-    assert_eq!(table(&manifests.concat()), expected, "{name}");
-    let mut reversed = manifests.to_vec();
-    reversed.reverse();
-    assert_eq!(table(&reversed.concat()), expected, "{name}, in the other order");
-}
-
-/// pkg/proxy/util/utils.go `ShouldSkipService`, `GetClusterIPByFamily`; cmd/kube-proxy's selectors.
-#[test]
-fn services_and_their_addresses() {
-    let labelled = service("web", WEB)
-        .replace("{name: web}", "{name: web, labels: {service.kubernetes.io/service-proxy-name: ''}}");
-    let dual = |fields: &str| service("web", &format!("ports: [{{name: http, port: 80}}], {fields}"));
-    for (name, service, expected) in [
-        ("a ClusterIP without endpoints refuses", service("web", WEB), vec!["10.0.0.1:80/TCP default/web"]),
-        ("no clusterIP", dual("clusterIP: ''"), vec![]),
-        ("headless", dual("clusterIP: None"), vec![]),
-        ("ExternalName, even with a clusterIP", dual("clusterIP: 10.0.0.1, type: ExternalName"), vec![]),
-        ("another proxy's, whatever the label's value", labelled, vec![]),
-        (
-            "both families, in the order of ipFamilies",
-            dual("clusterIP: 'fd00::1', clusterIPs: ['fd00::1', 10.0.0.1], ipFamilies: [IPv6, IPv4]"),
-            vec!["10.0.0.1:80/TCP default/web", "[fd00::1]:80/TCP default/web"],
-        ),
-        (
-            "without ipFamilies only clusterIP counts",
-            dual("clusterIP: 10.0.0.1, clusterIPs: [10.0.0.1, 'fd00::1']"),
-            vec!["10.0.0.1:80/TCP default/web"],
-        ),
-        (
-            "an address of the wrong family is dropped, the other lives",
-            dual("clusterIP: 10.0.0.1, clusterIPs: [10.0.0.1, 10.0.0.2], ipFamilies: [IPv4, IPv6]"),
-            vec!["10.0.0.1:80/TCP default/web"],
-        ),
-        ("leading zeros are decimal", dual("clusterIP: 010.000.0.01"), vec!["10.0.0.1:80/TCP default/web"]),
-        (
-            "NodePort and LoadBalancer have a ClusterIP too",
-            dual("clusterIP: 10.0.0.1, type: LoadBalancer"),
-            vec!["10.0.0.1:80/TCP default/web"],
-        ),
-        (
-            "SCTP and impossible ports are skipped, the rest lives",
-            service(
-                "web",
-                "clusterIP: 10.0.0.1, ports: [{name: a, port: 1, protocol: SCTP}, {name: b, port: 0}, {name: c, port: 65536}, {name: d, port: 4}]",
-            ),
-            vec!["10.0.0.1:4/TCP default/web"],
-        ),
-        (
-            "TCP and UDP of one number are two frontends",
-            service("web", "clusterIP: 10.0.0.1, ports: [{name: a, port: 53}, {name: b, port: 53, protocol: UDP}]"),
-            vec!["10.0.0.1:53/TCP default/web", "10.0.0.1:53/UDP default/web"],
-        ),
-    ] {
-        check(name, &[service], &expected);
-    }
-}
-
-/// Two Services claim one address: the older wins, then the first by name.
-#[test]
-fn claims() {
-    let at = |name: &str, created: &str| {
-        service(name, WEB)
-            .replace(&format!("{{name: {name}}}"), &format!("{{name: {name}, creationTimestamp: {created}}}"))
+/// One test for each file, and how many cases it has at least.
+macro_rules! files {
+    ($($name:ident: $count:literal)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check(include_str!(concat!("cases/", stringify!($name), ".yaml")), $count);
+            }
+        )*
+        const FILES: &[&str] = &[$(concat!(stringify!($name), ".yaml")),*];
     };
-    let (old, young) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
-    check("the older", &[at("a", young), at("b", old)], &["10.0.0.1:80/TCP default/b"]);
-    check("the first by name", &[at("b", old), at("a", old)], &["10.0.0.1:80/TCP default/a"]);
-    check("age unknown is youngest", &[service("a", WEB), at("b", young)], &["10.0.0.1:80/TCP default/b"]);
 }
 
-/// pkg/proxy/endpointslicecache.go.
+files! {
+    session_affinity: 10
+}
+
 #[test]
-fn slices_and_their_ports() {
-    let web = |slices: &[String]| [&[service("web", WEB)], slices].concat();
-    let ports = |ports: &str| slice("a", &ONE.replace("[{name: http, port: 8080}]", ports));
-    let labelled = slice("a", ONE).replace("labels: {", "labels: {service.kubernetes.io/headless: '', ");
-    for (name, slices, expected) in [
-        ("one endpoint", vec![slice("a", ONE)], "10.1.0.1:8080"),
-        ("a slice of a headless Service, whatever the label's value", vec![labelled], ""),
-        ("no Service's slice", vec![slice("a", ONE).replace("service-name: web", "service-name: ''")], ""),
-        ("another namespace's", vec![slice("a", ONE).replace("{name: a,", "{name: a, namespace: other,")], ""),
-        ("FQDN", vec![slice("a", &ONE.replace("IPv4", "FQDN"))], ""),
-        ("the other family", vec![slice("a", &ONE.replace("IPv4", "IPv6").replace("10.1.0.1", "'fd00::1'"))], ""),
-        ("ports match by name", vec![ports("[{name: other, port: 80}]")], ""),
-        ("and by protocol", vec![ports("[{name: http, port: 8080, protocol: UDP}]")], ""),
-        ("a port without a number", vec![ports("[{name: http}]")], ""),
-        ("port 0", vec![ports("[{name: http, port: 0}]")], ""),
-        (
-            "one name, two numbers in two slices",
-            vec![slice("a", ONE), slice("b", &ONE.replace("8080", "9090").replace("0.1]", "0.2]"))],
-            "10.1.0.1:8080 10.1.0.2:9090",
-        ),
-        ("the same endpoint twice", vec![slice("a", ONE), slice("b", ONE)], "10.1.0.1:8080"),
-        (
-            "the same address with another port is another endpoint",
-            vec![slice("a", ONE), slice("b", &ONE.replace("8080", "8081"))],
-            "10.1.0.1:8080 10.1.0.1:8081",
-        ),
-        (
-            "only the first address",
-            vec![slice("a", &ONE.replace("[10.1.0.1]", "[10.1.0.1, 10.1.0.2]"))],
-            "10.1.0.1:8080",
-        ),
-        (
-            "a bad address harms only itself",
-            vec![slice(
-                "a",
-                &ONE.replace("{addresses: [10.1.0.1]}", "{addresses: [x]}, {addresses: []}, {addresses: [10.1.0.1]}"),
-            )],
-            "10.1.0.1:8080",
-        ),
-    ] {
-        check(name, &web(&slices), &[format!("10.0.0.1:80/TCP default/web {expected}").trim_end()]);
+fn every_file_is_read() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/model/cases");
+    let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names: BTreeSet<_> = names.filter(|name| name.ends_with(".yaml")).collect();
+    assert_eq!(names, FILES.iter().map(|name| (*name).to_owned()).collect());
+}
+
+fn check(text: &str, count: usize) {
+    let options = serde_saphyr::options! { strict_booleans: true };
+    let file: File = serde_saphyr::from_str_with_options(text, options).unwrap_or_else(|error| panic!("{error}"));
+    assert!(file.cases.len() >= count, "{} cases are fewer than {count}", file.cases.len());
+    let names: BTreeSet<_> = file.cases.iter().map(|case| &case.name).collect();
+    assert_eq!(names.len(), file.cases.len(), "a name is there twice");
+    let failures: Vec<_> = file.cases.iter().filter_map(|case| case.play(&file.with).err()).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), file.cases.len(), failures.join("\n"));
+}
+
+impl Case {
+    /// Plays the case with its objects in order and the other way round: the order of arrival must not matter.
+    fn play(&self, with: &[Value]) -> Result<(), String> {
+        if self.source.is_empty() {
+            return Err(format!("{}: no source", self.name));
+        }
+        let id =
+            |object: &Value| ["/kind", "/metadata/namespace", "/metadata/name"].map(|at| object.pointer(at).cloned());
+        let own: BTreeSet<_> = self.step.given.iter().map(|object| format!("{:?}", id(object))).collect();
+        let common = with.iter().filter(|object| !own.contains(&format!("{:?}", id(object))));
+        let mut objects: Vec<_> = common.chain(&self.step.given).collect();
+        self.play_in_order("in order", &objects)?;
+        objects.reverse();
+        self.play_in_order("in reverse", &objects)
     }
-    let unnamed = service("web", "clusterIP: 10.0.0.1, ports: [{port: 80}]");
-    check("an unnamed port", &[unnamed, ports("[{port: 8080}]")], &["10.0.0.1:80/TCP default/web 10.1.0.1:8080"]);
-}
 
-/// pkg/proxy/topology.go `CategorizeEndpoints`.
-#[test]
-fn endpoints_by_condition() {
-    for (name, conditions, expected) in [
-        ("nothing said is ready", ["", ""], vec![1, 2]),
-        ("only the ready", ["ready: true", "ready: false"], vec![1]),
-        ("none is ready and none ends", ["ready: false", "ready: false"], vec![]),
-        ("none is ready, one serves while it ends", ["ready: false, terminating: true", "ready: false"], vec![1]),
-        (
-            "one that ends and no longer serves",
-            ["ready: false, serving: false, terminating: true", "ready: false"],
-            vec![],
-        ),
-        ("one that is ready hides one that ends", ["ready: false, terminating: true", "ready: true"], vec![2]),
-    ] {
-        let [first, second] = conditions;
-        let endpoints = format!(
-            "endpoints: [{{addresses: [10.1.0.1], conditions: {{{first}}}}}, {{addresses: [10.1.0.2], conditions: {{{second}}}}}]"
-        );
-        let slice = slice("a", &ONE.replace("endpoints: [{addresses: [10.1.0.1]}]", &endpoints));
-        let backends: Vec<_> = expected.iter().map(|host| format!("10.1.0.{host}:8080")).collect();
-        let line = format!("10.0.0.1:80/TCP default/web {}", backends.join(" "));
-        check(name, &[service("web", WEB), slice], &[line.trim_end()]);
-    }
-    let with = |name: &str, conditions: &str| {
-        slice(
-            name,
-            &ONE.replace(
-                "{addresses: [10.1.0.1]}",
-                &format!("{{addresses: [10.1.0.1], conditions: {{{conditions}}}}}"),
-            ),
-        )
-    };
-    check(
-        "of one endpoint in two slices, the one that does not end counts",
-        &[service("web", WEB), with("a", "ready: false, serving: true, terminating: true"), with("b", "ready: true")],
-        &["10.0.0.1:80/TCP default/web 10.1.0.1:8080"],
-    );
-}
-
-/// pkg/apis/core/validation and pkg/proxy/serviceport.go: `sessionAffinity` and its timeout.
-#[test]
-fn session_affinity() {
-    for (fields, seconds, troubled) in [
-        ("", None, false),
-        ("sessionAffinity: None", None, false),
-        ("sessionAffinity: ClientIP", Some(10_800), false),
-        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {}}", Some(10_800), false),
-        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}", Some(1), false),
-        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86400}}", Some(86_400), false),
-        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}", Some(1), true),
-        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: -5}}", Some(1), true),
-        ("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}", Some(86_400), true),
-        ("sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 9}}", None, false),
-    ] {
-        let (store, problems) = store(None, &service("web", &format!("{WEB}, {fields}")));
-        assert_eq!(resolve(&store)[0].session_affinity_seconds, seconds, "{fields}");
-        assert_eq!(!problems.is_empty(), troubled, "{fields}: {problems:?}");
-        assert!(problems.iter().all(|problem| problem.field.ends_with("timeoutSeconds")), "{problems:?}");
+    fn play_in_order(&self, order: &str, objects: &[&Value]) -> Result<(), String> {
+        let mut world = World::new(self);
+        world.list(objects);
+        world.see(&self.step, &format!("{}, {order}", self.name))?;
+        for (index, step) in self.then.iter().enumerate() {
+            world.take(step);
+            world.see(step, &format!("{}, {order}, then[{index}]", self.name))?;
+        }
+        Ok(())
     }
 }
 
-/// One endpoint for each letter, its last octet the place of the letter: r is ready, e ends and still serves, d ends and
-/// does not, n is not ready but serves, x is nothing at all. Capital letters are on the node "here".
-fn endpoints(letters: &str) -> String {
-    let endpoint = |(index, letter): (usize, char)| {
-        let conditions = match letter.to_ascii_lowercase() {
-            'r' => "ready: true, serving: true",
-            'e' => "ready: false, serving: true, terminating: true",
-            'd' => "ready: false, serving: false, terminating: true",
-            'n' => "ready: false, serving: true",
-            _ => "ready: false, serving: false",
+/// The store, a table that follows it step by step, and the problems that were reported and not yet taken back.
+struct World {
+    store: Store,
+    table: Table,
+    is_followed: bool,
+}
+
+impl World {
+    fn new(case: &Case) -> Self {
+        let own = Own {
+            node_name: case.node.clone(),
+            node_ips: addresses(&case.node_ips),
+            pod_ips: addresses(&case.pod_ips),
         };
-        let node = if letter.is_uppercase() { "here" } else { "there" };
-        format!("{{addresses: [10.1.0.{}], conditions: {{{conditions}}}, nodeName: {node}}}", index + 1)
-    };
-    let endpoints: Vec<_> = letters.chars().enumerate().map(endpoint).collect();
-    slice("a", &ONE.replace("[{addresses: [10.1.0.1]}]", &format!("[{}]", endpoints.join(", "))))
-}
+        Self { store: Store::new(own), table: Table::new(LIMITS, KernelTable::default()), is_followed: false }
+    }
 
-/// pkg/proxy/topology.go `CategorizeEndpoints` with `internalTrafficPolicy`; what is not eligible and serves is kept.
-#[test]
-fn internal_traffic_policy_and_what_still_serves() {
-    for (policy, node, letters, expected) in [
-        // Whatever the node, Cluster takes all that are ready.
-        ("Cluster", None, "rRnedx", ("forward", "1 2", "3 4")),
-        ("Cluster", Some("here"), "rRnedx", ("forward", "1 2", "3 4")),
-        ("Cluster", Some("here"), "eEnx", ("forward", "1 2", "3")),
-        ("Cluster", Some("here"), "ndx", ("refuse", "", "1")),
-        ("Local", Some("here"), "rRnNeE", ("forward", "2", "1 3 4 5 6")),
-        ("Local", Some("here"), "rEN", ("forward", "2", "1 3")),
-        ("Local", Some("here"), "rN", ("drop", "", "1 2")),
-        ("Local", Some("here"), "rX", ("drop", "", "1")),
-        // Elsewhere somebody still serves while it ends: that is usable too.
-        ("Local", Some("here"), "eX", ("drop", "", "1")),
-        ("Local", Some("here"), "nDX", ("refuse", "", "1")),
-        ("Local", Some("here"), "", ("refuse", "", "")),
-        ("Local", Some("elsewhere"), "rR", ("drop", "", "1 2")),
-        ("Local", None, "rR", ("drop", "", "1 2")),
-        ("Local", None, "d", ("refuse", "", "")),
-    ] {
-        let service = service("web", &format!("{WEB}, internalTrafficPolicy: {policy}"));
-        let (store, problems) = store(node, &[service, endpoints(letters)].concat());
-        let row = &resolve(&store)[0];
-        let hosts = |backends: &[Backend]| list(backends).replace("10.1.0.", "").replace(":8080", "");
-        let (eligible, serving) = (hosts(&row.backends), hosts(&row.serving));
-        let case = format!("{policy} at {node:?}: {letters:?}");
-        assert_eq!((row.action.as_str(), eligible.as_str(), serving.as_str()), expected, "{case}");
-        let is_unknown = node.is_none() && policy == "Local";
-        assert_eq!(problems.len(), usize::from(is_unknown), "{case}: {problems:?}");
-        assert!(problems.iter().all(|problem| problem.message.contains("--node-name")), "{problems:?}");
+    fn list(&mut self, objects: &[&Value]) {
+        let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
+        let started = kinds.into_iter().map(Event::ListStarted);
+        let done = kinds.into_iter().map(Event::ListDone);
+        let events: Vec<_> = started.chain(objects.iter().map(|object| applied(object))).chain(done).collect();
+        events.into_iter().for_each(|event| drop(self.store.apply(event)));
+    }
+
+    fn take(&mut self, step: &Step) {
+        let gone = step.gone.iter().map(|name| deleted(name));
+        let pod_ips = step.pod_ips_now.iter().map(|ips| Event::PodIps(addresses(ips)));
+        for event in gone.chain(step.given.iter().map(applied)).chain(pod_ips) {
+            drop(self.store.apply(event));
+        }
+    }
+
+    /// The table as computed anew must be what the step expects, and the one that has followed must equal it.
+    fn see(&mut self, step: &Step, place: &str) -> Result<(), String> {
+        let dirty = self.store.take_dirty();
+        let is_followed = std::mem::replace(&mut self.is_followed, true);
+        drop(if is_followed { self.table.update(&self.store, dirty) } else { self.table.sync(&self.store) });
+        let rows = resolve(&self.store);
+        let lines: Vec<_> = rows.iter().map(line).collect();
+        let expected: Vec<_> =
+            step.expect.iter().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        if lines != expected {
+            return Err(format!("{place}:\n  expected {expected:#?}\n  found {lines:#?}"));
+        }
+        if self.table.rows() != rows {
+            return Err(format!("{place}: the table that followed has {:#?}", self.table.rows()));
+        }
+        let problems: BTreeSet<_> =
+            self.store.problems().chain(self.table.problems()).map(ToString::to_string).collect();
+        let unexpected = |problem: &&String| !step.problems.iter().any(|piece| problem.contains(piece.as_str()));
+        let missing = |piece: &&String| !problems.iter().any(|problem| problem.contains(piece.as_str()));
+        let unexpected: Vec<_> = problems.iter().filter(unexpected).collect();
+        let missing: Vec<_> = step.problems.iter().filter(missing).collect();
+        if !unexpected.is_empty() || !missing.is_empty() {
+            return Err(format!("{place}: unexpected problems {unexpected:#?}, missing problems {missing:#?}"));
+        }
+        Ok(())
     }
 }
 
-/// The own node's name is known, and an endpoint without one is not local.
+fn addresses(texts: &[String]) -> Vec<super::Address> {
+    texts.iter().map(|text| parse_address(text).unwrap()).collect()
+}
+
+/// An object as an API server sends it, or with an error that says which one cannot be read.
+fn applied(object: &Value) -> Event {
+    fn read<T: serde::de::DeserializeOwned>(object: &Value) -> Box<T> {
+        serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object}"))
+    }
+    match object["kind"].as_str() {
+        Some("Service") => Event::Service(read(object)),
+        Some("EndpointSlice") => Event::EndpointSlice(read(object)),
+        Some("Node") => Event::Node(read(object)),
+        _ => panic!("the kind of {object} is none of cproxy's"),
+    }
+}
+
+fn deleted(text: &str) -> Event {
+    let (kind, name) = text.split_once(' ').unwrap_or_else(|| panic!("{text:?} is not: kind name"));
+    let object = || {
+        let (namespace, name) = name.split_once('/').unwrap_or_else(|| panic!("{text:?} has no namespace"));
+        ObjectName::new(namespace, name)
+    };
+    match kind {
+        "Service" => Event::ServiceDeleted(object()),
+        "EndpointSlice" => Event::EndpointSliceDeleted(object()),
+        "Node" => Event::NodeDeleted(name.to_owned()),
+        _ => panic!("{text:?}: the kind is none of cproxy's"),
+    }
+}
+
+/// Frontend, Service and port, source, action, affinity, backends, and with a plus those that only keep what they have.
+fn line(row: &Row) -> String {
+    let port = if row.port_name.is_empty() { "-" } else { &row.port_name };
+    let mut words = vec![
+        row.frontend.to_string(),
+        format!("{}:{port}", row.service),
+        row.source.as_str().to_owned(),
+        row.action.as_str().to_owned(),
+    ];
+    words.extend(row.session_affinity_seconds.map(|seconds| format!("{seconds}s")));
+    words.extend(row.backends.iter().map(Backend::to_string));
+    words.extend(row.serving.iter().map(|backend| format!("+{backend}")));
+    words.join(" ")
+}
+
+/// What the cases rely on.
 #[test]
-fn an_endpoint_without_a_node_is_remote() {
-    let service = service("web", &format!("{WEB}, internalTrafficPolicy: Local"));
-    let (store, _) = store(Some("here"), &[service, slice("a", ONE)].concat());
-    assert_eq!(resolve(&store)[0].action, super::Action::Drop);
+fn a_case_that_is_wrong_fails() {
+    let case = |fields: &str| {
+        let text = format!(
+            "cases: [{{name: a, source: b, given: [{{kind: Service, metadata: {{name: web}}, spec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}}}], {fields}}}]"
+        );
+        std::panic::catch_unwind(move || check(&text, 1)).is_ok()
+    };
+    let line = "'10.0.0.1:80/TCP default/web:- ClusterIP refuse'";
+    assert!(case(&format!("expect: [{line}]")));
+    assert!(!case("expect: []"), "a line too many");
+    assert!(!case(&format!("expect: [{line}], problems: [x]")), "a problem that is not there");
+    assert!(!case(&format!("expect: [{line}], then: [{{gone: [Service default/web], expect: [{line}]}}]")));
+    assert!(!case(&format!("expect: [{line}], mistyped: 1")), "a field that nobody reads");
 }
