@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Action, Backend, Frontend, KernelSet, Protocol, Row, printable};
+use crate::model::{Action, Backend, Explanation, Frontend, KernelSet, Protocol, Row, ServiceName, printable};
 
 /// How many backends a line of text names before it only counts.
 const BACKENDS_NAMED_MAX: usize = 6;
@@ -117,6 +117,46 @@ pub fn counters_text(counters: &[(String, u64)]) -> String {
     let header = ["COUNTER", "VALUE"].map(str::to_owned);
     let line = |(name, count): &(String, u64)| [name.clone(), count.to_string()];
     aligned(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
+}
+
+/// Why endpoints are used or not, as a JSON array.
+///
+/// # Errors
+/// Never for these types.
+pub fn explanations_json(service: &ServiceName, explanations: &[Explanation]) -> serde_json::Result<String> {
+    let object = |explanation: &Explanation| {
+        serde_json::json!({
+            "service": service.to_string(),
+            "port_name": explanation.protocol.map(|_| &explanation.port_name),
+            "protocol": explanation.protocol.map(|protocol| protocol.to_string()),
+            "sources": explanation.sources.iter().map(|source| source.as_str()).collect::<Vec<_>>(),
+            "endpoint": explanation.endpoint,
+            "slice": explanation.slice.to_string(),
+            "used": explanation.usage.as_str(),
+            "reason": explanation.reason,
+        })
+    };
+    serde_json::to_string_pretty(&explanations.iter().map(object).collect::<Vec<_>>())
+}
+
+/// Why endpoints are used or not, as aligned columns.
+#[must_use]
+pub fn explanations_text(explanations: &[Explanation]) -> String {
+    if explanations.is_empty() {
+        return "No EndpointSlice says that it is this Service's (label kubernetes.io/service-name).\n".to_owned();
+    }
+    let header = ["PORT", "FOR", "ENDPOINT", "SLICE", "USED", "WHY"].map(str::to_owned);
+    let line = |explanation: &Explanation| {
+        let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { printable(&text) };
+        let port = explanation
+            .protocol
+            .map_or_else(String::new, |protocol| format!("{}/{protocol}", or_dash(explanation.port_name.clone())));
+        let sources: Vec<_> = explanation.sources.iter().map(|source| source.as_str()).collect();
+        let (endpoint, slice) = (explanation.endpoint.clone(), explanation.slice.name.to_string());
+        let usage = explanation.usage.as_str().to_owned();
+        [port, sources.join(","), endpoint, slice, usage, explanation.reason.clone()].map(or_dash)
+    };
+    aligned(&std::iter::once(header).chain(explanations.iter().map(line)).collect::<Vec<_>>())
 }
 
 fn aligned<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {

@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::parse::{Manifest, lists, parse};
-use crate::model::{Event, Problem};
+use crate::{
+    k8s::objects::{EndpointSlice, Service},
+    model::{Event, ObjectName, Problem, object_name},
+};
 
 /// Why a path cannot be a source.
 #[derive(Debug, thiserror::Error)]
@@ -77,10 +80,24 @@ impl Files {
         found.into_iter().filter(|file| change.includes(file)).for_each(|file| self.read_file(file));
     }
 
-    /// The files as complete lists of both kinds.
+    /// The files as complete lists of all kinds.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
         lists(self.files.values().flatten())
+    }
+
+    /// The Services with their names; of several definitions the last counts.
+    #[must_use]
+    pub fn services(&self) -> BTreeMap<ObjectName, &Service> {
+        let services = self.files.values().flatten().flat_map(|manifest| &manifest.services);
+        services.filter_map(|service| Some((object_name(&service.metadata)?, service))).collect()
+    }
+
+    /// The EndpointSlices with their names; of several definitions the last counts.
+    #[must_use]
+    pub fn slices(&self) -> BTreeMap<ObjectName, &EndpointSlice> {
+        let slices = self.files.values().flatten().flat_map(|manifest| &manifest.slices);
+        slices.filter_map(|slice| Some((object_name(&slice.metadata)?, slice))).collect()
     }
 
     /// What is wrong with files, and with objects that could not be read.
@@ -161,7 +178,9 @@ fn names(manifest: &Manifest) -> Vec<String> {
         format!("{kind} {namespace}/{}", metadata.name.as_deref().unwrap_or_default())
     };
     let services = manifest.services.iter().map(|service| name("Service", &service.metadata));
-    services.chain(manifest.slices.iter().map(|slice| name("EndpointSlice", &slice.metadata))).collect()
+    let slices = manifest.slices.iter().map(|slice| name("EndpointSlice", &slice.metadata));
+    let nodes = manifest.nodes.iter().filter_map(|node| Some(format!("Node {}", node.metadata.name.as_deref()?)));
+    services.chain(slices).chain(nodes).collect()
 }
 
 fn is_manifest(path: &Path) -> bool {

@@ -3,8 +3,8 @@
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
 use super::{
-    Address, Backend, Endpoint, Family, Frontend, NodeHint, Problem, Protocol, ServiceName, ServicePort, ServiceRow,
-    SliceRow, Store,
+    Address, Backend, Endpoint, Family, Frontend, NodeHint, Problem, ServiceName, ServicePort, ServiceRow, SliceRow,
+    Store,
 };
 
 /// Where a frontend's address comes from.
@@ -140,12 +140,12 @@ pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
 pub(super) fn desired_problems(store: &Store, name: &ServiceName) -> Vec<Problem> {
     let Some(service) = store.service_row(name) else { return Vec::new() };
     let mut problems = Vec::new();
-    for (family, family_name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+    for family in [Family::V4, Family::V6] {
         let has_vip = service.load_balancer_ips.iter().any(|address| address.family() == family);
         let is_restricted = service.source_ranges.iter().any(|range| range.family() == family);
         if has_vip && is_restricted && !store.pod_ips().iter().any(|address| address.family() == family) {
             let message = format!(
-                "the own {family_name} address is not known: connections to the load balancer's are dropped; pass --pod-ip"
+                "the own {family} address is not known: connections to the load balancer's are dropped; pass --pod-ip"
             );
             problems.push(Problem::new(format_args!("Service {name}"), "spec.loadBalancerSourceRanges", message));
         }
@@ -298,7 +298,7 @@ impl Preference {
         let (mut all_name_nodes, mut one_names_node) = (true, false);
         let (mut all_name_zones, mut one_names_zone) = (true, false);
         for found in ready {
-            all_name_nodes &= found.endpoint.node_hint != NodeHint::None;
+            all_name_nodes &= found.has_node_hint();
             one_names_node |= found.endpoint.node_hint == NodeHint::Own;
             all_name_zones &= !found.zones().is_empty();
             one_names_zone |= found.names_zone(zone);
@@ -335,8 +335,12 @@ pub(super) struct Found<'a> {
 }
 
 impl Found<'_> {
-    fn zones(&self) -> &[Arc<str>] {
+    pub(super) fn zones(&self) -> &[Arc<str>] {
         self.slice.zones(self.endpoint)
+    }
+
+    pub(super) fn has_node_hint(&self) -> bool {
+        self.endpoint.node_hint != NodeHint::None
     }
 
     fn names_zone(&self, zone: Option<&Arc<str>>) -> bool {
@@ -353,7 +357,7 @@ pub(super) fn merged_endpoints<'a>(
 ) -> Merged<'a> {
     let mut merged = Merged::new();
     for slice in slices.filter(|slice| slice.family == family) {
-        for number in slice_ports(slice, &port.name, port.protocol) {
+        for number in slice.numbers(&port.name, port.protocol) {
             for endpoint in &slice.endpoints {
                 let found = Found { slice, endpoint };
                 let known = merged.entry(Backend { address: endpoint.address, port: number }).or_insert(found);
@@ -364,9 +368,4 @@ pub(super) fn merged_endpoints<'a>(
         }
     }
     merged
-}
-
-fn slice_ports(slice: &SliceRow, name: &str, protocol: Protocol) -> impl Iterator<Item = u16> {
-    let matches = move |port: &&super::SlicePort| *port.name == *name && port.protocol == protocol;
-    slice.ports.iter().filter(matches).map(|port| port.port)
 }

@@ -59,13 +59,15 @@ impl ServiceRow {
         let report = &mut |field: &str, message: &str| {
             problems.push(Problem::new(format_args!("Service {name}"), field, message));
         };
-        let Some(spec) = service.spec.as_ref() else {
-            report("spec", "missing; the Service is not served");
-            return None;
+        let spec = match served_spec(service) {
+            Ok(spec) => spec,
+            Err(skipped) => {
+                if let Some(field) = skipped.mistaken_field() {
+                    report(field, "missing; the Service is not served");
+                }
+                return None;
+            }
         };
-        if has_label(service, LABEL_SERVICE_PROXY_NAME) || is_without_cluster_ip(spec, report) {
-            return None;
-        }
         let cluster_ips = cluster_ips(spec, report);
         let is_served = |address: Address| cluster_ips.iter().any(|ip| ip.family() == address.family());
         let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
@@ -83,21 +85,53 @@ impl ServiceRow {
     }
 }
 
-fn has_label(service: &Service, key: &str) -> bool {
-    service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(key))
+/// Why a Service is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Skipped {
+    /// It says nothing.
+    #[error("it has no spec")]
+    NoSpec,
+    /// It has the label, whatever its value.
+    #[error("its label {LABEL_SERVICE_PROXY_NAME} gives it to another proxy")]
+    OtherProxy,
+    /// Even with a `clusterIP`.
+    #[error("its type is ExternalName")]
+    ExternalName,
+    /// An API server assigns one; in a file somebody has to.
+    #[error("it has no clusterIP")]
+    NoClusterIp,
+    /// `clusterIP: None`
+    #[error("it is headless (clusterIP None)")]
+    Headless,
 }
 
-/// `ShouldSkipService`: no `clusterIP`, "None", or ExternalName even with one.
-fn is_without_cluster_ip(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> bool {
-    if spec.type_.as_deref() == Some("ExternalName") {
-        return true;
+impl Skipped {
+    /// The field that was forgotten, if that is what it is.
+    fn mistaken_field(self) -> Option<&'static str> {
+        match self {
+            Self::NoSpec => Some("spec"),
+            Self::NoClusterIp => Some("spec.clusterIP"),
+            Self::OtherProxy | Self::ExternalName | Self::Headless => None,
+        }
     }
-    let cluster_ip = spec.cluster_ip.as_deref().unwrap_or_default();
-    if cluster_ip.is_empty() {
-        // An API server assigns one; in a file somebody has to.
-        report("spec.clusterIP", "missing; the Service is not served");
+}
+
+/// Whether a Service is cproxy's to serve (`ShouldSkipService` and the label selector).
+///
+/// # Errors
+/// Why it is not.
+pub fn served_spec(service: &Service) -> Result<&ServiceSpec, Skipped> {
+    let spec = service.spec.as_ref().ok_or(Skipped::NoSpec)?;
+    let labels = service.metadata.labels.as_ref();
+    if labels.is_some_and(|labels| labels.contains_key(LABEL_SERVICE_PROXY_NAME)) {
+        return Err(Skipped::OtherProxy);
     }
-    matches!(cluster_ip, "" | "None")
+    match (spec.type_.as_deref(), spec.cluster_ip.as_deref().unwrap_or_default()) {
+        (Some("ExternalName"), _) => Err(Skipped::ExternalName),
+        (_, "") => Err(Skipped::NoClusterIp),
+        (_, "None") => Err(Skipped::Headless),
+        _ => Ok(spec),
+    }
 }
 
 fn affinity_seconds(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Option<u32> {
@@ -142,14 +176,14 @@ fn cluster_ips(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<A
         report("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
     }
     let mut found = Vec::with_capacity(2);
-    for (family, family_name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
-        let Some((field, text)) = cluster_ip_of(spec, family_name) else { continue };
+    for family in [Family::V4, Family::V6] {
+        let Some((field, text)) = cluster_ip_of(spec, family) else { continue };
         match parse_address(text.trim()) {
             Some(address) if address.is_special() => report(&field, &no_frontend(text)),
             Some(address) if address.family() == family => found.push(address),
             // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
             Some(_) if field == "spec.clusterIP" => {}
-            Some(_) => report(&field, &format!("{text:?} is no {family_name} address; not served")),
+            Some(_) => report(&field, &format!("{text:?} is no {family} address; not served")),
             None if field == "spec.clusterIP" && family == Family::V6 => {}
             None => report(&field, &format!("{text:?} is no IP address; not served")),
         }
@@ -232,12 +266,12 @@ fn source_ranges(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Box
     ranges.into()
 }
 
-fn cluster_ip_of<'a>(spec: &'a ServiceSpec, family_name: &str) -> Option<(String, &'a str)> {
+fn cluster_ip_of(spec: &ServiceSpec, family: Family) -> Option<(String, &str)> {
     let families = spec.ip_families.as_deref().unwrap_or_default();
     if families.is_empty() {
         return spec.cluster_ip.as_deref().map(|text| ("spec.clusterIP".to_owned(), text));
     }
-    let index = families.iter().position(|name| name == family_name)?;
+    let index = families.iter().position(|name| *name == family.to_string())?;
     let text = spec.cluster_ips.as_deref().unwrap_or_default().get(index)?;
     Some((format!("spec.clusterIPs[{index}]"), text))
 }

@@ -101,6 +101,11 @@ impl SliceRow {
         Some(row)
     }
 
+    /// The numbers that its endpoints have for a Service's port.
+    pub fn numbers(&self, name: &str, protocol: Protocol) -> impl Iterator<Item = u16> {
+        self.ports.iter().filter(move |port| *port.name == *name && port.protocol == protocol).map(|port| port.port)
+    }
+
     /// The zones that one of its endpoints is meant for; none if it says nothing of zones.
     #[must_use]
     pub fn zones(&self, endpoint: &Endpoint) -> &[Arc<str>] {
@@ -156,13 +161,25 @@ fn names(hints: Option<&[HintName]>) -> Vec<&str> {
     hints.unwrap_or_default().iter().filter_map(|hint| hint.name.as_deref()).collect()
 }
 
+/// What its label says of the Service.
+pub(super) fn service_label(slice: &EndpointSlice) -> Option<&str> {
+    label(slice, LABEL_SERVICE_NAME)
+}
+
+/// Whether its label says that the Service has no ClusterIP.
+pub(super) fn is_headless(slice: &EndpointSlice) -> bool {
+    label(slice, LABEL_HEADLESS).is_some()
+}
+
+fn label<'a>(slice: &'a EndpointSlice, key: &str) -> Option<&'a str> {
+    slice.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str)
+}
+
 fn service_of(name: &ObjectName, slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Option<ServiceName> {
-    let labels = slice.metadata.labels.as_ref();
-    let label = |key| labels.and_then(|labels| labels.get(key)).map(String::as_str);
-    if label(LABEL_HEADLESS).is_some() {
+    if is_headless(slice) {
         return None;
     }
-    match label(LABEL_SERVICE_NAME).unwrap_or_default() {
+    match service_label(slice).unwrap_or_default() {
         "" => {
             report(
                 "metadata.labels",

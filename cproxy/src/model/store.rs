@@ -88,8 +88,8 @@ impl Store {
             Event::ListDone(Kind::Services) => return self.services_listed(),
             Event::ListDone(Kind::EndpointSlices) => return self.slices_listed(),
             Event::ListDone(Kind::Nodes) => return self.nodes_listed(),
-            Event::Service(service) => return self.service(&service),
-            Event::EndpointSlice(slice) => return self.slice(&slice),
+            Event::Service(service) => return self.take_service(&service),
+            Event::EndpointSlice(slice) => return self.take_slice(&slice),
             Event::ServiceDeleted(name) => match &mut self.staged_services {
                 Some(staged) => drop(staged.remove(&name)),
                 None => self.remove_service(&name),
@@ -98,7 +98,7 @@ impl Store {
                 Some(staged) => drop(staged.remove(&name)),
                 None => self.remove_slice(&name),
             },
-            Event::Node(node) => return self.node(&node),
+            Event::Node(node) => return self.take_node(&node),
             Event::NodeDeleted(name) => {
                 if self.is_own(&name) {
                     match &mut self.staged_node {
@@ -118,6 +118,12 @@ impl Store {
     pub fn is_complete(&self) -> bool {
         let has_node = self.nodes_complete || self.own.node_name.is_none();
         self.services_complete && self.slices_complete && has_node
+    }
+
+    /// The own node's name, if it is known.
+    #[must_use]
+    pub fn node_name(&self) -> Option<&str> {
+        self.own.node_name.as_deref()
     }
 
     /// The own node's zone, if it is known.
@@ -160,12 +166,23 @@ impl Store {
         self.slices.get(name).into_iter().flat_map(BTreeMap::values)
     }
 
+    /// The slices of a Service with their names, ordered by them.
+    pub fn named_slices(&self, name: &ServiceName) -> impl Iterator<Item = (&ObjectName, &SliceRow)> {
+        self.slices.get(name).into_iter().flatten()
+    }
+
+    /// The slice of that name.
+    #[must_use]
+    pub fn slice(&self, name: &ObjectName) -> Option<&SliceRow> {
+        self.slices.get(self.service_of_slice.get(name)?)?.get(name)
+    }
+
     /// What is wrong now, ordered by object.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.values().flatten()
     }
 
-    fn service(&mut self, service: &Service) -> Vec<Problem> {
+    fn take_service(&mut self, service: &Service) -> Vec<Problem> {
         let Some(name) = object_name(&service.metadata) else { return vec![nameless("Service")] };
         let mut problems = Vec::new();
         let row = ServiceRow::from_object(&name, service, self.own.node_name.as_deref(), &mut problems);
@@ -177,7 +194,7 @@ impl Store {
         Vec::new()
     }
 
-    fn slice(&mut self, slice: &EndpointSlice) -> Vec<Problem> {
+    fn take_slice(&mut self, slice: &EndpointSlice) -> Vec<Problem> {
         let Some(name) = object_name(&slice.metadata) else { return vec![nameless("EndpointSlice")] };
         let mut problems = Vec::new();
         let row = SliceRow::from_object(&name, slice, self.own.node_name.as_deref(), &mut problems);
@@ -193,7 +210,7 @@ impl Store {
         self.own.node_name.as_deref() == Some(node)
     }
 
-    fn node(&mut self, node: &Node) -> Vec<Problem> {
+    fn take_node(&mut self, node: &Node) -> Vec<Problem> {
         let Some(name) = node.metadata.name.as_deref().filter(|name| self.is_own(name)) else { return Vec::new() };
         let mut problems = Vec::new();
         let row = NodeRow::from_object(name, node, &mut problems);
@@ -327,7 +344,8 @@ impl Store {
     }
 }
 
-fn object_name(metadata: &kube::core::ObjectMeta) -> Option<ObjectName> {
+/// The name under which an object is known, if it has one.
+pub(crate) fn object_name(metadata: &kube::core::ObjectMeta) -> Option<ObjectName> {
     let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
     let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
     Some(ObjectName::new(namespace.unwrap_or("default"), name))

@@ -1,0 +1,440 @@
+//! Why each endpoint of a Service gets connections or does not: what `cproxy resolve --explain` prints.
+//!
+//! The slices are those that were sent or written, not the rows that are kept of them: what could not be read is
+//! explained too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Address, Backend, Family, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort, ServiceRow, SliceRow, Source,
+    Store,
+    desired::{Found, Merged, Preference, desired_rows, merged_endpoints},
+    slice::{is_headless, parse_endpoint_address, service_label},
+};
+use crate::k8s::objects::{EndpointSlice, EndpointSpec};
+
+/// What one endpoint of a slice is for one port of the Service, as some of its frontends see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The Service port.
+    pub port_name: String,
+    /// Its protocol; `None` if the whole slice is meant.
+    pub protocol: Option<Protocol>,
+    /// The kinds of frontends that this is about.
+    pub sources: BTreeSet<Source>,
+    /// address:port, or what stands there instead.
+    pub endpoint: String,
+    /// The slice.
+    pub slice: ObjectName,
+    /// What it gets.
+    pub usage: Usage,
+    /// The rule that decided.
+    pub reason: String,
+}
+
+/// What an endpoint gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// New connections.
+    New,
+    /// No new ones, but it keeps what it has.
+    Kept,
+    /// Nothing.
+    Unused,
+}
+
+impl Usage {
+    /// Its name in output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "yes",
+            Self::Kept => "keeps",
+            Self::Unused => "no",
+        }
+    }
+}
+
+/// Explains every endpoint of these slices that says it is the Service's; nothing if the Service is not served.
+#[must_use]
+pub fn explain<'a>(
+    store: &Store,
+    name: &ServiceName,
+    slices: impl IntoIterator<Item = (&'a ObjectName, &'a EndpointSlice)>,
+) -> Vec<Explanation> {
+    let Some(service) = store.service_row(name) else { return Vec::new() };
+    let is_ours = |(slice_name, slice): &(&ObjectName, &EndpointSlice)| {
+        slice_name.namespace == name.namespace && service_label(slice) == Some(&*name.name)
+    };
+    let slices: BTreeMap<_, _> = slices.into_iter().filter(is_ours).collect();
+    let rows = desired_rows(store, name);
+    let mut explanations: Vec<_> =
+        slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, service, slice_name, slice)).collect();
+    for port in &service.ports {
+        let scopes: BTreeSet<_> =
+            rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
+        let views: Vec<_> =
+            scopes.into_iter().map(|(scope, family)| View::new(store, name, port, family, scope, &rows)).collect();
+        for (slice_name, slice) in &slices {
+            explanations.extend(merged(views.iter().map(|view| view.explain_slice(slice_name, slice)).collect()));
+        }
+    }
+    explanations
+}
+
+/// What several views say of one slice, endpoint by endpoint; where they agree, they say it together.
+fn merged(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
+    let mut views: Vec<_> = views.into_iter().map(Vec::into_iter).collect();
+    let mut merged = Vec::<Explanation>::new();
+    loop {
+        let start = merged.len();
+        for explanation in views.iter_mut().filter_map(Iterator::next) {
+            let agrees =
+                |other: &&mut Explanation| (other.usage, &other.reason) == (explanation.usage, &explanation.reason);
+            match merged.iter_mut().skip(start).find(agrees) {
+                Some(other) => other.sources.extend(explanation.sources),
+                None => merged.push(explanation),
+            }
+        }
+        if merged.len() == start {
+            return merged;
+        }
+    }
+}
+
+fn is_of(row: &Row, port: &ServicePort) -> bool {
+    row.port_name == port.name && row.frontend.protocol == port.protocol
+}
+
+/// What keeps a whole slice out.
+fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &EndpointSlice) -> Option<Explanation> {
+    let reason = match store.slice(name) {
+        Some(row) if service.cluster_ips.iter().any(|ip| ip.family() == row.family) => return None,
+        Some(row) => format!("the Service has no {} ClusterIP", row.family),
+        None if is_headless(slice) => "the slice is one of a headless Service".to_owned(),
+        None => format!("addressType {:?} is not used", slice.address_type.as_deref().unwrap_or_default()),
+    };
+    Some(Explanation {
+        port_name: String::new(),
+        protocol: None,
+        sources: BTreeSet::new(),
+        endpoint: "all".to_owned(),
+        slice: name.clone(),
+        usage: Usage::Unused,
+        reason,
+    })
+}
+
+/// One Service port in one family, as some of its frontends see it.
+struct View<'a> {
+    store: &'a Store,
+    name: &'a ServiceName,
+    port: &'a ServicePort,
+    family: Family,
+    scope: Scope,
+    sources: BTreeSet<Source>,
+    backends: &'a [Backend],
+    serving: &'a [Backend],
+    merged: Merged<'a>,
+    preference: Preference,
+}
+
+impl<'a> View<'a> {
+    fn new(
+        store: &'a Store,
+        name: &'a ServiceName,
+        port: &'a ServicePort,
+        family: Family,
+        scope: Scope,
+        rows: &'a [Row],
+    ) -> Self {
+        let is_seen = |row: &&Row| is_of(row, port) && row.scope == scope && row.frontend.address.family() == family;
+        let row = rows.iter().find(is_seen);
+        let merged = merged_endpoints(store.slices(name), port, family);
+        Self {
+            store,
+            name,
+            port,
+            family,
+            scope,
+            sources: rows.iter().filter(is_seen).map(|row| row.source).collect(),
+            backends: row.map_or(&[], |row| &row.backends),
+            serving: row.map_or(&[], |row| &row.serving),
+            preference: Preference::of(&merged, store.zone()),
+            merged,
+        }
+    }
+
+    /// What it says of each endpoint of a slice; nothing of a slice of the other family.
+    fn explain_slice(&self, name: &ObjectName, slice: &EndpointSlice) -> Vec<Explanation> {
+        let mut explanations = Vec::new();
+        let Some(row) = self.store.slice(name).filter(|row| row.family == self.family) else { return explanations };
+        let mut tell = |endpoint: String, usage: Usage, reason: String| {
+            explanations.push(Explanation {
+                port_name: self.port.name.to_string(),
+                protocol: Some(self.port.protocol),
+                sources: self.sources.clone(),
+                endpoint,
+                slice: name.clone(),
+                usage,
+                reason,
+            });
+        };
+        let numbers: Vec<_> = row.numbers(&self.port.name, self.port.protocol).collect();
+        if numbers.is_empty() {
+            tell("all".to_owned(), Usage::Unused, self.no_port(row));
+            return explanations;
+        }
+        // The row has an endpoint for each that could be read, in the same order.
+        let mut endpoints = row.endpoints.iter();
+        for (index, spec) in slice.endpoints.iter().flatten().enumerate() {
+            let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else {
+                tell(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
+                continue;
+            };
+            let address = match parse_endpoint_address(text, self.family) {
+                Ok(address) => address,
+                Err(message) => {
+                    tell(format!("endpoints[{index}]"), Usage::Unused, format!("{text:?} {message}"));
+                    continue;
+                }
+            };
+            let Some(endpoint) = endpoints.next() else { continue };
+            for &port in &numbers {
+                let backend = Backend { address, port };
+                let Some(found) = self.merged.get(&backend) else { continue };
+                if !std::ptr::eq(found.endpoint, endpoint) {
+                    tell(backend.to_string(), Usage::Unused, self.hidden_by(found, name));
+                    continue;
+                }
+                tell(backend.to_string(), self.usage(&backend), self.reason(&backend, found, spec));
+            }
+        }
+        explanations
+    }
+
+    fn no_port(&self, row: &SliceRow) -> String {
+        let port = |name: &str, protocol: Protocol| format!("{:?} {protocol}", name);
+        let has: Vec<_> = row.ports.iter().map(|other| port(&other.name, other.protocol)).collect();
+        let has = if has.is_empty() { "none".to_owned() } else { has.join(", ") };
+        format!("the slice has no port {} (it has: {has})", port(&self.port.name, self.port.protocol))
+    }
+
+    fn hidden_by(&self, found: &Found<'_>, name: &ObjectName) -> String {
+        let slices = self.store.named_slices(self.name);
+        let by = slices.into_iter().find(|(_, slice)| std::ptr::eq(*slice, found.slice)).map(|(name, _)| name);
+        match by {
+            Some(by) if by != name => format!("slice {by} has it too, and that one counts"),
+            _ => "the slice has it twice, and the other one counts".to_owned(),
+        }
+    }
+
+    fn usage(&self, backend: &Backend) -> Usage {
+        if self.backends.binary_search(backend).is_ok() {
+            Usage::New
+        } else if self.serving.binary_search(backend).is_ok() {
+            Usage::Kept
+        } else {
+            Usage::Unused
+        }
+    }
+
+    fn reason(&self, backend: &Backend, found: &Found<'_>, spec: &EndpointSpec) -> String {
+        if self.usage(backend) == Usage::New { self.why_used(found) } else { self.why_not(found, spec) }
+    }
+
+    fn why_used(&self, found: &Found<'_>) -> String {
+        match (self.scope, found.endpoint.ready) {
+            (Scope::Local, true) => "ready, on the own node".to_owned(),
+            (Scope::Local, false) => "terminating on the own node and still serving; none there is ready".to_owned(),
+            (_, true) => format!("ready{}", self.hints()),
+            (_, false) => "terminating and still serving; none is ready".to_owned(),
+        }
+    }
+
+    /// What hints have to do with it, if there are any.
+    fn hints(&self) -> String {
+        let has_hints = |found: &Found<'_>| !found.zones().is_empty() || found.has_node_hint();
+        match self.preference {
+            Preference::Node => format!(", meant for node {}", self.store.node_name().unwrap_or_default()),
+            Preference::Zone => format!(", meant for zone {}", self.zone()),
+            Preference::Nothing if self.merged.values().any(has_hints) => {
+                format!(
+                    "; hints do not count: not every ready endpoint has one, or none is for here (zone {})",
+                    self.zone()
+                )
+            }
+            Preference::Nothing => String::new(),
+        }
+    }
+
+    fn zone(&self) -> &str {
+        self.store.zone().map_or("unknown", |zone| zone)
+    }
+
+    fn why_not(&self, found: &Found<'_>, spec: &EndpointSpec) -> String {
+        let endpoint = found.endpoint;
+        if self.scope == Scope::Denied {
+            return format!("loadBalancerSourceRanges do not let this VM in ({})", self.own_addresses());
+        }
+        match (endpoint.ready, endpoint.terminating, endpoint.serving) {
+            (false, false, _) => return "not ready".to_owned(),
+            (false, true, false) => return "terminating and no longer serving".to_owned(),
+            _ => {}
+        }
+        if self.scope == Scope::Local && !endpoint.local {
+            return self.not_local(spec);
+        }
+        if !endpoint.ready {
+            return "terminating, and others are ready".to_owned();
+        }
+        match self.preference {
+            Preference::Node => {
+                format!("meant for other nodes than {}", self.store.node_name().unwrap_or_default())
+            }
+            _ => format!("meant for {}, not for zone {}", zones(found), self.zone()),
+        }
+    }
+
+    fn not_local(&self, spec: &EndpointSpec) -> String {
+        match (self.store.node_name(), spec.node_name.as_deref()) {
+            (None, _) => "internalTrafficPolicy Local, and the own node is not known (--node-name)".to_owned(),
+            (Some(own), None) => format!("internalTrafficPolicy Local, and it names no node (this is {own})"),
+            (Some(own), Some(other)) => format!("internalTrafficPolicy Local, and it is on node {other}, not {own}"),
+        }
+    }
+
+    fn own_addresses(&self) -> String {
+        let of_family = |ip: &&Address| ip.family() == self.family;
+        let ips: Vec<_> = self.store.pod_ips().iter().filter(of_family).map(ToString::to_string).collect();
+        if ips.is_empty() { format!("its {} address is not known: --pod-ip", self.family) } else { ips.join(", ") }
+    }
+}
+
+fn zones(found: &Found<'_>) -> String {
+    match found.zones() {
+        [] => "no zone".to_owned(),
+        [zone] => format!("zone {zone}"),
+        zones => format!("zones {}", zones.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        manifests::parse,
+        model::{Own, parse_address},
+    };
+
+    const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.1
+  internalTrafficPolicy: Local
+  externalIPs: [203.0.113.1]
+  loadBalancerSourceRanges: [10.0.0.0/8]
+  ports: [{name: http, port: 80}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.2}]}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
+";
+
+    fn slice(name: &str, fields: &str) -> String {
+        format!(
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: {name}, labels: {{kubernetes.io/service-name: web}}}}\n{fields}\n"
+        )
+    }
+
+    /// A line for each explanation of the Service above with these slices, seen from the node here.
+    fn lines(slices: &[String]) -> Vec<String> {
+        let manifest = parse("test", &format!("{SERVICE}{}", slices.concat())).unwrap();
+        let own = Own {
+            node_name: Some("here".to_owned()),
+            pod_ips: vec![parse_address("172.16.0.1").unwrap()],
+            ..Own::default()
+        };
+        let mut store = Store::new(own);
+        manifest.events().into_iter().for_each(|event| drop(store.apply(event)));
+        let name = |slice: &EndpointSlice| ObjectName::new("default", slice.metadata.name.clone().unwrap());
+        let slices: Vec<_> = manifest.slices.iter().map(|slice| (name(slice), slice)).collect();
+        let slices = slices.iter().map(|(name, slice)| (name, *slice));
+        let line = |explanation: Explanation| {
+            let sources: Vec<_> = explanation.sources.iter().map(|source| source.as_str()).collect();
+            let Explanation { endpoint, slice, usage, reason, .. } = &explanation;
+            format!("{}: {} {endpoint} {} {reason}", slice.name, sources.join(","), usage.as_str())
+        };
+        explain(&store, &ObjectName::new("default", "web"), slices).into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn each_endpoint_has_the_rule_that_decided() {
+        let endpoints = "addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints:
+- {addresses: [10.1.0.1], nodeName: here, hints: {forZones: [{name: z1}]}}
+- {addresses: [10.1.0.2], nodeName: there, hints: {forZones: [{name: z2}]}}
+- {addresses: [10.1.0.3], nodeName: here, conditions: {ready: false}}
+- {addresses: [10.1.0.4], conditions: {ready: false, terminating: true}}
+- {addresses: [10.1.0.5], nodeName: here, conditions: {ready: false, serving: false, terminating: true}}";
+        let denied = "loadBalancerSourceRanges do not let this VM in (172.16.0.1)";
+        let local = "internalTrafficPolicy Local, and it";
+        assert_eq!(
+            lines(&[slice("a", endpoints)]),
+            [
+                "a: ExternalIP 10.1.0.1:8080 yes ready, meant for zone z1".to_owned(),
+                "a: ClusterIP 10.1.0.1:8080 yes ready, on the own node".to_owned(),
+                format!("a: LoadBalancerIP 10.1.0.1:8080 keeps {denied}"),
+                "a: ExternalIP 10.1.0.2:8080 keeps meant for zone z2, not for zone z1".to_owned(),
+                format!("a: ClusterIP 10.1.0.2:8080 keeps {local} is on node there, not here"),
+                format!("a: LoadBalancerIP 10.1.0.2:8080 keeps {denied}"),
+                "a: ClusterIP,ExternalIP 10.1.0.3:8080 keeps not ready".to_owned(),
+                format!("a: LoadBalancerIP 10.1.0.3:8080 keeps {denied}"),
+                "a: ExternalIP 10.1.0.4:8080 keeps terminating, and others are ready".to_owned(),
+                format!("a: ClusterIP 10.1.0.4:8080 keeps {local} names no node (this is here)"),
+                format!("a: LoadBalancerIP 10.1.0.4:8080 keeps {denied}"),
+                "a: ClusterIP,ExternalIP 10.1.0.5:8080 no terminating and no longer serving".to_owned(),
+                format!("a: LoadBalancerIP 10.1.0.5:8080 no {denied}"),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_never_became_an_endpoint_is_explained_too() {
+        let http = "ports: [{name: http, port: 8080}]";
+        let all = "ClusterIP,ExternalIP,LoadBalancerIP";
+        let bad = format!("addressType: IPv4\n{http}\nendpoints: [{{addresses: [x]}}, {{addresses: []}}]");
+        let v6 = format!("addressType: IPv6\n{http}\nendpoints: [{{addresses: ['fd00::1']}}]");
+        let named = "addressType: FQDN\nendpoints: [{addresses: [example.org]}]";
+        let other = "addressType: IPv4\nports: [{name: web, port: 1}]\nendpoints: [{addresses: [10.1.0.1]}]";
+        assert_eq!(
+            lines(&[slice("a", &bad), slice("b", &v6), slice("c", named), slice("d", other)]),
+            [
+                "b:  all no the Service has no IPv6 ClusterIP".to_owned(),
+                "c:  all no addressType \"FQDN\" is not used".to_owned(),
+                format!("a: {all} endpoints[0] no \"x\" is no IP address"),
+                format!("a: {all} endpoints[1] no it has no address"),
+                format!("d: {all} all no the slice has no port \"http\" TCP (it has: \"web\" TCP)"),
+            ]
+        );
+    }
+
+    #[test]
+    fn of_one_endpoint_in_two_slices_the_one_that_counts_is_named() {
+        let with = |conditions: &str| {
+            format!(
+                "addressType: IPv4\nports: [{{name: http, port: 1}}]\n\
+                 endpoints: [{{addresses: [10.1.0.1], nodeName: here, conditions: {{{conditions}}}}}]"
+            )
+        };
+        let lines = lines(&[slice("a", &with("ready: false, terminating: true")), slice("b", &with("ready: true"))]);
+        assert_eq!(
+            lines.first().unwrap(),
+            "a: ClusterIP,ExternalIP,LoadBalancerIP 10.1.0.1:1 no slice default/b has it too, and that one counts"
+        );
+        assert_eq!(lines.get(1).unwrap(), "b: ExternalIP 10.1.0.1:1 yes ready");
+    }
+}
