@@ -512,8 +512,13 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &Table))
     assert_eq!(naive(&seen), naive(&store(cluster.lists())), "a relist is a full diff");
 }
 
+/// Together they play ten thousand histories and more.
+fn histories(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, max_shrink_iters: 20_000, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(histories(4000))]
 
     #[test]
     fn every_history_gives_the_table_of_a_full_recomputation(steps in prop::collection::vec(step(), 1..40)) {
@@ -527,6 +532,36 @@ proptest! {
             assert_eq!(table.problems().count(), problems(store) + contested, "each loser is told");
         });
     }
+
+    #[test]
+    fn the_order_of_arrival_does_not_change_the_table(
+        steps in prop::collection::vec(step(), 1..30),
+        order in prop::collection::vec(any::<u32>(), 16),
+    ) {
+        let mut cluster = Cluster::default();
+        steps.iter().for_each(|step| drop(cluster.apply(step)));
+        let expected = resolve(&store(cluster.lists()));
+        let (lists, mut objects): (Vec<_>, Vec<_>) = cluster.lists().into_iter().partition(is_bracket);
+        let mut order = order.into_iter().cycle();
+        objects.sort_by_cached_key(|_| order.next());
+        // All lists are empty, and the objects come afterwards.
+        let mut store = store(lists);
+        let mut table = Table::new(AMPLE, KernelTable::default());
+        let mut kernel = Kernel::default();
+        kernel.run(&table.sync(&store));
+        for object in objects {
+            store.apply(object);
+            kernel.expect(&store);
+            let dirty = store.take_dirty();
+            kernel.run(&table.update(&store, dirty));
+        }
+        assert_eq!(table.rows(), expected);
+        assert_eq!(resolve(&store), expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(histories(2500))]
 
     #[test]
     fn a_table_that_is_full_keeps_complete_sets_and_complains(
@@ -547,6 +582,10 @@ proptest! {
             }
         });
     }
+}
+
+fn is_bracket(event: &Event) -> bool {
+    matches!(event, Event::ListStarted(_) | Event::ListDone(_))
 }
 
 fn needed_filter(kernel: &Kernel) -> Filter {
