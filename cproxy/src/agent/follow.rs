@@ -112,7 +112,7 @@ impl Follower {
                 batch = events.recv() => {
                     let Some(batch) = batch else { return self.source_ended(questions).await };
                     self.take(batch);
-                    self.take_more(&mut events).await;
+                    gather(&mut events, |batch| self.take(batch)).await;
                     self.write()?;
                 }
                 Some(question) = questions.recv() => self.answer(question),
@@ -144,14 +144,6 @@ impl Follower {
             for problem in self.store.apply(event) {
                 tracing::warn!("{problem}");
             }
-        }
-    }
-
-    /// Takes in what comes within a few milliseconds.
-    async fn take_more(&mut self, events: &mut mpsc::Receiver<Vec<Event>>) {
-        let deadline = Instant::now() + DELAY_MAX;
-        while let Ok(Some(batch)) = timeout_at((Instant::now() + QUIET).min(deadline), events.recv()).await {
-            self.take(batch);
         }
     }
 
@@ -219,9 +211,48 @@ impl Follower {
     }
 }
 
+/// Takes in what comes within a few milliseconds of the event before it, and of the first.
+async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut take: impl FnMut(Vec<Event>)) {
+    let deadline = Instant::now() + DELAY_MAX;
+    while let Ok(Some(batch)) = timeout_at((Instant::now() + QUIET).min(deadline), events.recv()).await {
+        take(batch);
+    }
+}
+
 async fn until_retry(state: State) {
     match state {
         State::InDoubt { retry_at } => tokio::time::sleep_until(retry_at).await,
         State::FirstSync | State::Following => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long events are gathered, and how many, when one comes every `pause` and there are `count`.
+    fn gathered(pause: Duration, count: usize) -> (Duration, usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (sender, mut events) = mpsc::channel(1);
+            let source = tokio::spawn(async move {
+                for _ in 0..count {
+                    tokio::time::sleep(pause).await;
+                    sender.send(Vec::new()).await.ok();
+                }
+                std::future::pending::<()>().await;
+            });
+            let (start, mut seen) = (Instant::now(), 0);
+            gather(&mut events, |_| seen += 1).await;
+            source.abort();
+            (start.elapsed(), seen)
+        })
+    }
+
+    #[test]
+    fn no_event_waits_longer_than_the_bound_for_others() {
+        assert_eq!(gathered(Duration::from_millis(1), 1000).0, DELAY_MAX, "a storm is cut off");
+        assert_eq!(gathered(Duration::from_millis(1), 3), (Duration::from_millis(3) + QUIET, 3), "a burst is one write");
+        assert_eq!(gathered(Duration::from_secs(1), 1), (QUIET, 0), "a single event waits for nobody");
     }
 }
