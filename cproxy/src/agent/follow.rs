@@ -252,7 +252,11 @@ mod tests {
     #[test]
     fn no_event_waits_longer_than_the_bound_for_others() {
         assert_eq!(gathered(Duration::from_millis(1), 1000).0, DELAY_MAX, "a storm is cut off");
-        assert_eq!(gathered(Duration::from_millis(1), 3), (Duration::from_millis(3) + QUIET, 3), "a burst is one write");
+        assert_eq!(
+            gathered(Duration::from_millis(1), 3),
+            (Duration::from_millis(3) + QUIET, 3),
+            "a burst is one write"
+        );
         assert_eq!(gathered(Duration::from_secs(1), 1), (QUIET, 0), "a single event waits for nobody");
     }
 }

@@ -230,15 +230,25 @@ fn fmt_address_port(f: &mut fmt::Formatter<'_>, address: Address, port: u16) -> 
 /// (`010.0.0.1` is 10.0.0.1; k8s.io/utils/net `ParseIPSloppy`) and IPv4-mapped IPv6 is IPv4. `None` if it is no address.
 #[must_use]
 pub fn parse_address(text: &str) -> Option<Address> {
-    if text.contains(':') {
-        return text.parse::<Ipv6Addr>().ok().map(|v6| IpAddr::V6(v6).into());
+    let address = if text.contains(':') { parse_v6(text).map(IpAddr::V6) } else { parse_v4(text).map(IpAddr::V4) };
+    address.map(Address::from)
+}
+
+/// An end that is written as IPv4 is read as leniently as IPv4 itself.
+fn parse_v6(text: &str) -> Option<Ipv6Addr> {
+    match text.rsplit_once(':') {
+        Some((groups, v4)) if v4.contains('.') => format!("{groups}:{}", parse_v4(v4)?).parse().ok(),
+        _ => text.parse().ok(),
     }
+}
+
+fn parse_v4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0u8; 4];
     let mut parts = text.split('.');
     for octet in &mut octets {
         *octet = parse_octet(parts.next()?)?;
     }
-    parts.next().is_none().then(|| IpAddr::V4(Ipv4Addr::from(octets)).into())
+    parts.next().is_none().then(|| Ipv4Addr::from(octets))
 }
 
 fn parse_octet(text: &str) -> Option<u8> {
@@ -256,6 +266,8 @@ mod tests {
             ("10.0.0.1", Some("10.0.0.1")),
             ("010.000.0.01", Some("10.0.0.1")),
             ("::ffff:10.0.0.1", Some("10.0.0.1")),
+            ("::ffff:010.000.0.01", Some("10.0.0.1")),
+            ("64:ff9b::010.0.0.1", Some("64:ff9b::a00:1")),
             ("FD00:0::1", Some("fd00::1")),
             ("0:0:0:0:0:ffff:0a00:0001", Some("10.0.0.1")),
             ("", None),
@@ -267,6 +279,8 @@ mod tests {
             ("10.0.0.1 ", None),
             ("fd00::1%eth0", None),
             ("fd00:::1", None),
+            ("::ffff:10.0.0.256", None),
+            ("::10.0.0.1:1", None),
         ] {
             assert_eq!(parse_address(text).map(|address| address.to_string()).as_deref(), expected, "{text:?}");
         }

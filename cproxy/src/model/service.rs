@@ -1,7 +1,11 @@
 //! A Service as a compact row: which of its addresses and ports count (kube-proxy 1.36, `pkg/proxy/util/utils.go` and
 //! `serviceport.go`).
 
-use std::{collections::HashSet, num::NonZeroU16, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    num::NonZeroU16,
+    sync::Arc,
+};
 
 use super::{Address, AddressRange, Family, Problem, Protocol, ServiceName, address::parse_address};
 use crate::k8s::objects::{LoadBalancerIngress, Service, ServicePortSpec, ServiceSpec};
@@ -121,11 +125,12 @@ impl Skipped {
 /// # Errors
 /// Why it is not.
 pub fn served_spec(service: &Service) -> Result<&ServiceSpec, Skipped> {
-    let spec = service.spec.as_ref().ok_or(Skipped::NoSpec)?;
+    // An API server does not even send it: what is wrong with it is the other proxy's business.
     let labels = service.metadata.labels.as_ref();
     if labels.is_some_and(|labels| labels.contains_key(LABEL_SERVICE_PROXY_NAME)) {
         return Err(Skipped::OtherProxy);
     }
+    let spec = service.spec.as_ref().ok_or(Skipped::NoSpec)?;
     match (spec.type_.as_deref(), spec.cluster_ip.as_deref().unwrap_or_default()) {
         (Some("ExternalName"), _) => Err(Skipped::ExternalName),
         (_, "") => Err(Skipped::NoClusterIp),
@@ -177,9 +182,14 @@ fn cluster_ips(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<A
     }
     let mut found = Vec::with_capacity(2);
     for family in [Family::V4, Family::V6] {
-        let Some((field, text)) = cluster_ip_of(spec, family) else { continue };
+        let Some((field, text)) = cluster_ip_of(spec, family) else {
+            if families.iter().any(|name| *name == family.to_string()) {
+                report("spec.clusterIPs", &format!("no address for the {family} of ipFamilies; not served"));
+            }
+            continue;
+        };
         match parse_address(text.trim()) {
-            Some(address) if address.is_special() => report(&field, &no_frontend(text)),
+            Some(address) if address.family() == family && address.is_special() => report(&field, &no_frontend(text)),
             Some(address) if address.family() == family => found.push(address),
             // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
             Some(_) if field == "spec.clusterIP" => {}
@@ -282,6 +292,8 @@ fn ports(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<Service
         report("spec.ports", "the Service has no ports; nothing to serve, add one");
     }
     let mut seen = HashSet::new();
+    // The ports of a protocol that cannot be served are one problem.
+    let mut unserved = BTreeMap::<&str, (usize, usize)>::new();
     let mut ports = Vec::with_capacity(specs.len());
     for (index, spec) in specs.iter().enumerate() {
         match service_port(spec) {
@@ -293,17 +305,33 @@ fn ports(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<Service
                 ports.push(port);
             }
             Ok(_) => report(&format!("spec.ports[{index}]"), "another port has the same name and protocol; not served"),
-            Err(message) => report(&format!("spec.ports[{index}]"), &message),
+            Err(PortError::Protocol(name)) => unserved.entry(name).or_insert((index, 0)).1 += 1,
+            Err(PortError::Number(message)) => report(&format!("spec.ports[{index}]"), &message),
         }
+    }
+    for (protocol, (index, count)) in unserved {
+        let more = if count > 1 { format!(", like {} more", count - 1) } else { String::new() };
+        let message = format!("protocol {protocol} cannot be served by socket hooks; skipped{more}");
+        report(&format!("spec.ports[{index}]"), &message);
     }
     ports
 }
 
-fn service_port(spec: &ServicePortSpec) -> Result<ServicePort, String> {
-    let protocol = parse_protocol(spec.protocol.as_deref())?;
-    let port = spec.port.ok_or("it has no port number; not served")?;
-    let port = u16::try_from(port).ok().filter(|&port| port != 0);
-    let port = port.ok_or_else(|| format!("port {} is not in 1..65535; not served", spec.port.unwrap_or_default()))?;
+/// What is wrong with a port.
+enum PortError<'a> {
+    /// Nobody can serve its protocol.
+    Protocol(&'a str),
+    /// It has no usable number.
+    Number(String),
+}
+
+fn service_port(spec: &ServicePortSpec) -> Result<ServicePort, PortError<'_>> {
+    let protocol = parse_protocol(spec.protocol.as_deref()).map_err(PortError::Protocol)?;
+    let wrong = || match spec.port {
+        Some(port) => PortError::Number(format!("port {port} is not in 1..65535; not served")),
+        None => PortError::Number("it has no port number; not served".to_owned()),
+    };
+    let port = spec.port.and_then(|port| u16::try_from(port).ok()).filter(|&port| port != 0).ok_or_else(wrong)?;
     Ok(ServicePort { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: None })
 }
 
@@ -313,11 +341,11 @@ fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, String> {
     u16::try_from(port).map(NonZeroU16::new).map_err(|_| format!("{port} is not in 1..65535; not served"))
 }
 
-/// Reads a protocol; nothing means TCP.
-pub(super) fn parse_protocol(text: Option<&str>) -> Result<Protocol, String> {
+/// Reads a protocol; nothing means TCP. The name of another comes back.
+pub(super) fn parse_protocol(text: Option<&str>) -> Result<Protocol, &str> {
     match text {
         None | Some("" | "TCP") => Ok(Protocol::Tcp),
         Some("UDP") => Ok(Protocol::Udp),
-        Some(other) => Err(format!("protocol {other} cannot be served by socket hooks; skipped")),
+        Some(other) => Err(other),
     }
 }

@@ -83,6 +83,10 @@ impl SliceRow {
         let report = &mut |field: &str, message: &str| {
             problems.push(Problem::new(format_args!("EndpointSlice {name}"), field, message));
         };
+        // An API server does not even send it: what is wrong with it does not matter.
+        if is_headless(slice) {
+            return None;
+        }
         let family = match slice.address_type.as_deref() {
             Some("IPv4") => Family::V4,
             Some("IPv6") => Family::V6,
@@ -176,9 +180,6 @@ fn label<'a>(slice: &'a EndpointSlice, key: &str) -> Option<&'a str> {
 }
 
 fn service_of(name: &ObjectName, slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Option<ServiceName> {
-    if is_headless(slice) {
-        return None;
-    }
     match service_label(slice).unwrap_or_default() {
         "" => {
             report(

@@ -123,7 +123,7 @@ pub struct Table {
     /// Services that did not fit and are tried again.
     starved: BTreeSet<ServiceName>,
     problems: BTreeMap<ServiceName, Vec<Problem>>,
-    conflicts: BTreeMap<Frontend, Problem>,
+    conflicts: BTreeMap<Frontend, Vec<Problem>>,
 }
 
 /// The API server's own Service, on which everything in the cluster depends.
@@ -222,7 +222,7 @@ impl Table {
 
     /// What did not fit or was refused, by Service, and who else claims a frontend that another Service has.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().flatten().chain(self.conflicts.values()).chain(self.unplaced.values())
+        self.problems.values().flatten().chain(self.conflicts.values().flatten()).chain(self.unplaced.values())
     }
 
     /// Whether, since the last call, a backend has left a set altogether, or a frontend with backends was deleted or
@@ -539,13 +539,18 @@ impl Table {
     }
 
     fn note_conflict(&mut self, frontend: Frontend) {
-        match self.claims.get(&frontend).map(Vec::as_slice) {
-            Some([first, second, ..]) => {
-                let message = format!("{frontend} belongs to Service {}, which comes first", first.key.service);
-                let loser = format_args!("Service {}", second.key.service).to_string();
-                self.conflicts.insert(frontend, Problem::new(loser, "", message));
-            }
-            _ => drop(self.conflicts.remove(&frontend)),
+        let Some([first, losers @ ..]) = self.claims.get(&frontend).map(Vec::as_slice) else {
+            self.conflicts.remove(&frontend);
+            return;
+        };
+        let message = format!("{frontend} belongs to Service {}, which comes first", first.key.service);
+        let names: BTreeSet<_> = losers.iter().map(|claim| &claim.key.service).collect();
+        let problem = |name: &ServiceName| Problem::new(format_args!("Service {name}"), "", message.clone());
+        let problems: Vec<_> = names.into_iter().map(problem).collect();
+        if problems.is_empty() {
+            self.conflicts.remove(&frontend);
+        } else {
+            self.conflicts.insert(frontend, problems);
         }
     }
 

@@ -71,6 +71,9 @@ macro_rules! files {
 
 files! {
     session_affinity: 10
+    slices_and_ports: 50
+    services_and_frontends: 50
+    addresses: 22
 }
 
 #[test]
@@ -130,8 +133,8 @@ impl World {
     fn new(case: &Case) -> Self {
         let own = Own {
             node_name: case.node.clone(),
-            node_ips: addresses(&case.node_ips),
-            pod_ips: addresses(&case.pod_ips),
+            node_ips: read_addresses(&case.node_ips),
+            pod_ips: read_addresses(&case.pod_ips),
         };
         Self { store: Store::new(own), table: Table::new(LIMITS, KernelTable::default()), is_followed: false }
     }
@@ -146,7 +149,7 @@ impl World {
 
     fn take(&mut self, step: &Step) {
         let gone = step.gone.iter().map(|name| deleted(name));
-        let pod_ips = step.pod_ips_now.iter().map(|ips| Event::PodIps(addresses(ips)));
+        let pod_ips = step.pod_ips_now.iter().map(|ips| Event::PodIps(read_addresses(ips)));
         for event in gone.chain(step.given.iter().map(applied)).chain(pod_ips) {
             drop(self.store.apply(event));
         }
@@ -167,8 +170,11 @@ impl World {
         if self.table.rows() != rows {
             return Err(format!("{place}: the table that followed has {:#?}", self.table.rows()));
         }
-        let problems: BTreeSet<_> =
-            self.store.problems().chain(self.table.problems()).map(ToString::to_string).collect();
+        let all: Vec<_> = self.store.problems().chain(self.table.problems()).map(ToString::to_string).collect();
+        let problems: BTreeSet<_> = all.iter().cloned().collect();
+        if problems.len() != all.len() {
+            return Err(format!("{place}: a problem is there twice: {all:#?}"));
+        }
         let unexpected = |problem: &&String| !step.problems.iter().any(|piece| problem.contains(piece.as_str()));
         let missing = |piece: &&String| !problems.iter().any(|problem| problem.contains(piece.as_str()));
         let unexpected: Vec<_> = problems.iter().filter(unexpected).collect();
@@ -180,7 +186,7 @@ impl World {
     }
 }
 
-fn addresses(texts: &[String]) -> Vec<super::Address> {
+fn read_addresses(texts: &[String]) -> Vec<super::Address> {
     texts.iter().map(|text| parse_address(text).unwrap()).collect()
 }
 
