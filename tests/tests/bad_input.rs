@@ -77,7 +77,7 @@ fn run_args(sandbox: &Sandbox) -> Vec<String> {
 #[test]
 fn wrong_usage_is_one_line_and_exit_code_2() {
     let sandbox = Sandbox::new("cproxy-test");
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["run", "--manifest", "x"], "--manifest"),
         (&["run", "--kubeconfig"], "--kubeconfig"),
         (&["run", "--kubeconfig", "a", "--manifests", "b"], "cannot be used with"),
@@ -86,6 +86,11 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["get", "pods"], "services"),
         (&["get", "services", "-o", "yaml"], "json"),
         (&["resolve"], "--manifests"),
+        (&["resolve", "--manifests", ".", "--explain", "web"], "default/web"),
+        (&["resolve", "--manifests", ".", "--explain", "a/b/c"], "default/web"),
+        (&["resolve", "--manifests", ".", "--pod-ip", "10.0.0.0/8"], "not an IP address"),
+        (&["resolve", "--manifests", ".", "--node-ip", "node"], "not an IP address"),
+        (&["resolve", "--manifests", ".", "--node-ip", "127.0.0.1"], "no address of a node"),
         (&["resume"], "resume"),
     ];
     for (args, needle) in cases {
@@ -291,6 +296,29 @@ fn manifests_that_cannot_be_used_are_named() {
     assert!(resolve.stderr.contains(&broken), "{}", resolve.stderr);
     let table: Value = serde_json::from_str(&resolve.stdout).unwrap();
     assert_eq!(table.as_array().unwrap().len(), 1, "the good file is resolved all the same");
+}
+
+#[test]
+fn a_service_that_cannot_be_explained_is_told_why() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let headless = Service::new("headless").headless().tcp("http", 80, 80);
+    let external = Service::new("external").cluster_ips(["10.96.0.11"]).spec("type", json!("ExternalName"));
+    let other = Service::new("other").cluster_ips(["10.96.0.12"]).label("service.kubernetes.io/service-proxy-name", "");
+    let [service, slice] = web();
+    let objects = [service, slice, headless.into(), external.into(), other.into()];
+    let file = manifest::write(&sandbox.manifest_dir(), "all.json", objects).display().to_string();
+    let explain = |name: &str| cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &file, "--explain", name]);
+    for (name, reason) in [
+        ("default/nowhere", "no such Service"),
+        ("default/headless", "headless"),
+        ("default/external", "ExternalName"),
+        ("default/other", "service-proxy-name"),
+    ] {
+        assert_fails(&explain(name), 1, &[name, reason]);
+    }
+    let explained = explain("default/web").json();
+    let used: Vec<_> = explained.as_array().unwrap().iter().map(|line| line["used"].as_str().unwrap()).collect();
+    assert!(!used.is_empty() && used.iter().all(|used| *used == "yes"), "{explained}");
 }
 
 #[test]
