@@ -60,7 +60,7 @@ impl fmt::Display for Config {
         if let Some(name) = &self.own.node_name {
             write!(f, "; node {name}")?;
         }
-        for (what, addresses) in [("node addresses", &self.own.node_ips), ("own addresses", &self.own.pod_ips)] {
+        for (what, addresses) in [("node addresses", &self.own.node_ips), ("given own addresses", &self.own.pod_ips)] {
             if !addresses.is_empty() {
                 let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
                 write!(f, "; {what} {}", addresses.join(", "))?;

@@ -14,5 +14,6 @@ pub mod config;
 pub mod k8s;
 pub mod manifests;
 pub mod model;
+pub mod own_address;
 pub mod report;
 pub mod sockets;

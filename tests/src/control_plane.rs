@@ -53,6 +53,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long kubectl may take; thousands of objects are a minute's work.
 const KUBECTL_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// The node that the agent's user may read.
+pub const NODE: &str = "node-1";
+
 /// A running control plane. Users: `admin` (everything), `cproxy` (what the agent needs and nothing more),
 /// `system:kube-proxy` (what Kubernetes itself grants kube-proxy), `nobody` (nothing).
 #[derive(Debug)]
@@ -107,7 +110,7 @@ impl<'s> ControlPlane<'s> {
         self.kubeconfig_for("admin")
     }
 
-    /// A kubeconfig for the agent: list and watch of Services and EndpointSlices, and nothing else.
+    /// A kubeconfig for the agent: list and watch of Services, EndpointSlices and the Node [`NODE`], and nothing else.
     pub fn agent_kubeconfig(&self) -> PathBuf {
         self.kubeconfig_for("cproxy")
     }
@@ -267,6 +270,7 @@ fn agent_rights() -> [Value; 2] {
         "rules": [
             {"apiGroups": [""], "resources": ["services"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+            {"apiGroups": [""], "resources": ["nodes"], "resourceNames": [NODE], "verbs": ["list", "watch"]},
         ],
     });
     let binding = json!({

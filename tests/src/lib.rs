@@ -18,6 +18,7 @@ pub mod manifest;
 pub mod nonce;
 pub mod process;
 pub mod sandbox;
+pub mod seccomp;
 pub mod witness;
 
 mod cgroup;

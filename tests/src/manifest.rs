@@ -78,6 +78,18 @@ impl Service {
         self
     }
 
+    /// The port on every node of the port that was added last.
+    ///
+    /// # Panics
+    /// When there is no port yet.
+    #[must_use]
+    pub fn node_port(mut self, number: u16) -> Self {
+        self.object["spec"]["type"] = json!("NodePort");
+        let ports = self.object["spec"]["ports"].as_array_mut().expect("a Service has ports");
+        ports.last_mut().expect("a port comes before its node port")["nodePort"] = json!(number);
+        self
+    }
+
     /// A client keeps its backend for `seconds`.
     #[must_use]
     pub fn client_ip_affinity(self, seconds: u32) -> Self {
@@ -106,6 +118,21 @@ impl Service {
         push(&mut self.object["status"]["loadBalancer"]["ingress"], json!({"ip": address.to_string()}));
         self
     }
+}
+
+/// A v1 Node in a zone.
+pub fn node(name: &str, zone: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}},
+    })
+}
+
+/// The status of a Node that has these addresses.
+pub fn node_status<A: Display>(addresses: impl IntoIterator<Item = A>) -> Value {
+    let address = |address: A| json!({"type": "InternalIP", "address": address.to_string()});
+    json!({"status": {"addresses": addresses.into_iter().map(address).collect::<Vec<_>>()}})
 }
 
 /// A discovery.k8s.io/v1 EndpointSlice.
@@ -226,6 +253,12 @@ impl Endpoint {
     #[must_use]
     pub fn node(self, name: &str) -> Self {
         self.field("nodeName", json!(name))
+    }
+
+    /// Meant for clients in this zone.
+    #[must_use]
+    pub fn for_zone(self, name: &str) -> Self {
+        self.field("hints", json!({"forZones": [{"name": name}]}))
     }
 
     /// Any field.

@@ -67,7 +67,7 @@ impl Sandbox {
         let directory = Directory::create(&name);
         let cgroup = ChildCgroup::enter(&name);
         let sandbox = Self { cgroup, directory, netns, _occupied: occupied };
-        sandbox.ip_batch("link set lo up\n");
+        sandbox.ip("link set lo up\n");
         sandbox
     }
 
@@ -123,7 +123,7 @@ impl Sandbox {
             let rest = if address.contains(':') { "/128 dev lo nodad" } else { "/32 dev lo" };
             format!("address add {address}{rest}\n")
         };
-        self.ip_batch(&addresses.into_iter().map(line).collect::<String>());
+        self.ip(&addresses.into_iter().map(line).collect::<String>());
     }
 
     /// Runs `program` inside the sandbox's network namespace and cgroup, whichever thread spawns it.
@@ -158,7 +158,10 @@ impl Sandbox {
     }
 
     /// Has iproute2 carry out `commands`, one a line, inside the sandbox.
-    fn ip_batch(&self, commands: &str) {
+    ///
+    /// # Panics
+    /// With what `ip` complains about, if it fails.
+    pub fn ip(&self, commands: &str) {
         let batch = self.dir().join("ip-batch");
         let run = || -> io::Result<std::process::Output> {
             fs::write(&batch, commands)?;

@@ -77,7 +77,7 @@ fn run_args(sandbox: &Sandbox) -> Vec<String> {
 #[test]
 fn wrong_usage_is_one_line_and_exit_code_2() {
     let sandbox = Sandbox::new("cproxy-test");
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["run", "--manifest", "x"], "--manifest"),
         (&["run", "--kubeconfig"], "--kubeconfig"),
         (&["run", "--kubeconfig", "a", "--manifests", "b"], "cannot be used with"),
@@ -88,6 +88,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["resolve"], "--manifests"),
         (&["resolve", "--manifests", ".", "--explain", "web"], "default/web"),
         (&["resolve", "--manifests", ".", "--explain", "a/b/c"], "default/web"),
+        (&["run", "--node-name", "a,b=c"], "a node's name"),
         (&["resolve", "--manifests", ".", "--pod-ip", "10.0.0.0/8"], "not an IP address"),
         (&["resolve", "--manifests", ".", "--node-ip", "node"], "not an IP address"),
         (&["resolve", "--manifests", ".", "--node-ip", "127.0.0.1"], "no address of a node"),

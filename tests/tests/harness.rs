@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cproxy_tests::control_plane::ControlPlane;
+use cproxy_tests::control_plane::{ControlPlane, NODE};
 use cproxy_tests::manifest::{Endpoint, Service, Slice, write, write_text};
 use cproxy_tests::process::{Agent, Daemon, eventually, run};
 use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
@@ -268,7 +268,7 @@ fn the_control_plane_is_real() {
     });
 }
 
-/// The agent may list and watch two kinds of objects, and nothing beyond what every user may.
+/// The agent may list and watch two kinds of objects and one Node, and nothing beyond what every user may.
 fn assert_agent_rights(control_plane: &ControlPlane<'_>) {
     let rights = |user| {
         let output = control_plane.try_kubectl(user, &["auth", "can-i", "--list", "--no-headers"], "").success();
@@ -278,7 +278,8 @@ fn assert_agent_rights(control_plane: &ControlPlane<'_>) {
     let mut agent = rights("cproxy");
     agent.retain(|right| !everybody.contains(right));
     agent.sort();
-    assert_eq!(agent, ["endpointslices.discovery.k8s.io [] [] [list watch]", "services [] [] [list watch]"]);
+    let node = format!("nodes [] [{NODE}] [list watch]");
+    assert_eq!(agent, ["endpointslices.discovery.k8s.io [] [] [list watch]", &node, "services [] [] [list watch]"]);
     let refused = control_plane.try_kubectl("nobody", &["get", "services"], "");
     assert!(refused.stderr.contains("Forbidden"), "{}", refused.stderr);
 }

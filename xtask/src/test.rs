@@ -84,7 +84,7 @@ const SUITES: [Suite; 7] = [
     Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
     Suite {
         name: "live",
-        targets: &["--test", "live", "--test", "settings", "--test", "check", "--test", "stale"],
+        targets: &["--test", "live", "--test", "settings", "--test", "check", "--test", "stale", "--test", "frontends"],
         harness: ALONE,
         needs: KERNEL,
         part: Some(Part::Live),

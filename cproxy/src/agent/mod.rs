@@ -19,6 +19,7 @@ use crate::{
     k8s::{self, ClientError},
     manifests::{self, Files, ManifestError, Watcher},
     model::{Event, Exclusions, Own, Store},
+    own_address::OwnAddresses,
 };
 use follow::Follower;
 use run_dir::RunDir;
@@ -72,8 +73,8 @@ pub enum AgentError {
 pub async fn run(config: Config) -> Result<(), AgentError> {
     let started = Instant::now();
     // Whatever can be wrong with the input is found before anything is attached.
-    let own = &config.own;
-    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, own)).transpose()?;
+    let mut own = config.own;
+    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &own)).transpose()?;
     let exclusions = exclusions(&config.exclude)?;
     let source = prepare(&config.source).await?;
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
@@ -84,12 +85,16 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
     let listener = admin::listen(&config.run_dir).map_err(failed)?;
     install(&environment)?;
+    // Its sockets need the installed maps, and nothing is derived before it is known.
+    let found = own.pod_ips.is_empty().then(|| find_own_addresses(&source, &pins)).transpose()?;
+    own.pod_ips.extend(found.iter().flat_map(OwnAddresses::addresses));
     let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, started)?;
     follower.configure(exclusions)?;
-    if let Some(store) = bootstrap {
+    if let Some(mut store) = bootstrap {
+        store.apply(Event::PodIps(own.pod_ips.clone()));
         follower.bootstrap(&store)?;
     }
-    let events = start(source, &pins)?;
+    let events = start(source, own, found, &pins)?;
     drop(tokio::spawn(follower.closer(pins.clone(), config.terminate_sockets).run()));
     follow_until_stopped(follower, events, listener).await
 }
@@ -141,8 +146,26 @@ fn read_bootstrap(path: &Path, own: &Own) -> Result<Store, AgentError> {
     Ok(store)
 }
 
-fn start(source: Prepared, pins: &PinDir) -> Result<mpsc::Receiver<Vec<Event>>, AgentError> {
+/// The VM's own addresses, where they are not given.
+fn find_own_addresses(source: &Prepared, pins: &PinDir) -> Result<OwnAddresses, AgentError> {
+    let api_server = match source {
+        Prepared::ApiServer(config) => Some(config.cluster_url.clone()),
+        Prepared::Manifests(..) => None,
+    };
+    Ok(OwnAddresses::find(SocketMark::open(pins)?, api_server))
+}
+
+fn start(
+    source: Prepared,
+    own: Own,
+    found: Option<OwnAddresses>,
+    pins: &PinDir,
+) -> Result<mpsc::Receiver<Vec<Event>>, AgentError> {
     let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
+    if let Some(found) = found {
+        // The source alone keeps the channel open: its end is noticed.
+        drop(tokio::spawn(found.follow(sender.downgrade())));
+    }
     match source {
         Prepared::Manifests(watcher, files) => drop(tokio::spawn(async move {
             if let Err(error) = manifests::watch(files, watcher, sender).await {
@@ -152,7 +175,7 @@ fn start(source: Prepared, pins: &PinDir) -> Result<mpsc::Receiver<Vec<Event>>, 
         Prepared::ApiServer(config) => {
             let client = k8s::client(&config, SocketMark::open(pins)?)?;
             tracing::info!("following the API server at {}", config.cluster_url);
-            drop(tokio::spawn(k8s::watch(client, config.cluster_url, sender)));
+            drop(tokio::spawn(k8s::watch(client, config.cluster_url, own.node_name, sender)));
         }
     }
     Ok(receiver)

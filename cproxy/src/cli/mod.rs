@@ -63,7 +63,7 @@ struct RunDirOption {
 #[derive(Args, Debug)]
 struct OwnOptions {
     /// Name of the own node: which endpoints are local, and whose zone and addresses count
-    #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME")]
+    #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME", value_parser = node_name)]
     node_name: Option<String>,
     /// Addresses of the own node, on which node ports are served; default: the InternalIPs of its Node
     #[arg(long, env = "CPROXY_NODE_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = node_ip)]
@@ -82,6 +82,13 @@ impl OwnOptions {
             pod_ips: self.pod_ip.clone(),
         }
     }
+}
+
+/// Anything else would mean something in a field selector.
+fn node_name(text: &str) -> Result<String, String> {
+    let belongs = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let is_name = text.bytes().all(belongs);
+    is_name.then(|| text.to_owned()).ok_or_else(|| "a node's name has letters, digits, dashes and dots".to_owned())
 }
 
 fn pod_ip(text: &str) -> Result<Address, String> {

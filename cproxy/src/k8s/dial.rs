@@ -59,12 +59,8 @@ impl Dialer {
     }
 
     async fn resolve(&self, uri: &Uri) -> io::Result<Vec<SocketAddr>> {
-        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
-        let addresses = match host.parse::<IpAddr>() {
-            Ok(address) => vec![address],
-            Err(_) => dns::resolve(host, &self.mark).await?,
-        };
+        let addresses = dns::resolve(host(uri), &self.mark).await?;
         Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
     }
 
@@ -79,6 +75,16 @@ impl Dialer {
             None => connecting.await,
         }
     }
+}
+
+/// The addresses of a URI's host that are known without asking anybody.
+#[must_use]
+pub fn known_addresses(uri: &Uri) -> Vec<IpAddr> {
+    dns::known(host(uri))
+}
+
+fn host(uri: &Uri) -> &str {
+    uri.host().unwrap_or_default().trim_matches(['[', ']'])
 }
 
 fn keep_alive(socket: &TcpSocket) -> io::Result<()> {

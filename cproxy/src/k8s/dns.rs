@@ -41,11 +41,18 @@ struct Resolver {
     attempts: u32,
 }
 
-/// The addresses of a host, IPv4 first: from /etc/hosts, else from the nameservers.
+/// The addresses of a host that are known without asking anybody: the one that it is, else those in /etc/hosts.
+pub(super) fn known(host: &str) -> Vec<IpAddr> {
+    match host.parse() {
+        Ok(address) => vec![address],
+        Err(_) => hosts_addresses(&std::fs::read_to_string(HOSTS).unwrap_or_default(), host),
+    }
+}
+
+/// The addresses of a host, IPv4 first: what is known, else from the nameservers.
 pub(super) async fn resolve(host: &str, mark: &Mark) -> io::Result<Vec<IpAddr>> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}"));
-    let hosts = std::fs::read_to_string(HOSTS).unwrap_or_default();
-    let addresses = hosts_addresses(&hosts, host);
+    let addresses = known(host);
     if !addresses.is_empty() {
         return Ok(addresses);
     }

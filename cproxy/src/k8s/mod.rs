@@ -1,4 +1,4 @@
-//! The API server as a source: slim objects, a client whose sockets are never translated, two watches.
+//! The API server as a source: slim objects, a client whose sockets are never translated, watches.
 
 mod client;
 mod dial;
@@ -8,4 +8,5 @@ mod pace;
 mod watch;
 
 pub use client::{ApiServer, ClientError, client, configure};
+pub use dial::known_addresses;
 pub use watch::watch;

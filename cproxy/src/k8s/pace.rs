@@ -13,7 +13,7 @@ use std::{
 use tokio::time::Instant;
 use tower::Service;
 
-/// Enough for both kinds to be listed by pages, and more than a healthy server is ever asked for.
+/// Enough for all kinds to be listed by pages, and more than a healthy server is ever asked for.
 const BURST: u32 = 20;
 const INTERVAL: Duration = Duration::from_millis(500);
 

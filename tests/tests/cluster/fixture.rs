@@ -68,6 +68,13 @@ impl<'s> Cluster<'s> {
         patched.unwrap_or_else(|error| panic!("cannot patch {kind} {name} with {fields}: {error}"));
     }
 
+    /// Changes some fields of an object's status, as the object's own controller would.
+    pub(crate) fn patch_status(&self, kind: &str, name: &str, fields: Value) {
+        let patch = Patch::Merge(&fields);
+        let patched = self.runtime.block_on(self.api(&kind.into()).patch_status(name, &PatchParams::default(), &patch));
+        patched.unwrap_or_else(|error| panic!("cannot patch the status of {kind} {name} with {fields}: {error}"));
+    }
+
     pub(crate) fn delete(&self, kind: &str, name: &str) {
         let deleted = self.runtime.block_on(self.api(&kind.into()).delete(name, &DeleteParams::default()));
         deleted.unwrap_or_else(|error| panic!("cannot delete {kind} {name}: {error}"));
@@ -102,6 +109,16 @@ impl<'s> Cluster<'s> {
         self.assert_reachable(rows);
     }
 
+    /// Waits until the table is so, which a change that no marker goes behind brings about.
+    pub(crate) fn expect_soon(&self, rows: &[&str]) {
+        let expected = [KUBERNETES].iter().chain(rows).map(|row| Row::parse(row)).collect::<Vec<_>>();
+        eventually(PATIENCE, format!("the table is {rows:#?}"), || {
+            let kernel = rows::in_kernel(self.sandbox);
+            if kernel == expected { Ok(()) } else { Err(format!("{kernel:#?}")) }
+        });
+        self.assert_table(rows);
+    }
+
     /// Connections meet what the rows say.
     pub(crate) fn assert_reachable(&self, rows: &[&str]) {
         rows.iter().for_each(|row| self.pods.check(&Row::parse(row)));
@@ -124,6 +141,10 @@ impl<'s> Cluster<'s> {
         let kind = match kind.as_str().unwrap() {
             "Service" => GroupVersionKind::gvk("", "v1", "Service"),
             "EndpointSlice" => GroupVersionKind::gvk("discovery.k8s.io", "v1", "EndpointSlice"),
+            "Node" => {
+                let node = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Node"));
+                return Api::all_with(self.client.clone(), &node);
+            }
             other => panic!("no test changes a {other}"),
         };
         Api::namespaced_with(self.client.clone(), "default", &ApiResource::from_gvk(&kind))

@@ -20,6 +20,8 @@ mod rows;
 mod access;
 mod changes;
 mod cleanup;
+mod node;
 mod outage;
+mod own_address;
 mod own_sockets;
 mod restart;

@@ -14,10 +14,11 @@ use crate::fixture::{Cluster, PATIENCE, PREFIX};
 fn the_agents_own_connections_are_never_translated() {
     let sandbox = Sandbox::new(PREFIX);
     let cluster = Cluster::start(&sandbox);
-    // No API server would take this Service: its ClusterIP is the API server's own address.
+    // No API server would take this Service: its ClusterIP is the API server's own address. Port 9 is where the agent
+    // connects to when it looks for the route to there.
     let trap = [
-        Service::new("trap").cluster_ips([ADDRESS]).tcp("", PORT, 7000).into(),
-        Slice::v4("trap").tcp("", 7000).ready(["10.244.0.9"]).into(),
+        Service::new("trap").cluster_ips([ADDRESS]).tcp("tcp", PORT, 7000).udp("udp", 9, 7000).into(),
+        Slice::v4("trap").tcp("tcp", 7000).udp("udp", 7000).ready(["10.244.0.9"]).into(),
     ];
     write(&sandbox.manifest_dir(), "trap.json", trap);
     let wrong = echo::tcp(&sandbox, "10.244.0.9:7000", "wrong");
@@ -31,6 +32,7 @@ fn the_agents_own_connections_are_never_translated() {
     let mut agent = cluster.agent().placement(Placement::Hooked).start();
     agent.wait_ready(PATIENCE);
     assert_eq!(wrong.served(), trapped);
+    agent.wait_log(&format!("own addresses: {ADDRESS} (route to the API server)"), PATIENCE);
     cluster.expect(&[]);
     assert!(agent.stop().success());
 }

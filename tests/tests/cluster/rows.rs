@@ -19,13 +19,14 @@ const TRIES: usize = 200;
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One frontend: `TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080`, or `TCP 10.96.0.10:80 refuse`.
+/// One frontend: `TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080`, or `TCP 10.96.0.10:80 refuse`, or `... drop`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) protocol: String,
     pub(crate) frontend: SocketAddr,
-    /// Empty if connections are refused.
+    /// Empty if connections are refused or dropped.
     pub(crate) backends: Vec<SocketAddr>,
+    pub(crate) drops: bool,
 }
 
 impl Row {
@@ -34,8 +35,9 @@ impl Row {
         let protocol = words.next().unwrap().to_owned();
         let frontend = words.next().expect("a row has an address").parse().expect("the second word is an address");
         let backend = |word: &str| word.parse().unwrap_or_else(|_| panic!("{word:?} is no backend"));
-        let backends = words.filter(|word| *word != "refuse").map(backend).collect();
-        Self { protocol, frontend, backends }
+        let (actions, backends): (Vec<_>, Vec<_>) = words.partition(|word| ["refuse", "drop"].contains(word));
+        let backends = backends.into_iter().map(backend).collect();
+        Self { protocol, frontend, backends, drops: actions == ["drop"] }
     }
 
     fn from_json(row: &Value) -> Self {
@@ -44,9 +46,10 @@ impl Row {
             SocketAddr::new(address.expect("an address"), object["port"].as_u64().unwrap().try_into().unwrap())
         };
         let backends = row["backends"].as_array().unwrap().iter().map(address).collect::<Vec<_>>();
+        let drops = row["action"] == "drop";
         let action = if backends.is_empty() { "refuse" } else { "forward" };
-        assert_eq!(row["action"], action, "{row}");
-        Self { protocol: row["protocol"].as_str().unwrap().to_owned(), frontend: address(row), backends }
+        assert!(row["action"] == action || (drops && backends.is_empty()), "{row}");
+        Self { protocol: row["protocol"].as_str().unwrap().to_owned(), frontend: address(row), backends, drops }
     }
 }
 
@@ -54,7 +57,11 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.protocol, self.frontend)?;
         self.backends.iter().try_for_each(|backend| write!(f, " {backend}"))?;
-        f.write_str(if self.backends.is_empty() { " refuse" } else { "" })
+        f.write_str(match self.backends.is_empty() {
+            false => "",
+            true if self.drops => " drop",
+            true => " refuse",
+        })
     }
 }
 
@@ -82,7 +89,8 @@ impl<'s> Pods<'s> {
         row.backends.iter().for_each(|backend| self.serve(&row.protocol, *backend));
         if row.backends.is_empty() {
             let error = ask(&row.protocol, row.frontend).expect_err("a refused connection");
-            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{row}: {error}");
+            let expected = if row.drops { io::ErrorKind::HostUnreachable } else { io::ErrorKind::ConnectionRefused };
+            assert_eq!(error.kind(), expected, "{row}: {error}");
             return;
         }
         let mut missing = row.backends.iter().map(SocketAddr::to_string).collect::<BTreeSet<_>>();

@@ -1,0 +1,38 @@
+//! The source address that the kernel takes for a destination: a UDP socket has it once it is connected, and nothing is
+//! sent for that.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
+
+use crate::bpf::SocketMark;
+
+/// Addresses that no network has: where there is a way to them, it is the default route (RFC 5737, RFC 9637).
+pub(super) const ELSEWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 254)),
+    IpAddr::V6(Ipv6Addr::new(0x3fff, 0xfff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xfffe)),
+];
+
+/// Any will do.
+const PORT: u16 = 9;
+
+/// The source of what is sent to `to`.
+///
+/// # Errors
+/// There is no route, or the kernel refuses the mark.
+pub(super) fn source(to: IpAddr, mark: &mut SocketMark) -> io::Result<IpAddr> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    mark.mark(&socket)?;
+    connect(&socket, &SocketAddr::new(to, PORT))?;
+    Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
+}
+
+/// Whether others can know it as the VM's.
+pub(super) fn is_usable(address: &IpAddr) -> bool {
+    let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    !(address.is_loopback() || address.is_unspecified() || is_link_local)
+}

@@ -1,0 +1,186 @@
+//! The own Node: its zone decides which hints are followed, its addresses are where node ports are served. The agent can
+//! do without it.
+
+use cproxy_tests::control_plane::NODE;
+use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
+use cproxy_tests::process::{Agent, RunningAgent, Signal};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::{Value, json};
+
+use crate::fixture::{Cluster, PATIENCE, PREFIX, assert_no_service};
+
+const NODE_IP: &str = "192.0.2.10";
+const NODE_IP_V6: &str = "2001:db8::10";
+
+/// A Service with a node port in both families, whose pods are meant for different zones.
+fn apply_service(cluster: &Cluster<'_>) {
+    let service = Service::new("web").cluster_ips(["10.96.0.10", "fd00:10:96::10"]);
+    cluster.apply(service.tcp("http", 80, 8080).node_port(30080));
+    let hinted = |pod: &str, zone| Endpoint::ready(pod).for_zone(zone);
+    let slice = Slice::v4("web").tcp("http", 8080);
+    cluster.apply(slice.endpoint(hinted("10.244.0.1", "a")).endpoint(hinted("10.244.0.2", "b")));
+    cluster.apply(Slice::v6("web").tcp("http", 8080).endpoint(hinted("fd00:10:244::1", "a")));
+}
+
+fn apply_node(cluster: &Cluster<'_>, zone: &str, addresses: &[&str]) {
+    cluster.apply(manifest::node(NODE, zone));
+    cluster.patch_status("Node", NODE, manifest::node_status(addresses));
+}
+
+const CLUSTER_IPS: [&str; 2] =
+    ["TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080", "TCP [fd00:10:96::10]:80 [fd00:10:244::1]:8080"];
+const IN_ZONE_A: [&str; 4] = [
+    "TCP 10.96.0.10:80 10.244.0.1:8080",
+    "TCP 192.0.2.10:30080 10.244.0.1:8080",
+    "TCP [2001:db8::10]:30080 [fd00:10:244::1]:8080",
+    "TCP [fd00:10:96::10]:80 [fd00:10:244::1]:8080",
+];
+
+fn start_agent(cluster: &Cluster<'_>) -> RunningAgent {
+    let mut agent = cluster.agent().args(["--node-name", NODE]).start();
+    agent.wait_ready(PATIENCE);
+    agent
+}
+
+#[test]
+fn zone_and_addresses_of_the_node_are_followed() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    apply_service(&cluster);
+    apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
+    // Another Node is none of our business.
+    cluster.apply(manifest::node("node-2", "b"));
+    cluster.patch_status("Node", "node-2", manifest::node_status(["192.0.2.20"]));
+    let agent = start_agent(&cluster);
+    // No marker: ready means that the Node is known, too.
+    cluster.assert_table(&IN_ZONE_A);
+
+    cluster.apply(manifest::node(NODE, "b"));
+    let in_zone_b = [
+        "TCP 10.96.0.10:80 10.244.0.2:8080",
+        "TCP 192.0.2.10:30080 10.244.0.2:8080",
+        // Nobody is meant for zone b in this family: then hints do not count.
+        IN_ZONE_A[2],
+        IN_ZONE_A[3],
+    ];
+    cluster.expect_soon(&in_zone_b);
+    cluster.patch("Node", NODE, json!({"metadata": {"labels": {"topology.kubernetes.io/zone": Value::Null}}}));
+    cluster.expect_soon(&[
+        CLUSTER_IPS[0],
+        "TCP 192.0.2.10:30080 10.244.0.1:8080 10.244.0.2:8080",
+        IN_ZONE_A[2],
+        IN_ZONE_A[3],
+    ]);
+    apply_node(&cluster, "a", &["192.0.2.11", "192.0.2.12"]);
+    cluster.expect_soon(&[
+        IN_ZONE_A[0],
+        "TCP 192.0.2.11:30080 10.244.0.1:8080",
+        "TCP 192.0.2.12:30080 10.244.0.1:8080",
+        IN_ZONE_A[3],
+    ]);
+    for gone in ["192.0.2.10:30080", "[2001:db8::10]:30080"] {
+        assert_no_service("TCP", gone);
+    }
+    cluster.delete("Node", NODE);
+    cluster.expect_soon(&CLUSTER_IPS);
+    apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
+    cluster.expect_soon(&IN_ZONE_A);
+    assert!(!agent.log().contains("WARN"), "{}", agent.log());
+}
+
+#[test]
+fn an_agent_whose_node_does_not_exist_does_without_until_it_does() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    apply_service(&cluster);
+    let mut agent = start_agent(&cluster);
+    cluster.assert_table(&CLUSTER_IPS);
+    agent.wait_log("there is no Node with metadata.name=node-1: until there is, zone hints", PATIENCE);
+    apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
+    cluster.expect_soon(&IN_ZONE_A);
+}
+
+/// What is bound to the user `nobody`, who may read everything but Nodes.
+fn rights(rules: Value) -> [Value; 2] {
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "some"}, "rules": rules,
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "some"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "some"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "nobody"}],
+    });
+    [role, binding]
+}
+
+#[test]
+fn an_agent_that_may_not_read_its_node_does_without_until_it_may() {
+    let sandbox = Sandbox::new(PREFIX);
+    let mut cluster = Cluster::start(&sandbox);
+    apply_service(&cluster);
+    apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
+    let mut rules = vec![
+        json!({"apiGroups": [""], "resources": ["services"], "verbs": ["list", "watch"]}),
+        json!({"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}),
+    ];
+    cluster.control_plane.apply(rights(json!(rules)));
+    let kubeconfig = cluster.control_plane.kubeconfig_for("nobody");
+    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE, "--log-level", "debug"]);
+    let mut agent = agent.start();
+    agent.wait_ready(PATIENCE);
+    cluster.assert_table(&CLUSTER_IPS);
+    agent.wait_log("still not permitted to watch nodes", PATIENCE);
+    let log = agent.log();
+    let said = log.lines().filter(|line| line.contains("WARN")).collect::<Vec<_>>();
+    assert_eq!(said.len(), 1, "{log}");
+    for words in
+        ["not permitted to watch nodes", "verbs list and watch on resource \"nodes\"", "zone hints", "--node-ip"]
+    {
+        assert!(said[0].contains(words), "{words:?}: {}", said[0]);
+    }
+
+    rules.push(json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}));
+    cluster.control_plane.apply(rights(json!(rules)));
+    cluster.expect_soon(&IN_ZONE_A);
+    // Taken away again: what is known stays. A watch that stands is not judged anew, so the agent is told to ask.
+    rules.pop();
+    cluster.control_plane.apply(rights(json!(rules)));
+    cluster.control_plane.kill_api_server();
+    cluster.start_api_server();
+    let line = agent.wait_log("what is known of them stays", PATIENCE);
+    assert!(line.contains("WARN not permitted to watch nodes"), "{line}");
+    cluster.expect(&IN_ZONE_A);
+}
+
+#[test]
+fn an_outage_of_the_api_server_changes_nothing_about_the_node() {
+    let sandbox = Sandbox::new(PREFIX);
+    let mut cluster = Cluster::start(&sandbox);
+    apply_service(&cluster);
+    apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
+    let mut agent = start_agent(&cluster);
+    cluster.assert_table(&IN_ZONE_A);
+    cluster.control_plane.kill_api_server();
+    agent.wait_log("nodes at https://192.0.2.1:6443", PATIENCE);
+    cluster.assert_table(&IN_ZONE_A);
+
+    // An agent that starts now has to wait: a server that does not answer has not said that there is no Node.
+    agent.signal(Signal::TERM);
+    agent.wait(PATIENCE);
+    let mut agent = cluster.agent().args(["--node-name", NODE]).start();
+    agent.wait_log("services at https://192.0.2.1:6443", PATIENCE);
+    assert!(!agent.is_ready());
+    cluster.assert_table(&IN_ZONE_A);
+    cluster.start_api_server();
+    agent.wait_ready(PATIENCE);
+    cluster.assert_table(&IN_ZONE_A);
+
+    // The agent of before the outage, too, follows what comes after it.
+    cluster.control_plane.kill_api_server();
+    agent.wait_log("nodes at https://192.0.2.1:6443", PATIENCE);
+    cluster.start_api_server();
+    apply_node(&cluster, "a", &["192.0.2.11"]);
+    cluster.expect_soon(&[IN_ZONE_A[0], "TCP 192.0.2.11:30080 10.244.0.1:8080", IN_ZONE_A[3]]);
+}

@@ -1,0 +1,163 @@
+//! The VM's own address, which `loadBalancerSourceRanges` are held against: given, or found and followed.
+
+use std::{io, thread};
+
+use cproxy_tests::{
+    manifest,
+    process::{Agent, eventually},
+    sandbox::Sandbox,
+    seccomp::forbid_netlink,
+};
+use serde_json::{Value, json};
+
+use crate::world::{
+    BALANCER_IP, CLUSTER_IP, PORT, SYNC, World, all_are, ask_tcp, ask_unconnected, rows, service, slices,
+};
+
+/// A network that leads out, with an address of each family in 10.1.0.0/16 and fd01::/16.
+const LINK: &str = "\
+    link add own0 type veth peer name own1\n\
+    link set own1 up\n\
+    link set own0 up\n\
+    address add 10.1.0.2/24 dev own0\n\
+    address add fd01::2/64 dev own0 nodad\n\
+    route add default via 10.1.0.1 dev own0\n\
+    route add default via fd01::1 dev own0\n";
+
+fn with_link(sandbox: &Sandbox) {
+    sandbox.ip(LINK);
+}
+
+fn restricted_to(ranges: [&str; 2]) -> Vec<Value> {
+    let service = service().spec("loadBalancerSourceRanges", json!(ranges));
+    std::iter::once(service.into()).chain(slices([1])).collect()
+}
+
+const INSIDE: [&str; 2] = ["10.1.0.0/16", "fd01::/16"];
+
+/// The ClusterIP works in any case; the load balancer's addresses do, or not.
+fn assert_balancer(is_open: [bool; 2]) {
+    for ask in [ask_tcp, ask_unconnected] {
+        for (to, is_open) in BALANCER_IP.forms(PORT).into_iter().zip([is_open[0], is_open[1], is_open[0]]) {
+            match ask(to) {
+                Ok(name) => assert!(is_open, "{to}: {name}"),
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::HostUnreachable, "{to}: {error}");
+                    assert!(!is_open, "{to}: {error}");
+                }
+            }
+        }
+        CLUSTER_IP.forms(PORT).into_iter().for_each(|to| assert_eq!(ask(to).unwrap(), "1", "{to}"));
+    }
+}
+
+fn actions(rows: &[Value]) -> [&Value; 2] {
+    BALANCER_IP.both().map(|ip| {
+        let row = rows.iter().find(|row| row["address"] == ip.to_string()).unwrap();
+        &row["action"]
+    })
+}
+
+#[test]
+fn the_address_of_the_default_route_is_found_and_followed() {
+    let mut world = World::start(1, restricted_to(INSIDE), &[], with_link);
+    world.agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
+    assert_balancer([true, true]);
+
+    // Another address, before the old one goes.
+    world.sandbox.ip("address add 10.2.0.2/24 dev own0\nroute replace default via 10.2.0.1 dev own0\n");
+    world.wait(|rows| actions(rows) == ["drop", "forward"]);
+    assert_balancer([false, true]);
+    world.sandbox.ip("route replace default via 10.1.0.1 dev own0\n");
+    world.wait(|rows| actions(rows) == ["forward", "forward"]);
+    assert_balancer([true, true]);
+
+    // Another address of the other family; addresses without a route of their own count, too.
+    world.sandbox.ip("address add fd02::2/64 dev own0 nodad\naddress del fd01::2/64 dev own0\n");
+    world.wait(|rows| actions(rows) == ["forward", "drop"]);
+    assert_balancer([true, false]);
+    world.sandbox.ip("address add fd01::2/64 dev own0 nodad\naddress del fd02::2/64 dev own0\n");
+    world.wait(|rows| actions(rows) == ["forward", "forward"]);
+
+    // The link goes, and with it every route and all that is known; and comes back.
+    world.sandbox.ip("link set own0 down\n");
+    world.wait(|rows| actions(rows) == ["drop", "drop"]);
+    world.agent.wait_log("own addresses now: none found", SYNC);
+    assert_balancer([false, false]);
+    world.agent.wait_log("the own IPv4 address is not known: connections to the load balancer's are dropped", SYNC);
+    world
+        .sandbox
+        .ip("link set own0 up\nroute add default via 10.1.0.1 dev own0\naddress replace fd01::2/64 dev own0 nodad\n\
+         route replace default via fd01::1 dev own0\n");
+    world.wait(|rows| actions(rows) == ["forward", "forward"]);
+    assert_balancer([true, true]);
+}
+
+/// Where IPv6 has nothing to say about it, either.
+#[test]
+fn a_link_that_goes_takes_its_routes_along_without_a_word() {
+    let no_ipv6 = |sandbox: &Sandbox| {
+        sandbox.ip("link add own0 type veth peer name own1\n");
+        std::fs::write("/proc/sys/net/ipv6/conf/own0/disable_ipv6", "1").unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/own1/disable_ipv6", "1").unwrap();
+        sandbox
+            .ip("link set own1 up\nlink set own0 up\naddress add 10.1.0.2/24 dev own0\nroute add default dev own0\n");
+    };
+    let mut world = World::start(1, restricted_to(INSIDE), &[], no_ipv6);
+    world.agent.wait_log("own addresses: 10.1.0.2 (default route)", SYNC);
+    assert_balancer([true, false]);
+    world.sandbox.ip("link set own0 down\n");
+    world.wait(|rows| actions(rows) == ["drop", "drop"]);
+}
+
+#[test]
+fn given_addresses_are_the_only_ones() {
+    let mut world = World::start(1, restricted_to(INSIDE), &["--pod-ip", "10.9.0.2"], with_link);
+    // IPv6 is not looked for, since something is given.
+    world.wait(|rows| all_are(rows, BALANCER_IP, "drop"));
+    assert_balancer([false, false]);
+    assert!(world.agent.log().contains("given own addresses 10.9.0.2"), "{}", world.agent.log());
+    world.agent.stop();
+    let agent = Agent::new(&world.sandbox).manifests(world.sandbox.manifest_dir()).args(["--pod-ip", "10.1.0.99"]);
+    let mut agent = agent.arg("fd01::99").start();
+    agent.wait_ready(SYNC);
+    assert_balancer([true, true]);
+    // Whatever the routes say.
+    world.sandbox.ip("link set own0 down\n");
+    assert!(!agent.log().contains("own addresses:"), "{}", agent.log());
+    assert_balancer([true, true]);
+}
+
+#[test]
+fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
+    let sandbox = Sandbox::new("cproxy-test");
+    sandbox.ip(LINK);
+    manifest::write(&sandbox.manifest_dir(), "web.json", restricted_to(INSIDE));
+    let without_netlink = || {
+        forbid_netlink();
+        let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+        agent.wait_ready(SYNC);
+        agent.wait_log("changes of the own addresses are not seen", SYNC);
+        agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
+        assert!(all_are(&rows(&sandbox), BALANCER_IP, "forward"));
+    };
+    thread::scope(|scope| scope.spawn(without_netlink).join()).unwrap();
+}
+
+#[test]
+fn an_address_is_known_before_anything_is_served() {
+    let sandbox = Sandbox::new("cproxy-test");
+    sandbox.ip(LINK);
+    let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", restricted_to(INSIDE));
+    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+        clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n\
+        contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\n";
+    let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", kubeconfig);
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).arg("--bootstrap").arg(bootstrap).start();
+    // A loopback address is nobody's own: the default route it is.
+    agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
+    eventually(SYNC, "the bootstrap is served", || {
+        let rows = rows(&sandbox);
+        if all_are(&rows, BALANCER_IP, "forward") { Ok(()) } else { Err(format!("{rows:#?}")) }
+    });
+}

@@ -1,0 +1,183 @@
+//! What policies of a Service mean for its different frontends, and for whom they mean nothing.
+
+use std::{
+    io,
+    net::{TcpStream, UdpSocket},
+};
+
+use cproxy_tests::{
+    echo,
+    manifest::{Endpoint, Service, Slice},
+};
+use serde_json::{Value, json};
+
+use crate::world::{
+    ASKS, BALANCER_IP, CLUSTER_IP, FRONTENDS, PORT, World, all_are, ask_from, ask_peer, connect, pod, service, slices,
+    udp,
+};
+
+const PODS: u8 = 3;
+/// Sockets of pods that still serve are never closed, whatever the mode.
+const CLOSE_ALL: [&str; 2] = ["--terminate-sockets", "all"];
+const NODE: [&str; 5] = ["--node-ip", "192.0.2.10", "2001:db8:2::a", "--node-name", "here"];
+const OWN: [&str; 3] = ["--pod-ip", "10.0.0.2", "fd00::2"];
+
+fn with(service: Service) -> Vec<Value> {
+    std::iter::once(service.into()).chain(slices(1..=PODS)).collect()
+}
+
+fn internal_local() -> Service {
+    service().spec("internalTrafficPolicy", json!("Local"))
+}
+
+/// Nobody but these may use the load balancer's addresses.
+fn source_ranges(ranges: &[&str]) -> Service {
+    service().spec("loadBalancerSourceRanges", json!(ranges))
+}
+
+fn assert_drops(error: &io::Error, what: &str) {
+    assert_eq!(error.kind(), io::ErrorKind::HostUnreachable, "{what}: {error}");
+}
+
+#[test]
+fn internal_traffic_policy_is_about_cluster_ips_only() {
+    let world = World::start(PODS, with(internal_local()), &NODE, |_| ());
+    for (kind, addresses, ports) in FRONTENDS {
+        for (how, index, ask) in ASKS {
+            for to in addresses.forms(ports[index]) {
+                match (kind, ask(to)) {
+                    ("ClusterIP", result) => assert_drops(&result.unwrap_err(), &format!("{to} {how}")),
+                    (_, result) => drop(result.unwrap_or_else(|error| panic!("{kind} {to} {how}: {error}"))),
+                }
+            }
+        }
+    }
+    // One of the pods is here: the ClusterIP leads to it, and all others to all.
+    let local = |slice: Slice, pods: [String; 2]| {
+        let [here, there] = pods;
+        let slice = slice.tcp("http", 8080).udp("http-udp", 8081);
+        Value::from(slice.endpoint(Endpoint::ready(here).node("here")).endpoint(Endpoint::ready(there).node("there")))
+    };
+    let objects = [
+        internal_local().into(),
+        local(Slice::v4("web"), [2, 1].map(|number| pod(number).v4.to_string())),
+        local(Slice::v6("web"), [2, 1].map(|number| pod(number).v6.to_string())),
+    ];
+    world.set(objects, |rows| all_are(rows, CLUSTER_IP, "forward"));
+    for (kind, addresses, ports) in FRONTENDS {
+        for (how, index, ask) in ASKS {
+            for to in addresses.forms(ports[index]) {
+                // Of fifty even choices between two, all are the same once in 2^49 times.
+                let mut answers: Vec<_> = (0..50).map(|_| ask(to).unwrap()).collect();
+                answers.sort();
+                answers.dedup();
+                let expected = if kind == "ClusterIP" { vec!["2"] } else { vec!["1", "2"] };
+                assert_eq!(answers, expected, "{kind} {to} {how}");
+            }
+        }
+    }
+}
+
+#[test]
+fn source_ranges_are_about_load_balancers_addresses_only() {
+    let flags = [NODE.as_slice(), &OWN].concat();
+    let world = World::start(PODS, with(source_ranges(&["10.9.0.0/16", "fd09::/16"])), &flags, |_| ());
+    let expect = |balancer_is_open: [bool; 3]| {
+        for (kind, addresses, ports) in FRONTENDS {
+            for (how, index, ask) in ASKS {
+                for (to, is_open) in addresses.forms(ports[index]).into_iter().zip(balancer_is_open) {
+                    let what = format!("{kind} {to} {how}");
+                    match ask(to) {
+                        Ok(_) => assert!(kind != "LoadBalancerIP" || is_open, "{what}"),
+                        Err(error) => {
+                            assert_drops(&error, &what);
+                            assert!(kind == "LoadBalancerIP" && !is_open, "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    };
+    expect([false; 3]);
+    let v6_rows_forward = |rows: &[Value]| {
+        rows.iter().filter(|row| row["address"] == BALANCER_IP.v6.to_string()).all(|row| row["action"] == "forward")
+    };
+    // Ranges of one family say nothing about the other.
+    world.set(with(source_ranges(&["10.9.0.0/16"])), v6_rows_forward);
+    expect([false, true, false]);
+    world.set(with(source_ranges(&["10.0.0.2/32", "fd00::/64"])), |rows| all_are(rows, BALANCER_IP, "forward"));
+    expect([true; 3]);
+}
+
+#[test]
+fn a_client_keeps_its_backend_whichever_frontend_it_uses() {
+    // Remembered for each frontend by itself, one pod for all four is an accident of once in 27 times, and there are twelve.
+    for round in 0..3 {
+        let _world = World::start(PODS, with(service().client_ip_affinity(10_800)), &NODE, |_| ());
+        for (index, port_kind) in ["TCP", "UDP"].into_iter().enumerate() {
+            for form in 0..2 {
+                let asks = ASKS.iter().filter(|(_, of, _)| *of == index);
+                let answers = asks.flat_map(|(_, _, ask)| {
+                    FRONTENDS.map(|(_, addresses, ports)| ask(addresses.forms(ports[index])[form]).unwrap())
+                });
+                let mut answers: Vec<_> = answers.collect();
+                answers.dedup();
+                assert_eq!(answers.len(), 1, "round {round}, {port_kind}: {answers:?}");
+            }
+        }
+    }
+}
+
+/// What stood before a change, through each kind of frontend in both families.
+struct Standing {
+    tcp: Vec<TcpStream>,
+    connected: Vec<(UdpSocket, String)>,
+    unconnected: Vec<(UdpSocket, std::net::SocketAddr, String)>,
+}
+
+impl Standing {
+    fn open() -> Self {
+        let mut standing = Self { tcp: Vec::new(), connected: Vec::new(), unconnected: Vec::new() };
+        for (_, addresses, [tcp, udp_port]) in FRONTENDS {
+            standing.tcp.extend(addresses.forms(tcp).map(connect));
+            for to in addresses.forms(udp_port) {
+                let socket = udp(to).unwrap();
+                let name = ask_from(&socket, to).unwrap();
+                standing.unconnected.push((socket, to, name));
+                let socket = udp(to).unwrap();
+                socket.connect(to).unwrap();
+                let name = ask_peer(&socket).unwrap();
+                standing.connected.push((socket, name));
+            }
+        }
+        standing
+    }
+
+    fn assert_undisturbed(&self) {
+        self.tcp.iter().for_each(|stream| echo::ping_tcp(stream, "still there?").unwrap());
+        for (socket, name) in &self.connected {
+            assert_eq!(ask_peer(socket).unwrap(), *name);
+        }
+        for (socket, to, name) in &self.unconnected {
+            assert_eq!(ask_from(socket, *to).unwrap(), *name, "{to}");
+        }
+    }
+}
+
+#[test]
+fn what_stands_is_not_judged_anew() {
+    let flags = [NODE.as_slice(), &OWN, &CLOSE_ALL].concat();
+    let world = World::start(PODS, with(service()), &flags, |_| ());
+    let standing = Standing::open();
+    let closed_outside = source_ranges(&["10.9.0.0/16", "fd09::/16"]);
+    for (changed, addresses) in [(internal_local(), CLUSTER_IP), (closed_outside, BALANCER_IP)] {
+        world.set(with(changed), |rows| all_are(rows, addresses, "drop"));
+        for to in addresses.forms(PORT) {
+            assert_drops(&ASKS[0].2(to).unwrap_err(), "a new connection");
+        }
+        standing.assert_undisturbed();
+        world.set(with(service()), |rows| all_are(rows, addresses, "forward"));
+        standing.assert_undisturbed();
+    }
+    assert!(!world.agent.log().contains("sockets closed"), "{}", world.agent.log());
+}

@@ -1,0 +1,140 @@
+//! Who is reached through which address.
+
+use std::{collections::BTreeSet, io, net::SocketAddr};
+
+use cproxy_tests::{echo, manifest, sandbox::Sandbox};
+use serde_json::Value;
+
+use crate::world::{
+    ASKS, BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, FRONTENDS, NODE_IP, NODE_PORTS, PORT, Pair, World, pod, service,
+    slices, udp,
+};
+
+const PODS: u8 = 3;
+
+fn objects() -> impl Iterator<Item = Value> {
+    std::iter::once(service().into()).chain(slices(1..=PODS))
+}
+
+/// The agent's own Node, with these addresses.
+fn node(addresses: Pair) -> Value {
+    let mut node = manifest::node("here", "a");
+    node["status"] = manifest::node_status(addresses.both())["status"].take();
+    node
+}
+
+fn node_ip_flags() -> [String; 3] {
+    let [v4, v6] = NODE_IP.both();
+    ["--node-ip".to_owned(), v4.to_string(), v6.to_string()]
+}
+
+/// Asks until every pod has answered; each answer must be from a pod.
+fn all_pods_answer(what: &str, mut ask: impl FnMut() -> io::Result<String>) {
+    let expected: BTreeSet<_> = (1..=PODS).map(|number| number.to_string()).collect();
+    let mut missing = expected.clone();
+    // 200 draws from three miss one of them with probability 3 * (2/3)^200, less than 1e-34.
+    for _ in 0..200 {
+        let name = ask().unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(expected.contains(&name), "{what}: {name}");
+        missing.remove(&name);
+        if missing.is_empty() {
+            return;
+        }
+    }
+    panic!("{what}: {missing:?} never answers");
+}
+
+/// By TCP and UDP, in both families and IPv4-mapped; the peer is always who was asked for.
+fn every_frontend_reaches_every_pod() {
+    for (kind, addresses, ports) in FRONTENDS {
+        for (how, index, ask) in ASKS {
+            for to in addresses.forms(ports[index]) {
+                all_pods_answer(&format!("{kind} {to} {how}"), || ask(to));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_frontend_reaches_every_pod_with_given_node_addresses() {
+    let flags = node_ip_flags();
+    let world = World::start(PODS, objects(), &flags.each_ref().map(String::as_str), |_| ());
+    every_frontend_reaches_every_pod();
+    let sources: BTreeSet<_> = world.rows().iter().map(|row| row["source"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(sources.into_iter().collect::<Vec<_>>(), ["ClusterIP", "ExternalIP", "LoadBalancerIP", "NodePort"]);
+}
+
+#[test]
+fn every_frontend_reaches_every_pod_with_the_addresses_of_the_node() {
+    let objects_and = |addresses| objects().chain([node(addresses)]);
+    let world = World::start(PODS, objects_and(NODE_IP), &["--node-name", "here"], |_| ());
+    every_frontend_reaches_every_pod();
+    // The Node moves: where it was, there is nothing.
+    let elsewhere = pod(200);
+    world.set(objects_and(elsewhere), |rows| !rows.iter().any(|row| row["address"] == NODE_IP.v6.to_string()));
+    for (how, index, ask) in ASKS {
+        for to in elsewhere.forms(NODE_PORTS[index]) {
+            all_pods_answer(&format!("{to} {how}"), || ask(to));
+        }
+        for to in NODE_IP.forms(NODE_PORTS[index]) {
+            let error = ask(to).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable, "{to} {how}");
+        }
+    }
+}
+
+/// On a ClusterIP it is refused; any other address is a host of its own.
+#[test]
+fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
+    const OTHER: u16 = 81;
+    let own = [EXTERNAL_IP, BALANCER_IP, NODE_IP];
+    let mut servers = Vec::new();
+    let serve = |sandbox: &Sandbox| {
+        for ip in own.into_iter().chain([CLUSTER_IP]).flat_map(Pair::both) {
+            sandbox.add_address(ip);
+            servers.push((
+                echo::tcp(sandbox, (ip, OTHER), "the address itself"),
+                echo::udp(sandbox, (ip, OTHER), "the address itself"),
+            ));
+        }
+    };
+    let flags = node_ip_flags();
+    let _world = World::start(PODS, objects(), &flags.each_ref().map(String::as_str), serve);
+    for (how, _, ask) in ASKS {
+        for to in own.into_iter().flat_map(|addresses| addresses.forms(OTHER)) {
+            assert_eq!(ask(to).unwrap(), "the address itself", "{to} {how}");
+        }
+        for to in CLUSTER_IP.forms(OTHER) {
+            assert_eq!(ask(to).unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{to} {how}");
+        }
+    }
+    // A Service's port is not the node's: it is the node port that counts there, and it counts nowhere else.
+    for to in NODE_IP.forms(PORT) {
+        let error = echo::ask_tcp(to).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: nobody listens");
+    }
+    for to in EXTERNAL_IP.forms(NODE_PORTS[0]) {
+        let error = echo::ask_tcp(to).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: nobody listens");
+    }
+}
+
+/// The only pod is the one that the clients are in.
+#[test]
+fn a_pod_reaches_itself_from_its_own_address() {
+    let flags = node_ip_flags();
+    let own = std::iter::once(service().into()).chain(slices([1]));
+    let _world = World::start(1, own, &flags.each_ref().map(String::as_str), |_| ());
+    for (kind, addresses, ports) in FRONTENDS {
+        for to in addresses.forms(ports[0]) {
+            let client = echo::ask_tcp(to).unwrap().client.ip().to_canonical();
+            assert!(pod(1).both().contains(&client), "{kind} {to}: the server sees {client}");
+        }
+        for to in addresses.forms(ports[1]) {
+            let socket = udp(to).unwrap();
+            socket.connect(to).unwrap();
+            let local = SocketAddr::ip(&socket.local_addr().unwrap()).to_canonical();
+            assert!(pod(1).both().contains(&local), "{kind} {to}: sent from {local}");
+        }
+    }
+}
