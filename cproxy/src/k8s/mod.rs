@@ -5,6 +5,7 @@ mod dial;
 mod dns;
 pub mod objects;
 mod pace;
+mod sent;
 mod watch;
 
 pub use client::{ApiServer, ClientError, client, configure};

@@ -24,8 +24,9 @@ use tokio::sync::{Notify, mpsc};
 use super::{
     client::chain,
     objects::{EndpointSlice, Node, Service},
+    sent::Sent,
 };
-use crate::model::{Event, Kind, ObjectName};
+use crate::model::{Event, Kind, ObjectName, object_name};
 
 /// The status of a watch that starts before what the server still remembers: no failure, so no back-off.
 const GONE: u16 = 410;
@@ -46,15 +47,15 @@ trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + S
     /// What cannot be done without it; nothing: the agent cannot do without it at all.
     const LOST_WITHOUT: Option<&'static str> = None;
 
-    fn applied(self) -> Event;
+    fn applied(object: Box<Self>) -> Event;
     fn deleted(meta: &ObjectMeta) -> Option<Event>;
 }
 
 impl Watched for Service {
     const KIND: Kind = Kind::Services;
 
-    fn applied(self) -> Event {
-        Event::Service(Box::new(self))
+    fn applied(object: Box<Self>) -> Event {
+        Event::Service(object)
     }
     fn deleted(meta: &ObjectMeta) -> Option<Event> {
         namespaced(meta).map(Event::ServiceDeleted)
@@ -64,8 +65,8 @@ impl Watched for Service {
 impl Watched for EndpointSlice {
     const KIND: Kind = Kind::EndpointSlices;
 
-    fn applied(self) -> Event {
-        Event::EndpointSlice(Box::new(self))
+    fn applied(object: Box<Self>) -> Event {
+        Event::EndpointSlice(object)
     }
     fn deleted(meta: &ObjectMeta) -> Option<Event> {
         namespaced(meta).map(Event::EndpointSliceDeleted)
@@ -77,8 +78,8 @@ impl Watched for Node {
     const LOST_WITHOUT: Option<&'static str> =
         Some("zone hints are not followed and, without --node-ip, node ports are not served");
 
-    fn applied(self) -> Event {
-        Event::Node(Box::new(self))
+    fn applied(object: Box<Self>) -> Event {
+        Event::Node(object)
     }
     fn deleted(meta: &ObjectMeta) -> Option<Event> {
         meta.name.clone().map(Event::NodeDeleted)
@@ -137,7 +138,7 @@ impl Source {
 
     /// Lists and watches until it takes a new list.
     async fn follow_once<K: Watched>(&self, selectors: &Config, course: &mut Course) {
-        let (api, config) = (Api::<K>::all(self.client.clone()), config(selectors.clone(), course.can_stream));
+        let (api, config) = (Api::<Sent<K>>::all(self.client.clone()), config(selectors.clone(), course.can_stream));
         let mut stream = std::pin::pin!(watcher::watcher(api, config).default_backoff());
         let mut patience = LIST_SILENCE_MAX;
         loop {
@@ -265,10 +266,15 @@ fn config(selectors: Config, can_stream: bool) -> Config {
     if can_stream { selectors.streaming_lists() } else { Config { page_size: None, ..selectors.any_semantic() } }
 }
 
-fn translate<K: Watched>(event: watcher::Event<K>) -> Option<Event> {
+fn translate<K: Watched>(event: watcher::Event<Sent<K>>) -> Option<Event> {
     Some(match event {
         watcher::Event::Init => Event::ListStarted(K::KIND),
-        watcher::Event::InitApply(object) | watcher::Event::Apply(object) => object.applied(),
+        watcher::Event::InitApply(object) | watcher::Event::Apply(object) => match object {
+            Sent::Read(object) => K::applied(object),
+            Sent::Unreadable(metadata, message) => {
+                Event::Unreadable { kind: K::KIND, name: object_name(&metadata), message }
+            }
+        },
         watcher::Event::InitDone => Event::ListDone(K::KIND),
         watcher::Event::Delete(object) => return K::deleted(object.meta()),
     })

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     k8s::objects::{EndpointSlice, Node, Service},
-    model::{Event, Kind, Problem},
+    model::{Event, Kind, ObjectName, Problem},
 };
 
 /// What a file says.
@@ -19,7 +19,9 @@ pub struct Manifest {
     pub slices: Vec<EndpointSlice>,
     /// Its Nodes.
     pub nodes: Vec<Node>,
-    /// What was wrong with single objects.
+    /// Its objects that cannot be read: kind, name and what is wrong.
+    pub unreadable: Vec<(Kind, ObjectName, String)>,
+    /// What else was wrong with single objects.
     pub problems: BTreeSet<Problem>,
 }
 
@@ -42,9 +44,11 @@ pub fn parse(file: &str, text: &str) -> Result<Manifest, String> {
 pub(super) fn lists<'a>(manifests: impl Iterator<Item = &'a Manifest> + Clone) -> Vec<Event> {
     let services = manifests.clone().flat_map(|manifest| &manifest.services);
     let slices = manifests.clone().flat_map(|manifest| &manifest.slices);
-    let nodes = manifests.flat_map(|manifest| &manifest.nodes);
+    let nodes = manifests.clone().flat_map(|manifest| &manifest.nodes);
+    let unreadable = manifests.flat_map(|manifest| &manifest.unreadable).cloned();
     let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
     let mut events = Vec::from(kinds.map(Event::ListStarted));
+    events.extend(unreadable.map(|(kind, name, message)| Event::Unreadable { kind, name: Some(name), message }));
     events.extend(nodes.map(|node| Event::Node(Box::new(node.clone()))));
     events.extend(services.map(|service| Event::Service(Box::new(service.clone()))));
     events.extend(slices.map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
@@ -86,15 +90,15 @@ impl Manifest {
         let (version, kind) = (field("apiVersion"), field("kind"));
         match (version.as_str(), kind.as_str()) {
             ("v1", "Service") => {
-                let service = self.object::<Service>(document, place, "Service");
+                let service = self.object::<Service>(document, place, Kind::Services);
                 self.services.extend(service);
             }
             ("discovery.k8s.io/v1", "EndpointSlice") => {
-                let slice = self.object::<EndpointSlice>(document, place, "EndpointSlice").map(defaulted);
+                let slice = self.object::<EndpointSlice>(document, place, Kind::EndpointSlices).map(defaulted);
                 self.slices.extend(slice);
             }
             ("v1", "Node") => {
-                let node = self.object::<Node>(document, place, "Node");
+                let node = self.object::<Node>(document, place, Kind::Nodes);
                 self.nodes.extend(node);
             }
             _ if kind.ends_with("List") && depth > 0 => self.take_list(document, place, depth - 1),
@@ -125,17 +129,17 @@ impl Manifest {
         }
     }
 
-    fn object<T: DeserializeOwned>(&mut self, document: Value, place: &str, kind: &str) -> Option<T> {
+    fn object<T: DeserializeOwned>(&mut self, document: Value, place: &str, kind: Kind) -> Option<T> {
         let metadata = |name: &str| document.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
         let Some(name) = metadata("name").filter(|name| !name.is_empty()) else {
-            self.problem(place, format!("{kind} without metadata.name; ignored"));
+            self.problem(place, format!("{} without metadata.name; ignored", kind.singular()));
             return None;
         };
-        let name = format!("{kind} {}/{name}", metadata("namespace").unwrap_or("default"));
+        let name = ObjectName::new(metadata("namespace").unwrap_or("default"), name);
         match serde_path_to_error::deserialize(document) {
             Ok(object) => Some(object),
             Err(error) => {
-                self.problem(&format!("{place}: {name}"), format!("{error}; the object is ignored"));
+                self.unreadable.push((kind, name, format!("{error} ({place})")));
                 None
             }
         }
@@ -165,7 +169,8 @@ mod tests {
 
     fn counts(text: &str) -> (usize, usize, usize) {
         let manifest = parse("f", text).unwrap();
-        (manifest.services.len(), manifest.slices.len(), manifest.problems.len())
+        let wrong = manifest.problems.len() + manifest.unreadable.len();
+        (manifest.services.len(), manifest.slices.len(), wrong)
     }
 
     #[test]

@@ -22,6 +22,18 @@ pub enum Kind {
     Nodes,
 }
 
+impl Kind {
+    /// What one object of the kind is called.
+    #[must_use]
+    pub fn singular(self) -> &'static str {
+        match self {
+            Self::Services => "Service",
+            Self::EndpointSlices => "EndpointSlice",
+            Self::Nodes => "Node",
+        }
+    }
+}
+
 /// What a source says. A kind's list is `ListStarted`, objects, `ListDone`; whatever was not named in it is gone.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -41,6 +53,15 @@ pub enum Event {
     Node(Box<Node>),
     /// The Node of this name is gone.
     NodeDeleted(String),
+    /// An object is, or was changed to be, what cannot be read.
+    Unreadable {
+        /// Its kind.
+        kind: Kind,
+        /// Its name, if that can be read.
+        name: Option<ObjectName>,
+        /// What is wrong with it.
+        message: String,
+    },
     /// The VM has these addresses now.
     PodIps(Vec<Address>),
 }
@@ -107,6 +128,7 @@ impl Store {
                     }
                 }
             }
+            Event::Unreadable { kind, name, message } => return self.take_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
         }
         Vec::new()
@@ -249,6 +271,43 @@ impl Store {
         }
     }
 
+    /// What an object was before it could no longer be read, it stays.
+    fn take_unreadable(&mut self, kind: Kind, name: Option<ObjectName>, message: &str) -> Vec<Problem> {
+        let Some(name) = name else { return vec![nameless(kind.singular())] };
+        let stays = |is_known: bool| if is_known { "its last state stays" } else { "ignored" };
+        let problems =
+            |label: String, is_known: bool| vec![Problem::new(label, "", format!("{message}; {}", stays(is_known)))];
+        match kind {
+            Kind::Services => {
+                let row = self.services.get(&name).cloned();
+                let problems = problems(format!("Service {name}"), row.is_some());
+                match &mut self.staged_services {
+                    Some(staged) => drop(staged.insert(name, Parsed { row, problems })),
+                    None => return self.note(kind, &name, problems),
+                }
+            }
+            Kind::EndpointSlices => {
+                let row = self.slice(&name).cloned();
+                let problems = problems(format!("EndpointSlice {name}"), row.is_some());
+                match &mut self.staged_slices {
+                    Some(staged) => drop(staged.insert(name, Parsed { row, problems })),
+                    None => return self.note(kind, &name, problems),
+                }
+            }
+            Kind::Nodes if !self.is_own(&name.name) => {}
+            Kind::Nodes => {
+                let row = self.node.clone();
+                let problems = problems(format!("Node {}", name.name), row.is_some());
+                let parsed = Some(Parsed { row, problems });
+                match &mut self.staged_node {
+                    Some(staged) => *staged = parsed,
+                    None => return self.put_node(parsed),
+                }
+            }
+        }
+        Vec::new()
+    }
+
     fn services_listed(&mut self) -> Vec<Problem> {
         let staged = self.staged_services.take().unwrap_or_default();
         self.services_complete = true;
@@ -353,4 +412,65 @@ pub(crate) fn object_name(metadata: &kube::core::ObjectMeta) -> Option<ObjectNam
 
 fn nameless(kind: &str) -> Problem {
     Problem::new(kind, "metadata.name", "missing; the object is ignored")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{desired_rows, resolve};
+
+    fn web() -> ServiceName {
+        ServiceName::new("default", "web")
+    }
+
+    fn service(port: u16) -> Event {
+        let object = serde_json::json!({"metadata": {"name": "web"},
+                                        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});
+        Event::Service(serde_json::from_value(object).unwrap())
+    }
+
+    fn unreadable(name: ServiceName) -> Event {
+        Event::Unreadable { kind: Kind::Services, name: Some(name), message: "spec.ports: no".to_owned() }
+    }
+
+    fn problems(store: &Store) -> Vec<String> {
+        store.problems().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_object_that_can_no_longer_be_read_keeps_its_last_state() {
+        let mut store = Store::new(Own::default());
+        let lists = |objects: Vec<Event>| {
+            let kinds = [Kind::Services, Kind::EndpointSlices];
+            let (started, done) = (kinds.map(Event::ListStarted), kinds.map(Event::ListDone));
+            started.into_iter().chain(objects).chain(done).collect::<Vec<_>>()
+        };
+        let apply =
+            |store: &mut Store, events: Vec<Event>| events.into_iter().for_each(|event| drop(store.apply(event)));
+        apply(&mut store, lists(vec![service(80)]));
+        let before = resolve(&store);
+        assert_eq!(before.len(), 1);
+        let stays = ["Service default/web: spec.ports: no; its last state stays"];
+
+        assert_eq!(store.apply(unreadable(web())).len(), 1);
+        assert_eq!((resolve(&store), problems(&store)), (before.clone(), stays.map(str::to_owned).to_vec()));
+        assert!(store.apply(unreadable(web())).is_empty(), "the same is told once");
+        apply(&mut store, lists(vec![unreadable(web())]));
+        assert_eq!((resolve(&store), problems(&store)), (before, stays.map(str::to_owned).to_vec()));
+
+        store.apply(service(81));
+        assert_eq!(desired_rows(&store, &web()).first().map(|row| row.frontend.port), Some(81));
+        assert!(problems(&store).is_empty());
+
+        store.apply(unreadable(web()));
+        store.apply(Event::ServiceDeleted(web()));
+        assert!(resolve(&store).is_empty() && problems(&store).is_empty());
+        store.apply(unreadable(web()));
+        assert_eq!(problems(&store), ["Service default/web: spec.ports: no; ignored"]);
+        let nameless = Event::Unreadable { kind: Kind::Services, name: None, message: String::new() };
+        assert_eq!(
+            store.apply(nameless).first().map(ToString::to_string).unwrap(),
+            "Service: metadata.name: missing; the object is ignored"
+        );
+    }
 }

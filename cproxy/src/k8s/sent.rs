@@ -1,0 +1,99 @@
+//! An object as it was sent, whether it can be read or not: one that cannot be must not end the list or watch that it
+//! comes in, nor take others with it.
+
+use std::borrow::Cow;
+
+use kube::core::{ObjectMeta, Resource};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+use super::objects::slim_metadata;
+
+/// An object, or what is wrong with it.
+#[derive(Clone, Debug)]
+pub(super) enum Sent<T> {
+    /// It could be read.
+    Read(Box<T>),
+    /// It could not; its names could, if it has any, and the field that is wrong.
+    Unreadable(Box<ObjectMeta>, String),
+}
+
+/// Of an object only what it is called.
+#[derive(Default, Deserialize)]
+struct Named {
+    #[serde(default, deserialize_with = "slim_metadata")]
+    metadata: ObjectMeta,
+}
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Sent<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let mut reader = serde_json::Deserializer::from_str(text.get());
+        Ok(match serde_path_to_error::deserialize(&mut reader) {
+            Ok(object) => Self::Read(Box::new(object)),
+            Err(error) => {
+                let named: Named = serde_json::from_str(text.get()).unwrap_or_default();
+                Self::Unreadable(Box::new(named.metadata), error.to_string())
+            }
+        })
+    }
+}
+
+impl<T: Resource> Resource for Sent<T> {
+    type DynamicType = T::DynamicType;
+    type Scope = T::Scope;
+
+    fn kind(dynamic: &T::DynamicType) -> Cow<'_, str> {
+        T::kind(dynamic)
+    }
+    fn group(dynamic: &T::DynamicType) -> Cow<'_, str> {
+        T::group(dynamic)
+    }
+    fn version(dynamic: &T::DynamicType) -> Cow<'_, str> {
+        T::version(dynamic)
+    }
+    fn plural(dynamic: &T::DynamicType) -> Cow<'_, str> {
+        T::plural(dynamic)
+    }
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::Read(object) => object.meta(),
+            Self::Unreadable(metadata, _) => metadata,
+        }
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Self::Read(object) => object.meta_mut(),
+            Self::Unreadable(metadata, _) => metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::{ObjectList, WatchEvent};
+
+    use super::*;
+    use crate::k8s::objects::Service;
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_named_and_its_neighbours_are_read() {
+        let list = r#"{"apiVersion": "v1", "kind": "ServiceList", "metadata": {"resourceVersion": "7"}, "items": [
+            {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}},
+            {"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}},
+            {"metadata": 5}, 7]}"#;
+        let list: ObjectList<Sent<Service>> = serde_json::from_str(list).unwrap();
+        let [a, b, c, d] = list.items.try_into().unwrap();
+        assert!(matches!(&a, Sent::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type")));
+        assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
+        assert!(matches!(&b, Sent::Read(_)) && b.meta().name.as_deref() == Some("b"));
+        assert!(matches!((&c, &d), (Sent::Unreadable(..), Sent::Unreadable(..))) && c.meta().name.is_none());
+    }
+
+    #[test]
+    fn a_watch_goes_on_after_it() {
+        let event = r#"{"type": "MODIFIED", "object": {"metadata": {"name": "a"}, "spec": 5}}"#;
+        let event: WatchEvent<Sent<Service>> = serde_json::from_str(event).unwrap();
+        assert!(matches!(event, WatchEvent::Modified(Sent::Unreadable(..))));
+    }
+}
