@@ -2,15 +2,15 @@
 
 use aya_ebpf::{helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
 use cproxy_ebpf::{
-    Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, Flow, FlowKey, FlowValue, SetId,
-    Translation, UDP_HAS_OVERFLOWED, UdpState, flow_digest,
+    Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, Flow, FlowKey, FlowValue, Translation,
+    UDP_HAS_OVERFLOWED, UdpState, flow_digest,
 };
 
 use crate::{
     maps::{UDP_FLOWS, UDP_SOCKETS, count},
     sock_addr::Endpoint,
     subprogram::{copy, digest, opaque},
-    table::{NOWHERE, SET_NONE, Service, cproxy_has},
+    table::{NOWHERE, Service, cproxy_has},
 };
 
 /// Not an index of a flow.
@@ -137,7 +137,7 @@ extern "C" fn cproxy_shadow(state: *mut UdpState, digest: u32) -> u32 {
 /// Remembers a flow in the socket's storage, or, if all of that is in use, in `UDP_FLOWS`.
 #[inline(always)]
 pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation, service: &Service) {
-    if cproxy_remember(state, flow, service.set(), service.epoch(), 1) == 0 {
+    if cproxy_remember(state, flow, service.epoch(), 1) == 0 {
         overflow(ctx, state, flow);
     }
 }
@@ -145,7 +145,7 @@ pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, flow: &Trans
 /// Remembers whom a socket was connected to, for what is still under way.
 #[inline(always)]
 pub(crate) fn remember_past(state: &mut UdpState, flow: &Translation) {
-    cproxy_remember(state, flow, SET_NONE, 0, 0);
+    cproxy_remember(state, flow, 0, 0);
 }
 
 /// A place, and how far the next one is, in 256ths of all.
@@ -155,13 +155,7 @@ const STEP: u32 = 256 / FLOWS_PER_SOCKET as u32 + 1;
 /// sent by its flow any more, or if that has been idle for long. `sends`: 1 if something is sent by the new one.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_remember(
-    state: *mut UdpState,
-    translation: *const Translation,
-    set: SetId,
-    epoch: u32,
-    sends: u32,
-) -> u32 {
+extern "C" fn cproxy_remember(state: *mut UdpState, translation: *const Translation, epoch: u32, sends: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
     let (Some(state), Some(translation)) = (unsafe { (state.as_mut(), translation.as_ref()) }) else { return 0 };
     // No comparison: the verifier would follow both its ways.
@@ -175,7 +169,7 @@ extern "C" fn cproxy_remember(
         }
         let flow = state.flows.get_unchecked_mut(index);
         copy(&mut flow.translation, translation);
-        (flow.set, flow.epoch) = (set, epoch);
+        flow.epoch = epoch;
         let vip = flow_digest(digest(&Endpoint::new(&translation.vip, translation.vip_port)));
         *state.vips.get_unchecked_mut(index) = vip * sends;
         *state.backends.get_unchecked_mut(index) = 0;

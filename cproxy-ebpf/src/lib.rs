@@ -22,7 +22,7 @@
 #![no_std]
 
 /// Version of everything in this file; part of the pin path (`<pin-dir>/v2`).
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Most frontends (address, port, protocol) that `FRONTENDS` holds.
 pub const FRONTENDS_MAX: u32 = 65_536;
@@ -293,7 +293,7 @@ pub const SOCKET_UNTRANSLATED: u32 = 1;
 /// How many Services one UDP socket remembers by itself: as many as fit into the 440 bytes that the kernel allocates anyway.
 pub const FLOWS_PER_SOCKET: usize = 7;
 
-/// Whom an unconnected UDP socket sends to: the value of `UDP_SOCKETS`. 432 bytes. A flow is one index of the four arrays.
+/// Whom an unconnected UDP socket sends to: the value of `UDP_SOCKETS`. 404 bytes. A flow is one index of the four arrays.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpState {
@@ -314,15 +314,14 @@ pub struct UdpState {
     pub flows: [Flow; FLOWS_PER_SOCKET],
 }
 
-/// One Service that a socket sends to. 48 bytes.
+/// One Service that a socket sends to. 44 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
     /// Which, and by which backend.
     pub translation: Translation,
-    /// The VIP's set, which spares the lookup of the VIP as long as the epoch is the same.
-    pub set: SetId,
-    /// [`Settings::epoch`] from before that lookup.
+    /// [`Settings::epoch`] from before its backend was last found among those of its VIP; as long as that is the same, it
+    /// is not looked for again.
     pub epoch: u32,
 }
 
@@ -391,8 +390,8 @@ pub struct Settings {
     pub excluded_uid_count: u32,
     /// How many of `excluded_ports` are in use.
     pub excluded_port_count: u32,
-    /// Raised after a frontend was deleted or given another set, and after exclusions changed: what sockets remember of
-    /// lookups is then looked up again.
+    /// Raised after a backend has left a set, after a frontend was deleted or given another set, and after exclusions
+    /// changed: what sockets remember of lookups is then looked up again.
     pub epoch: u32,
     /// Sockets of processes in or below these cgroups are left alone. Unused ones have the id `u64::MAX`.
     pub excluded_cgroups: [ExcludedCgroup; EXCLUDED_CGROUPS_MAX],
@@ -494,7 +493,7 @@ const _: () = assert!(size_of::<Set>() == 16);
 const _: () = assert!(size_of::<AffinityKey>() == 16);
 const _: () = assert!(size_of::<Translation>() == 40);
 const _: () = assert!(size_of::<SocketState>() == 44);
-const _: () = assert!(size_of::<UdpState>() == 432);
+const _: () = assert!(size_of::<UdpState>() == 404);
 const _: () = assert!(size_of::<FlowKey>() == 32);
 const _: () = assert!(size_of::<FlowValue>() == 24);
 const _: () = assert!(size_of::<Settings>() == 152);
@@ -623,7 +622,7 @@ mod tests {
             [filter_bit(&v4_mapped(0x0102_0304)), filter_bit(&[1, 2, 3, 4])],
         );
         let expected = (
-            2,
+            3,
             [0, 16, 18],
             [0, 16, 20],
             [0, 16, 32],

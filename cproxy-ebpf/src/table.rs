@@ -29,18 +29,17 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 /// What the table says about a destination. Plain numbers: of an enum's unused part the verifier would say that nobody
 /// has written it.
 pub(crate) struct Service {
-    set: SetId,
     epoch: u32,
     word: SetWord,
     affinity: Affinity,
 }
 
 /// No set.
-pub(crate) const SET_NONE: SetId = SetId::MAX;
+const SET_NONE: SetId = SetId::MAX;
 /// The word of no Service: no set has so many backends so far behind.
 const WORD_NONE: SetWord = SetWord(u64::MAX);
 
-const NONE: Service = Service { set: SET_NONE, epoch: 0, word: WORD_NONE, affinity: Affinity::NONE };
+const NONE: Service = Service { epoch: 0, word: WORD_NONE, affinity: Affinity::NONE };
 
 /// Whether the address shares its prefix with one that is in the table: others need no lookup.
 #[inline(always)]
@@ -80,7 +79,6 @@ fn service(set: SetId, epoch: u32) -> Service {
     // SAFETY: a live element; volatile makes each the one 64-bit load that pairs with the agent's 64-bit store.
     unsafe {
         Service {
-            set,
             epoch,
             word: SetWord((&raw const (*element).word).read_volatile()),
             affinity: Affinity((&raw const (*element).affinity).read_volatile()),
@@ -88,18 +86,23 @@ fn service(set: SetId, epoch: u32) -> Service {
     }
 }
 
-/// 1 if the flow's backend still serves its VIP, which is looked up only if frontends have changed since it was last.
+/// 1 if the flow's backend still serves its VIP, which is looked up only if backends or frontends have gone since it was
+/// last.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoint) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
     let epoch = epoch();
-    if flow.epoch != epoch {
-        (flow.set, flow.epoch) = (cproxy_set_of(vip, PROTOCOL_UDP as u32), epoch);
+    if flow.epoch == epoch {
+        return 1;
     }
-    let found = service(flow.set, epoch);
-    if found.is_none() { 0 } else { cproxy_has(found.word.0, &raw mut flow.translation) }
+    let found = service(cproxy_set_of(vip, PROTOCOL_UDP as u32), epoch);
+    if found.is_none() || cproxy_has(found.word.0, &raw mut flow.translation) == 0 {
+        return 0;
+    }
+    flow.epoch = epoch;
+    1
 }
 
 /// Whether the translation's backend is in this slot.
@@ -177,12 +180,6 @@ impl Service {
     #[inline(always)]
     pub(crate) fn word(&self) -> u64 {
         self.word.0
-    }
-
-    /// Its set.
-    #[inline(always)]
-    pub(crate) fn set(&self) -> SetId {
-        self.set
     }
 
     /// When it was looked up.

@@ -237,7 +237,7 @@ fn a_pin_directory_of_another_layout_is_left_alone() {
     // The right name, but not our map.
     fs::create_dir_all(sandbox.pin_dir().join("v2")).unwrap();
     let foreign = aya::maps::Array::<aya::maps::MapData, u64>::create(8, 0).unwrap();
-    foreign.pin(sandbox.pin_dir().join("v2/FRONTENDS")).unwrap();
+    foreign.pin(sandbox.pin_dir().join("v3/FRONTENDS")).unwrap();
     let output = cproxy(&sandbox, &["run", "--manifests", &manifests]);
     assert_fails(&output, 1, &["FRONTENDS", "8 byte values", &cleanup]);
     assert_eq!(fs::read_dir(sandbox.pin_dir().join("v2")).unwrap().count(), 1, "nothing was added");
@@ -273,7 +273,7 @@ fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
         &["--bounding-set=-all", "--inh-caps=-all"],
         &["get", "services", "--pin-dir", &sandbox.pin_dir().display().to_string()],
     );
-    assert_fails(&unprivileged, 1, &["bpf/cproxy/v2/", "Operation not permitted", "CAP_BPF"]);
+    assert_fails(&unprivileged, 1, &["bpf/cproxy/v3/", "Operation not permitted", "CAP_BPF"]);
     agent.kill();
     assert!(agent.is_ready(), "a killed agent takes nothing away");
     cproxy(&sandbox, &["cleanup"]).success();
@@ -448,5 +448,5 @@ fn every_flag_can_come_from_the_environment() {
     let sandbox = Sandbox::new("cproxy-test");
     let mut agent = Agent::new(&sandbox).env("CPROXY_MANIFESTS", good(&sandbox)).start();
     agent.wait_ready(SYNC);
-    assert!(sandbox.pin_dir().join("v2/connect4").exists());
+    assert!(sandbox.pin_dir().join("v3/connect4").exists());
 }

@@ -174,6 +174,10 @@ impl Follower {
         };
         tracing::debug!("writing {} operations", ops.len());
         self.maps.apply(&ops)?;
+        if self.state != State::Following {
+            // Whoever wrote before may not have come so far.
+            self.maps.apply(&[Op::RaiseEpoch])?;
+        }
         // What was given up just now may be room for what did not fit before it.
         for _ in 0..RETRIES_MAX {
             let ops = self.table.update(&self.store, BTreeSet::new());

@@ -49,7 +49,7 @@ pub enum Op {
         /// The key.
         frontend: Frontend,
     },
-    /// Have sockets ask anew which sets their frontends have: some have another one, or none, since the last time.
+    /// Have sockets look anew whether their backends serve: some have gone, or their frontends have, since the last time.
     RaiseEpoch,
     /// Make an address known as a ClusterIP: ports that it has no frontend for are refused.
     PutAddress(Address),

@@ -414,7 +414,10 @@ impl Table {
         }
         let extent = self.write(&members, plan)?;
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
-        self.has_retired |= set.members.backends.iter().any(|backend| !members.has(backend));
+        if set.members.backends.iter().any(|backend| !members.has(backend)) {
+            self.has_retired = true;
+            plan.raises_epoch = true;
+        }
         set.members = members;
         plan.ops.push(set.publication());
         Ok(())
@@ -469,7 +472,7 @@ impl Table {
         }
         let forgotten = self.place_ips(plan);
         self.note_retired(replaced.iter().map(|(frontend, _)| frontend).chain(&deleted));
-        let has_left = !replaced.is_empty() || !deleted.is_empty();
+        plan.raises_epoch |= !replaced.is_empty() || !deleted.is_empty();
         for (frontend, set) in replaced {
             self.put(frontend, set, plan);
             self.elements_freed = true;
@@ -480,7 +483,7 @@ impl Table {
             self.filter.remove(frontend.address);
             self.elements_freed = true;
         }
-        if has_left {
+        if plan.raises_epoch {
             plan.ops.push(Op::RaiseEpoch);
         }
         for address in forgotten {
@@ -636,6 +639,8 @@ struct Plan {
     gone_from: HashMap<Frontend, SetKey>,
     /// Whether sets that were not taken over are given up.
     orphans: bool,
+    /// Whether sockets may remember a backend that is no longer there.
+    raises_epoch: bool,
 }
 
 impl Held {
