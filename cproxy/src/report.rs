@@ -131,7 +131,7 @@ pub fn explanations_json(service: &ServiceName, explanations: &[Explanation]) ->
             "protocol": explanation.protocol.map(|protocol| protocol.to_string()),
             "sources": explanation.sources.iter().map(|source| source.as_str()).collect::<Vec<_>>(),
             "endpoint": explanation.endpoint,
-            "slice": explanation.slice.to_string(),
+            "slice": explanation.slice.as_ref().map(ToString::to_string),
             "used": explanation.usage.as_str(),
             "reason": explanation.reason,
         })
@@ -152,7 +152,8 @@ pub fn explanations_text(explanations: &[Explanation]) -> String {
             .protocol
             .map_or_else(String::new, |protocol| format!("{}/{protocol}", or_dash(explanation.port_name.clone())));
         let sources: Vec<_> = explanation.sources.iter().map(|source| source.as_str()).collect();
-        let (endpoint, slice) = (explanation.endpoint.clone(), explanation.slice.name.to_string());
+        let slice = explanation.slice.as_ref().map_or_else(String::new, |slice| slice.name.to_string());
+        let endpoint = explanation.endpoint.clone();
         let usage = explanation.usage.as_str().to_owned();
         [port, sources.join(","), endpoint, slice, usage, explanation.reason.clone()].map(or_dash)
     };

@@ -235,19 +235,19 @@ fn a_pin_directory_of_another_layout_is_left_alone() {
     assert!(!sandbox.pin_dir().exists());
 
     // The right name, but not our map.
-    fs::create_dir_all(sandbox.pin_dir().join("v2")).unwrap();
+    fs::create_dir_all(sandbox.pin_dir().join("v3")).unwrap();
     let foreign = aya::maps::Array::<aya::maps::MapData, u64>::create(8, 0).unwrap();
     foreign.pin(sandbox.pin_dir().join("v3/FRONTENDS")).unwrap();
     let output = cproxy(&sandbox, &["run", "--manifests", &manifests]);
     assert_fails(&output, 1, &["FRONTENDS", "8 byte values", &cleanup]);
-    assert_eq!(fs::read_dir(sandbox.pin_dir().join("v2")).unwrap().count(), 1, "nothing was added");
+    assert_eq!(fs::read_dir(sandbox.pin_dir().join("v3")).unwrap().count(), 1, "nothing was added");
     cproxy(&sandbox, &["cleanup"]).success();
 }
 
 #[test]
 fn a_failing_installation_leaves_nothing() {
     let sandbox = Sandbox::new("cproxy-test");
-    fs::create_dir_all(sandbox.pin_dir().join("v2")).unwrap();
+    fs::create_dir_all(sandbox.pin_dir().join("v3")).unwrap();
     let pin_dir = sandbox.pin_dir().display().to_string();
     let output = cproxy(&sandbox, &["install", "--cgroup", "/tmp", "--pin-dir", &pin_dir]);
     assert_fails(&output, 1, &["/tmp", "cproxy_connect4"]);

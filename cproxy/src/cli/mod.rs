@@ -8,9 +8,9 @@ mod resolve;
 mod run;
 mod version;
 
-use std::{fmt::Display, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use crate::model::{Address, Own, parse_address};
+use crate::model::{Address, Own, parse_address, printable};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
 /// Wrong usage.
@@ -117,6 +117,7 @@ enum Format {
 /// Runs one command. Errors go to stderr in one line; 1 for failure, 2 for wrong usage.
 #[must_use]
 pub fn main() -> ExitCode {
+    forget_empty_variables();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -142,6 +143,16 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// A variable that is there and empty, as scripts and pod templates leave it, is none.
+fn forget_empty_variables() {
+    let is_empty =
+        |(name, value): &(OsString, OsString)| value.is_empty() && name.as_encoded_bytes().starts_with(b"CPROXY_");
+    for (name, _) in std::env::vars_os().filter(is_empty) {
+        // SAFETY: nothing has started a thread yet.
+        unsafe { std::env::remove_var(name) };
+    }
+}
+
 /// Help goes to stdout as it is; of an error's many lines, the first says what is wrong.
 fn usage(error: &clap::Error) -> ExitCode {
     let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
@@ -163,7 +174,7 @@ fn complain(error: &dyn Display) {
 }
 
 fn one_line(text: &dyn Display) -> String {
-    text.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+    printable(&text.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// Prints text that may be long; a reader that has had enough is no error.

@@ -40,9 +40,9 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let all: BTreeSet<_> = files.problems().chain(&duplicates).chain(&problems).chain(table.problems()).collect();
     all.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
     match &options.explain {
-        Some(name) => explain(&files, &store, name, options.output)?,
+        Some(name) => explain(&files, &store, &table, name, options.output)?,
         None => {
-            let rows: Vec<_> = model::resolve(&store).iter().map(ReportRow::from).collect();
+            let rows: Vec<_> = table.rows().iter().map(ReportRow::from).collect();
             print_rows(&rows, options.output)?;
         }
     }
@@ -61,9 +61,14 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
     }
 }
 
-fn explain(files: &Files, store: &Store, name: &ServiceName, output: Format) -> anyhow::Result<()> {
+fn explain(files: &Files, store: &Store, table: &Table, name: &ServiceName, output: Format) -> anyhow::Result<()> {
     let services = files.services();
-    let Some(service) = services.get(name) else { bail!("--explain {name}: the manifests have no such Service") };
+    let Some(service) = services.get(name) else {
+        if files.has_unreadable_service(name) {
+            bail!("--explain {name}: the Service cannot be read");
+        }
+        bail!("--explain {name}: the manifests have no such Service");
+    };
     if let Err(skipped) = model::served_spec(service) {
         bail!("--explain {name}: the Service is not served: {skipped}");
     }
@@ -72,7 +77,7 @@ fn explain(files: &Files, store: &Store, name: &ServiceName, output: Format) -> 
     match output {
         Format::Json => print(&format!("{}\n", explanations_json(name, &explanations)?)),
         Format::Table => {
-            let rows = model::resolve(store);
+            let rows = table.rows();
             let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
             print_rows(&rows, output)?;
             print(&format!("\n{}", explanations_text(&explanations)))

@@ -200,7 +200,7 @@ pub struct NodeAddress {
 }
 
 /// Reads of `metadata` what is used; above all it leaves `managedFields` where they are.
-pub(super) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Metadata {

@@ -7,8 +7,6 @@ use kube::core::{ObjectMeta, Resource};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::objects::slim_metadata;
-
 /// An object, or what is wrong with it.
 #[derive(Clone, Debug)]
 pub(super) enum Sent<T> {
@@ -18,11 +16,19 @@ pub(super) enum Sent<T> {
     Unreadable(Box<ObjectMeta>, String),
 }
 
-/// Of an object only what it is called.
-#[derive(Default, Deserialize)]
-struct Named {
-    #[serde(default, deserialize_with = "slim_metadata")]
-    metadata: ObjectMeta,
+/// Of an object only what it is called, whatever else is wrong with it.
+fn names(text: &str) -> ObjectMeta {
+    let object: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    let field = |name: &str| {
+        let value = object.pointer(&format!("/metadata/{name}")).and_then(serde_json::Value::as_str);
+        value.map(str::to_owned)
+    };
+    ObjectMeta {
+        name: field("name"),
+        namespace: field("namespace"),
+        resource_version: field("resourceVersion"),
+        ..ObjectMeta::default()
+    }
 }
 
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Sent<T> {
@@ -31,10 +37,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Sent<T> {
         let mut reader = serde_json::Deserializer::from_str(text.get());
         Ok(match serde_path_to_error::deserialize(&mut reader) {
             Ok(object) => Self::Read(Box::new(object)),
-            Err(error) => {
-                let named: Named = serde_json::from_str(text.get()).unwrap_or_default();
-                Self::Unreadable(Box::new(named.metadata), error.to_string())
-            }
+            Err(error) => Self::Unreadable(Box::new(names(text.get())), error.to_string()),
         })
     }
 }
@@ -81,13 +84,15 @@ mod tests {
         let list = r#"{"apiVersion": "v1", "kind": "ServiceList", "metadata": {"resourceVersion": "7"}, "items": [
             {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}},
             {"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}},
-            {"metadata": 5}, 7]}"#;
+            {"metadata": {"name": "c", "labels": {"x": 5}}}, 7]}"#;
         let list: ObjectList<Sent<Service>> = serde_json::from_str(list).unwrap();
         let [a, b, c, d] = list.items.try_into().unwrap();
         assert!(matches!(&a, Sent::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type")));
         assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
         assert!(matches!(&b, Sent::Read(_)) && b.meta().name.as_deref() == Some("b"));
-        assert!(matches!((&c, &d), (Sent::Unreadable(..), Sent::Unreadable(..))) && c.meta().name.is_none());
+        assert!(
+            matches!((&c, &d), (Sent::Unreadable(..), Sent::Unreadable(..))) && c.meta().name.as_deref() == Some("c")
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 use super::parse::{Manifest, lists, parse};
 use crate::{
     k8s::objects::{EndpointSlice, Service},
-    model::{Event, ObjectName, Problem, object_name},
+    model::{Event, Kind, ObjectName, Problem, object_name},
 };
 
 /// Why a path cannot be a source.
@@ -100,6 +100,13 @@ impl Files {
         slices.filter_map(|slice| Some((object_name(&slice.metadata)?, slice))).collect()
     }
 
+    /// Whether a Service of this name is there and cannot be read.
+    #[must_use]
+    pub fn has_unreadable_service(&self, name: &ObjectName) -> bool {
+        let mut unreadable = self.files.values().flatten().flat_map(|manifest| &manifest.unreadable);
+        unreadable.any(|(kind, other, _)| *kind == Kind::Services && other == name)
+    }
+
     /// What is wrong with files, and with objects that could not be read.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.values().chain(self.files.values().flatten().flat_map(|manifest| &manifest.problems))
@@ -174,13 +181,17 @@ fn duplicate(name: &str, files: &[&Path]) -> Problem {
 
 fn names(manifest: &Manifest) -> Vec<String> {
     let name = |kind: &str, metadata: &kube::core::ObjectMeta| {
-        let namespace = metadata.namespace.as_deref().unwrap_or("default");
+        let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default");
         format!("{kind} {namespace}/{}", metadata.name.as_deref().unwrap_or_default())
     };
     let services = manifest.services.iter().map(|service| name("Service", &service.metadata));
     let slices = manifest.slices.iter().map(|slice| name("EndpointSlice", &slice.metadata));
     let nodes = manifest.nodes.iter().filter_map(|node| Some(format!("Node {}", node.metadata.name.as_deref()?)));
-    services.chain(slices).chain(nodes).collect()
+    let unreadable = manifest.unreadable.iter().map(|(kind, name, _)| match kind {
+        Kind::Nodes => format!("Node {}", name.name),
+        _ => format!("{} {name}", kind.singular()),
+    });
+    services.chain(slices).chain(nodes).chain(unreadable).collect()
 }
 
 fn is_manifest(path: &Path) -> bool {

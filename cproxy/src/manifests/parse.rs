@@ -42,16 +42,16 @@ pub fn parse(file: &str, text: &str) -> Result<Manifest, String> {
 
 /// Some manifests as complete lists of all kinds.
 pub(super) fn lists<'a>(manifests: impl Iterator<Item = &'a Manifest> + Clone) -> Vec<Event> {
-    let services = manifests.clone().flat_map(|manifest| &manifest.services);
-    let slices = manifests.clone().flat_map(|manifest| &manifest.slices);
-    let nodes = manifests.clone().flat_map(|manifest| &manifest.nodes);
-    let unreadable = manifests.flat_map(|manifest| &manifest.unreadable).cloned();
     let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
     let mut events = Vec::from(kinds.map(Event::ListStarted));
-    events.extend(unreadable.map(|(kind, name, message)| Event::Unreadable { kind, name: Some(name), message }));
-    events.extend(nodes.map(|node| Event::Node(Box::new(node.clone()))));
-    events.extend(services.map(|service| Event::Service(Box::new(service.clone()))));
-    events.extend(slices.map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
+    // File after file: of several definitions the last counts, whether it can be read or not.
+    for manifest in manifests {
+        let unreadable = manifest.unreadable.iter().cloned();
+        events.extend(manifest.nodes.iter().map(|node| Event::Node(Box::new(node.clone()))));
+        events.extend(manifest.services.iter().map(|service| Event::Service(Box::new(service.clone()))));
+        events.extend(manifest.slices.iter().map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
+        events.extend(unreadable.map(|(kind, name, message)| Event::Unreadable { kind, name: Some(name), message }));
+    }
     events.extend(kinds.map(Event::ListDone));
     events
 }
@@ -130,9 +130,17 @@ impl Manifest {
     }
 
     fn object<T: DeserializeOwned>(&mut self, document: Value, place: &str, kind: Kind) -> Option<T> {
-        let metadata = |name: &str| document.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
-        let Some(name) = metadata("name").filter(|name| !name.is_empty()) else {
-            self.problem(place, format!("{} without metadata.name; ignored", kind.singular()));
+        let value = |name: &str| document.pointer(&format!("/metadata/{name}"));
+        let metadata = |name: &str| value(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let Some(name) = metadata("name") else {
+            let kind = kind.singular();
+            let message = match value("name") {
+                Some(name) if !name.is_null() && !name.is_string() => {
+                    format!("{kind} with metadata.name {name}, which is no string (put it in quotes); ignored")
+                }
+                _ => format!("{kind} without metadata.name; ignored"),
+            };
+            self.problem(place, message);
             return None;
         };
         let name = ObjectName::new(metadata("namespace").unwrap_or("default"), name);

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Address, Backend, Family, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort, ServiceRow, SliceRow, Source,
-    Store,
-    desired::{Found, Merged, Preference, desired_rows, merged_endpoints},
+    Address, Backend, Family, Frontend, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort, ServiceRow,
+    SliceRow, Source, Store,
+    desired::{Found, Merged, Preference, desired_rows, merged_endpoints, resolve},
     slice::{is_headless, parse_endpoint_address, service_label},
 };
 use crate::k8s::objects::{EndpointSlice, EndpointSpec};
@@ -24,8 +24,8 @@ pub struct Explanation {
     pub sources: BTreeSet<Source>,
     /// address:port, or what stands there instead.
     pub endpoint: String,
-    /// The slice.
-    pub slice: ObjectName,
+    /// The slice; `None` if all are meant.
+    pub slice: Option<ObjectName>,
     /// What it gets.
     pub usage: Usage,
     /// The rule that decided.
@@ -67,9 +67,12 @@ pub fn explain<'a>(
         slice_name.namespace == name.namespace && service_label(slice) == Some(&*name.name)
     };
     let slices: BTreeMap<_, _> = slices.into_iter().filter(is_ours).collect();
-    let rows = desired_rows(store, name);
+    let owners = owners(store);
+    let is_won = |row: &Row| owners.get(&row.frontend) == Some(&row.service);
+    let (rows, lost): (Vec<_>, Vec<_>) = desired_rows(store, name).into_iter().partition(is_won);
     let mut explanations: Vec<_> =
         slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, service, slice_name, slice)).collect();
+    explanations.extend(lost.iter().map(|row| lost_frontend(row, owners.get(&row.frontend))));
     for port in &service.ports {
         let scopes: BTreeSet<_> =
             rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
@@ -102,6 +105,25 @@ fn merged(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
     }
 }
 
+/// Who has each frontend.
+fn owners(store: &Store) -> BTreeMap<Frontend, ServiceName> {
+    resolve(store).into_iter().map(|row| (row.frontend, row.service)).collect()
+}
+
+/// What keeps all endpoints from a frontend.
+fn lost_frontend(row: &Row, owner: Option<&ServiceName>) -> Explanation {
+    let owner = owner.map(ToString::to_string).unwrap_or_default();
+    Explanation {
+        port_name: row.port_name.to_string(),
+        protocol: Some(row.frontend.protocol),
+        sources: BTreeSet::from([row.source]),
+        endpoint: "all".to_owned(),
+        slice: None,
+        usage: Usage::Unused,
+        reason: format!("{} belongs to Service {owner}, which comes first", row.frontend),
+    }
+}
+
 fn is_of(row: &Row, port: &ServicePort) -> bool {
     row.port_name == port.name && row.frontend.protocol == port.protocol
 }
@@ -119,7 +141,7 @@ fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &E
         protocol: None,
         sources: BTreeSet::new(),
         endpoint: "all".to_owned(),
-        slice: name.clone(),
+        slice: Some(name.clone()),
         usage: Usage::Unused,
         reason,
     })
@@ -137,6 +159,7 @@ struct View<'a> {
     serving: &'a [Backend],
     merged: Merged<'a>,
     preference: Preference,
+    has_hints: bool,
 }
 
 impl<'a> View<'a> {
@@ -161,6 +184,7 @@ impl<'a> View<'a> {
             backends: row.map_or(&[], |row| &row.backends),
             serving: row.map_or(&[], |row| &row.serving),
             preference: Preference::of(&merged, store.zone()),
+            has_hints: merged.values().any(|found| !found.zones().is_empty() || found.has_node_hint()),
             merged,
         }
     }
@@ -175,12 +199,12 @@ impl<'a> View<'a> {
                 protocol: Some(self.port.protocol),
                 sources: self.sources.clone(),
                 endpoint,
-                slice: name.clone(),
+                slice: Some(name.clone()),
                 usage,
                 reason,
             });
         };
-        let numbers: Vec<_> = row.numbers(&self.port.name, self.port.protocol).collect();
+        let numbers: BTreeSet<_> = row.numbers(&self.port.name, self.port.protocol).collect();
         if numbers.is_empty() {
             tell("all".to_owned(), Usage::Unused, self.no_port(row));
             return explanations;
@@ -254,11 +278,10 @@ impl<'a> View<'a> {
 
     /// What hints have to do with it, if there are any.
     fn hints(&self) -> String {
-        let has_hints = |found: &Found<'_>| !found.zones().is_empty() || found.has_node_hint();
         match self.preference {
             Preference::Node => format!(", meant for node {}", self.store.node_name().unwrap_or_default()),
             Preference::Zone => format!(", meant for zone {}", self.zone()),
-            Preference::Nothing if self.merged.values().any(has_hints) => {
+            Preference::Nothing if self.has_hints => {
                 format!(
                     "; hints do not count: not every ready endpoint has one, or none is for here (zone {})",
                     self.zone()
@@ -367,7 +390,8 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
         let line = |explanation: Explanation| {
             let sources: Vec<_> = explanation.sources.iter().map(|source| source.as_str()).collect();
             let Explanation { endpoint, slice, usage, reason, .. } = &explanation;
-            format!("{}: {} {endpoint} {} {reason}", slice.name, sources.join(","), usage.as_str())
+            let slice = slice.as_ref().map_or("-", |slice| &slice.name);
+            format!("{slice}: {} {endpoint} {} {reason}", sources.join(","), usage.as_str())
         };
         explain(&store, &ObjectName::new("default", "web"), slices).into_iter().map(line).collect()
     }
@@ -418,6 +442,23 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
                 format!("a: {all} endpoints[0] no \"x\" is no IP address"),
                 format!("a: {all} endpoints[1] no it has no address"),
                 format!("d: {all} all no the slice has no port \"http\" TCP (it has: \"web\" TCP)"),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_frontend_that_another_service_has_leads_nowhere() {
+        let older =
+            "---\napiVersion: v1\nkind: Service\nmetadata: {name: older, creationTimestamp: 2020-01-01T00:00:00Z}
+spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.1], ports: [{port: 80}]}\n";
+        let endpoints =
+            "addressType: IPv4\nports: [{name: http, port: 1}]\nendpoints: [{addresses: [10.1.0.1], nodeName: here}]";
+        assert_eq!(
+            lines(&[older.to_owned(), slice("a", endpoints)]),
+            [
+                "-: ExternalIP all no 203.0.113.1:80/TCP belongs to Service default/older, which comes first",
+                "a: ClusterIP 10.1.0.1:1 yes ready, on the own node",
+                "a: LoadBalancerIP 10.1.0.1:1 keeps loadBalancerSourceRanges do not let this VM in (172.16.0.1)",
             ]
         );
     }

@@ -20,10 +20,14 @@ impl Problem {
     }
 }
 
-/// Names come from outside: one must not begin a new line of a log or steer a terminal.
+/// Names come from outside: one must not begin a new line of a log, steer a terminal, or turn what follows around.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
+    let steers = |char: char| {
+        let turns = matches!(char, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        char.is_control() || turns
+    };
+    text.replace(steers, "\u{fffd}")
 }
 
 impl fmt::Display for Problem {

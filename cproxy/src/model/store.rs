@@ -271,7 +271,8 @@ impl Store {
         }
     }
 
-    /// What an object was before it could no longer be read, it stays.
+    /// What an object was before it could no longer be read, it stays; if it was nothing, an earlier definition in the
+    /// same list counts.
     fn take_unreadable(&mut self, kind: Kind, name: Option<ObjectName>, message: &str) -> Vec<Problem> {
         let Some(name) = name else { return vec![nameless(kind.singular())] };
         let stays = |is_known: bool| if is_known { "its last state stays" } else { "ignored" };
@@ -279,18 +280,24 @@ impl Store {
             |label: String, is_known: bool| vec![Problem::new(label, "", format!("{message}; {}", stays(is_known)))];
         match kind {
             Kind::Services => {
-                let row = self.services.get(&name).cloned();
+                let mut row = self.services.get(&name).cloned();
                 let problems = problems(format!("Service {name}"), row.is_some());
                 match &mut self.staged_services {
-                    Some(staged) => drop(staged.insert(name, Parsed { row, problems })),
+                    Some(staged) => {
+                        row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                        staged.insert(name, Parsed { row, problems });
+                    }
                     None => return self.note(kind, &name, problems),
                 }
             }
             Kind::EndpointSlices => {
-                let row = self.slice(&name).cloned();
+                let mut row = self.slice(&name).cloned();
                 let problems = problems(format!("EndpointSlice {name}"), row.is_some());
                 match &mut self.staged_slices {
-                    Some(staged) => drop(staged.insert(name, Parsed { row, problems })),
+                    Some(staged) => {
+                        row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                        staged.insert(name, Parsed { row, problems });
+                    }
                     None => return self.note(kind, &name, problems),
                 }
             }
@@ -461,6 +468,12 @@ mod tests {
         store.apply(service(81));
         assert_eq!(desired_rows(&store, &web()).first().map(|row| row.frontend.port), Some(81));
         assert!(problems(&store).is_empty());
+
+        apply(&mut store, lists(vec![service(80), unreadable(web())]));
+        assert_eq!(desired_rows(&store, &web()).first().map(|row| row.frontend.port), Some(81), "the last one counts");
+        let mut new = Store::new(Own::default());
+        apply(&mut new, lists(vec![service(80), unreadable(web())]));
+        assert_eq!(resolve(&new).len(), 1, "of nothing known, an earlier definition counts");
 
         store.apply(unreadable(web()));
         store.apply(Event::ServiceDeleted(web()));

@@ -232,6 +232,9 @@ impl Table {
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
+        if !self.kernel.contains_key(&frontend) {
+            return None;
+        }
         let (claim, set) = claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key)?)))?;
         Some(Row {
             frontend,
@@ -546,10 +549,17 @@ impl Table {
             self.conflicts.remove(&frontend);
             return;
         };
-        let message = format!("{frontend} belongs to Service {}, which comes first", first.key.service);
-        let names: BTreeSet<_> = losers.iter().map(|claim| &claim.key.service).collect();
-        let problem = |name: &ServiceName| Problem::new(format_args!("Service {name}"), "", message.clone());
-        let problems: Vec<_> = names.into_iter().map(problem).collect();
+        let problem = |claim: &Claim| {
+            let (winner, loser) = (&first.key, &claim.key);
+            let owner = if winner.service == loser.service {
+                format!("its own port {:?}", winner.port_name)
+            } else {
+                format!("Service {}", winner.service)
+            };
+            let message = format!("{frontend} belongs to {owner}, which comes first");
+            Problem::new(format_args!("Service {}", loser.service), "", message)
+        };
+        let problems: Vec<_> = losers.iter().map(problem).collect::<BTreeSet<_>>().into_iter().collect();
         if problems.is_empty() {
             self.conflicts.remove(&frontend);
         } else {

@@ -1,4 +1,4 @@
-//! The kernel's word, by netlink, that routes, addresses or links have changed. What has changed does not matter: it is
+//! The kernel's word, by netlink, that routes, rules, addresses or links have changed. What has changed does not matter: it is
 //! cheaper to ask again than to follow.
 
 use std::{os::fd::OwnedFd, time::Duration};
@@ -14,8 +14,10 @@ use tokio::io::{Interest, unix::AsyncFd};
 const GROUPS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_IFADDR
     | libc::RTMGRP_IPV4_ROUTE
+    | libc::RTMGRP_IPV4_RULE
     | libc::RTMGRP_IPV6_IFADDR
-    | libc::RTMGRP_IPV6_ROUTE) as u32;
+    | libc::RTMGRP_IPV6_ROUTE) as u32
+    | 1 << (libc::RTNLGRP_IPV6_RULE - 1);
 
 /// An address comes with its routes, and often with others.
 const DELAY: Duration = Duration::from_millis(50);
