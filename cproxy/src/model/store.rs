@@ -280,25 +280,25 @@ impl Store {
             |label: String, is_known: bool| vec![Problem::new(label, "", format!("{message}; {}", stays(is_known)))];
         match kind {
             Kind::Services => {
-                let mut row = self.services.get(&name).cloned();
-                let problems = problems(format!("Service {name}"), row.is_some());
+                let row = self.services.get(&name).cloned();
                 match &mut self.staged_services {
                     Some(staged) => {
-                        row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                        let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                        let problems = problems(format!("Service {name}"), row.is_some());
                         staged.insert(name, Parsed { row, problems });
                     }
-                    None => return self.note(kind, &name, problems),
+                    None => return self.note(kind, &name, problems(format!("Service {name}"), row.is_some())),
                 }
             }
             Kind::EndpointSlices => {
-                let mut row = self.slice(&name).cloned();
-                let problems = problems(format!("EndpointSlice {name}"), row.is_some());
+                let row = self.slice(&name).cloned();
                 match &mut self.staged_slices {
                     Some(staged) => {
-                        row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                        let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                        let problems = problems(format!("EndpointSlice {name}"), row.is_some());
                         staged.insert(name, Parsed { row, problems });
                     }
-                    None => return self.note(kind, &name, problems),
+                    None => return self.note(kind, &name, problems(format!("EndpointSlice {name}"), row.is_some())),
                 }
             }
             Kind::Nodes if !self.is_own(&name.name) => {}
