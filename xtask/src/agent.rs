@@ -48,7 +48,8 @@ pub(crate) fn build() -> Result<Agent> {
     Ok(Agent { shipped, with_symbols })
 }
 
-fn host_triple() -> Result<String> {
+/// The platform that builds run on, and are for.
+pub(crate) fn host_triple() -> Result<String> {
     let verbose = run::capture(run::cargo().arg("-vV"))?;
     let host = verbose.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("`cargo -vV` names no host")?.to_owned())

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::{agent, licences, run, setup, sizes, tidy};
+use crate::{agent, fuzz, licences, paths, run, setup, sizes, tidy};
 
 type Check = (&'static str, fn() -> Result<()>);
 
@@ -38,12 +38,20 @@ pub(crate) fn run() -> Result<ExitCode> {
 }
 
 fn format() -> Result<()> {
-    run::run(run::to_stderr(run::cargo().args(["fmt", "--all", "--check"]))?)
+    run::run(run::to_stderr(run::cargo().args(["fmt", "--all", "--check"]))?)?;
+    let mut fuzz_targets = run::cargo();
+    fuzz_targets.args(["fmt", "--check", "--manifest-path"]).arg(fuzz::manifest());
+    run::run(run::to_stderr(&mut fuzz_targets)?)
 }
 
 fn clippy() -> Result<()> {
     let arguments = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
-    run::run(run::to_stderr(run::cargo().args(arguments))?)
+    run::run(run::to_stderr(run::cargo().args(arguments))?)?;
+    let mut fuzz_targets = run::cargo();
+    // In the same directory, where most of the dependencies have been checked a moment before.
+    fuzz_targets.args(["clippy", "--quiet", "--target-dir"]).arg(paths::target());
+    fuzz_targets.arg("--manifest-path").arg(fuzz::manifest()).args(["--", "-D", "warnings"]);
+    run::run(run::to_stderr(&mut fuzz_targets)?)
 }
 
 fn documentation() -> Result<()> {

@@ -5,6 +5,7 @@ mod agent;
 mod bench;
 mod control_plane;
 mod demo;
+mod fuzz;
 mod licences;
 mod lint;
 mod paths;
@@ -42,6 +43,8 @@ enum Verb {
     Lint,
     /// Runs a benchmark (needs root)
     Bench(bench::Arguments),
+    /// Looks for inputs that break what reads them
+    Fuzz(fuzz::Arguments),
     /// Builds the Kubernetes control plane that tests run against and prints its directory
     ControlPlane,
 }
@@ -64,6 +67,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Test(arguments) => return test::run(&arguments),
         Verb::Lint => return lint::run(),
         Verb::Bench(arguments) => bench::run(&arguments)?,
+        Verb::Fuzz(arguments) => return fuzz::run(&arguments),
         Verb::ControlPlane => control_plane::run()?,
     }
     Ok(ExitCode::SUCCESS)

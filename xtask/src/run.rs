@@ -95,7 +95,8 @@ fn log_file(step: &str) -> Result<PathBuf> {
     Ok(directory.join(format!("{name}.log")))
 }
 
-fn wait_with_progress(child: &mut Child, step: &str) -> Result<ExitStatus> {
+/// Waits for a long step, and says now and then how long it has taken.
+pub(crate) fn wait_with_progress(child: &mut Child, step: &str) -> Result<ExitStatus> {
     let start = Instant::now();
     let mut next = PROGRESS_INTERVAL;
     loop {

@@ -30,6 +30,9 @@ enum Part {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for_building()?;
     let is_wanted = |part| !arguments.without.contains(&part);
+    if is_wanted(Part::Cluster) {
+        for_cluster()?;
+    }
     if is_wanted(Part::Programs) {
         packages::ensure_programs()?;
     }
@@ -48,6 +51,11 @@ pub(crate) fn for_building() -> Result<()> {
 /// The part of the setup that building the control plane needs.
 pub(crate) fn for_control_plane() -> Result<()> {
     go::check()
+}
+
+/// The part of the setup that running against the control plane needs.
+pub(crate) fn for_cluster() -> Result<()> {
+    packages::ensure_cluster()
 }
 
 /// The part of the setup that the tests with programs need.

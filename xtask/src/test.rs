@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
 use self::summary::{Counts, Outcome};
+use crate::fuzz::Fuzzer;
 use crate::{agent, control_plane, run, setup, sweep};
 
 /// Which tests to run, and how to show them.
@@ -21,6 +22,9 @@ pub(crate) struct Arguments {
     /// Leaves out a suite, which then counts as skipped
     #[arg(long, value_name = "SUITE")]
     without: Vec<Part>,
+    /// Ten times as long where tests are random
+    #[arg(long)]
+    soak: bool,
     /// Whether to colour the output
     #[arg(long, default_value = "auto")]
     color: Color,
@@ -31,8 +35,10 @@ pub(crate) struct Arguments {
 /// A suite that needs more of the machine than a compiler.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Tests against a real Kubernetes control plane
+    /// Tests against a real Kubernetes control plane, and beside the real kube-proxy
     Cluster,
+    /// A short run of each fuzz target
+    Fuzz,
     /// Tests of the socket programs in this machine's kernel
     Live,
     /// Tests with programs in Go, Java, JavaScript and C, and with redis
@@ -75,10 +81,13 @@ enum Need {
 /// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
 const ALONE: &[&str] = &["--test-threads=1"];
 
+/// The variable that tells random tests to take their time.
+const SOAK_VARIABLE: &str = "CPROXY_SOAK";
+
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 7] = [
+const SUITES: [Suite; 8] = [
     Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
     Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
     Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
@@ -104,7 +113,17 @@ const SUITES: [Suite; 7] = [
         needs: CLUSTER,
         part: Some(Part::Cluster),
     },
+    Suite {
+        name: "kube-proxy",
+        targets: &["--test", "kube_proxy"],
+        harness: ALONE,
+        needs: CLUSTER,
+        part: Some(Part::Cluster),
+    },
 ];
+
+/// The suite that is none of cargo's: a short run of each fuzz target, which counts as a test.
+const FUZZ: &str = "fuzz";
 
 const KERNEL: &[Need] = &[Need::Root, Need::Cgroup2];
 const PROGRAMS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Programs];
@@ -118,6 +137,7 @@ struct Fixture {
     /// Whether the programs are installed, or why not.
     programs: Result<(), String>,
     is_without_cluster: bool,
+    is_soak: bool,
     filter: Option<String>,
     color: bool,
 }
@@ -128,6 +148,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let others = sweep::clear()?;
     let is_left_out = |suite: &Suite| suite.part.is_some_and(|part| arguments.without.contains(&part));
     let compiled = SUITES.map(|suite| if is_left_out(&suite) { Ok(()) } else { fixture.compile(&suite) });
+    let fuzzer = (!arguments.without.contains(&Part::Fuzz)).then(compile_fuzz_targets);
     let mut outcomes = Vec::new();
     for (suite, compiled) in SUITES.iter().zip(compiled) {
         outcomes.push(match compiled {
@@ -136,6 +157,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             Err(error) => Outcome::failed(suite.name, format!("{error:#}")),
         });
     }
+    outcomes.push(match fuzzer {
+        None => Outcome::left_out(FUZZ),
+        Some(fuzzer) => fixture.fuzz(fuzzer),
+    });
     outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
     let total = summary::print(&outcomes, fixture.color);
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -148,7 +173,7 @@ impl Fixture {
         let control_plane = if is_without_cluster {
             Err("left out".to_owned())
         } else {
-            control_plane::ensure().map_err(|error| format!("{error:#}"))
+            setup::for_cluster().and_then(|()| control_plane::ensure()).map_err(|error| format!("{error:#}"))
         };
         let programs = if arguments.without.contains(&Part::Programs) {
             Err("left out".to_owned())
@@ -156,7 +181,8 @@ impl Fixture {
             setup::for_programs().map_err(|error| format!("{error:#}"))
         };
         let color = arguments.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok());
-        Ok(Self { agent, control_plane, programs, is_without_cluster, filter: arguments.filter.clone(), color })
+        let (is_soak, filter) = (arguments.soak, arguments.filter.clone());
+        Ok(Self { agent, control_plane, programs, is_without_cluster, is_soak, filter, color })
     }
 
     fn compile(&self, suite: &Suite) -> Result<()> {
@@ -170,6 +196,9 @@ impl Fixture {
         command.env(agent::VARIABLE, &self.agent).stdin(Stdio::null());
         if let Ok(directory) = &self.control_plane {
             command.env(control_plane::VARIABLE, directory);
+        }
+        if self.is_soak {
+            command.env(SOAK_VARIABLE, "1");
         }
         command
     }
@@ -193,6 +222,16 @@ impl Fixture {
             command.args(["--skip", CLUSTER_TESTS]);
         }
         stream(&mut command)
+    }
+
+    fn fuzz(&self, fuzzer: Result<Fuzzer>) -> Outcome {
+        run::say(format!("test: running suite {FUZZ}"));
+        let start = Instant::now();
+        let outcome = match fuzzer.and_then(|fuzzer| fuzzer.test(self.filter.as_deref())) {
+            Ok((passed, failed)) => Outcome::new(FUZZ, Counts { passed, failed, skipped: 0 }),
+            Err(error) => Outcome::failed(FUZZ, format!("{error:#}")),
+        };
+        outcome.took(start.elapsed())
     }
 
     /// Fails where this machine lacks what the suite needs.
@@ -228,6 +267,11 @@ impl Fixture {
         }
         outcome
     }
+}
+
+fn compile_fuzz_targets() -> Result<Fuzzer> {
+    run::say(format!("test: compiling suite {FUZZ}"));
+    Fuzzer::build()
 }
 
 /// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,

@@ -36,6 +36,11 @@ pub(crate) fn check() -> Result<()> {
         let name = file.strip_prefix(&root).unwrap_or(file);
         breaches.extend(breaches_of(name, &fs::read(file).with_context(|| format!("reading {}", file.display()))?));
     }
+    let lock = |name: &str| {
+        let file = root.join(name);
+        fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))
+    };
+    breaches.extend(lock_breaches(&lock("Cargo.lock")?, &lock("fuzz/Cargo.lock")?));
     breaches.iter().for_each(run::say);
     if !breaches.is_empty() {
         bail!("{} breaches of the repository's rules", breaches.len());
@@ -85,6 +90,26 @@ fn source_breaches(name: &Path, content: &str) -> Vec<String> {
     breaches
 }
 
+/// The fuzz targets have a lock file of their own: what is fuzzed must be what is shipped.
+fn lock_breaches(shipped: &str, fuzzed: &str) -> Vec<String> {
+    let shipped: Vec<_> = packages(shipped).collect();
+    let is_other =
+        |package: &(&str, &str)| shipped.iter().any(|(name, _)| *name == package.0) && !shipped.contains(package);
+    let advice = "copy Cargo.lock to fuzz/Cargo.lock and run `cargo metadata --manifest-path fuzz/Cargo.toml`";
+    let others = packages(fuzzed).filter(is_other);
+    others
+        .map(|(name, version)| format!("fuzz/Cargo.lock: has {name} {version}, Cargo.lock has not; {advice}"))
+        .collect()
+}
+
+/// The names and versions in a lock file.
+fn packages(lock: &str) -> impl Iterator<Item = (&str, &str)> {
+    lock.split("[[package]]").filter_map(|package| {
+        let value = |key| package.lines().find_map(|line| line.strip_prefix(key)?.strip_suffix('"'));
+        Some((value("name = \"")?, value("version = \"")?))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +137,19 @@ mod tests {
         assert_eq!(breaches("cproxy/src/k8s/dns.rs", "use std::fs;"), 0);
         assert_eq!(breaches("cproxy/src/cli/get.rs", "maps.apply(&ops)"), 1);
         assert_eq!(breaches(WRITER, "maps.apply(&ops)"), 0);
+    }
+
+    #[test]
+    fn what_is_fuzzed_has_the_versions_that_are_shipped() {
+        let lock = |packages: &[(&str, &str)]| -> String {
+            let package = |(name, version): &(&str, &str)| {
+                format!("[[package]]\nname = \"{name}\"\nversion = \"{version}\"\ndependencies = [\n \"x\",\n]\n\n")
+            };
+            packages.iter().map(package).collect()
+        };
+        let shipped = lock(&[("a", "1.0.0"), ("b", "1.0.0"), ("b", "2.0.0")]);
+        assert_eq!(lock_breaches(&shipped, &lock(&[("a", "1.0.0"), ("b", "2.0.0"), ("fuzzer", "3.0.0")])), [""; 0]);
+        let breaches = lock_breaches(&shipped, &lock(&[("a", "1.0.1")]));
+        assert!(breaches.len() == 1 && breaches[0].starts_with("fuzz/Cargo.lock: has a 1.0.1"), "{breaches:?}");
     }
 }

@@ -27,6 +27,8 @@ pub struct Manifest {
 
 /// How deep Lists may be nested.
 const LIST_DEPTH_MAX: usize = 4;
+/// How many parts of a file's documents may be there by aliases: a few lines can repeat each other a billion times.
+const REPEATED_MAX: usize = 100_000;
 
 /// Reads a file's text. `file` only names it in problems.
 ///
@@ -64,7 +66,7 @@ fn documents(text: &str) -> Result<Vec<Value>, String> {
             return Ok(documents);
         }
     }
-    // A manifest of ten thousand Services is no attack; nesting and aliases stay bounded.
+    // A manifest of ten thousand Services is no attack; nesting stays bounded, and what aliases repeat.
     let options = serde_saphyr::options! {
         // Something may be named n or yes.
         strict_booleans: true,
@@ -72,7 +74,9 @@ fn documents(text: &str) -> Result<Vec<Value>, String> {
             max_events: usize::MAX,
             max_nodes: usize::MAX,
             max_documents: usize::MAX,
+            max_recorded_anchor_events: REPEATED_MAX,
         },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
     };
     let parsed = serde_saphyr::from_multiple_with_options::<Value>(text, options);
     parsed.map_err(|error| error.to_string().lines().next().unwrap_or("not YAML").to_owned())
@@ -206,6 +210,20 @@ mod tests {
             let error = parse("f", text).unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{text:?}: {error:?}");
         }
+    }
+
+    /// A few hundred bytes must not take seconds and most of a microVM's memory.
+    #[test]
+    fn aliases_of_aliases_end_somewhere() {
+        let bomb = |levels: u8| {
+            let name = |level: u8| char::from(b'a' + level);
+            let list = |item: &str| [item; 9].join(",");
+            let level = |n: u8| format!("{}: &{} [{}]\n", name(n), name(n), list(&format!("*{}", name(n - 1))));
+            format!("a: &a [{}]\n{}", list("x"), (1..levels).map(level).collect::<String>())
+        };
+        assert!(parse("f", &bomb(3)).is_ok());
+        let error = parse("f", &bomb(6)).unwrap_err();
+        assert!(error.contains("budget") && !error.contains('\n'), "{error}");
     }
 
     #[test]

@@ -188,7 +188,9 @@ pub(super) fn precedence(a: Claim<'_>, b: Claim<'_>) -> Ordering {
 }
 
 /// The addresses of a Service itself. One that it has for several reasons is there for the first of them, but denied if
-/// it is denied for any, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`).
+/// it is denied for any, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`), and
+/// a ClusterIP that is one for outside, too, knows no internal traffic policy (there, the later entry of `service-ips`
+/// takes the place of the earlier).
 fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (Source, Scope)> {
     let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
     let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, Source::ClusterIp, cluster_ip_scope));
@@ -203,7 +205,7 @@ fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (Source, Sco
     let mut places = BTreeMap::new();
     for (address, source, scope) in cluster_ips.chain(external_ips).chain(balancer_ips) {
         let place = places.entry(address).or_insert((source, scope));
-        if scope == Scope::Denied {
+        if scope == Scope::Denied || place.1 == Scope::Local {
             place.1 = scope;
         }
     }
@@ -348,8 +350,8 @@ impl Found<'_> {
     }
 }
 
-/// The union over all slices, by address and port. Of two with the same, one that is not terminating wins, else the
-/// one of the first slice by name.
+/// The union over all slices, by address and port. Of several with the same, one that is not terminating wins, else the
+/// one of the first slice by name. In one slice it is the last that is not terminating, as in kube-proxy.
 pub(super) fn merged_endpoints<'a>(
     slices: impl Iterator<Item = &'a SliceRow>,
     port: &ServicePort,
@@ -361,7 +363,8 @@ pub(super) fn merged_endpoints<'a>(
             for endpoint in &slice.endpoints {
                 let found = Found { slice, endpoint };
                 let known = merged.entry(Backend { address: endpoint.address, port: number }).or_insert(found);
-                if known.endpoint.terminating && !endpoint.terminating {
+                let is_same_slice = std::ptr::eq(known.slice, slice);
+                if !endpoint.terminating && (known.endpoint.terminating || is_same_slice) {
                     *known = found;
                 }
             }

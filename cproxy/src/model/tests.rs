@@ -71,6 +71,7 @@ macro_rules! files {
 
 files! {
     actions_and_ranges: 34
+    agreement: 4
     eligible_endpoints: 62
     session_affinity: 10
     slices_and_ports: 50

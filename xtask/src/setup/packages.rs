@@ -10,7 +10,8 @@ use crate::{paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// What builds and most tests call.
-static COMMANDS: [Provided; 11] = [
+static COMMANDS: [Provided; 12] = [
+    ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
     ("curl", &["curl"]),
     ("dnsmasq", &["dnsmasq-base"]),
@@ -23,6 +24,9 @@ static COMMANDS: [Provided; 11] = [
     ("umount", &["mount"]),
     ("unshare", &["util-linux"]),
 ];
+
+/// What kube-proxy calls, which tests run beside the agent.
+static CLUSTER: [Provided; 1] = [("nft", &["nftables"])];
 
 /// Programs that tests run through ClusterIPs.
 static PROGRAMS: [Provided; 6] = [
@@ -37,6 +41,11 @@ static PROGRAMS: [Provided; 6] = [
 /// Installs the packages of the commands that are missing.
 pub(crate) fn ensure_commands() -> Result<()> {
     ensure("commands", &COMMANDS)
+}
+
+/// Installs the packages that kube-proxy needs and that are missing.
+pub(crate) fn ensure_cluster() -> Result<()> {
+    ensure("cluster", &CLUSTER)
 }
 
 /// Installs the packages of the programs that are missing.

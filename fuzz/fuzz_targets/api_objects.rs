@@ -1,0 +1,97 @@
+//! What an API server sends: lists and watch events, in any order, of Services, EndpointSlices and Nodes.
+//!
+//! The first line of an input is the own node's name. Each further one is a letter and what follows it:
+//! - `s`, `e`, `n`: an event of the watch of Services, EndpointSlices or Nodes, as JSON
+//! - `S`, `E`, `N`: a whole list of them, as JSON
+//! - `(` or `)` and one of these letters: a list is streamed by the watch from here, or until here
+//! - `p`: the VM's own addresses
+//!
+//! An empty line has the agent write the table.
+
+#![no_main]
+
+use cproxy::{
+    k8s::objects::{EndpointSlice, Node, Service},
+    model::{Event, Kind, ObjectName, Own, Store, parse_address},
+};
+use cproxy_fuzz::{Follower, check_problems};
+use kube::core::{ObjectList, Resource, WatchEvent};
+use libfuzzer_sys::fuzz_target;
+use serde_json::from_str;
+
+fuzz_target!(|input: &str| {
+    let mut lines = input.lines();
+    let node_name = lines.next().filter(|name| !name.is_empty()).map(str::to_owned);
+    let mut store = Store::new(Own { node_name, ..Own::default() });
+    let mut follower = Follower::default();
+    for line in lines.chain([""]) {
+        match line {
+            "" => follower.write(&mut store),
+            line => events(line).into_iter().for_each(|event| check_problems(&store.apply(event))),
+        }
+    }
+});
+
+/// What a line says; nothing if it is not as an API server would say it.
+fn events(line: &str) -> Vec<Event> {
+    let mut rest = line.chars();
+    let command = rest.next();
+    let rest = rest.as_str();
+    match command {
+        Some('s') => watched(rest, service, Event::ServiceDeleted),
+        Some('e') => watched(rest, slice, Event::EndpointSliceDeleted),
+        Some('n') => watched(rest, node, |name| Event::NodeDeleted(name.name.to_string())),
+        Some('S') => listed(rest, Kind::Services, service),
+        Some('E') => listed(rest, Kind::EndpointSlices, slice),
+        Some('N') => listed(rest, Kind::Nodes, node),
+        Some('(') => kind(rest).map(Event::ListStarted).into_iter().collect(),
+        Some(')') => kind(rest).map(Event::ListDone).into_iter().collect(),
+        Some('p') => vec![Event::PodIps(rest.split(' ').filter_map(parse_address).collect())],
+        _ => Vec::new(),
+    }
+}
+
+fn service(object: Service) -> Event {
+    Event::Service(Box::new(object))
+}
+
+fn slice(object: EndpointSlice) -> Event {
+    Event::EndpointSlice(Box::new(object))
+}
+
+fn node(object: Node) -> Event {
+    Event::Node(Box::new(object))
+}
+
+fn kind(letter: &str) -> Option<Kind> {
+    match letter {
+        "s" => Some(Kind::Services),
+        "e" => Some(Kind::EndpointSlices),
+        "n" => Some(Kind::Nodes),
+        _ => None,
+    }
+}
+
+/// One line of a watch's answer.
+fn watched<K: Resource + serde::de::DeserializeOwned>(
+    json: &str,
+    applied: fn(K) -> Event,
+    deleted: fn(ObjectName) -> Event,
+) -> Vec<Event> {
+    match from_str(json) {
+        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => vec![applied(object)],
+        Ok(WatchEvent::Deleted(object)) => {
+            let meta = object.meta();
+            let name = |name: &Option<String>| name.clone().unwrap_or_default();
+            vec![deleted(ObjectName::new(name(&meta.namespace), name(&meta.name)))]
+        }
+        Ok(WatchEvent::Bookmark(_) | WatchEvent::Error(_)) | Err(_) => Vec::new(),
+    }
+}
+
+/// The answer to a list.
+fn listed<K: Clone + serde::de::DeserializeOwned>(json: &str, kind: Kind, applied: fn(K) -> Event) -> Vec<Event> {
+    let Ok(list) = from_str::<ObjectList<K>>(json) else { return Vec::new() };
+    let objects = list.items.into_iter().map(applied);
+    [Event::ListStarted(kind)].into_iter().chain(objects).chain([Event::ListDone(kind)]).collect()
+}

@@ -1,0 +1,103 @@
+//! What must hold whatever comes in; shared by the fuzz targets.
+
+use std::collections::BTreeSet;
+
+use cproxy::{
+    bpf,
+    model::{Action, Address, Backend, KernelTable, Limits, Problem, Row, Scope, Store, Table, resolve},
+    report::{self, ReportRow},
+};
+
+/// The Service that keeps its last backends, so that it is not what a full recomputation says.
+const PROTECTED: (&str, &str) = ("default", "kubernetes");
+
+/// Maps in which next to nothing has room.
+const CRAMPED: Limits = Limits { frontends: 5, sets: 3, slots: 4, run_backends: 2, ..bpf::Table::LIMITS };
+
+/// What the agent does with a store: a table that follows it, and one for which there is no room.
+pub struct Follower {
+    table: Table,
+    cramped: Table,
+    is_synced: bool,
+}
+
+impl Default for Follower {
+    fn default() -> Self {
+        let table = |limits| Table::new(limits, KernelTable::default());
+        Self { table: table(bpf::Table::LIMITS), cramped: table(CRAMPED), is_synced: false }
+    }
+}
+
+impl Follower {
+    /// Brings the tables up to the store as the agent does, once that is complete, and checks them.
+    pub fn write(&mut self, store: &mut Store) {
+        let dirty = store.take_dirty();
+        if !store.is_complete() {
+            return;
+        }
+        for table in [&mut self.table, &mut self.cramped] {
+            if self.is_synced {
+                table.update(store, dirty.clone())
+            } else {
+                table.sync(store)
+            };
+            check_problems(store.problems().chain(table.problems()));
+            check_rows(&table.rows());
+        }
+        self.is_synced = true;
+        self.check_followed(store);
+    }
+
+    fn check_followed(&mut self, store: &Store) {
+        let (rows, expected) = (self.table.rows(), resolve(store));
+        let is_same = rows.len() == expected.len() && rows.iter().zip(&expected).all(|(row, other)| same(row, other));
+        assert!(is_same, "the table has\n{rows:#?}\nand a full recomputation says\n{expected:#?}");
+        assert_eq!(self.table.update(store, BTreeSet::new()), [], "what has not changed is not written");
+        assert_eq!(self.table.sync(store), [], "a full sync finds nothing to do");
+    }
+}
+
+fn same(row: &Row, expected: &Row) -> bool {
+    let is_protected = (&*row.service.namespace, &*row.service.name) == PROTECTED;
+    let has_kept = is_protected && expected.backends.is_empty() && row.frontend == expected.frontend;
+    row == expected || has_kept
+}
+
+/// Whatever an object says about itself, a problem is one line that steers no terminal.
+pub fn check_problems<'a>(problems: impl IntoIterator<Item = &'a Problem>) {
+    for problem in problems {
+        let line = problem.to_string();
+        assert!(!line.contains(char::is_control), "{line:?} has control characters");
+        assert!(!problem.object.is_empty() && !problem.message.is_empty(), "{problem:?} says nothing");
+    }
+}
+
+/// Rows make sense each by itself, and are printed so that they can be read.
+fn check_rows(rows: &[Row]) {
+    assert!(rows.is_sorted_by(|a, b| a.frontend < b.frontend), "one row for each frontend, sorted: {rows:#?}");
+    rows.iter().for_each(check_row);
+    let report: Vec<_> = rows.iter().map(ReportRow::from).collect();
+    let text = report::text(&report);
+    assert!(!text.replace('\n', "").contains(char::is_control), "{text:?} has control characters");
+    let json = report::json(&report).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<ReportRow>>(&json).unwrap(), report);
+}
+
+fn check_row(row: &Row) {
+    let address = row.frontend.address;
+    assert!(!address.is_special() && row.frontend.port != 0, "{row:#?} is no Service's");
+    check_backends(&row.backends, address, row);
+    check_backends(&row.serving, address, row);
+    assert!(row.serving.iter().all(|backend| !row.backends.contains(backend)), "a backend is in both runs: {row:#?}");
+    assert_eq!(row.action == Action::Forward, !row.backends.is_empty(), "{row:#?}");
+    assert!(row.scope != Scope::Denied || row.action == Action::Drop, "who is denied is dropped: {row:#?}");
+    assert!(row.session_affinity_seconds.is_none_or(|seconds| (1..=86_400).contains(&seconds)), "{row:#?}");
+}
+
+fn check_backends(backends: &[Backend], frontend: Address, row: &Row) {
+    assert!(backends.is_sorted_by(|a, b| a < b), "backends are sorted, each is there once: {row:#?}");
+    for backend in backends {
+        assert_eq!(backend.address.family(), frontend.family(), "a backend of the other family: {row:#?}");
+        assert_ne!(backend.port, 0, "{row:#?}");
+    }
+}

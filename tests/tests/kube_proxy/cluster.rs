@@ -1,0 +1,141 @@
+//! A control plane with a node, and the two proxies that follow it.
+
+use std::time::Duration;
+
+use cproxy_tests::control_plane::{ControlPlane, NODE};
+use cproxy_tests::manifest;
+use cproxy_tests::process::{Agent, RunningAgent, cproxy};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::{Value, json};
+
+use crate::api::Objects;
+use crate::frontends::{Frontend, Outcome, Rows, rows};
+use crate::marker::Marker;
+use crate::proxy::KubeProxy;
+use crate::ruleset::Ruleset;
+use crate::walk;
+
+/// The addresses of the node that both proxies are on.
+pub(crate) const NODE_IPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
+
+/// The zones that the node may be in.
+pub(crate) const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
+
+/// The addresses of the VM whose view is compared: a pod of that node.
+pub(crate) const POD_IPS: [&str; 2] = ["10.244.255.250", "fd00:10:244::ff:250"];
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Cluster<'s> {
+    sandbox: &'s Sandbox,
+    pub(crate) objects: Objects,
+    marker: Marker,
+    kube_proxy: KubeProxy<'s>,
+    agent: RunningAgent,
+    // Ends after everybody who follows it.
+    control_plane: ControlPlane<'s>,
+}
+
+/// What both proxies make of the same objects.
+pub(crate) struct View {
+    pub(crate) kube_proxy: Ruleset,
+    /// What cproxy's agent has in the kernel.
+    pub(crate) in_kernel: Rows,
+    /// What `cproxy resolve` says.
+    pub(crate) resolved: Rows,
+    pub(crate) objects: Vec<Value>,
+}
+
+impl<'s> Cluster<'s> {
+    pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
+        sandbox.add_addresses(NODE_IPS);
+        let control_plane = ControlPlane::start(sandbox);
+        add_node(&control_plane);
+        let marker = Marker::FIRST;
+        control_plane.apply(marker.objects());
+        let objects = Objects::new(&control_plane);
+        let kube_proxy = KubeProxy::start(sandbox, &control_plane);
+        let mut agent = Agent::new(sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(own_place()).start();
+        agent.wait_ready(PATIENCE);
+        let mut cluster = Self { sandbox, objects, marker, kube_proxy, agent, control_plane };
+        cluster.synchronise(None);
+        cluster
+    }
+
+    /// Starts another kube-proxy in the place of the one that runs. It may lose what it first hears of the node, because
+    /// it listens before it knows whom to tell (cmd/kube-proxy/app/server.go, `NewNodeTopologyConfig`): so the node gets
+    /// its zone afterwards.
+    pub(crate) fn restart_kube_proxy(&mut self, zone: Option<&str>) {
+        self.objects.set_zone(None);
+        self.kube_proxy.restart(&self.control_plane);
+        self.synchronise(None);
+        self.objects.set_zone(zone);
+    }
+
+    /// What both proxies hold once they have seen everything up to now. The node is in this zone.
+    pub(crate) fn view(&mut self, zone: Option<&str>) -> View {
+        let kube_proxy = self.synchronise(zone);
+        // The agent answers between two writes only: since it has answered while the marker was there, all that came
+        // before the marker is there, too.
+        let in_kernel = in_kernel(self.sandbox);
+        let objects = self.objects.list();
+        let resolved = self.resolve(&objects);
+        View { kube_proxy, in_kernel, resolved, objects }
+    }
+
+    /// Sends the marker through the watches of Services and of slices, each of which delivers in order, and waits for it
+    /// on both sides.
+    fn synchronise(&mut self, zone: Option<&str>) -> Ruleset {
+        self.marker = self.marker.next();
+        self.marker.objects().iter().for_each(|object| self.objects.replace(object).unwrap());
+        let expected = self.marker.expected(zone);
+        let kube_proxy = self.kube_proxy.wait_ruleset(PATIENCE, |ruleset| {
+            let frontends = walk::frontends(ruleset);
+            let has_arrived = |(frontend, outcome): &(Frontend, Outcome)| {
+                frontends.contains(frontend) && walk::outcome(ruleset, frontend).as_ref() == Some(outcome)
+            };
+            expected.iter().all(has_arrived)
+        });
+        let sandbox = self.sandbox;
+        self.agent.wait_until(PATIENCE, "cproxy's table has the marker", |_| {
+            let rows = in_kernel(sandbox);
+            let has_arrived = |(frontend, outcome): &(Frontend, Outcome)| {
+                rows.get(frontend).is_some_and(|row| row.outcome == *outcome)
+            };
+            if expected.iter().all(has_arrived) { Ok(()) } else { Err("not there yet") }
+        });
+        kube_proxy
+    }
+
+    fn resolve(&self, objects: &[Value]) -> Rows {
+        let file = manifest::write(&self.sandbox.manifest_dir(), "objects.json", objects.iter().cloned());
+        let file = file.to_str().expect("the sandbox's directory is text");
+        let command = ["resolve", "-o", "json", "--manifests", file].into_iter().chain(own_place());
+        rows(&cproxy(self.sandbox, &command.collect::<Vec<_>>()).json())
+    }
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        // An orderly end would take a second, and nobody is left to mind.
+        self.control_plane.kill_api_server();
+    }
+}
+
+fn in_kernel(sandbox: &Sandbox) -> Rows {
+    rows(&cproxy(sandbox, &["get", "services", "-o", "json"]).json())
+}
+
+/// The flags that tell cproxy where it is.
+fn own_place() -> [&'static str; 6] {
+    ["--node-name", NODE, "--pod-ip", POD_IPS[0], "--pod-ip", POD_IPS[1]]
+}
+
+/// The node, in no zone yet, and the namespace of half of the Services.
+fn add_node(control_plane: &ControlPlane<'_>) {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
+    control_plane.apply([manifest::node(NODE, ""), namespace]);
+    let status = manifest::node_status(NODE_IPS).to_string();
+    control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
+}

@@ -1,0 +1,73 @@
+//! The real kube-proxy in nftables mode and cproxy, side by side on one API server: Services, EndpointSlices and the
+//! Node change at random, and after every few changes each frontend must lead to the same backends in kube-proxy's
+//! rules and in cproxy's table. What may differ is in [`declared`], with the reason.
+//!
+//! A failure says its seed; `CPROXY_SEED` plays it again. `CPROXY_SOAK=1` makes ten times as many changes.
+//!
+//! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: after the changes, a
+//! marker is sent through the same watches ([`cluster::Cluster::view`]), and both sides are read once that has arrived.
+
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that finds something else than it expects has failed"
+)]
+
+mod api;
+mod cluster;
+mod compare;
+mod declared;
+mod frontends;
+mod marker;
+mod proxy;
+mod random;
+mod ruleset;
+mod services;
+mod slices;
+mod universe;
+mod walk;
+
+use cproxy_tests::sandbox::Sandbox;
+
+use self::cluster::Cluster;
+use self::compare::Tally;
+use self::universe::{Change, Universe};
+
+const PREFIX: &str = "cproxy-test";
+
+/// How many changes are made, in an ordinary and in a long run.
+const CHANGES: usize = 300;
+const CHANGES_IN_SOAK: usize = 3_000;
+const SOAK_VARIABLE: &str = "CPROXY_SOAK";
+
+#[test]
+fn kube_proxy_and_cproxy_agree_on_random_objects() {
+    let seed = random::seed();
+    let wanted = if std::env::var_os(SOAK_VARIABLE).is_some() { CHANGES_IN_SOAK } else { CHANGES };
+    eprintln!("CPROXY_SEED={seed}");
+    let sandbox = Sandbox::new(PREFIX);
+    let mut cluster = Cluster::start(&sandbox);
+    let mut universe = Universe::new(seed);
+    let mut tally = Tally::default();
+    let mut made = 0;
+    let mut play = |universe: &Universe, changes: &[Change], what: &str| {
+        changes.iter().for_each(|change| change.carry_out(&cluster.objects));
+        if changes.iter().any(declared::is_half_seen) {
+            cluster.restart_kube_proxy(universe.zone());
+        }
+        let differences = compare::differences(&cluster.view(universe.zone()), &mut tally);
+        assert!(differences.is_empty(), "CPROXY_SEED={seed}: {what}, the proxies differ:\n{differences}");
+    };
+    let population = universe.population();
+    play(&universe, &population, "at first");
+    while made < wanted {
+        let changes = universe.next_changes();
+        let last = changes.iter().map(Change::to_string).collect::<Vec<_>>().join("\n");
+        made += changes.len();
+        play(&universe, &changes, &format!("after {made} changes, the last of which were\n{last}\n"));
+    }
+    eprintln!("CPROXY_SEED={seed}: {made} changes");
+    tally.check();
+}

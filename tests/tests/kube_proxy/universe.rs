@@ -1,0 +1,233 @@
+//! The random objects, and what changes about them.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use crate::api::Objects;
+use crate::cluster::ZONES;
+use crate::random::Random;
+use crate::services::Service;
+use crate::slices::{HINTS, Hints, Slice};
+
+/// Namespaces and the Services in each: the same names again.
+const NAMESPACES: [&str; 2] = ["default", "other"];
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// More numbers than Services, so that addresses go, wait, and come to another Service.
+const NUMBERS: usize = 12;
+
+pub(crate) struct Universe {
+    random: Random,
+    services: Vec<Service>,
+    slices: Vec<Slice>,
+    /// For whom the endpoints of each Service are meant.
+    hints: Vec<Hints>,
+    zone: Option<&'static str>,
+}
+
+/// One change.
+pub(crate) enum Change {
+    Put(Put),
+    Delete(Value),
+    Zone(Option<&'static str>),
+}
+
+/// An object that is to be so from now on.
+pub(crate) struct Put {
+    object: Value,
+    how: How,
+    /// What a Service's load balancer has.
+    ingresses: Option<Value>,
+    /// Whether the object is a slice that leaves a Service without having been deleted.
+    leaves_service: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Create,
+    Update,
+    /// Delete and create at once.
+    Recreate,
+}
+
+impl Universe {
+    pub(crate) fn new(seed: u64) -> Self {
+        let names = NAMESPACES.iter().flat_map(|&namespace| NAMES.map(|name| (namespace, name)));
+        let services = names.map(|(namespace, name)| Service::new(namespace, name)).collect::<Vec<_>>();
+        let slices = services
+            .iter()
+            .enumerate()
+            .flat_map(|(number, service)| Slice::all(service.namespace, service.name, number));
+        let (slices, hints) = (slices.collect(), vec![Hints::None; services.len()]);
+        Self { random: Random::new(seed), services, slices, hints, zone: None }
+    }
+
+    /// Where the node is.
+    pub(crate) fn zone(&self) -> Option<&'static str> {
+        self.zone
+    }
+
+    /// What there is at first.
+    pub(crate) fn population(&mut self) -> Vec<Change> {
+        let mut changes = vec![self.move_node()];
+        for index in 0..self.services.len() {
+            self.hints[index] = self.random.weighted(&HINTS);
+            changes.push(self.new_service(index, How::Create));
+        }
+        changes.extend((0..self.slices.len()).map(|index| self.new_slice(index)));
+        changes
+    }
+
+    /// The next few changes. The node moves once at most: where it is now is how one knows that a move was seen.
+    pub(crate) fn next_changes(&mut self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for _ in 0..=self.random.below(3) {
+            changes.push(self.next_change());
+            if matches!(changes.last(), Some(Change::Zone(_))) {
+                break;
+            }
+        }
+        changes
+    }
+
+    fn next_change(&mut self) -> Change {
+        match self.random.weighted(&[(45, 0), (45, 1), (10, 2)]) {
+            0 => self.change_service(),
+            1 => self.change_slice(),
+            _ => self.move_node(),
+        }
+    }
+
+    fn move_node(&mut self) -> Change {
+        let zones = [None, Some(""), Some(ZONES[0]), Some(ZONES[1]), Some(ZONES[2])];
+        let others = zones.into_iter().filter(|zone| *zone != self.zone).collect::<Vec<_>>();
+        self.zone = self.random.pick(&others);
+        Change::Zone(self.zone)
+    }
+
+    fn change_service(&mut self) -> Change {
+        let index = self.random.below(self.services.len());
+        if !self.services[index].exists {
+            return self.new_service(index, How::Create);
+        }
+        match self.random.weighted(&[(5, 0), (5, 1), (90, 2)]) {
+            0 => {
+                self.services[index].exists = false;
+                Change::Delete(self.services[index].object())
+            }
+            1 => self.new_service(index, How::Recreate),
+            _ => {
+                let (service, random) = (&mut self.services[index], &mut self.random);
+                let before = (service.object(), service.ingresses());
+                while (service.object(), service.ingresses()) == before {
+                    service.change(random);
+                }
+                self.put_service(index, How::Update)
+            }
+        }
+    }
+
+    fn new_service(&mut self, index: usize, how: How) -> Change {
+        self.services[index].exists = false;
+        let is_free = |number: &usize| self.services.iter().all(|service| !service.exists || service.number != *number);
+        let free = (1..=NUMBERS).filter(is_free).collect::<Vec<_>>();
+        let number = self.random.pick(&free);
+        self.services[index].draw(&mut self.random, number);
+        self.put_service(index, how)
+    }
+
+    fn put_service(&self, index: usize, how: How) -> Change {
+        let service = &self.services[index];
+        Change::Put(Put { object: service.object(), how, ingresses: service.ingresses(), leaves_service: false })
+    }
+
+    fn change_slice(&mut self) -> Change {
+        let index = self.random.below(self.slices.len());
+        if !self.slices[index].exists {
+            return self.new_slice(index);
+        }
+        let before = self.slices[index].clone();
+        if self.random.percent(8) {
+            self.slices[index].exists = false;
+            return Change::Delete(before.object());
+        }
+        if self.random.percent(10) {
+            self.hints[before.number] = self.random.weighted(&HINTS);
+        }
+        while self.slices[index].object() == before.object() {
+            self.change_one_thing(index);
+        }
+        let service = before.visible_service();
+        self.put_slice(index, How::Update, service.is_some() && self.slices[index].service != service)
+    }
+
+    fn change_one_thing(&mut self, index: usize) {
+        if self.random.percent(8) {
+            let siblings = self.slices.iter().filter(|slice| slice.is_sibling(&self.slices[index]));
+            let sibling = self.random.pick(&siblings.collect::<Vec<_>>()).clone();
+            self.slices[index].copy_from(&mut self.random, &sibling);
+        } else {
+            let hints = self.hints[self.slices[index].number];
+            self.slices[index].change(&mut self.random, hints, &NAMES);
+        }
+    }
+
+    fn new_slice(&mut self, index: usize) -> Change {
+        let hints = self.hints[self.slices[index].number];
+        self.slices[index].draw(&mut self.random, hints);
+        self.put_slice(index, How::Create, false)
+    }
+
+    fn put_slice(&self, index: usize, how: How, leaves_service: bool) -> Change {
+        Change::Put(Put { object: self.slices[index].object(), how, ingresses: None, leaves_service })
+    }
+}
+
+impl Change {
+    pub(crate) fn carry_out(&self, objects: &Objects) {
+        match self {
+            Self::Put(put) => put.carry_out(objects),
+            Self::Delete(object) => objects.delete(object),
+            Self::Zone(zone) => objects.set_zone(*zone),
+        }
+    }
+
+    pub(crate) fn leaves_service(&self) -> bool {
+        matches!(self, Self::Put(Put { leaves_service: true, .. }))
+    }
+}
+
+impl Put {
+    fn carry_out(&self, objects: &Objects) {
+        match self.how {
+            How::Create => objects.create(&self.object).unwrap(),
+            // What the API does not let one change comes anew.
+            How::Update => objects.replace(&self.object).unwrap_or_else(|_| self.recreate(objects)),
+            How::Recreate => self.recreate(objects),
+        }
+        if let Some(ingresses) = &self.ingresses {
+            objects.set_ingresses(&self.object, ingresses);
+        }
+    }
+
+    fn recreate(&self, objects: &Objects) {
+        objects.delete(&self.object);
+        objects.create(&self.object).unwrap();
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Put(Put { object, how, ingresses, .. }) => {
+                write!(f, "{how:?} {object}")?;
+                ingresses.as_ref().map_or(Ok(()), |ingresses| write!(f, " with ingresses {ingresses}"))
+            }
+            Self::Delete(object) => {
+                write!(f, "Delete {} {}", object["kind"], object["metadata"])
+            }
+            Self::Zone(zone) => write!(f, "the node's zone is {zone:?}"),
+        }
+    }
+}

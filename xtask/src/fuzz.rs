@@ -1,0 +1,275 @@
+//! `cargo xtask fuzz`: the fuzz targets of `fuzz/`, compiled with coverage counters and driven by libFuzzer.
+//!
+//! Neither a nightly compiler nor `cargo fuzz` is needed: what counts coverage is a pass of LLVM that a stable compiler
+//! has too, and no sanitizer is used, since what is fuzzed has no `unsafe` code of its own.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+
+use crate::{agent, paths, run, setup};
+
+/// What to fuzz, and for how long.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The targets to run, one after the other; all if none is named
+    targets: Vec<Target>,
+    /// For how many seconds each of them runs
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+}
+
+/// A fuzz target: a binary of the package in `fuzz/`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Target {
+    /// Addresses and ranges of addresses
+    Addresses,
+    /// Lists and watch events of an API server, as JSON
+    ApiObjects,
+    /// Manifest files, as YAML or JSON
+    Manifests,
+}
+
+/// What sancov needs to give libFuzzer counters, their places and the operands of comparisons.
+const RUSTFLAGS: [&str; 5] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+];
+
+/// No input may be longer, take longer or need more memory.
+const LIMITS: [&str; 3] = ["-max_len=4096", "-timeout=10", "-rss_limit_mb=512"];
+
+/// For how long each target runs as a test.
+const TEST_SECONDS: u32 = 10;
+/// For how long a finding's input is made smaller after the last success.
+const MINIMIZE_SECONDS: u32 = 20;
+
+/// Builds the targets and runs those that were asked for. What they learn is kept in the build directory.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let fuzzer = Fuzzer::build()?;
+    let targets = if arguments.targets.is_empty() { Target::value_variants() } else { &arguments.targets };
+    let mut is_clean = true;
+    for &target in targets {
+        let report = fuzzer.run(target, arguments.seconds, &directory().join("corpus").join(target.name()))?;
+        println!("{}: {report}", target.name());
+        is_clean &= report.finding.is_none();
+    }
+    Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Target {
+    /// Its binary.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Addresses => "addresses",
+            Self::ApiObjects => "api_objects",
+            Self::Manifests => "manifests",
+        }
+    }
+
+    fn dictionary(self) -> Option<&'static str> {
+        match self {
+            Self::Addresses => None,
+            Self::ApiObjects | Self::Manifests => Some("objects.dict"),
+        }
+    }
+}
+
+/// The targets, built.
+pub(crate) struct Fuzzer {
+    binaries: PathBuf,
+}
+
+impl Fuzzer {
+    /// Builds the targets; fast when nothing has changed.
+    pub(crate) fn build() -> Result<Self> {
+        setup::for_building()?;
+        let triple = agent::host_triple()?;
+        let mut command = run::cargo();
+        // Naming the target keeps the flags from build scripts and procedural macros.
+        command.args(["build", "--release", "--bins", "--target", &triple, "--manifest-path"]).arg(manifest());
+        command.arg("--target-dir").arg(directory()).env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\u{1f}"));
+        run::run(run::to_stderr(&mut command)?)?;
+        Ok(Self { binaries: directory().join(triple).join("release") })
+    }
+
+    /// Runs each target whose name contains `filter` for a short while. Gives back how many found nothing, and how many
+    /// something.
+    pub(crate) fn test(&self, filter: Option<&str>) -> Result<(u32, u32)> {
+        let (mut passed, mut failed) = (0, 0);
+        let is_wanted = |target: &&Target| filter.is_none_or(|filter| target.name().contains(filter));
+        for &target in Target::value_variants().iter().filter(is_wanted) {
+            // What earlier runs have learned would make this one longer.
+            let learned = directory().join("test");
+            if learned.exists() {
+                fs::remove_dir_all(&learned).with_context(|| format!("removing {}", learned.display()))?;
+            }
+            let report = self.run(target, TEST_SECONDS, &learned)?;
+            let is_clean = report.finding.is_none();
+            println!("test {} ... {}, {report}", target.name(), if is_clean { "ok" } else { "FAILED" });
+            *(if is_clean { &mut passed } else { &mut failed }) += 1;
+        }
+        Ok((passed, failed))
+    }
+
+    /// Runs a target, first on the corpus of the repository. Inputs that reach something new are added to `learned`.
+    fn run(&self, target: Target, seconds: u32, learned: &Path) -> Result<Report> {
+        let corpus = source().join("corpus").join(target.name());
+        let artifacts = source().join("artifacts").join(target.name());
+        for directory in [learned, &artifacts] {
+            fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
+        }
+        let mut command = self.command(target);
+        command.arg(learned).arg(corpus).args(LIMITS).arg(format!("-max_total_time={seconds}"));
+        command.args(["-print_final_stats=1".to_owned(), format!("-artifact_prefix={}/", artifacts.display())]);
+        command.args(target.dictionary().map(|name| format!("-dict={}", source().join(name).display())));
+        let step = format!("fuzz {}", target.name());
+        let start = Instant::now();
+        let (is_clean, log) = logged(&mut command, &step)?;
+        let mut report = Report::read(&log, start.elapsed().as_secs());
+        if !is_clean {
+            let input =
+                artifact(&log).with_context(|| format!("no input to blame in {}", log_file(&step).display()))?;
+            report.finding = Some(Finding { why: reason(&log), again: self.minimized(target, &input)? });
+        }
+        Ok(report)
+    }
+
+    fn command(&self, target: Target) -> Command {
+        let mut command = Command::new(self.binaries.join(target.name()));
+        command.current_dir(paths::workspace());
+        command
+    }
+
+    /// Makes the input of a finding smaller. Gives back what runs the smallest one.
+    fn minimized(&self, target: Target, input: &Path) -> Result<String> {
+        let smallest = input.with_extension("minimized");
+        // What takes too long, or too much, would do so again and again.
+        if input.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"crash-")) {
+            let mut command = self.command(target);
+            command.args(["-minimize_crash=1".to_owned(), format!("-max_total_time={MINIMIZE_SECONDS}")]);
+            command.arg(format!("-exact_artifact_path={}", smallest.display())).arg(input);
+            // It ends with a failure when the input cannot become smaller, which is what is wanted.
+            logged(&mut command, &format!("minimizing {}", target.name()))?;
+        }
+        let input = if smallest.exists() { &smallest } else { input };
+        Ok(format!("{} {}", self.binaries.join(target.name()).display(), input.display()))
+    }
+}
+
+/// What a run of a target has come to.
+struct Report {
+    executions: u64,
+    seconds: u64,
+    coverage: u64,
+    finding: Option<Finding>,
+}
+
+/// An input that breaks something.
+struct Finding {
+    /// The target's own words.
+    why: String,
+    /// What runs its input again.
+    again: String,
+}
+
+impl Report {
+    /// From libFuzzer's output.
+    fn read(log: &str, seconds: u64) -> Self {
+        let executions = number_after(log, "stat::number_of_executed_units:");
+        Self { executions, seconds, coverage: number_after(log, " cov:"), finding: None }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { executions, seconds, coverage, finding } = self;
+        write!(f, "{executions} executions in {seconds} s, {coverage} edges, ")?;
+        match finding {
+            None => write!(f, "no finding"),
+            Some(finding) => write!(f, "1 finding: {}\n  run it again: {}", finding.why, finding.again),
+        }
+    }
+}
+
+/// The number that follows a word where that is there for the last time.
+fn number_after(log: &str, word: &str) -> u64 {
+    let after = log.rsplit_once(word).and_then(|(_, after)| after.split_whitespace().next());
+    after.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// The file that libFuzzer has written an input to.
+fn artifact(log: &str) -> Option<PathBuf> {
+    log.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, path)| path.into())
+}
+
+/// What the target said when it broke: a panic's place and message, or libFuzzer's verdict.
+fn reason(log: &str) -> String {
+    let start = log.find("panicked at ").or_else(|| log.find("ERROR: libFuzzer")).unwrap_or(log.len());
+    log.get(start..).unwrap_or_default().lines().take(2).map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs a target with its output in a file. Gives back whether it succeeded, and the output.
+fn logged(command: &mut Command, step: &str) -> Result<(bool, String)> {
+    let path = log_file(step);
+    let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+    let mut child = command.spawn().with_context(|| run::cannot_start(command))?;
+    let status = run::wait_with_progress(&mut child, step)?;
+    let log = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    Ok((status.success(), String::from_utf8_lossy(&log).into_owned()))
+}
+
+fn log_file(step: &str) -> PathBuf {
+    directory().join(format!("{}.log", step.replace(' ', "-")))
+}
+
+/// The package of the targets.
+fn source() -> PathBuf {
+    paths::workspace().join("fuzz")
+}
+
+/// The manifest of the package.
+pub(crate) fn manifest() -> PathBuf {
+    source().join("Cargo.toml")
+}
+
+/// Where the targets are built and what they learn is kept.
+fn directory() -> PathBuf {
+    paths::target().join("fuzz")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "#2\tINITED cov: 12 ft: 13 corp: 1/2b\n#9\tNEW    cov: 15 ft: 20 corp: 2/9b\n\
+        thread '<unnamed>' (7) panicked at fuzz_targets/addresses.rs:15:5:\nleft is not right\nstack backtrace:\n\
+        ==7== ERROR: libFuzzer: deadly signal\nartifact_prefix='/a/'; Test unit written to /a/crash-1f\n\
+        stat::number_of_executed_units: 345\nstat::average_exec_per_sec:     3\n";
+
+    #[test]
+    fn figures_are_read_from_the_output() {
+        let report = Report::read(LOG, 8);
+        assert_eq!(report.to_string(), "345 executions in 8 s, 15 edges, no finding");
+        assert_eq!(Report::read("", 0).to_string(), "0 executions in 0 s, 0 edges, no finding");
+    }
+
+    #[test]
+    fn a_finding_has_a_reason_and_an_input() {
+        assert_eq!(artifact(LOG).as_deref(), Some(Path::new("/a/crash-1f")));
+        assert_eq!(reason(LOG), "panicked at fuzz_targets/addresses.rs:15:5: left is not right");
+        assert_eq!(reason("==7== ERROR: libFuzzer: timeout\n"), "ERROR: libFuzzer: timeout");
+        assert_eq!(reason(""), "");
+        assert_eq!(artifact("Done 3 runs in 0 second(s)\n"), None);
+    }
+}
