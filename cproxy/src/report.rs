@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Action, Backend, Explanation, Frontend, KernelSet, Protocol, Row, ServiceName, printable};
+use crate::model::{Action, Backend, Explanation, Frontend, KernelSet, Protocol, Row, printable};
 
 /// How many backends a line of text names before it only counts.
 const BACKENDS_NAMED_MAX: usize = 6;
@@ -119,14 +119,13 @@ pub fn counters_text(counters: &[(String, u64)]) -> String {
     aligned(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
 }
 
-/// Why endpoints are used or not, as a JSON array.
+/// A Service's frontends, and why endpoints are used or not, as a JSON object.
 ///
 /// # Errors
 /// Never for these types.
-pub fn explanations_json(service: &ServiceName, explanations: &[Explanation]) -> serde_json::Result<String> {
+pub fn explanations_json(frontends: &[ReportRow], explanations: &[Explanation]) -> serde_json::Result<String> {
     let object = |explanation: &Explanation| {
         serde_json::json!({
-            "service": service.to_string(),
             "port_name": explanation.protocol.map(|_| &explanation.port_name),
             "protocol": explanation.protocol.map(|protocol| protocol.to_string()),
             "sources": explanation.sources.iter().map(|source| source.as_str()).collect::<Vec<_>>(),
@@ -136,14 +135,20 @@ pub fn explanations_json(service: &ServiceName, explanations: &[Explanation]) ->
             "reason": explanation.reason,
         })
     };
-    serde_json::to_string_pretty(&explanations.iter().map(object).collect::<Vec<_>>())
+    let endpoints: Vec<_> = explanations.iter().map(object).collect();
+    serde_json::to_string_pretty(&serde_json::json!({"frontends": frontends, "endpoints": endpoints}))
 }
 
 /// Why endpoints are used or not, as aligned columns.
 #[must_use]
 pub fn explanations_text(explanations: &[Explanation]) -> String {
+    let no_slice = if explanations.iter().any(|explanation| explanation.slice.is_some()) {
+        ""
+    } else {
+        "No EndpointSlice says that it is this Service's (namespace, and label kubernetes.io/service-name).\n"
+    };
     if explanations.is_empty() {
-        return "No EndpointSlice says that it is this Service's (label kubernetes.io/service-name).\n".to_owned();
+        return no_slice.to_owned();
     }
     let header = ["PORT", "FOR", "ENDPOINT", "SLICE", "USED", "WHY"].map(str::to_owned);
     let line = |explanation: &Explanation| {
@@ -157,7 +162,10 @@ pub fn explanations_text(explanations: &[Explanation]) -> String {
         let usage = explanation.usage.as_str().to_owned();
         [port, sources.join(","), endpoint, slice, usage, explanation.reason.clone()].map(or_dash)
     };
-    aligned(&std::iter::once(header).chain(explanations.iter().map(line)).collect::<Vec<_>>())
+    let table = aligned(&std::iter::once(header).chain(explanations.iter().map(line)).collect::<Vec<_>>());
+    format!(
+        "{table}{no_slice}\nUSED  yes: gets new connections; keeps: gets none, and serves those that it has; no: neither\n"
+    )
 }
 
 fn aligned<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {

@@ -91,7 +91,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["run", "--node-name", "a,b=c"], "a node's name"),
         (&["resolve", "--manifests", ".", "--pod-ip", "10.0.0.0/8"], "not an IP address"),
         (&["resolve", "--manifests", ".", "--node-ip", "node"], "not an IP address"),
-        (&["resolve", "--manifests", ".", "--node-ip", "127.0.0.1"], "no address of a node"),
+        (&["resolve", "--manifests", ".", "--node-ip", "127.0.0.1"], "cannot be served on this address"),
         (&["resume"], "resume"),
     ];
     for (args, needle) in cases {
@@ -318,7 +318,9 @@ fn a_service_that_cannot_be_explained_is_told_why() {
         assert_fails(&explain(name), 1, &[name, reason]);
     }
     let explained = explain("default/web").json();
-    let used: Vec<_> = explained.as_array().unwrap().iter().map(|line| line["used"].as_str().unwrap()).collect();
+    let used = explained["endpoints"].as_array().unwrap().iter().map(|line| line["used"].as_str().unwrap());
+    let used: Vec<_> = used.collect();
+    assert_eq!(explained["frontends"].as_array().unwrap().len(), 1);
     assert!(!used.is_empty() && used.iter().all(|used| *used == "yes"), "{explained}");
 }
 

@@ -77,6 +77,11 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &own)).transpose()?;
     let exclusions = exclusions(&config.exclude)?;
     let source = prepare(&config.source).await?;
+    if let Prepared::Manifests(_, files) = &source
+        && let Some(problem) = files.missing_node(own.node_name.as_deref())
+    {
+        tracing::warn!("{problem}");
+    }
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
     let pins = PinDir::new(&environment.pin_dir);
     // Held until the end: the only agent on these pins. The run directory has a lock of its own.

@@ -62,13 +62,15 @@ struct RunDirOption {
 /// Where this is.
 #[derive(Args, Debug)]
 struct OwnOptions {
-    /// Name of the own node: which endpoints are local, and whose zone and addresses count
+    /// Name of the own node: which endpoints are local, and which Node's zone and addresses count
     #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME", value_parser = node_name)]
     node_name: Option<String>,
-    /// Addresses of the own node, on which node ports are served; default: the InternalIPs of its Node
+    /// Addresses of the own node, on which node ports are served (in the environment: with commas between them);
+    /// default: the InternalIPs of its Node
     #[arg(long, env = "CPROXY_NODE_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = node_ip)]
     node_ip: Vec<Address>,
-    /// The VM's own addresses, for loadBalancerSourceRanges; `run` finds them by itself
+    /// The VM's own addresses (in the environment: with commas between them), for loadBalancerSourceRanges; `run` finds
+    /// them by itself, and `resolve` takes the VM to be outside of all ranges without them
     #[arg(long, env = "CPROXY_POD_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = pod_ip)]
     pod_ip: Vec<Address>,
 }
@@ -97,11 +99,7 @@ fn pod_ip(text: &str) -> Result<Address, String> {
 
 fn node_ip(text: &str) -> Result<Address, String> {
     let address = pod_ip(text)?;
-    if address.is_special() {
-        Err("no address of a node, on which ports could be served".to_owned())
-    } else {
-        Ok(address)
-    }
+    if address.is_special() { Err("node ports cannot be served on this address".to_owned()) } else { Ok(address) }
 }
 
 /// How to print a table.
@@ -110,7 +108,7 @@ enum Format {
     /// Aligned columns.
     #[default]
     Table,
-    /// The JSON contract.
+    /// JSON.
     Json,
 }
 

@@ -9,7 +9,7 @@ use super::{Format, OwnOptions, print, print_rows};
 use crate::{
     bpf,
     manifests::Files,
-    model::{self, KernelTable, ServiceName, Store, Table},
+    model::{self, KernelTable, Problem, ServiceName, Store, Table},
     report::{ReportRow, explanations_json, explanations_text},
 };
 
@@ -37,8 +37,9 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
     drop(table.sync(&store));
     let duplicates = files.duplicates();
-    let all: BTreeSet<_> = files.problems().chain(&duplicates).chain(&problems).chain(table.problems()).collect();
-    all.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
+    let no_node = files.missing_node(store.node_name());
+    let all = files.problems().chain(&duplicates).chain(&problems).chain(table.problems()).chain(&no_node);
+    report(&all.collect(), &files, options.explain.as_ref());
     match &options.explain {
         Some(name) => explain(&files, &store, &table, name, options.output)?,
         None => {
@@ -50,6 +51,28 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
         bail!("not all manifests could be read; the table is of the others");
     }
     Ok(())
+}
+
+/// All problems; or those of one Service and its slices, and of what is no object.
+fn report(problems: &BTreeSet<&Problem>, files: &Files, explained: Option<&ServiceName>) {
+    let (told, others): (Vec<_>, Vec<_>) = match explained {
+        None => (problems.iter().collect(), Vec::new()),
+        Some(name) => {
+            let slices = files.slices();
+            let slices = slices.iter().filter(|(_, slice)| model::is_slice_of(slice, name));
+            let mut objects: BTreeSet<_> = slices.map(|(name, _)| format!("EndpointSlice {name}")).collect();
+            objects.insert(format!("Service {name}"));
+            let is_other = |problem: &&&Problem| {
+                let is_object = ["Service ", "EndpointSlice "].iter().any(|kind| problem.object.starts_with(kind));
+                is_object && !objects.contains(&problem.object)
+            };
+            problems.iter().partition(|problem| !is_other(problem))
+        }
+    };
+    told.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
+    if !others.is_empty() {
+        eprintln!("cproxy: {} problems of other objects are shown without --explain", others.len());
+    }
 }
 
 fn service_name(text: &str) -> Result<ServiceName, String> {
@@ -72,13 +95,16 @@ fn explain(files: &Files, store: &Store, table: &Table, name: &ServiceName, outp
     if let Err(skipped) = model::served_spec(service) {
         bail!("--explain {name}: the Service is not served: {skipped}");
     }
+    if model::desired_rows(store, name).is_empty() {
+        bail!("--explain {name}: the Service is not served: it has no address and port that can be");
+    }
     let slices = files.slices();
     let explanations = model::explain(store, name, slices.iter().map(|(name, slice)| (name, *slice)));
+    let rows = table.rows();
+    let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
     match output {
-        Format::Json => print(&format!("{}\n", explanations_json(name, &explanations)?)),
+        Format::Json => print(&format!("{}\n", explanations_json(&rows, &explanations)?)),
         Format::Table => {
-            let rows = table.rows();
-            let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
             print_rows(&rows, output)?;
             print(&format!("\n{}", explanations_text(&explanations)))
         }

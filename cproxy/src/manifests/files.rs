@@ -100,6 +100,16 @@ impl Files {
         slices.filter_map(|slice| Some((object_name(&slice.metadata)?, slice))).collect()
     }
 
+    /// That the own Node, if it has a name, is not among the objects.
+    #[must_use]
+    pub fn missing_node(&self, own: Option<&str>) -> Option<Problem> {
+        let mut nodes = self.files.values().flatten().flat_map(|manifest| &manifest.nodes);
+        let own = own.filter(|own| !nodes.any(|node| node.metadata.name.as_deref() == Some(own)))?;
+        let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node ports \
+                       are not served";
+        Some(Problem::new(format_args!("Node {own}"), "", message))
+    }
+
     /// Whether a Service of this name is there and cannot be read.
     #[must_use]
     pub fn has_unreadable_service(&self, name: &ObjectName) -> bool {

@@ -55,6 +55,13 @@ impl Usage {
     }
 }
 
+/// Whether a slice says that it is the Service's.
+#[must_use]
+pub fn is_slice_of(slice: &EndpointSlice, service: &ServiceName) -> bool {
+    let namespace = slice.metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+    namespace.unwrap_or("default") == &*service.namespace && service_label(slice) == Some(&*service.name)
+}
+
 /// Explains every endpoint of these slices that says it is the Service's; nothing if the Service is not served.
 #[must_use]
 pub fn explain<'a>(
@@ -63,15 +70,14 @@ pub fn explain<'a>(
     slices: impl IntoIterator<Item = (&'a ObjectName, &'a EndpointSlice)>,
 ) -> Vec<Explanation> {
     let Some(service) = store.service_row(name) else { return Vec::new() };
-    let is_ours = |(slice_name, slice): &(&ObjectName, &EndpointSlice)| {
-        slice_name.namespace == name.namespace && service_label(slice) == Some(&*name.name)
-    };
+    let is_ours = |(_, slice): &(&ObjectName, &EndpointSlice)| is_slice_of(slice, name);
     let slices: BTreeMap<_, _> = slices.into_iter().filter(is_ours).collect();
     let owners = owners(store);
     let is_won = |row: &Row| owners.get(&row.frontend) == Some(&row.service);
     let (rows, lost): (Vec<_>, Vec<_>) = desired_rows(store, name).into_iter().partition(is_won);
     let mut explanations: Vec<_> =
         slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, service, slice_name, slice)).collect();
+    explanations.extend(service.ports.iter().filter_map(|port| no_node_port(&rows, &lost, port)));
     explanations.extend(lost.iter().map(|row| lost_frontend(row, owners.get(&row.frontend))));
     for port in &service.ports {
         let scopes: BTreeSet<_> =
@@ -108,6 +114,26 @@ fn merged(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
 /// Who has each frontend.
 fn owners(store: &Store) -> BTreeMap<Frontend, ServiceName> {
     resolve(store).into_iter().map(|row| (row.frontend, row.service)).collect()
+}
+
+/// Why a port of the nodes is not served.
+fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explanation> {
+    let number = port.node_port?;
+    let is_there = |row: &Row| row.source == Source::NodePort && is_of(row, port);
+    if rows.iter().chain(lost).any(is_there) {
+        return None;
+    }
+    Some(Explanation {
+        port_name: port.name.to_string(),
+        protocol: Some(port.protocol),
+        sources: BTreeSet::from([Source::NodePort]),
+        endpoint: "all".to_owned(),
+        slice: None,
+        usage: Usage::Unused,
+        reason: format!(
+            "nodePort {number} is not served: no address of the own node is known (--node-name and its Node, or --node-ip)"
+        ),
+    })
 }
 
 /// What keeps all endpoints from a frontend.
@@ -159,7 +185,8 @@ struct View<'a> {
     serving: &'a [Backend],
     merged: Merged<'a>,
     preference: Preference,
-    has_hints: bool,
+    /// Why hints do not count, if there are any.
+    hints_ignored: Option<String>,
 }
 
 impl<'a> View<'a> {
@@ -184,7 +211,7 @@ impl<'a> View<'a> {
             backends: row.map_or(&[], |row| &row.backends),
             serving: row.map_or(&[], |row| &row.serving),
             preference: Preference::of(&merged, store.zone()),
-            has_hints: merged.values().any(|found| !found.zones().is_empty() || found.has_node_hint()),
+            hints_ignored: why_hints_do_not_count(store, &merged),
             merged,
         }
     }
@@ -281,13 +308,7 @@ impl<'a> View<'a> {
         match self.preference {
             Preference::Node => format!(", meant for node {}", self.store.node_name().unwrap_or_default()),
             Preference::Zone => format!(", meant for zone {}", self.zone()),
-            Preference::Nothing if self.has_hints => {
-                format!(
-                    "; hints do not count: not every ready endpoint has one, or none is for here (zone {})",
-                    self.zone()
-                )
-            }
-            Preference::Nothing => String::new(),
+            Preference::Nothing => self.hints_ignored.as_ref().map(|why| format!("; {why}")).unwrap_or_default(),
         }
     }
 
@@ -332,6 +353,22 @@ impl<'a> View<'a> {
         let ips: Vec<_> = self.store.pod_ips().iter().filter(of_family).map(ToString::to_string).collect();
         if ips.is_empty() { format!("its {} address is not known: --pod-ip", self.family) } else { ips.join(", ") }
     }
+}
+
+fn why_hints_do_not_count(store: &Store, merged: &Merged<'_>) -> Option<String> {
+    let ready = || merged.values().filter(|found| found.endpoint.ready);
+    if !merged.values().any(|found| !found.zones().is_empty() || found.has_node_hint()) {
+        return None;
+    }
+    let (zones, nodes) = (ready().all(|found| !found.zones().is_empty()), ready().all(Found::has_node_hint));
+    let why = match (zones, nodes, store.zone(), store.node_name()) {
+        (false, false, ..) => "not every ready endpoint has one".to_owned(),
+        (true, _, Some(zone), _) => format!("none is for zone {zone}"),
+        (true, _, None, _) => "the own zone is not known (--node-name and its Node)".to_owned(),
+        (false, true, _, Some(node)) => format!("none is for node {node}"),
+        (false, true, _, None) => "the own node is not known (--node-name)".to_owned(),
+    };
+    Some(format!("hints do not count: {why}"))
 }
 
 fn zones(found: &Found<'_>) -> String {

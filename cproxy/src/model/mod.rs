@@ -25,7 +25,7 @@ mod tests;
 pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, parse_address};
 pub use affinity::affinity_id;
 pub use desired::{Action, Row, Scope, Source, desired_rows, resolve};
-pub use explain::{Explanation, Usage, explain};
+pub use explain::{Explanation, Usage, explain, is_slice_of};
 pub use kernel::{Affinity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op};
 pub use names::{ObjectName, ServiceName};
 pub use own::Own;

@@ -84,7 +84,7 @@ fn the_address_of_the_default_route_is_found_and_followed() {
     world.wait(|rows| actions(rows) == ["drop", "drop"]);
     world.agent.wait_log("own addresses now: none found", SYNC);
     assert_balancer([false, false]);
-    world.agent.wait_log("the own IPv4 address is not known: connections to the load balancer's are dropped", SYNC);
+    world.agent.wait_log("the own IPv4 address is not known: calls to its load balancer's addresses fail", SYNC);
     world
         .sandbox
         .ip("link set own0 up\nroute add default via 10.1.0.1 dev own0\naddress replace fd01::2/64 dev own0 nodad\n\

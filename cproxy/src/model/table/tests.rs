@@ -41,6 +41,15 @@ enum Step {
     NodeGone,
     /// The VM has other addresses.
     PodIps(u8),
+    /// A Service becomes one of [`GARBAGE`].
+    Garbage {
+        name: u8,
+        which: usize,
+    },
+    /// An object cannot be read any more; it is as it was, and a list says so again.
+    Unreadable(Kind, u8),
+    /// Everything about the step is told twice.
+    Twice(Box<Step>),
     /// The next step is not seen by the agent, as when a watch breaks.
     Missed(Box<Step>),
     Relist(Kind),
@@ -107,16 +116,31 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..4u8).prop_map(|name| Step::SliceGone { name }),
         1 => (0..3u8, 0..8u8).prop_map(|(zone, addresses)| Step::Node { zone, addresses }),
         1 => prop_oneof![Just(Step::NodeGone), (0..8u8).prop_map(Step::PodIps)],
+        1 => (0..3u8, 0..GARBAGE.len()).prop_map(|(name, which)| Step::Garbage { name, which }),
     ];
     let kind = prop_oneof![Just(Kind::Services), Just(Kind::EndpointSlices), Just(Kind::Nodes)];
     prop_oneof![
         16 => change.clone(),
-        2 => change.prop_map(|step| Step::Missed(Box::new(step))),
+        2 => change.clone().prop_map(|step| Step::Missed(Box::new(step))),
+        1 => change.prop_map(|step| Step::Twice(Box::new(step))),
+        1 => (kind.clone(), 0..4u8).prop_map(|(kind, name)| Step::Unreadable(kind, name)),
         1 => kind.clone().prop_map(Step::Relist),
         1 => (kind, 0..3usize).prop_map(|(kind, count)| Step::HalfRelist(kind, count)),
         1 => Just(Step::Restart),
     ]
 }
+
+/// Specs of Services that make little sense.
+const GARBAGE: [&str; 8] = [
+    "null",
+    "{}",
+    r#"{"clusterIP": "10.96.0.999", "ports": [{"port": 80}]}"#,
+    r#"{"clusterIP": "10.96.0.1", "ports": [{"port": 0}, {"port": 70000}, {"port": 80}, {"port": 80}, {}]}"#,
+    r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["x"], "ipFamilies": ["IPv6", "IPv5"], "ports": [{"port": 80}]}"#,
+    r#"{"clusterIP": " 10.96.0.2 ", "externalIPs": ["", "x", "127.0.0.1", "10.96.0.2"], "ports": [{"port": 80, "nodePort": -1}]}"#,
+    r#"{"clusterIP": "fd00:96::1", "loadBalancerSourceRanges": ["", "x/8"], "ports": [{"port": 80, "protocol": "SCTP"}]}"#,
+    r#"{"clusterIP": "None", "type": "ExternalName", "sessionAffinity": "?", "ports": [{"port": 80}]}"#,
+];
 
 /// Half of the Services have nothing beside ClusterIPs.
 fn extras() -> impl Strategy<Value = u8> {
@@ -252,6 +276,27 @@ impl Cluster {
                 self.pod_ips = known.filter_map(|ip| parse_address(ip)).collect();
                 vec![Event::PodIps(self.pod_ips.clone())]
             }
+            Step::Garbage { name, which } => {
+                let metadata = format!(r#"{{"name": "s{name}", "namespace": "n"}}"#);
+                let object = format!(r#"{{"metadata": {metadata}, "spec": {}}}"#, GARBAGE[*which]);
+                let service: Service = serde_json::from_str(&object).unwrap();
+                self.services.insert(*name, service.clone());
+                vec![Event::Service(Box::new(service))]
+            }
+            Step::Unreadable(kind, name) => {
+                let name = match kind {
+                    Kind::Services => ObjectName::new("n", format!("s{name}")),
+                    Kind::EndpointSlices => ObjectName::new("n", format!("slice{name}")),
+                    Kind::Nodes => ObjectName::new("", NODE),
+                };
+                let unreadable = Event::Unreadable { kind: *kind, name: Some(name), message: "why".to_owned() };
+                let mut events = self.list(*kind, usize::MAX);
+                let nameless = Event::Unreadable { kind: *kind, name: None, message: "why".to_owned() };
+                events.splice(events.len() - 1..events.len() - 1, [unreadable.clone(), nameless]);
+                events.push(unreadable);
+                events
+            }
+            Step::Twice(step) => self.apply(step).into_iter().flat_map(|event| [event.clone(), event]).collect(),
             Step::Missed(step) => {
                 self.apply(step);
                 Vec::new()
