@@ -63,8 +63,8 @@ impl<'s> Cluster<'s> {
         cluster
     }
 
-    /// Starts another kube-proxy in the place of the one that runs. It may lose what it first hears of the node, because
-    /// it listens before it knows whom to tell (cmd/kube-proxy/app/server.go, `NewNodeTopologyConfig`): so the node gets
+    /// Starts another kube-proxy in the place of the one that runs. It may lose what it first hears of the node, as it
+    /// listens before it knows whom to tell (cmd/kube-proxy/app/server.go, `NewNodeTopologyConfig`): so the node gets
     /// its zone afterwards.
     pub(crate) fn restart_kube_proxy(&mut self, zone: Option<&str>) {
         self.objects.set_zone(None);
@@ -84,8 +84,8 @@ impl<'s> Cluster<'s> {
         View { kube_proxy, in_kernel, resolved, objects }
     }
 
-    /// Sends the marker through the watches of Services and of slices, each of which delivers in order, and waits for it
-    /// on both sides.
+    /// Sends the marker through the watches of Services and of slices, each of which delivers in order, and waits for
+    /// it on both sides.
     fn synchronise(&mut self, zone: Option<&str>) -> Ruleset {
         self.marker = self.marker.next();
         self.marker.objects().iter().for_each(|object| self.objects.replace(object).unwrap());

@@ -15,8 +15,8 @@ pub(crate) fn is_out_of_reach(frontend: &Frontend) -> bool {
     frontend.protocol == "SCTP"
 }
 
-/// A ClusterIP all of whose ports are SCTP has no entry in cproxy's table, so that it refuses nothing on its other ports:
-/// the network says what comes of a connection there.
+/// A ClusterIP all of whose ports are SCTP has no entry in cproxy's table, so that it refuses nothing on its other
+/// ports: the network says what comes of a connection there.
 pub(crate) fn has_no_port_in_reach(cluster_ip: IpAddr, frontends: &BTreeSet<Frontend>) -> bool {
     frontends.iter().filter(|frontend| frontend.address.ip() == cluster_ip).all(is_out_of_reach)
 }

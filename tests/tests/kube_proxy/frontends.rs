@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// One line of cproxy's table.
+/// One line of cproxy's table. Its names are empty if it changed while it was read: they come from the agent, later.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     /// namespace/name.
@@ -49,7 +49,7 @@ fn row(row: &Value) -> (Frontend, Row) {
     let socket = |object: &Value| {
         SocketAddr::new(address(&object["address"]), object["port"].as_u64().unwrap().try_into().unwrap())
     };
-    let text = |field: &str| row[field].as_str().unwrap_or_else(|| panic!("no {field}: {row}")).to_owned();
+    let text = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
     let outcome = match text("action").as_str() {
         "refuse" => Outcome::Refuse,
         "drop" => Outcome::Drop,

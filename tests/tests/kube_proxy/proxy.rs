@@ -49,7 +49,7 @@ fn spawn(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Daemon {
     Daemon::spawn(sandbox, "kube-proxy", Placement::Unhooked, command)
 }
 
-/// Nothing of it reaches beyond the sandbox: all sysctls stay as they are, and all sockets are in its network namespace.
+/// Nothing of it reaches beyond the sandbox: all sysctls stay as they are, and sockets are in its network namespace.
 fn configuration(kubeconfig: &Value) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
