@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use kube::core::{ObjectMeta, Resource};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
 /// An object, or what is wrong with it.
 #[derive(Clone, Debug)]
@@ -17,10 +17,9 @@ pub(super) enum Sent<T> {
 }
 
 /// Of an object only what it is called, whatever else is wrong with it.
-fn names(text: &str) -> ObjectMeta {
-    let object: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+fn names(object: &Value) -> ObjectMeta {
     let field = |name: &str| {
-        let value = object.pointer(&format!("/metadata/{name}")).and_then(serde_json::Value::as_str);
+        let value = object.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
         value.map(str::to_owned)
     };
     ObjectMeta {
@@ -31,13 +30,21 @@ fn names(text: &str) -> ObjectMeta {
     }
 }
 
+/// What is wrong with an object, and where.
+fn why<T: DeserializeOwned>(object: Value) -> Option<String> {
+    serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
+}
+
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Sent<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let mut reader = serde_json::Deserializer::from_str(text.get());
-        Ok(match serde_path_to_error::deserialize(&mut reader) {
-            Ok(object) => Self::Read(Box::new(object)),
-            Err(error) => Self::Unreadable(Box::new(names(text.get())), error.to_string()),
+        Ok(match serde_json::from_str(text.get()) {
+            Ok(object) => Self::Read(object),
+            Err(error) => {
+                let object: Value = serde_json::from_str(text.get()).unwrap_or_default();
+                let names = names(&object);
+                Self::Unreadable(Box::new(names), why::<T>(object).unwrap_or_else(|| error.to_string()))
+            }
         })
     }
 }
