@@ -130,7 +130,9 @@ impl Fuzzer {
         }
         let mut command = self.command(target);
         command.arg(learned).arg(corpus).args(LIMITS).arg(format!("-max_total_time={seconds}"));
-        command.args(["-print_final_stats=1".to_owned(), format!("-artifact_prefix={}/", artifacts.display())]);
+        // What takes long gets few turns, or files of aliases would take nearly all of the time.
+        command.args(["-entropic_scale_per_exec_time=1", "-print_final_stats=1"]);
+        command.arg(format!("-artifact_prefix={}/", artifacts.display()));
         command.args(target.dictionary().map(|name| format!("-dict={}", source().join(name).display())));
         let step = format!("fuzz {}", target.name());
         let start = Instant::now();
