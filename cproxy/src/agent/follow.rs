@@ -15,6 +15,7 @@ use super::{
 use crate::{
     admin::Question,
     bpf::{self, PinDir},
+    k8s::LastHeard,
     model::{Event, Exclusions, Op, Problem, Store, Table},
     report::ReportRow,
     sockets::Mode,
@@ -53,6 +54,7 @@ pub(super) struct Follower {
     /// Told whenever backends have gone: sockets may be connected to nobody.
     retired: Arc<Notify>,
     gauges: Arc<Gauges>,
+    heard: LastHeard,
 }
 
 impl Follower {
@@ -71,6 +73,7 @@ impl Follower {
             reported: BTreeSet::new(),
             retired: Arc::default(),
             gauges: Arc::default(),
+            heard: LastHeard::default(),
         })
     }
 
@@ -98,6 +101,19 @@ impl Follower {
     /// Who closes stale sockets when this one finds that backends have gone.
     pub(super) fn closer(&self, pins: PinDir, mode: Mode) -> Closer {
         Closer { pins, mode, retired: self.retired.clone(), gauges: self.gauges.clone() }
+    }
+
+    /// Who is told whenever the API server answers.
+    pub(super) fn heard(&self) -> LastHeard {
+        self.heard.clone()
+    }
+
+    /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.
+    fn gauges(&self) -> Vec<(&'static str, u64)> {
+        let mut gauges = Vec::from(self.gauges.read());
+        gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().count() as u64));
+        gauges.extend(self.heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges
     }
 
     /// Follows events and answers questions for ever.
@@ -134,7 +150,7 @@ impl Follower {
         // Whoever asked may have gone.
         match question {
             Question::Services(sender) => drop(sender.send(self.table.rows().iter().map(ReportRow::from).collect())),
-            Question::Gauges(sender) => drop(sender.send(self.gauges.read().into())),
+            Question::Gauges(sender) => drop(sender.send(self.gauges())),
             Question::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
         }
     }

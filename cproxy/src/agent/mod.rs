@@ -16,7 +16,7 @@ use crate::{
         self, CgroupError, Environment, EnvironmentError, PinDir, PinError, SocketMark, TableError, excluded_cgroup,
     },
     config::{Config, Exclude, Source},
-    k8s::{self, ClientError},
+    k8s::{self, ClientError, LastHeard},
     manifests::{self, Files, ManifestError, Watcher},
     model::{Event, Exclusions, Own, Store},
     own_address::OwnAddresses,
@@ -99,7 +99,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         store.apply(Event::PodIps(own.pod_ips.clone()));
         follower.bootstrap(&store)?;
     }
-    let events = start(source, own, found, &pins)?;
+    let events = start(source, own, found, &pins, follower.heard())?;
     drop(tokio::spawn(follower.closer(pins.clone(), config.terminate_sockets).run()));
     follow_until_stopped(follower, events, listener).await
 }
@@ -165,6 +165,7 @@ fn start(
     own: Own,
     found: Option<OwnAddresses>,
     pins: &PinDir,
+    heard: LastHeard,
 ) -> Result<mpsc::Receiver<Vec<Event>>, AgentError> {
     let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
     if let Some(found) = found {
@@ -178,7 +179,7 @@ fn start(
             }
         })),
         Prepared::ApiServer(config) => {
-            let client = k8s::client(&config, SocketMark::open(pins)?)?;
+            let client = k8s::client(&config, SocketMark::open(pins)?, heard)?;
             tracing::info!("following the API server at {}", config.cluster_url);
             drop(tokio::spawn(k8s::watch(client, config.cluster_url, own.node_name, sender)));
         }

@@ -3,6 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
+    time::Instant,
 };
 
 use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
@@ -93,8 +94,8 @@ pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
 ///
 /// # Errors
 /// TLS or the credentials cannot be set up.
-pub fn client(config: &Config, mark: SocketMark) -> Result<Client, ClientError> {
-    build(config, mark).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
+pub fn client(config: &Config, mark: SocketMark, heard: LastHeard) -> Result<Client, ClientError> {
+    build(config, mark, heard).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
 }
 
 async fn from_kubeconfig(path: &PathBuf) -> Result<Config, String> {
@@ -150,11 +151,33 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     config.map_err(|error| ClientError::NoServiceAccount(chain(&error)))
 }
 
-fn build(config: &Config, mark: SocketMark) -> kube::Result<Client> {
+/// When the API server answered last. Its watches end and are resumed every few minutes, so a silence that lasts means
+/// that what is known grows stale.
+#[derive(Clone, Debug, Default)]
+pub struct LastHeard(Arc<Mutex<Option<Instant>>>);
+
+impl LastHeard {
+    fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// For how many seconds it has said nothing; `None` if it never has said anything.
+    #[must_use]
+    pub fn silent_seconds(&self) -> Option<u64> {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.map(|last| last.elapsed().as_secs())
+    }
+}
+
+fn build(config: &Config, mark: SocketMark, heard: LastHeard) -> kube::Result<Client> {
     let mut config = config.clone();
     let token = config.auth_info.token_file.take().map(TokenFile::new);
     let https = config.rustls_https_connector_with_connector(Dialer::new(mark, config.connect_timeout))?;
     let service = ServiceBuilder::new()
+        .map_response(move |response| {
+            heard.note();
+            response
+        })
         .layer_fn(Paced::new)
         .layer(config.base_uri_layer())
         .layer(config.extra_headers_layer()?)

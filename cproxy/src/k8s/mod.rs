@@ -8,6 +8,6 @@ mod pace;
 mod sent;
 mod watch;
 
-pub use client::{ApiServer, ClientError, client, configure};
+pub use client::{ApiServer, ClientError, LastHeard, client, configure};
 pub use dial::known_addresses;
 pub use watch::watch;

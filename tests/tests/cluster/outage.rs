@@ -1,6 +1,7 @@
 //! The API server goes away under a running agent, and comes back.
 
 use cproxy_tests::manifest::{Service, Slice};
+use cproxy_tests::process::{cproxy, eventually};
 use cproxy_tests::sandbox::Sandbox;
 
 use crate::client::while_a_client_connects;
@@ -29,6 +30,11 @@ fn an_outage_of_the_api_server_changes_nothing_and_is_survived() {
             agent.wait_log(&format!("{resource} at https://192.0.2.1:6443"), PATIENCE);
         }
         cluster.assert_table(&rows);
+        let silence =
+            || cproxy(&sandbox, &["get", "counters", "-o", "json"]).json()["api_server_silent_seconds"].as_u64();
+        eventually(PATIENCE, "the silence is counted", || {
+            silence().filter(|seconds| *seconds >= 2).ok_or_else(|| format!("{:?}", silence()))
+        });
         assert!(agent.is_ready(), "what is in force is still complete");
 
         cluster.start_api_server();
@@ -41,6 +47,7 @@ fn an_outage_of_the_api_server_changes_nothing_and_is_survived() {
             "UDP 10.96.0.11:80 10.244.0.2:5353 10.244.0.3:5353",
             "TCP 10.96.0.12:80 refuse",
         ]);
+        assert!(silence().is_some_and(|seconds| seconds < PATIENCE.as_secs()), "it has answered again");
         cluster.delete("Service", "web");
         cluster.expect(&[rows[0], rows[1], "TCP 10.96.0.12:80 refuse"]);
     });
