@@ -228,19 +228,14 @@ extern "C" fn cproxy_put(
     0
 }
 
-/// The slot of the backend that the socket has for this VIP according to `UDP_FLOWS`, if that still serves.
+/// The slot of the backend that the socket has for this VIP according to `UDP_FLOWS`, if that still serves; or
+/// [`NOWHERE`].
 #[inline(always)]
-pub(crate) fn overflowed_to(
-    ctx: &SockAddrContext,
-    state: &mut UdpState,
-    vip: &Endpoint,
-    service: &Service,
-) -> Option<u32> {
+pub(crate) fn overflowed_to(ctx: &SockAddrContext, state: &mut UdpState, vip: &Endpoint, service: &Service) -> u32 {
     if state.flags & UDP_HAS_OVERFLOWED == 0 {
-        return None;
+        return NOWHERE;
     }
-    let slot = cproxy_overflow_to(cookie(ctx), vip, service.word(), state);
-    (slot != NOWHERE).then_some(slot)
+    cproxy_overflow_to(cookie(ctx), vip, service.word(), state)
 }
 
 #[unsafe(no_mangle)]

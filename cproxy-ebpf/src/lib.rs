@@ -6,7 +6,7 @@
 //! an agent never writes into maps that older programs read.
 //!
 //! ```text
-//! written by the agent
+//! written by the agent; the first three are maps of one map, so that it can be replaced by one of another size
 //! FRONTENDS    hash        FrontendKey  -> SetId
 //! SETS         array       SetId        -> Set           (a word that is switched atomically, and session affinity)
 //! BACKENDS     array       slot         -> Backend
@@ -21,19 +21,26 @@
 //! ```
 #![no_std]
 
-/// Version of everything in this file; part of the pin path (`<pin-dir>/v2`).
-pub const LAYOUT_VERSION: u32 = 3;
+/// Version of everything in this file; part of the pin path (`<pin-dir>/v4`).
+pub const LAYOUT_VERSION: u32 = 4;
 
-/// Most frontends (address, port, protocol) that `FRONTENDS` holds.
-pub const FRONTENDS_MAX: u32 = 65_536;
-/// Most sets that `SETS` holds.
-pub const SETS_MAX: u32 = 65_536;
-/// Most backend slots that `BACKENDS` holds.
-pub const BACKENDS_MAX: u32 = 262_144;
+/// Room in `FRONTENDS` when it is smallest. The agent replaces each of the three maps by a larger or a smaller one as the
+/// data grows and shrinks, so real clusters meet neither this number nor [`FRONTENDS_MAX`].
+pub const FRONTENDS_MIN: u32 = 256;
+/// Most frontends (address, port, protocol) that the agent puts into `FRONTENDS`.
+pub const FRONTENDS_MAX: u32 = 262_144;
+/// Room in `SETS` when it is smallest.
+pub const SETS_MIN: u32 = 256;
+/// Most sets in `SETS`.
+pub const SETS_MAX: u32 = 262_144;
+/// Room in `BACKENDS` when it is smallest.
+pub const BACKENDS_MIN: u32 = 1_024;
+/// Most slots in `BACKENDS`: 96 MiB of them.
+pub const BACKENDS_MAX: u32 = 4_194_304;
 /// Most clients with session affinity that `AFFINITY` holds; beyond them, who has been idle longest is forgotten.
-pub const AFFINITY_MAX: u32 = 4_096;
+pub const AFFINITY_MAX: u32 = 512;
 /// Most entries of `UDP_FLOWS`; each flow takes two.
-pub const UDP_FLOWS_MAX: u32 = 4_096;
+pub const UDP_FLOWS_MAX: u32 = 1_024;
 
 /// `IPPROTO_TCP`.
 pub const PROTOCOL_TCP: u8 = 6;
@@ -616,20 +623,20 @@ mod tests {
                 offset_of!(Settings, excluded_uids),
                 offset_of!(Settings, excluded_ports),
             ],
-            [FRONTENDS_MAX, SETS_MAX, BACKENDS_MAX, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX],
+            [FRONTENDS_MIN, SETS_MIN, BACKENDS_MIN, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX],
             [SetWord::new(0x0102_0304, 0x0506, 0x0708, true).0, Affinity::new(1, 2).0, AffinityEntry::new(1, 2).0],
             [digest(&[1, 2, 3, 4], 5), digest(&v4_mapped(6), 7)],
             [filter_bit(&v4_mapped(0x0102_0304)), filter_bit(&[1, 2, 3, 4])],
         );
         let expected = (
-            3,
+            4,
             [0, 16, 18],
             [0, 16, 20],
             [0, 16, 32],
             [34, 36, 4],
             [12, 68, 96],
             [40, 104, 136],
-            [65_536, 65_536, 262_144, 4_096, 4_096, 7],
+            [256, 256, 1_024, 512, 1_024, 7],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
             [1_882_088_029, 687_999_930],
             [1 << 46, 1 << 36],

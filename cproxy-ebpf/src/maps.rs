@@ -1,24 +1,30 @@
 //! The maps. Layouts are in the library half of this crate.
 
 use aya_ebpf::{
-    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, PerCpuArray, SkStorage},
     macros::btf_map,
 };
 use cproxy_ebpf::{
-    AFFINITY_MAX, AffinityKey, BACKENDS_MAX, Backend, COUNTERS_MAX, Counter, FRONTENDS_MAX, FlowKey, FlowValue,
-    FrontendKey, SETS_MAX, Set, SetId, Settings, SocketState, UDP_FLOWS_MAX, UdpState,
+    AFFINITY_MAX, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, Counter, FRONTENDS_MIN, FlowKey, FlowValue,
+    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, UDP_FLOWS_MAX, UdpState,
 };
 
-#[btf_map]
-pub(crate) static FRONTENDS: HashMap<FrontendKey, SetId, { FRONTENDS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
-    HashMap::new();
+/// Mapped into the agent's memory, and as long as the data needs it to be.
+const GROWING_ARRAY: usize = (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize;
 
 #[btf_map]
-pub(crate) static SETS: Array<Set, { SETS_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
+pub(crate) static FRONTENDS: ArrayOfMaps<
+    HashMap<FrontendKey, SetId, { FRONTENDS_MIN as usize }, { BPF_F_NO_PREALLOC as usize }>,
+    1,
+> = ArrayOfMaps::new();
 
 #[btf_map]
-pub(crate) static BACKENDS: Array<Backend, { BACKENDS_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
+pub(crate) static SETS: ArrayOfMaps<Array<Set, { SETS_MIN as usize }, GROWING_ARRAY>, 1> = ArrayOfMaps::new();
+
+#[btf_map]
+pub(crate) static BACKENDS: ArrayOfMaps<Array<Backend, { BACKENDS_MIN as usize }, GROWING_ARRAY>, 1> =
+    ArrayOfMaps::new();
 
 #[btf_map]
 pub(crate) static SETTINGS: Array<Settings, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
@@ -37,11 +43,6 @@ pub(crate) static AFFINITY: LruHashMap<AffinityKey, u64, { AFFINITY_MAX as usize
 
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, { COUNTERS_MAX as usize }> = PerCpuArray::new();
-
-/// Read by no program: the agent updates it to wait for a grace period, which the kernel grants with every update of a
-/// map of maps.
-#[btf_map]
-static BARRIER: ArrayOfMaps<Array<u32, 1>, 1> = ArrayOfMaps::new();
 
 /// Counts one more. Programs of one CPU may interrupt each other between the read and the write; what is lost then is
 /// one count.

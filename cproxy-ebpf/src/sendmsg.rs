@@ -13,7 +13,7 @@ use crate::{
     maps::count,
     peer::{self, is_for, is_untranslated},
     sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
-    table::{Service, backend, cproxy_flow_serves, look_up, may_be_service},
+    table::{NOWHERE, Service, backend, cproxy_flow_serves, look_up, may_be_service},
 };
 
 #[cgroup_sock_addr(sendmsg4)]
@@ -89,15 +89,14 @@ fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, service: &Servic
         count(Counter::StateLost);
         return service.deny();
     };
-    if let Some(slot) = flows::overflowed_to(ctx, state, vip, service) {
-        let Some(backend) = backend(slot) else { return service.deny() };
-        return rewrite::<F>(ctx, &backend.address, backend.port);
-    }
-    let slot = service.choose_beside(ctx, state);
+    let known = flows::overflowed_to(ctx, state, vip, service);
+    let slot = if known == NOWHERE { service.choose_beside(ctx, state) } else { known };
     let Some(backend) = backend(slot) else { return service.deny() };
-    let (vip_port, backend_port) = (vip.port, backend.port);
-    let flow = Translation { vip: vip.address, backend: backend.address, vip_port, backend_port, slot };
-    flows::remember(ctx, state, &flow, service);
-    count(Counter::Forwarded);
-    rewrite::<F>(ctx, &flow.backend, backend_port)
+    if known == NOWHERE {
+        let (vip_port, backend_port) = (vip.port, backend.port);
+        let flow = Translation { vip: vip.address, backend: backend.address, vip_port, backend_port, slot };
+        flows::remember(ctx, state, &flow, service);
+        count(Counter::Forwarded);
+    }
+    rewrite::<F>(ctx, &backend.address, backend.port)
 }

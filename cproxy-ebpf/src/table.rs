@@ -75,7 +75,7 @@ fn epoch() -> u32 {
 /// The Service that has this set now.
 #[inline(always)]
 fn service(set: SetId, epoch: u32) -> Service {
-    let Some(element) = SETS.get_ptr(set) else { return NONE };
+    let Some(element) = SETS.get_value_ptr_mut(0, &set) else { return NONE };
     // SAFETY: a live element; volatile makes each the one 64-bit load that pairs with the agent's 64-bit store.
     unsafe {
         Service {
@@ -105,11 +105,13 @@ pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoin
     1
 }
 
-/// Whether the translation's backend is in this slot.
-#[inline(always)]
-fn is_at(slot: u32, translation: &Translation) -> bool {
-    let Some(found) = BACKENDS.get(slot) else { return false };
-    is_same(&found.address, found.port, &translation.backend, translation.backend_port)
+/// 1 if the translation's backend is in this slot.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_is_at(slot: u32, translation: *const Translation) -> u32 {
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let (Some(translation), Some(found)) = (unsafe { translation.as_ref() }, backend(slot)) else { return 0 };
+    is_same(&found.address, found.port, &translation.backend, translation.backend_port) as u32
 }
 
 /// The set of a destination, or [`SET_NONE`].
@@ -119,11 +121,12 @@ extern "C" fn cproxy_set_of(destination: *const Endpoint, protocol: u32) -> SetI
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(to) = (unsafe { destination.as_ref() }) else { return SET_NONE };
     let mut key = FrontendKey { address: to.address, port: to.port, protocol: protocol as u8, zero: 0 };
-    let mut set = FRONTENDS.get_ptr(&key);
+    let Some(frontends) = FRONTENDS.get(0) else { return SET_NONE };
+    let mut set = frontends.get_ptr(&key);
     // A ClusterIP refuses on ports that its Services do not have.
     if set.is_none() && !(protocol == PROTOCOL_UDP as u32 && is_probe(to.port)) {
         (key.port, key.protocol) = (0, PROTOCOL_ANY);
-        set = FRONTENDS.get_ptr(&key);
+        set = frontends.get_ptr(&key);
     }
     match set {
         // SAFETY: the helper returned a pointer to a live value of that size.
@@ -254,8 +257,8 @@ extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, affinity: u64, ne
     let first = cproxy_any(word);
     let word = SetWord(word);
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
-    let (Some(flows), Some(backend)) = (unsafe { flows.as_ref() }, BACKENDS.get(first)) else { return first };
-    if cproxy_position(&flows.backends, flow_digest(backend.digest)) == FLOWS_PER_SOCKET as u32 {
+    let Some(flows) = (unsafe { flows.as_ref() }) else { return first };
+    if cproxy_position(&flows.backends, flow_digest(cproxy_digest_at(first))) == FLOWS_PER_SOCKET as u32 {
         return first;
     }
     // Whether the next one is free is not asked: of two VIPs with two backends it is.
@@ -272,7 +275,7 @@ pub(crate) extern "C" fn cproxy_has(word: u64, translation: *mut Translation) ->
     let Some(translation) = (unsafe { translation.as_mut() }) else { return 0 };
     let (first, total) = (word.first_slot(), word.eligible() + word.serving());
     // What is where it was last is found without a search.
-    if translation.slot.wrapping_sub(first) < total && is_at(translation.slot, translation) {
+    if translation.slot.wrapping_sub(first) < total && cproxy_is_at(translation.slot, translation) != 0 {
         return 1;
     }
     cproxy_find_again(word.0, translation)
@@ -292,7 +295,7 @@ extern "C" fn cproxy_find_again(word: u64, translation: *mut Translation) -> u32
     }
     translation.slot = slot;
     // Of two with the same digest the first is found; a flow to the other one moves. That takes one chance in 2^32.
-    is_at(slot, translation) as u32
+    cproxy_is_at(slot, translation)
 }
 
 /// How far from where it should be a backend is looked for, in powers of two. Digests are spread evenly: of
@@ -326,7 +329,7 @@ extern "C" fn cproxy_search(first_slot: u32, count: u32, digest: u32, low: u32, 
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_digest_at(slot: u32) -> u32 {
-    BACKENDS.get(slot).map_or(u32::MAX, |backend| backend.digest)
+    backend(slot).map_or(u32::MAX, |backend| backend.digest)
 }
 
 /// The slot of the client's backend. Each change of an entry is one compare-and-exchange, so of two threads of one client
@@ -338,8 +341,7 @@ extern "C" fn cproxy_affine(word: u64, affinity: u64, netns_cookie: u64) -> u32 
     // SAFETY: a helper without arguments.
     let now = affinity_time(unsafe { bpf_ktime_get_ns() });
     let any = cproxy_any(word.0);
-    let Some(backend) = BACKENDS.get(any) else { return NOWHERE };
-    let new = AffinityEntry::new(backend.digest, now);
+    let new = AffinityEntry::new(cproxy_digest_at(any), now);
     let key = AffinityKey { id: affinity.id(), zero: 0, netns_cookie };
     if AFFINITY.get_ptr(&key).is_none() && AFFINITY.insert(&key, new.0, NOEXIST).is_ok() {
         return any;
@@ -384,5 +386,5 @@ fn exchange(entry: *mut u64, expected: AffinityEntry, new: AffinityEntry) -> Aff
 /// The backend in a slot. There is none only for a program that was stopped for so long that the table was replaced.
 #[inline(always)]
 pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
-    BACKENDS.get(slot)
+    BACKENDS.get_value(0, &slot)
 }

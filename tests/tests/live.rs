@@ -373,7 +373,7 @@ fn the_hooks_outlive_the_agent_and_a_new_agent_takes_over() {
 #[test]
 fn cleanup_removes_what_is_ours_and_nothing_else() {
     let mut live = Live::start();
-    let foreign = live.sandbox.pin_dir().join("v3/somebody_elses");
+    let foreign = live.sandbox.pin_dir().join("v4/somebody_elses");
     let mut map = aya::maps::Array::<aya::maps::MapData, u32>::create(1, 0).unwrap();
     map.set(0, 1, 0).unwrap();
     map.pin(&foreign).unwrap();

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{Array, HashMap, Map, MapData, SkStorage};
+use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
 use cproxy::{
     bpf::{PinDir, Table},
     model::Backend,
@@ -311,8 +311,11 @@ fn a_backend_that_still_serves_keeps_its_sockets() {
     let sockets: Vec<_> = FORMS.into_iter().flat_map(|form| [1, 2, 3].map(|pod| (form, pod))).collect();
     let sockets: Vec<_> = sockets.into_iter().map(|(form, pod)| stale.translated_udp(form, pod)).collect();
     let map = |name: &str| MapData::from_pin(stale.pins.object(name)).unwrap();
-    let frontends = HashMap::<_, FrontendKey, u32>::try_from(Map::HashMap(map("FRONTENDS"))).unwrap();
-    let mut sets = Array::<_, Set>::try_from(Map::Array(map("SETS"))).unwrap();
+    let of_maps = |name| Map::ArrayOfMaps(map(name));
+    let frontends: ArrayOfMaps<_, HashMap<MapData, FrontendKey, u32>> = of_maps("FRONTENDS").try_into().unwrap();
+    let frontends = frontends.get(&0, 0).unwrap();
+    let sets: ArrayOfMaps<_, Array<MapData, Set>> = of_maps("SETS").try_into().unwrap();
+    let mut sets = sets.get(&0, 0).unwrap();
     let mut rewrite = |rewritten: fn(SetWord) -> SetWord| {
         for (_, set) in frontends.iter().map(Result::unwrap) {
             let now = sets.get(&set, 0).unwrap();
@@ -544,7 +547,7 @@ fn this_kernel_can_do_everything() {
 fn without_a_table_there_is_no_pass() {
     let sandbox = Sandbox::new("cproxy-test");
     let error = pass(&PinDir::new(&sandbox.pin_dir()), Mode::Udp).unwrap_err().to_string();
-    assert!(error.starts_with("cannot tell stale sockets: cannot open ") && error.contains("FRONTENDS"), "{error}");
+    assert!(error.starts_with("cannot tell stale sockets: cannot use ") && error.contains("FRONTENDS"), "{error}");
 }
 
 /// A UDP socket that has connected to the VIP while `pod` was the only backend.

@@ -16,7 +16,7 @@ use crate::{
     admin::Question,
     bpf::{self, PinDir},
     k8s::LastHeard,
-    model::{Event, Exclusions, Op, Problem, Store, Table},
+    model::{Event, Exclusions, Limits, Op, Problem, Room, Store, Table},
     report::ReportRow,
     sockets::Mode,
 };
@@ -29,6 +29,10 @@ const DELAY_MAX: Duration = Duration::from_millis(10);
 const RETRIES_MAX: usize = 8;
 /// After a failed write the table is read back and written anew, no more often than this.
 const RETRY: Duration = Duration::from_secs(1);
+/// Maps that are mostly empty are replaced by smaller ones after this.
+const SPARSE_MAX: Duration = Duration::from_secs(10);
+/// Where there was no memory for a larger map, it is tried again after this.
+const NO_MEMORY_PAUSE: Duration = Duration::from_secs(30);
 
 /// What the next write is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +52,10 @@ pub(super) struct Follower {
     maps: bpf::Table,
     run_dir: RunDir,
     state: State,
+    /// How far the maps may grow: not at all for a while after there was no memory for it.
+    limits: Limits,
+    grows_again_at: Option<Instant>,
+    compacts_at: Option<Instant>,
     is_ready: bool,
     started: Instant,
     reported: BTreeSet<Problem>,
@@ -68,6 +76,9 @@ impl Follower {
             maps,
             run_dir,
             state: State::FirstSync,
+            limits: bpf::Table::LIMITS,
+            grows_again_at: None,
+            compacts_at: None,
             is_ready: false,
             started,
             reported: BTreeSet::new(),
@@ -112,6 +123,14 @@ impl Follower {
     fn gauges(&self) -> Vec<(&'static str, u64)> {
         let mut gauges = Vec::from(self.gauges.read());
         gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().count() as u64));
+        let (used, room) = (self.table.used(), self.maps.room());
+        gauges.extend([
+            ("frontends", used.frontends.into()),
+            ("frontends_room", room.frontends.into()),
+            ("backends", used.slots.into()),
+            ("backends_room", room.slots.into()),
+            ("services_without_room", self.table.without_room() as u64),
+        ]);
         gauges.extend(self.heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }
@@ -123,7 +142,7 @@ impl Follower {
         mut questions: mpsc::Receiver<Question>,
     ) -> Result<(), AgentError> {
         loop {
-            let state = self.state;
+            let wake = self.wake();
             tokio::select! {
                 batch = events.recv() => {
                     let Some(batch) = batch else { return self.source_ended(questions).await };
@@ -132,7 +151,7 @@ impl Follower {
                     self.write()?;
                 }
                 Some(question) = questions.recv() => self.answer(question),
-                () = until_retry(state) => self.write()?,
+                () = until(wake) => self.write()?,
             }
         }
     }
@@ -165,24 +184,61 @@ impl Follower {
 
     /// Brings the kernel up to the store, once that is complete.
     fn write(&mut self) -> Result<(), AgentError> {
-        let is_waiting = matches!(self.state, State::InDoubt { retry_at } if Instant::now() < retry_at);
+        let now = Instant::now();
+        if self.grows_again_at.is_some_and(|at| at <= now) {
+            (self.limits, self.grows_again_at) = (bpf::Table::LIMITS, None);
+            self.state = State::InDoubt { retry_at: now };
+        }
+        let is_waiting = matches!(self.state, State::InDoubt { retry_at } if now < retry_at);
         if !self.store.is_complete() || is_waiting {
             return Ok(());
         }
-        match self.write_now() {
+        match self.write_now().and_then(|()| self.compact(now)) {
             Ok(()) => self.written(),
+            Err(error @ bpf::TableError::NoMemory { .. }) => {
+                tracing::error!(
+                    "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
+                );
+                let Room { frontends, sets, slots } = self.maps.room();
+                self.limits = Limits { frontends, sets: sets.saturating_sub(1), slots, ..self.limits };
+                self.grows_again_at = Some(now + NO_MEMORY_PAUSE);
+                self.state = State::InDoubt { retry_at: now };
+                Ok(())
+            }
             Err(error) => {
                 tracing::error!("{error}; the table is read back and written anew in {RETRY:?}");
-                self.state = State::InDoubt { retry_at: Instant::now() + RETRY };
+                self.state = State::InDoubt { retry_at: now + RETRY };
                 Ok(())
             }
         }
     }
 
+    /// Gives the memory back of maps that have been mostly empty for a while.
+    fn compact(&mut self, now: Instant) -> Result<(), bpf::TableError> {
+        match self.compacts_at {
+            Some(at) if at > now => {}
+            Some(_) => {
+                self.compacts_at = None;
+                self.maps.apply(&self.table.compact())?;
+            }
+            None => self.compacts_at = self.table.is_sparse().then(|| now + SPARSE_MAX),
+        }
+        Ok(())
+    }
+
+    /// When there is something to do without an event.
+    fn wake(&self) -> Option<Instant> {
+        let retry_at = match self.state {
+            State::InDoubt { retry_at } => Some(retry_at),
+            State::FirstSync | State::Following => None,
+        };
+        [retry_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
+    }
+
     fn write_now(&mut self) -> Result<(), bpf::TableError> {
         let dirty = self.store.take_dirty();
         if let State::InDoubt { .. } = self.state {
-            self.table = Table::new(bpf::Table::LIMITS, self.maps.read()?);
+            self.table = Table::new(self.limits, self.maps.read()?);
         }
         let ops = match self.state {
             State::Following => self.table.update(&self.store, dirty),
@@ -239,10 +295,10 @@ async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut take: impl FnMut(Ve
     }
 }
 
-async fn until_retry(state: State) {
-    match state {
-        State::InDoubt { retry_at } => tokio::time::sleep_until(retry_at).await,
-        State::FirstSync | State::Following => std::future::pending().await,
+async fn until(wake: Option<Instant>) {
+    match wake {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -19,6 +19,7 @@ use aya::{
 };
 
 use super::{
+    growing::{self, Growing},
     pins::PinDir,
     probe::Features,
     root_cause,
@@ -149,6 +150,10 @@ fn install_all(
     let mut counts = Vec::new();
     for program in Program::ALL {
         counts.push((program, load(&mut object, program)?));
+    }
+    for kind in [growing::FRONTENDS, growing::SETS, growing::BACKENDS] {
+        made.0.extend(kind.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
+        Growing::prepare(pins, kind).map_err(|error| InstallError::Object(error.to_string()))?;
     }
     for program in Program::ALL {
         attach(find(&mut object, program)?, program, pins, cgroup, made)?;

@@ -10,7 +10,11 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData, MapError, SkStorage};
 use cproxy_ebpf::{Backend, FrontendKey, Set, SetId, SetWord, SocketState, Translation, UdpState};
 
-use super::pins::PinDir;
+use super::{
+    growing::{self, Growing, Kind},
+    pins::PinDir,
+    tables::TableError,
+};
 
 /// Why the maps could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +28,12 @@ pub enum LookupError {
     /// The agent changes one set again and again.
     #[error("SETS changed at each of {TRIES} attempts to read it: try again")]
     Restless,
+    /// The agent has given the table more or less room meanwhile.
+    #[error("the table was replaced while it was read: try again")]
+    Replaced,
+    /// The maps in force could not be found.
+    #[error(transparent)]
+    Table(#[from] TableError),
 }
 
 /// Whether a backend still belongs to a frontend.
@@ -48,6 +58,7 @@ pub struct Lookup {
     frontends: HashMap<MapData, FrontendKey, SetId>,
     sets: Array<MapData, Set>,
     backends: Array<MapData, Backend>,
+    outer: [(Growing, u32); 3],
 }
 
 impl Lookup {
@@ -56,11 +67,10 @@ impl Lookup {
     /// # Errors
     /// A map is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, LookupError> {
-        Ok(Self {
-            frontends: open(pins, "FRONTENDS", Map::HashMap)?,
-            sets: open(pins, "SETS", Map::Array)?,
-            backends: open(pins, "BACKENDS", Map::Array)?,
-        })
+        let (frontends, of_frontends) = open_growing(pins, growing::FRONTENDS, Map::HashMap)?;
+        let (sets, of_sets) = open_growing(pins, growing::SETS, Map::Array)?;
+        let (backends, of_backends) = open_growing(pins, growing::BACKENDS, Map::Array)?;
+        Ok(Self { frontends, sets, backends, outer: [of_frontends, of_sets, of_backends] })
     }
 
     /// The table as of now; each set is read when it is first asked for.
@@ -73,13 +83,21 @@ impl Lookup {
     /// content only after nothing refers to them: what has been read is valid if both references are still the same.
     fn members(&self, frontend: &FrontendKey) -> Result<Option<HashSet<Member>>, LookupError> {
         for _ in 0..TRIES {
-            let Some(reference) = self.reference(frontend)? else { return Ok(None) };
+            let Some(reference) = self.reference(frontend)? else { break };
             let members = self.backends_of(reference.1);
             if self.reference(frontend)? == Some(reference) {
+                self.check_current()?;
                 return members.map(Some);
             }
         }
-        Err(LookupError::Restless)
+        self.check_current()?;
+        self.reference(frontend)?.map_or(Ok(None), |_| Err(LookupError::Restless))
+    }
+
+    /// What has been read is as old as the maps that it was read from.
+    fn check_current(&self) -> Result<(), LookupError> {
+        let is_current = self.outer.iter().all(|(outer, id)| outer.is_current(*id));
+        if is_current { Ok(()) } else { Err(LookupError::Replaced) }
     }
 
     fn reference(&self, frontend: &FrontendKey) -> Result<Option<(SetId, SetWord)>, LookupError> {
@@ -165,6 +183,17 @@ fn found<T>(state: Result<T, MapError>) -> io::Result<Option<T>> {
         Err(MapError::KeyNotFound) => Ok(None),
         Err(error) => Err(io::Error::other(super::root_cause(&error))),
     }
+}
+
+fn open_growing<M: TryFrom<Map, Error = MapError>>(
+    pins: &PinDir,
+    kind: Kind,
+    typed: fn(MapData) -> Map,
+) -> Result<(M, (Growing, u32)), LookupError> {
+    let outer = Growing::open(pins, kind)?;
+    let current = outer.current()?;
+    let map = M::try_from(typed(current.map)).map_err(|error| LookupError::Open(pins.object(kind.name), error))?;
+    Ok((map, (outer, current.id)))
 }
 
 fn open<M: TryFrom<Map, Error = MapError>>(

@@ -6,6 +6,7 @@
 mod counters;
 mod environment;
 mod exclusions;
+mod growing;
 mod install;
 mod lookup;
 mod memory_cgroup;

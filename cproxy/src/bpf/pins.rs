@@ -11,12 +11,15 @@ use std::{
 
 use aya::maps::{MapInfo, MapType};
 use cproxy_ebpf::{
-    AFFINITY_MAX, AffinityEntry, AffinityKey, BACKENDS_MAX, Backend, COUNTERS_MAX, FRONTENDS_MAX, FlowKey, FlowValue,
-    FrontendKey, LAYOUT_VERSION, SETS_MAX, Set, SetId, Settings, SocketState, UDP_FLOWS_MAX, UdpState,
+    AFFINITY_MAX, AffinityEntry, AffinityKey, COUNTERS_MAX, FlowKey, FlowValue, LAYOUT_VERSION, Settings, SocketState,
+    UDP_FLOWS_MAX, UdpState,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-use super::syscalls::{link_detach, obj_get};
+use super::{
+    growing::{self, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    syscalls::{link_detach, obj_get},
+};
 
 /// Why the pins cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +47,7 @@ pub enum PinError {
     #[error("{0} is in use by a running cproxy: stop it first or pass another --pin-dir")]
     Locked(PathBuf),
     /// A file could not be used.
-    #[error("{0}: {1}")]
+    #[error("{0}: {1}{hint}", hint = if .1.kind() == io::ErrorKind::PermissionDenied { "; it takes root" } else { "" })]
     Io(PathBuf, io::Error),
     /// A map could not be asked.
     #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
@@ -61,35 +64,17 @@ struct Layout {
     flags: u32,
 }
 
-/// Flags of `BPF_MAP_CREATE` (include/uapi/linux/bpf.h).
-const BPF_F_NO_PREALLOC: u32 = 1;
-const BPF_F_MMAPABLE: u32 = 1 << 10;
+impl Layout {
+    /// Of a map that holds one other map.
+    const fn of_maps(name: &'static str) -> Self {
+        Self { name, map_type: MapType::ArrayOfMaps, key_bytes: 4, value_bytes: 4, entries: 1, flags: 0 }
+    }
+}
 
 const LAYOUTS: [Layout; 9] = [
-    Layout {
-        name: "FRONTENDS",
-        map_type: MapType::Hash,
-        key_bytes: size_of::<FrontendKey>() as u32,
-        value_bytes: size_of::<SetId>() as u32,
-        entries: FRONTENDS_MAX,
-        flags: BPF_F_NO_PREALLOC,
-    },
-    Layout {
-        name: "SETS",
-        map_type: MapType::Array,
-        key_bytes: 4,
-        value_bytes: size_of::<Set>() as u32,
-        entries: SETS_MAX,
-        flags: BPF_F_MMAPABLE,
-    },
-    Layout {
-        name: "BACKENDS",
-        map_type: MapType::Array,
-        key_bytes: 4,
-        value_bytes: size_of::<Backend>() as u32,
-        entries: BACKENDS_MAX,
-        flags: BPF_F_MMAPABLE,
-    },
+    Layout::of_maps(growing::FRONTENDS.name),
+    Layout::of_maps(growing::SETS.name),
+    Layout::of_maps(growing::BACKENDS.name),
     Layout {
         name: "SETTINGS",
         map_type: MapType::Array,
@@ -140,9 +125,6 @@ const LAYOUTS: [Layout; 9] = [
     },
 ];
 
-/// The map that is only there to wait with; see `Table::drain`.
-const BARRIER: &str = "BARRIER";
-
 /// A pin directory.
 #[derive(Clone, Debug)]
 pub struct PinDir {
@@ -174,9 +156,15 @@ impl PinDir {
         self.versioned().join(name)
     }
 
-    /// The names of the maps.
+    /// The names of the maps that the programs name.
     pub(super) fn map_names() -> impl Iterator<Item = &'static str> {
-        LAYOUTS.iter().map(|layout| layout.name).chain([BARRIER])
+        LAYOUTS.iter().map(|layout| layout.name)
+    }
+
+    /// Whether we pin something under this name.
+    fn is_ours(name: &str, links: &[&str]) -> bool {
+        let mut inner = [&growing::FRONTENDS, &growing::SETS, &growing::BACKENDS].into_iter().flat_map(|map| map.pins);
+        links.contains(&name) || Self::map_names().any(|map| map == name) || inner.any(|pin| pin == name)
     }
 
     /// Makes the versioned directory and becomes the only agent on it.
@@ -204,8 +192,8 @@ impl PinDir {
         if let Some(version) = self.other_layouts()?.into_iter().next() {
             return Err(PinError::OtherLayout(self.dir.clone(), version));
         }
-        let is_missing = |name: &str| !self.object(name).exists();
-        if Self::map_names().any(is_missing) {
+        let pinned = list(&self.versioned())?;
+        if Self::map_names().any(|name| !pinned.iter().any(|pin| pin == name)) {
             return Err(PinError::NotInstalled(self.dir.clone()));
         }
         self.check_maps()
@@ -226,7 +214,7 @@ impl PinDir {
             let mut objects = list(&dir)?;
             objects.sort_by_key(|name| !links.contains(&name.as_str()));
             for name in objects {
-                let is_ours = !own_layout || links.contains(&name.as_str()) || Self::map_names().any(|map| map == name);
+                let is_ours = !own_layout || Self::is_ours(&name, links);
                 let path = dir.join(&name);
                 if is_ours {
                     // Of a map this is an error, and of a link on a cgroup that is gone.

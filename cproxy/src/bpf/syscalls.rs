@@ -11,7 +11,11 @@ use std::{
 };
 
 /// Commands of `bpf(2)` (include/uapi/linux/bpf.h, `enum bpf_cmd`).
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_UPDATE: libc::c_long = 29;
@@ -68,16 +72,95 @@ pub(super) fn try_program(attach_type: u32, instructions: &[Instruction]) -> io:
     Ok(())
 }
 
-/// Opens a pinned object.
-pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+/// What a map is like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MapShape {
+    /// `enum bpf_map_type`.
+    pub(super) map_type: u32,
+    pub(super) key_bytes: u32,
+    pub(super) value_bytes: u32,
+    pub(super) entries: u32,
+    pub(super) flags: u32,
+}
+
+/// Makes a map; tools show it under the first 15 bytes of this name.
+pub(super) fn map_create(shape: MapShape, name: &str) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attr {
-        pathname: u64,
-        bpf_fd: u32,
-        file_flags: u32,
+        map_type: u32,
+        key_size: u32,
+        value_size: u32,
+        max_entries: u32,
+        map_flags: u32,
+        inner_map_fd: u32,
+        numa_node: u32,
+        map_name: [u8; 16],
     }
+    let mut map_name = [0; 16];
+    map_name.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
+    let mut attr = Attr {
+        map_type: shape.map_type,
+        key_size: shape.key_bytes,
+        value_size: shape.value_bytes,
+        max_entries: shape.entries,
+        map_flags: shape.flags,
+        inner_map_fd: 0,
+        numa_node: 0,
+        map_name,
+    };
+    let fd = bpf(BPF_MAP_CREATE, &mut attr)?;
+    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[repr(C)]
+struct Element {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// The id of the only map in a map of maps; `None` if it has none.
+pub(super) fn inner_map_id(outer: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let (key, mut id) = (0u32, 0u32);
+    let (key, value) = ((&raw const key) as u64, (&raw mut id) as u64);
+    let mut attr = Element { map_fd: outer.as_raw_fd() as u32, padding: 0, key, value, flags: 0 };
+    match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+        Ok(_) => Ok(Some(id)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Puts a map into a map of maps, in the place of the one that is there. When it returns, no program uses that one any more:
+/// the kernel waits for all that run (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
+pub(super) fn set_inner_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
+    let (key, fd) = (0u32, inner.as_raw_fd() as u32);
+    let (key, value) = ((&raw const key) as u64, (&raw const fd) as u64);
+    let mut attr = Element { map_fd: outer.as_raw_fd() as u32, padding: 0, key, value, flags: 0 };
+    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+#[repr(C)]
+struct Object {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+/// Pins an object.
+pub(super) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let mut attr = Attr { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
+    let mut attr = Object { pathname: path.as_ptr() as u64, bpf_fd: object.as_raw_fd() as u32, file_flags: 0 };
+    bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Opens a pinned object.
+pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = Object { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
     let fd = bpf(BPF_OBJ_GET, &mut attr)?;
     // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -9,18 +9,22 @@ use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, MapError, SkStorage};
+use aya::maps::{HashMap, Map, MapData, MapError, SkStorage};
 use cproxy_ebpf::{
-    Affinity as AffinityWord, BACKENDS_MAX, Backend as BackendSlot, ExcludedCgroup as CgroupSlot, FRONTENDS_MAX,
-    FrontendKey, PROTOCOL_ANY, PROTOCOL_TCP, PROTOCOL_UDP, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX,
-    SOCKET_UNTRANSLATED, Set, SetId, SetWord, Settings, SocketState, digest, filter_bit,
+    Affinity as AffinityWord, BACKENDS_MAX, BACKENDS_MIN, Backend as BackendSlot, ExcludedCgroup as CgroupSlot,
+    FRONTENDS_MAX, FRONTENDS_MIN, FrontendKey, PROTOCOL_ANY, PROTOCOL_TCP, PROTOCOL_UDP, SET_BACKENDS_MAX,
+    SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN, SOCKET_UNTRANSLATED, Set, SetId, SetWord, Settings, SocketState, digest,
+    filter_bit,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::pins::PinDir;
+use super::{
+    growing::{self, Growing},
+    pins::PinDir,
+};
 use crate::model::{
     Address, Affinity, Backend, ExcludedCgroup, Exclusions, Filter, Frontend, KernelSet, KernelTable, Limits, Members,
-    Op, Protocol,
+    Op, Protocol, Room,
 };
 
 /// Why the table could not be read or written.
@@ -29,9 +33,28 @@ pub enum TableError {
     /// A map could not be opened.
     #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
     Open(PathBuf, MapError),
+    /// A pinned object could not be used.
+    #[error("cannot use {0}: {1}")]
+    Pin(PathBuf, io::Error),
+    /// There is no memory for a map of this size.
+    #[error("cannot make {map} with room for {entries}: {error}")]
+    NoMemory {
+        /// Its name.
+        map: &'static str,
+        /// Its size.
+        entries: u32,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// There is no descriptor left.
+    #[error("cannot duplicate a descriptor: {0}")]
+    Descriptor(io::Error),
+    /// The agent replaces maps again and again.
+    #[error("the table was replaced at each of {TRIES} attempts to read it: try again")]
+    Restless,
     /// A map could not be mapped into memory.
     #[error("cannot map {0} into memory: {1}")]
-    Mmap(PathBuf, io::Error),
+    Mmap(&'static str, io::Error),
     /// A write failed; the table is as it was after the write before.
     #[error("cannot write {0}: {1}")]
     Write(String, MapError),
@@ -46,14 +69,19 @@ pub enum TableError {
     OutOfRange(String),
 }
 
+/// How often the table is read before it counts as restless.
+const TRIES: u32 = 100;
+
 /// The open maps.
 pub struct Table {
     frontends: HashMap<MapData, FrontendKey, SetId>,
     sets: Mapped,
     backends: Mapped,
     settings: Mapped,
-    barrier: ArrayOfMaps<MapData, Array<MapData, u32>>,
-    barrier_inner: Array<MapData, u32>,
+    room: Room,
+    /// Through these the programs find the first three: `FRONTENDS`, `SETS`, `BACKENDS`.
+    outer: [Growing; 3],
+    ids: [u32; 3],
 }
 
 /// An array map's memory, shared with the kernel.
@@ -61,7 +89,7 @@ pub struct Table {
 struct Mapped {
     address: NonNull<u8>,
     size_bytes: usize,
-    _map: MapData,
+    map: MapData,
 }
 
 impl Table {
@@ -71,6 +99,7 @@ impl Table {
         // Set 0 is that of keys without a port.
         sets: SETS_MAX - 1,
         slots: BACKENDS_MAX,
+        least: Room { frontends: FRONTENDS_MIN, sets: SETS_MIN, slots: BACKENDS_MIN },
         run_backends: SET_BACKENDS_MAX,
         filter_bit: |address| filter_bit(&address.words()),
     };
@@ -80,17 +109,43 @@ impl Table {
     /// # Errors
     /// A map is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, TableError> {
-        let error = |name: &str, error| TableError::Open(pins.object(name), error);
-        let open = |name: &str| MapData::from_pin(pins.object(name)).map_err(|source| error(name, source));
-        let typed = |name: &'static str| move |source| TableError::Open(pins.object(name), source);
+        let outer = |kind| Growing::open(pins, kind);
+        let outer = [outer(growing::FRONTENDS)?, outer(growing::SETS)?, outer(growing::BACKENDS)?];
+        let [of_frontends, of_sets, of_backends] = &outer;
+        let (frontends, sets, backends) = (of_frontends.current()?, of_sets.current()?, of_backends.current()?);
+        let settings = pins.object("SETTINGS");
+        let open_settings = MapData::from_pin(&settings).map_err(|error| TableError::Open(settings, error))?;
         Ok(Self {
-            frontends: HashMap::try_from(Map::HashMap(open("FRONTENDS")?)).map_err(typed("FRONTENDS"))?,
-            sets: Mapped::new(pins, "SETS", SETS_MAX as usize * size_of::<Set>())?,
-            backends: Mapped::new(pins, "BACKENDS", BACKENDS_MAX as usize * size_of::<BackendSlot>())?,
-            settings: Mapped::new(pins, "SETTINGS", size_of::<Settings>())?,
-            barrier: ArrayOfMaps::try_from(Map::ArrayOfMaps(open("BARRIER")?)).map_err(typed("BARRIER"))?,
-            barrier_inner: Array::create(1, 0).map_err(typed("BARRIER"))?,
+            room: Room { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
+            ids: [frontends.id, sets.id, backends.id],
+            frontends: typed(frontends.map)?,
+            sets: Mapped::new(sets.map, "SETS", sets.entries as usize * size_of::<Set>())?,
+            backends: Mapped::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
+            settings: Mapped::new(open_settings, "SETTINGS", size_of::<Settings>())?,
+            outer,
         })
+    }
+
+    /// The table as it is now, read by somebody who is not the agent.
+    ///
+    /// # Errors
+    /// A map is missing or may not be used.
+    pub fn snapshot(pins: &PinDir) -> Result<KernelTable, TableError> {
+        for _ in 0..TRIES {
+            let table = Self::open(pins)?;
+            let read = table.read()?;
+            // Ids of sets belong to the maps that they were read from.
+            if table.outer.iter().zip(table.ids).all(|(outer, id)| outer.is_current(id)) {
+                return Ok(read);
+            }
+        }
+        Err(TableError::Restless)
+    }
+
+    /// How much the maps can hold now.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.room
     }
 
     /// Reads the whole table back. What points outside the maps is left out: it is then written anew.
@@ -98,7 +153,7 @@ impl Table {
     /// # Errors
     /// `FRONTENDS` could not be read.
     pub fn read(&self) -> Result<KernelTable, TableError> {
-        let mut table = KernelTable { filter: self.filter(), ..KernelTable::default() };
+        let mut table = KernelTable { filter: self.filter(), room: self.room, ..KernelTable::default() };
         for entry in self.frontends.iter() {
             let (key, set) = entry.map_err(|error| TableError::Read("FRONTENDS", error))?;
             if key.protocol == PROTOCOL_ANY {
@@ -153,15 +208,49 @@ impl Table {
             Op::RaiseEpoch => self.raise_epoch(),
             Op::SetSeed(seed) => self.store_setting(offset_of!(Settings, seed), *seed),
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
-            Op::Drain => self.drain().map_err(failed(&"BARRIER")),
+            Op::ReplaceFrontends { room, frontends, addresses } => self.replace_frontends(*room, frontends, addresses),
+            Op::ResizeSets(room) => {
+                let ([_, outer, _], [_, id, _]) = (&self.outer, &mut self.ids);
+                (self.sets, *id) = resized(outer, &self.sets, *room)?;
+                self.room.sets = *room;
+                Ok(())
+            }
+            Op::ResizeBackends(room) => {
+                let ([.., outer], [.., id]) = (&self.outer, &mut self.ids);
+                (self.backends, *id) = resized(outer, &self.backends, *room)?;
+                self.room.slots = *room;
+                Ok(())
+            }
+            Op::Drain => self.drain(),
         }
     }
 
-    /// Waits until every program that runs now has ended. The kernel does so after each update of a map of maps
-    /// (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`), on every number of CPUs; `membarrier(MEMBARRIER_CMD_GLOBAL)`
-    /// does not wait where only one CPU is online (kernel/sched/membarrier.c).
-    fn drain(&mut self) -> Result<(), MapError> {
-        self.barrier.set(0, &self.barrier_inner, 0)
+    fn replace_frontends(
+        &mut self,
+        room: u32,
+        frontends: &[(Frontend, u32)],
+        addresses: &[Address],
+    ) -> Result<(), TableError> {
+        let [outer, ..] = &self.outer;
+        let map = outer.make(room)?;
+        // What has a type keeps its descriptor to itself.
+        let fd = map.fd().as_fd().try_clone_to_owned().map_err(TableError::Descriptor)?;
+        let mut map = typed(map)?;
+        let frontends = frontends.iter().map(|&(frontend, set)| (key(frontend), set));
+        let addresses = addresses.iter().map(|&address| (address_key(address), SET_UNKNOWN_PORT));
+        for (key, set) in frontends.chain(addresses) {
+            map.insert(key, set, 0).map_err(|error| TableError::Write("FRONTENDS".to_owned(), error))?;
+        }
+        let [id, ..] = &mut self.ids;
+        *id = outer.put(fd.as_fd())?;
+        (self.frontends, self.room.frontends) = (map, room);
+        Ok(())
+    }
+
+    /// Waits until every program that runs now has ended.
+    fn drain(&self) -> Result<(), TableError> {
+        let [_, outer, _] = &self.outer;
+        outer.wait_for_programs(&self.sets.map)
     }
 
     fn delete(&mut self, key: &FrontendKey) -> Result<(), MapError> {
@@ -240,7 +329,7 @@ impl Table {
             return Ok(());
         }
         self.set_counts([0; 3])?;
-        self.drain().map_err(|error| TableError::Write("BARRIER".to_owned(), error))?;
+        self.drain()?;
         let uncounted = Settings { excluded_cgroup_count: 0, excluded_uid_count: 0, excluded_port_count: 0, ..wanted };
         // SAFETY: as above; of what a program may read now, every byte keeps its value.
         unsafe { settings.write_volatile(uncounted) };
@@ -305,15 +394,34 @@ fn filled<T: Copy, const MAX: usize>(nobody: T, values: impl Iterator<Item = T>)
     (count, array)
 }
 
+fn typed(map: MapData) -> Result<HashMap<MapData, FrontendKey, SetId>, TableError> {
+    HashMap::try_from(Map::HashMap(map)).map_err(|error| TableError::Read("FRONTENDS", error))
+}
+
+/// An array of another size in the place of one; what fits is copied.
+fn resized(outer: &Growing, old: &Mapped, room: u32) -> Result<(Mapped, u32), TableError> {
+    let (name, map) = (outer.name(), outer.make(room)?);
+    let size_bytes = room as usize * outer.element_bytes();
+    let new = Mapped::new(map, name, size_bytes)?;
+    new.copy_from(old);
+    let id = outer.put(new.map.fd().as_fd())?;
+    Ok((new, id))
+}
+
 impl Mapped {
-    fn new(pins: &PinDir, name: &str, size_bytes: usize) -> Result<Self, TableError> {
-        let map = MapData::from_pin(pins.object(name)).map_err(|error| TableError::Open(pins.object(name), error))?;
+    fn new(map: MapData, name: &'static str, size_bytes: usize) -> Result<Self, TableError> {
         let flags = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let address = unsafe { mmap(std::ptr::null_mut(), size_bytes, flags, MapFlags::SHARED, map.fd().as_fd(), 0) };
-        let address = address.map_err(|error| TableError::Mmap(pins.object(name), error.into()))?;
-        let null = || TableError::Mmap(pins.object(name), io::Error::other("mapped at address 0"));
-        Ok(Self { address: NonNull::new(address.cast()).ok_or_else(null)?, size_bytes, _map: map })
+        let address = address.map_err(|error| TableError::Mmap(name, error.into()))?;
+        let null = || TableError::Mmap(name, io::Error::other("mapped at address 0"));
+        Ok(Self { address: NonNull::new(address.cast()).ok_or_else(null)?, size_bytes, map })
+    }
+
+    fn copy_from(&self, other: &Self) {
+        let size_bytes = self.size_bytes.min(other.size_bytes);
+        // SAFETY: two mappings of at least this size; only the agent writes the other one, and no program sees this one.
+        unsafe { self.address.as_ptr().copy_from_nonoverlapping(other.address.as_ptr(), size_bytes) };
     }
 
     /// A pointer to an element, if it lies in the map.

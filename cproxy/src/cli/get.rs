@@ -45,7 +45,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
-    let kernel = Table::open(pins)?.read()?;
+    let kernel = Table::snapshot(pins)?;
     let mut frontends: Vec<_> = kernel.frontends.into_iter().collect();
     frontends.sort_unstable();
     let names = names(options);

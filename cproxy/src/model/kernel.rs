@@ -63,6 +63,31 @@ pub enum Op {
     SetExclusions(Exclusions),
     /// Wait until every program that runs now has ended.
     Drain,
+    /// Put a map of this size, with this content, in the place of the one that has the frontends; atomic, and as
+    /// [`Op::Drain`] when it is done.
+    ReplaceFrontends {
+        /// Its size.
+        room: u32,
+        /// All frontends and their sets.
+        frontends: Vec<(Frontend, u32)>,
+        /// All addresses that are known as ClusterIPs.
+        addresses: Vec<Address>,
+    },
+    /// Make room for sets with ids below this; those stay as they are. Atomic, and as [`Op::Drain`] when it is done.
+    ResizeSets(u32),
+    /// Make so many backend slots; those that stay keep their content. Atomic, and as [`Op::Drain`] when it is done.
+    ResizeBackends(u32),
+}
+
+/// How much the maps can hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Frontends and addresses together.
+    pub frontends: u32,
+    /// Sets, with the one that unknown ports have: what ids are less than.
+    pub sets: u32,
+    /// Backend slots.
+    pub slots: u32,
 }
 
 /// What a set consists of.
@@ -149,15 +174,17 @@ pub struct ExcludedCgroup {
     pub level: u32,
 }
 
-/// What the maps are like.
+/// How far the maps may grow, and what a set is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Most frontends and addresses together.
     pub frontends: u32,
     /// Most sets; their ids start at 1.
     pub sets: u32,
-    /// Backend slots.
+    /// Most backend slots.
     pub slots: u32,
+    /// No map is made smaller than this.
+    pub least: Room,
     /// Most backends in one run of a set.
     pub run_backends: usize,
     /// Which bit of the filter an address has.
@@ -175,6 +202,8 @@ pub struct KernelTable {
     pub sets: HashMap<u32, KernelSet>,
     /// The filter.
     pub filter: Filter,
+    /// How much the maps can hold now.
+    pub room: Room,
 }
 
 /// A set as read back from the maps.

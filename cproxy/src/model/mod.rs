@@ -26,7 +26,7 @@ pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, pa
 pub use affinity::affinity_id;
 pub use desired::{Action, Row, Scope, Source, desired_rows, resolve};
 pub use explain::{Explanation, Usage, explain, is_slice_of};
-pub use kernel::{Affinity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op};
+pub use kernel::{Affinity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Room};
 pub use names::{ObjectName, ServiceName};
 pub use own::Own;
 pub use problem::{Problem, printable};

@@ -12,47 +12,90 @@ pub(super) struct Extent {
     pub(super) count: u32,
 }
 
-/// First-fit allocator of extents in `0..limit`.
+/// First-fit allocator of extents below an end that can be moved.
 #[derive(Debug)]
 pub(super) struct Slots {
     free: BTreeMap<u32, u32>,
     given_back: Vec<Extent>,
+    end: u32,
+    used: u32,
 }
 
 impl Slots {
-    /// Everything in `first..limit` is free, apart from `used`, whose extents may overlap.
-    pub(super) fn new(first: u32, limit: u32, mut used: Vec<Extent>) -> Self {
+    /// Everything in `first..end` is free, apart from `used`, whose extents may overlap.
+    pub(super) fn new(first: u32, end: u32, mut used: Vec<Extent>) -> Self {
         used.sort_unstable_by_key(|extent| extent.first);
         let mut free = BTreeMap::new();
         let mut next = first;
         for extent in used {
             if extent.first > next {
-                free.insert(next, extent.first.min(limit) - next);
+                free.insert(next, extent.first.min(end) - next);
             }
-            next = next.max(extent.first.saturating_add(extent.count)).min(limit);
+            next = next.max(extent.first.saturating_add(extent.count)).min(end);
         }
-        if next < limit {
-            free.insert(next, limit - next);
+        if next < end {
+            free.insert(next, end - next);
         }
-        Self { free, given_back: Vec::new() }
+        let end = end.max(first);
+        let used = end - free.values().sum::<u32>();
+        Self { free, given_back: Vec::new(), end, used }
+    }
+
+    /// Where slots end.
+    pub(super) fn end(&self) -> u32 {
+        self.end
+    }
+
+    /// How many are neither free nor given back.
+    pub(super) fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Where slots would have to end for `count` more neighbouring ones.
+    pub(super) fn end_for(&self, count: u32) -> u32 {
+        let last = self.free.last_key_value().filter(|&(first, size)| first + size == self.end);
+        last.map_or(self.end, |(&first, _)| first).saturating_add(count)
+    }
+
+    /// More slots, or fewer: what is beyond the end must be free.
+    pub(super) fn set_end(&mut self, end: u32) {
+        if end > self.end {
+            self.free_now(Extent { first: self.end, count: end - self.end });
+        } else {
+            let beyond = self.free.split_off(&end);
+            debug_assert!(beyond.iter().map(|(first, size)| first + size).max().is_none_or(|last| last <= self.end));
+            if let Some((&first, size)) = self.free.iter_mut().next_back() {
+                *size = (*size).min(end - first);
+            }
+        }
+        self.end = end;
     }
 
     /// Takes `count` neighbouring slots, `None` if there are none.
     pub(super) fn take(&mut self, count: u32) -> Option<Extent> {
+        self.take_below(count, self.end)
+    }
+
+    /// As [`Slots::take`], of those below `end`.
+    pub(super) fn take_below(&mut self, count: u32, end: u32) -> Option<Extent> {
         if count == 0 {
             return Some(Extent::default());
         }
-        let (first, size) = self.free.iter().find(|&(_, &size)| size >= count).map(|(&first, &size)| (first, size))?;
+        let fits = |&(&first, &size): &(&u32, &u32)| size >= count && u64::from(first) + u64::from(count) <= end.into();
+        let (first, size) = self.free.range(..end).find(fits).map(|(&first, &size)| (first, size))?;
         self.free.remove(&first);
         if size > count {
             self.free.insert(first + count, size - count);
         }
+        self.used += count;
         Some(Extent { first, count })
     }
 
     /// Gives slots back; they are free after the next [`Slots::reclaim`].
     pub(super) fn give_back(&mut self, extent: Extent) {
         if extent.count != 0 {
+            // What was read back from the kernel may overlap.
+            self.used = self.used.saturating_sub(extent.count);
             self.given_back.push(extent);
         }
     }
@@ -115,6 +158,25 @@ mod tests {
         assert_eq!(slots.take(3), Some(extent(5, 3)));
         assert_eq!(slots.take(1), Some(extent(1, 1)));
         assert_eq!(slots.take(1), None);
+    }
+
+    #[test]
+    fn the_end_moves() {
+        let mut slots = Slots::new(1, 1, Vec::new());
+        assert_eq!((slots.take(1), slots.end_for(3)), (None, 4));
+        slots.set_end(4);
+        let all = slots.take(3).unwrap();
+        assert_eq!((all, slots.used(), slots.end_for(2)), (Extent { first: 1, count: 3 }, 4, 6));
+        slots.set_end(8);
+        assert_eq!(slots.end_for(5), 9, "the last ones are free");
+        assert_eq!(slots.take_below(2, 5), None);
+        let two = slots.take_below(2, 6).unwrap();
+        assert_eq!(two, Extent { first: 4, count: 2 });
+        slots.give_back(two);
+        assert_eq!(slots.used(), 4);
+        slots.reclaim();
+        slots.set_end(5);
+        assert_eq!((slots.take(2), slots.take(1), slots.take(1)), (None, Some(Extent { first: 4, count: 1 }), None));
     }
 
     #[test]

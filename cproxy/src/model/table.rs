@@ -10,6 +10,7 @@
 //! needs none until slots run out.
 
 mod filter;
+mod room;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -110,6 +111,8 @@ pub struct Table {
     filter: FilterCounts,
     /// Sets from before the restart that no Service port has taken over yet.
     orphans: HashMap<u32, Orphan>,
+    /// How many frontends and addresses the map has room for.
+    frontends_room: u32,
     slots: Slots,
     ids: Slots,
     /// Elements of `FRONTENDS` were freed since the last drain.
@@ -133,13 +136,13 @@ impl Table {
     /// Takes over what the kernel holds; empty on a fresh start.
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
-        let KernelTable { frontends, addresses, mut sets, filter: written } = kernel;
+        let KernelTable { frontends, addresses, mut sets, filter: written, room } = kernel;
         // Of the keys without a port, and not a set of ours.
         sets.remove(&0);
         let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.members.backends.len() as u32 };
-        let slots = Slots::new(0, limits.slots, sets.values().map(extent).collect());
+        let slots = Slots::new(0, room.slots, sets.values().map(extent).collect());
         let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
-        let ids = Slots::new(1, limits.sets.saturating_add(1), ids);
+        let ids = Slots::new(1, room.sets, ids);
         let orphan = |(id, set): (u32, KernelSet)| {
             let extent = extent(&set);
             let set = Set { id, extent, members: set.members, affinity: set.affinity, is_inherited: true };
@@ -166,6 +169,7 @@ impl Table {
             cluster_ips_written,
             unplaced: BTreeMap::new(),
             filter,
+            frontends_room: room.frontends,
             slots,
             ids,
             elements_freed: false,
@@ -201,6 +205,7 @@ impl Table {
             ..Plan::default()
         };
         self.is_synced = true;
+        let plan = self.with_room_for(store, plan);
         self.grant(names.into_iter().map(|name| wish(store, name)).collect(), plan)
     }
 
@@ -378,7 +383,7 @@ impl Table {
 
     fn publish_new(&mut self, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
         let no_ids = format!("no room for more than {} Service ports; not served", self.limits.sets);
-        let id = self.take(|table| &mut table.ids, 1, plan).ok_or(no_ids)?.first;
+        let id = self.take(room::Map::Sets, 1, plan).ok_or(no_ids)?.first;
         let members = members(row);
         let extent = match self.write(&members, plan) {
             Ok(extent) => extent,
@@ -433,27 +438,20 @@ impl Table {
         }
         let count = members.backends.len();
         let no_slots = format!("no room for {count} more backends among {}", self.limits.slots);
-        let extent = self.take(|table| &mut table.slots, count as u32, plan).ok_or(no_slots)?;
+        let extent = self.take(room::Map::Backends, count as u32, plan).ok_or(no_slots)?;
         if count != 0 {
             plan.ops.push(Op::WriteBackends { first_slot: extent.first, members: members.clone() });
         }
         Ok(extent)
     }
 
-    /// Takes from an allocator; if it has run dry, drains and tries once more.
-    fn take(&mut self, slots: fn(&mut Self) -> &mut Slots, count: u32, plan: &mut Plan) -> Option<Extent> {
-        if let Some(extent) = slots(self).take(count) {
-            return Some(extent);
-        }
-        if !slots(self).has_given_back() {
-            return None;
-        }
-        self.drain(&mut plan.ops);
-        slots(self).take(count)
-    }
-
     fn drain(&mut self, ops: &mut Vec<Op>) {
         ops.push(Op::Drain);
+        self.drained();
+    }
+
+    /// No program uses any more what was given up.
+    fn drained(&mut self) {
         self.slots.reclaim();
         self.ids.reclaim();
         self.elements_freed = false;
@@ -462,6 +460,7 @@ impl Table {
     /// Insertions, replacements, deletions: the fewest drains. A ClusterIP becomes known after its frontends, so that
     /// none of their ports is refused before it is there.
     fn place_frontends(&mut self, plan: &mut Plan) {
+        self.make_room_for_frontends(plan);
         let (mut replaced, mut deleted) = (Vec::new(), Vec::new());
         for frontend in std::mem::take(&mut plan.touched) {
             self.note_conflict(frontend);
@@ -589,7 +588,7 @@ impl Table {
     }
 
     fn is_full(&self) -> bool {
-        self.kernel.len() + self.cluster_ips_written >= self.limits.frontends as usize
+        self.kernel.len() + self.cluster_ips_written >= self.frontends_room as usize
     }
 
     /// What a new key needs: a place that nobody reads, and its bit in the filter.

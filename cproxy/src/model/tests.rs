@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Backend, Event, KernelTable, Kind, Limits, ObjectName, Own, Row, Store, Table, parse_address, resolve};
+use super::{
+    Backend, Event, KernelTable, Kind, Limits, ObjectName, Own, Room, Row, Store, Table, parse_address, resolve,
+};
 
 /// What a file says.
 #[derive(Deserialize)]
@@ -53,8 +55,14 @@ struct Step {
     problems: Vec<String>,
 }
 
-const LIMITS: Limits =
-    Limits { frontends: 10_000, sets: 10_000, slots: 100_000, run_backends: 10_000, filter_bit: |_| 1 };
+const LIMITS: Limits = Limits {
+    frontends: 10_000,
+    sets: 10_000,
+    slots: 100_000,
+    least: Room { frontends: 16, sets: 16, slots: 16 },
+    run_backends: 10_000,
+    filter_bit: |_| 1,
+};
 
 /// One test for each file, and how many cases it has at least.
 macro_rules! files {

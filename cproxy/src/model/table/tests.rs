@@ -9,11 +9,21 @@ use serde_json::json;
 use super::*;
 use crate::{
     k8s::objects::{EndpointSlice, Node, Service},
-    model::{Backend, Event, Filter, Kind, ObjectName, Own, parse_address, resolve},
+    model::{Backend, Event, Filter, Kind, ObjectName, Own, Room, parse_address, resolve},
 };
 
-/// Room for everything that the universe below can hold.
-const AMPLE: Limits = Limits { frontends: 64, sets: 64, slots: 512, run_backends: 64, filter_bit };
+/// Room for everything that the universe below can hold, from the start.
+const AMPLE: Limits =
+    Limits { least: Room { frontends: 64, sets: 64, slots: 512 }, run_backends: 64, filter_bit, ..GROWING };
+/// The same room, when it is needed.
+const GROWING: Limits = Limits {
+    frontends: 64,
+    sets: 64,
+    slots: 512,
+    least: Room { frontends: 1, sets: 2, slots: 1 },
+    run_backends: 64,
+    filter_bit,
+};
 
 /// Some of the addresses below share a bit.
 fn filter_bit(address: Address) -> u64 {
@@ -56,6 +66,8 @@ enum Step {
     /// A list that breaks off after some objects.
     HalfRelist(Kind, usize),
     Restart,
+    /// Nothing has happened for a while.
+    Quiet,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,6 +139,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => kind.clone().prop_map(Step::Relist),
         1 => (kind, 0..3usize).prop_map(|(kind, count)| Step::HalfRelist(kind, count)),
         1 => Just(Step::Restart),
+        2 => Just(Step::Quiet),
     ]
 }
 
@@ -303,7 +316,7 @@ impl Cluster {
             }
             Step::Relist(kind) => self.list(*kind, usize::MAX),
             Step::HalfRelist(kind, count) => self.list(*kind, *count),
-            Step::Restart => Vec::new(),
+            Step::Restart | Step::Quiet => Vec::new(),
         }
     }
 
@@ -360,6 +373,7 @@ struct Kernel {
     affinities: HashMap<u32, Affinity>,
     slots: HashMap<u32, Backend>,
     filter: Filter,
+    room: Room,
     readers: HashSet<Reader>,
     /// The backends that sockets remember from lookups since the epoch was raised last.
     flows: HashSet<(Frontend, Backend)>,
@@ -413,19 +427,57 @@ impl Kernel {
         match op {
             Op::WriteBackends { first_slot, members } => {
                 self.slots.extend((*first_slot..).zip(members.backends.iter().copied()));
+                assert!(self.slots.keys().all(|slot| *slot < self.room.slots), "{op:?} writes outside the map");
             }
             Op::PublishSet { set, first_slot, eligible, serving, drops } => {
                 let word = Word { first_slot: *first_slot, eligible: *eligible, serving: *serving, drops: *drops };
+                assert!(*set < self.room.sets, "{op:?} writes outside the map");
                 self.words.insert(*set, word);
             }
-            Op::SetAffinity { set, affinity } => drop(self.affinities.insert(*set, *affinity)),
+            Op::SetAffinity { set, affinity } => {
+                assert!(*set < self.room.sets, "{op:?} writes outside the map");
+                self.affinities.insert(*set, *affinity);
+            }
             Op::PutFrontend { frontend, set } => {
                 assert!(!self.freed, "{op:?} may take the memory that a program still reads");
                 self.freed |= self.frontends.insert(*frontend, *set).is_some();
+                self.check_frontends_room(op);
             }
             Op::PutAddress(address) => {
                 assert!(!self.freed, "{op:?} may take the memory that a program still reads");
                 assert!(self.addresses.insert(*address), "{op:?} is there already");
+                self.check_frontends_room(op);
+            }
+            Op::ReplaceFrontends { room, frontends, addresses } => {
+                let keys = |frontends: &HashMap<Frontend, u32>| frontends.keys().copied().collect::<BTreeSet<_>>();
+                let before = (keys(&self.frontends), std::mem::take(&mut self.addresses));
+                self.frontends = frontends.iter().copied().collect();
+                self.addresses = addresses.iter().copied().collect();
+                assert_eq!(before, (keys(&self.frontends), self.addresses.clone()), "nothing is lost or added");
+                self.room.frontends = *room;
+                self.check_frontends_room(op);
+                self.drain();
+            }
+            Op::ResizeSets(room) => {
+                self.room.sets = *room;
+                let is_left = |reader: &Reader| !matches!(reader, Reader::HasSet { set, .. } if set >= room);
+                // Whoever has read an id before is about to look into the new map.
+                assert!(self.readers.iter().all(is_left), "{op:?} takes sets that are in use");
+                self.drain();
+                self.words.retain(|set, _| set < room);
+                self.affinities.retain(|set, _| set < room);
+                assert!(self.frontends.values().all(|set| set < room), "{op:?} takes sets that are in use");
+            }
+            Op::ResizeBackends(room) => {
+                self.room.slots = *room;
+                let held = self.readers.iter().filter_map(|reader| match reader {
+                    Reader::HasWord { first_slot, backends } => Some(*first_slot as usize + backends.len()),
+                    Reader::HasSet { .. } => None,
+                });
+                // Whoever has read a word before is about to look into the new map.
+                assert!(held.max().is_none_or(|end| end <= *room as usize), "{op:?} takes slots that are in use");
+                self.drain();
+                self.slots.retain(|slot, _| slot < room);
             }
             Op::RaiseEpoch => self.flows.clear(),
             Op::DeleteFrontend { frontend } => {
@@ -438,11 +490,17 @@ impl Kernel {
             }
             Op::SetFilter(filter) => self.filter = *filter,
             Op::SetSeed(_) | Op::SetExclusions(_) => panic!("{op:?} is no business of the table"),
-            Op::Drain => {
-                self.readers.clear();
-                self.freed = false;
-            }
+            Op::Drain => self.drain(),
         }
+    }
+
+    fn drain(&mut self) {
+        self.readers.clear();
+        self.freed = false;
+    }
+
+    fn check_frontends_room(&self, op: &Op) {
+        assert!(self.frontends.len() + self.addresses.len() <= self.room.frontends as usize, "{op:?} does not fit");
     }
 
     fn check(&self, op: &Op) {
@@ -494,6 +552,7 @@ impl Kernel {
             addresses: self.addresses.clone(),
             sets: sets.into_iter().map(read).collect(),
             filter: self.filter,
+            room: self.room,
         }
     }
 
@@ -548,6 +607,9 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &Table))
         let before = kernel.table();
         kernel.run(&if is_restart { table.sync(&seen) } else { table.update(&seen, dirty) });
         assert!(table.take_retired() || !lost(&before, &kernel.table()), "whoever has lost a backend is told");
+        if matches!(step, Step::Quiet) {
+            kernel.run(&table.compact());
+        }
         check(&kernel, &seen, &table);
     }
     // Whatever was missed, a complete list mends.
@@ -569,7 +631,7 @@ proptest! {
 
     #[test]
     fn every_history_gives_the_table_of_a_full_recomputation(steps in prop::collection::vec(step(), 1..40)) {
-        play(&steps, AMPLE, |kernel, store, table| {
+        play(&steps, GROWING, |kernel, store, table| {
             assert_eq!(kernel.table(), naive(store));
             assert_eq!(table.rows(), resolve(store));
             assert_eq!(kernel.addresses, cluster_ips(store));
@@ -618,7 +680,7 @@ proptest! {
         slots in 1..24u32,
         run_backends in 1..8usize,
     ) {
-        let limits = Limits { frontends, sets, slots, run_backends, ..AMPLE };
+        let limits = Limits { frontends, sets, slots, run_backends, ..GROWING };
         play(&steps, limits, |kernel, store, table| {
             assert!(kernel.frontends.len() + kernel.addresses.len() <= frontends as usize);
             if kernel.table() != naive(store) {
@@ -672,6 +734,41 @@ fn slice_event(step: SliceStep) -> Event {
 
 fn service_event(step: ServiceStep) -> Event {
     Event::Service(Box::new(service(step)))
+}
+
+#[test]
+fn maps_grow_and_shrink_with_what_is_in_them() {
+    let least = Room { frontends: 4, sets: 2, slots: 4 };
+    let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
+    let mut store = store(cluster.lists());
+    let mut table = Table::new(Limits { least, ..GROWING }, KernelTable::default());
+    kernel.run(&table.sync(&store));
+    let mut follow = |cluster: &mut Cluster, table: &mut Table, kernel: &mut Kernel, step: &Step| {
+        cluster.apply(step).into_iter().for_each(|event| drop(store.apply(event)));
+        kernel.expect(&store);
+        let dirty = store.take_dirty();
+        kernel.run(&table.update(&store, dirty));
+    };
+    for name in 0..3 {
+        let service = ServiceStep { name, vips: name * 5, ports: 7, ..ServiceStep::default() };
+        follow(&mut cluster, &mut table, &mut kernel, &Step::Service(service));
+        let slice = SliceStep { name, service: name, ports: 7, endpoints: 0xff, ..SliceStep::default() };
+        follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(slice));
+    }
+    assert_eq!(kernel.room, Room { frontends: 32, sets: 32, slots: 128 });
+    assert!(!table.is_sparse());
+    // The one that lies behind the others is left.
+    for name in 0..2 {
+        follow(&mut cluster, &mut table, &mut kernel, &Step::ServiceGone { name });
+    }
+    follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(SliceStep { name: 2, service: 2, ..endpoints(1) }));
+    assert!(table.is_sparse());
+    kernel.run(&table.compact());
+    assert_eq!(kernel.room, Room { frontends: 32, sets: 8, slots: 4 }, "frontends are more than a quarter");
+    follow(&mut cluster, &mut table, &mut kernel, &Step::ServiceGone { name: 2 });
+    kernel.run(&table.compact());
+    assert_eq!((kernel.room, table.is_sparse()), (least, false));
+    assert_eq!(table.compact(), []);
 }
 
 #[test]

@@ -1,0 +1,213 @@
+//! How much room the maps have: they grow when something does not fit, at least to twice their size, and shrink when three
+//! quarters have been empty for a while.
+//!
+//! A map is replaced by another one as a whole, by one write, after which no program uses the old one. So whatever waits for a
+//! grace period has had one.
+
+use super::{Extent, Op, Plan, Slots, Store, Table};
+use crate::model::{Address, Frontend, Room};
+
+/// What comes in extents.
+#[derive(Clone, Copy)]
+pub(super) enum Map {
+    /// Ids of sets.
+    Sets,
+    /// Backend slots.
+    Backends,
+}
+
+/// After a map has shrunk, a quarter more than it holds fits into it.
+const SPARE: u32 = 4;
+/// A map shrinks if it then is at most such a part of what it was.
+const SHRINKS_TO: u32 = 4;
+
+impl Table {
+    /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger.
+    pub(super) fn take(&mut self, map: Map, count: u32, plan: &mut Plan) -> Option<Extent> {
+        if let Some(extent) = self.allocator(map).take(count) {
+            return Some(extent);
+        }
+        if self.allocator(map).has_given_back() {
+            self.drain(&mut plan.ops);
+            if let Some(extent) = self.allocator(map).take(count) {
+                return Some(extent);
+            }
+        }
+        let needed = self.allocator(map).end_for(count);
+        self.grow(map, needed, plan);
+        self.allocator(map).take(count)
+    }
+
+    fn allocator(&mut self, map: Map) -> &mut Slots {
+        match map {
+            Map::Sets => &mut self.ids,
+            Map::Backends => &mut self.slots,
+        }
+    }
+
+    fn grow(&mut self, map: Map, needed: u32, plan: &mut Plan) {
+        let (least, most) = match map {
+            // Ids start at 1.
+            Map::Sets => (self.limits.least.sets, self.limits.sets.saturating_add(1)),
+            Map::Backends => (self.limits.least.slots, self.limits.slots),
+        };
+        let room = room_for(needed, least, most);
+        if room > self.allocator(map).end() {
+            self.resize(map, room, plan);
+        }
+    }
+
+    fn resize(&mut self, map: Map, room: u32, plan: &mut Plan) {
+        plan.ops.push(match map {
+            Map::Sets => Op::ResizeSets(room),
+            Map::Backends => Op::ResizeBackends(room),
+        });
+        self.drained();
+        self.allocator(map).set_end(room);
+    }
+
+    /// For the first list, makes room at once for about as much as there is.
+    pub(super) fn with_room_for(&mut self, store: &Store, mut plan: Plan) -> Plan {
+        if self.sets.is_empty() && self.orphans.is_empty() {
+            let Room { frontends, sets, slots } = estimate(store);
+            self.grow(Map::Sets, sets.min(self.limits.sets).saturating_add(1), &mut plan);
+            self.grow(Map::Backends, slots.min(self.limits.slots), &mut plan);
+            self.grow_frontends(frontends, &mut plan);
+        }
+        plan
+    }
+
+    /// All that a batch inserts is counted before it begins, so that the map is replaced at most once.
+    pub(super) fn make_room_for_frontends(&mut self, plan: &mut Plan) {
+        let is_new = |frontend: &&Frontend| !self.kernel.contains_key(frontend) && self.claims.contains_key(frontend);
+        let is_unwritten = |address: &&Address| self.cluster_ips.get(address).is_some_and(|ip| !ip.is_written);
+        let addresses = plan.touched_ips.iter().chain(self.unplaced.keys());
+        let new = plan.touched.iter().filter(is_new).count() + addresses.filter(is_unwritten).count();
+        if new != 0 {
+            let needed = self.kernel.len() + self.cluster_ips_written + new;
+            self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), plan);
+        }
+    }
+
+    fn grow_frontends(&mut self, needed: u32, plan: &mut Plan) {
+        let room = room_for(needed, self.limits.least.frontends, self.limits.frontends);
+        if needed > self.frontends_room && room > self.frontends_room {
+            self.replace_frontends(room, plan);
+        }
+    }
+
+    fn replace_frontends(&mut self, room: u32, plan: &mut Plan) {
+        let frontends = self.kernel.iter().map(|(&frontend, &set)| (frontend, set)).collect();
+        let written = self.cluster_ips.iter().filter(|(_, ip)| ip.is_written);
+        let addresses = written.map(|(&address, _)| address).collect();
+        plan.ops.push(Op::ReplaceFrontends { room, frontends, addresses });
+        self.drained();
+        self.frontends_room = room;
+    }
+
+    /// How much of the maps is in use.
+    #[must_use]
+    pub fn used(&self) -> Room {
+        let frontends = u32::try_from(self.kernel.len() + self.cluster_ips_written).unwrap_or(u32::MAX);
+        Room { frontends, sets: self.ids.used(), slots: self.slots.used() }
+    }
+
+    /// How many Services and ClusterIPs wait for room.
+    #[must_use]
+    pub fn without_room(&self) -> usize {
+        self.starved.len() + self.unplaced.len()
+    }
+
+    /// Whether [`Table::compact`] would give memory back.
+    #[must_use]
+    pub fn is_sparse(&self) -> bool {
+        let Room { frontends, sets, slots } = self.compact_room();
+        self.is_synced
+            && self.orphans.is_empty()
+            && (frontends < self.frontends_room || sets < self.ids.end() || slots < self.slots.end())
+    }
+
+    /// What the maps should have room for after [`Table::compact`].
+    fn compact_room(&self) -> Room {
+        let Room { frontends, sets, slots } = self.limits.least;
+        let compact = |now: u32, used: u32, least: u32, most: u32| {
+            let room = room_for(used.saturating_add(used / SPARE), least, most);
+            if room <= now / SHRINKS_TO { room } else { now }
+        };
+        let used = self.used();
+        Room {
+            frontends: compact(self.frontends_room, used.frontends, frontends, self.limits.frontends),
+            sets: compact(self.ids.end(), used.sets, sets, self.limits.sets.saturating_add(1)),
+            slots: compact(self.slots.end(), used.slots, slots, self.limits.slots),
+        }
+    }
+
+    /// Gives memory back that has not been needed: moves what lies far behind to the front, then replaces maps by smaller
+    /// ones. Where what lies in between leaves no gap that is large enough, a map stays as it is.
+    pub fn compact(&mut self) -> Vec<Op> {
+        let mut plan = Plan::default();
+        if !self.is_sparse() {
+            return plan.ops;
+        }
+        let room = self.compact_room();
+        self.drain(&mut plan.ops);
+        let moved_slots = room.slots < self.slots.end() && self.move_backends(room.slots, &mut plan);
+        let moved_ids = room.sets < self.ids.end() && self.move_sets(room.sets, &mut plan);
+        if room.sets < self.ids.end() || room.frontends < self.frontends_room {
+            self.replace_frontends(room.frontends, &mut plan);
+        }
+        self.drain(&mut plan.ops);
+        if moved_slots {
+            self.resize(Map::Backends, room.slots, &mut plan);
+        }
+        if moved_ids {
+            self.resize(Map::Sets, room.sets, &mut plan);
+        }
+        plan.ops
+    }
+
+    /// Whether no set has a slot from `end` on any more.
+    fn move_backends(&mut self, end: u32, plan: &mut Plan) -> bool {
+        for set in self.sets.values_mut().filter(|set| set.extent.first + set.extent.count > end) {
+            let Some(extent) = self.slots.take_below(set.extent.count, end) else { return false };
+            self.slots.give_back(std::mem::replace(&mut set.extent, extent));
+            plan.ops.push(Op::WriteBackends { first_slot: extent.first, members: set.members.clone() });
+            plan.ops.push(set.publication());
+        }
+        true
+    }
+
+    /// Whether no set has an id from `end` on any more, once the frontends have been replaced.
+    fn move_sets(&mut self, end: u32, plan: &mut Plan) -> bool {
+        let mut ids = std::collections::HashMap::new();
+        for set in self.sets.values_mut().filter(|set| set.id >= end) {
+            let Some(extent) = self.ids.take_below(1, end) else { continue };
+            ids.insert(set.id, extent.first);
+            self.ids.give_back(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
+            plan.ops.extend([Op::SetAffinity { set: set.id, affinity: set.affinity }, set.publication()]);
+        }
+        for set in self.kernel.values_mut() {
+            *set = ids.get(set).copied().unwrap_or(*set);
+        }
+        !self.sets.values().any(|set| set.id >= end)
+    }
+}
+
+/// About what the rows of a store will take.
+fn estimate(store: &Store) -> Room {
+    let mut sums = [0_usize; 3];
+    for (name, row) in store.services() {
+        let addresses = row.cluster_ips.len() + row.external_ips.len() + row.load_balancer_ips.len();
+        let backends = store.slices(name).map(|slice| slice.endpoints.len() * slice.ports.len()).sum();
+        let needed =
+            [row.ports.len() * addresses + row.cluster_ips.len(), row.ports.len() * addresses.min(2), backends];
+        sums.iter_mut().zip(needed).for_each(|(sum, needed)| *sum += needed);
+    }
+    let [frontends, sets, slots] = sums.map(|sum| u32::try_from(sum).unwrap_or(u32::MAX));
+    Room { frontends, sets, slots }
+}
+
+/// Room for so many and some more, within bounds.
+fn room_for(needed: u32, least: u32, most: u32) -> u32 {
+    needed.checked_next_power_of_two().unwrap_or(u32::MAX).max(least).min(most)
+}
