@@ -9,10 +9,10 @@ use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
     flows,
-    maps::count,
+    maps::{backend, count},
     peer::{self, is_translated, is_untranslated},
     sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, protocol, rewrite},
-    table::{Service, backend, look_up, may_be_service},
+    table::{Service, look_up_if_service},
 };
 
 #[cgroup_sock_addr(connect4)]
@@ -29,10 +29,7 @@ fn cproxy_connect6(ctx: SockAddrContext) -> i32 {
 fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(protocol) = protocol(ctx) else { return ALLOW };
     let destination = endpoint::<F>(ctx);
-    if !may_be_service(&destination) {
-        return to_other(ctx, &destination, protocol);
-    }
-    let service = look_up(&destination, protocol);
+    let service = look_up_if_service(&destination, protocol);
     if service.is_none() {
         return to_other(ctx, &destination, protocol);
     }

@@ -19,12 +19,31 @@ pub(crate) static FRONTENDS: ArrayOfMaps<
     1,
 > = ArrayOfMaps::new();
 
-#[btf_map]
-pub(crate) static SETS: ArrayOfMaps<Array<Set, { SETS_MIN as usize }, GROWING_ARRAY>, 1> = ArrayOfMaps::new();
+/// The bytes of a [`Set`]. A map that is put here has no type information; before 6.2 it must not differ from this one in
+/// what its values might contain, which the kernel asks of structs only (kernel/bpf/map_in_map.c, `bpf_map_meta_equal`).
+type SetBytes = [u64; size_of::<Set>() / 8];
+/// The bytes of a [`Backend`].
+type BackendBytes = [u32; size_of::<Backend>() / 4];
 
 #[btf_map]
-pub(crate) static BACKENDS: ArrayOfMaps<Array<Backend, { BACKENDS_MIN as usize }, GROWING_ARRAY>, 1> =
-    ArrayOfMaps::new();
+static SETS: ArrayOfMaps<Array<SetBytes, { SETS_MIN as usize }, GROWING_ARRAY>, 1> = ArrayOfMaps::new();
+
+#[btf_map]
+static BACKENDS: ArrayOfMaps<Array<BackendBytes, { BACKENDS_MIN as usize }, GROWING_ARRAY>, 1> = ArrayOfMaps::new();
+
+/// The set with this id: a live element, which the agent writes any time.
+#[inline(always)]
+pub(crate) fn set(id: SetId) -> Option<*const Set> {
+    SETS.get_value_ptr_mut(0, &id).map(|bytes| bytes.cast_const().cast())
+}
+
+/// The backend in a slot. There is none only for a program that was stopped for so long that the table was replaced.
+#[inline(always)]
+pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
+    let bytes = BACKENDS.get_value(0, &slot)?;
+    // SAFETY: a live element of that size and alignment; whatever is in it is a value.
+    Some(unsafe { &*bytes.as_ptr().cast() })
+}
 
 #[btf_map]
 pub(crate) static SETTINGS: Array<Settings, 1, { BPF_F_MMAPABLE as usize }> = Array::new();

@@ -10,10 +10,10 @@ use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
     flows,
-    maps::count,
+    maps::{backend, count},
     peer::{self, is_for, is_untranslated},
     sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
-    table::{NOWHERE, Service, backend, cproxy_flow_serves, look_up, may_be_service},
+    table::{NOWHERE, Service, cproxy_flow_serves, look_up, may_be_service},
 };
 
 #[cgroup_sock_addr(sendmsg4)]
@@ -35,20 +35,20 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
     if is_current_peer::<F>(ctx, &destination) {
         return ALLOW;
     }
-    if !may_be_service(&destination) {
-        return to_other(ctx, &destination);
-    }
-    if let Some(state) = flows::state(ctx)
-        && let Some((index, flow)) = flows::to(state, &destination)
-    {
-        if cproxy_flow_serves(flow, &destination) != 0 {
-            rewrite::<F>(ctx, &flow.translation.backend, flow.translation.backend_port);
-            flows::touch(state, index);
-            return ALLOW;
+    let mut service = Service::NONE;
+    if may_be_service(&destination) {
+        if let Some(state) = flows::state(ctx)
+            && let Some((index, flow)) = flows::to(state, &destination)
+        {
+            if cproxy_flow_serves(flow, &destination) != 0 {
+                rewrite::<F>(ctx, &flow.translation.backend, flow.translation.backend_port);
+                flows::touch(state, index);
+                return ALLOW;
+            }
+            flows::retire(state, index);
         }
-        flows::retire(state, index);
+        service = look_up(&destination, PROTOCOL_UDP);
     }
-    let service = look_up(&destination, PROTOCOL_UDP);
     if service.is_none() {
         return to_other(ctx, &destination);
     }

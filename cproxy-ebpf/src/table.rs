@@ -8,14 +8,14 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use cproxy_ebpf::{
-    Affinity, AffinityEntry, AffinityKey, Backend, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, Flow, FrontendKey,
+    Affinity, AffinityEntry, AffinityKey, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, Flow, FrontendKey,
     PROTOCOL_ANY, PROTOCOL_UDP, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose,
     choose_evenly, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest,
 };
 
 use crate::{
     flows::cproxy_position,
-    maps::{AFFINITY, BACKENDS, FRONTENDS, SETS, SETTINGS, count},
+    maps::{self, AFFINITY, FRONTENDS, SETTINGS, backend, count},
     sock_addr::{Endpoint, deny, is_same},
     subprogram::{digest, opaque},
 };
@@ -39,8 +39,6 @@ const SET_NONE: SetId = SetId::MAX;
 /// The word of no Service: no set has so many backends so far behind.
 const WORD_NONE: SetWord = SetWord(u64::MAX);
 
-const NONE: Service = Service { epoch: 0, word: WORD_NONE, affinity: Affinity::NONE };
-
 /// Whether the address shares its prefix with one that is in the table: others need no lookup.
 #[inline(always)]
 pub(crate) fn may_be_service(destination: &Endpoint) -> bool {
@@ -56,6 +54,12 @@ pub(crate) fn may_be_service(destination: &Endpoint) -> bool {
     // SAFETY: the helper returned a pointer to the live element; volatile, because the agent writes it any time.
     let filter = unsafe { filter.read_volatile() };
     filter & filter_bit_of_prefix(prefix) != 0
+}
+
+/// Looks any destination up.
+#[inline(always)]
+pub(crate) fn look_up_if_service(destination: &Endpoint, protocol: u8) -> Service {
+    if may_be_service(destination) { look_up(destination, protocol) } else { Service::NONE }
 }
 
 /// Looks a destination up that may be a Service's.
@@ -75,7 +79,7 @@ fn epoch() -> u32 {
 /// The Service that has this set now.
 #[inline(always)]
 fn service(set: SetId, epoch: u32) -> Service {
-    let Some(element) = SETS.get_value_ptr_mut(0, &set) else { return NONE };
+    let Some(element) = maps::set(set) else { return Service::NONE };
     // SAFETY: a live element; volatile makes each the one 64-bit load that pairs with the agent's 64-bit store.
     unsafe {
         Service {
@@ -179,6 +183,9 @@ extern "C" fn cproxy_excluded(port: u32) -> u32 {
 }
 
 impl Service {
+    /// No Service.
+    pub(crate) const NONE: Self = Self { epoch: 0, word: WORD_NONE, affinity: Affinity::NONE };
+
     /// For functions that take numbers.
     #[inline(always)]
     pub(crate) fn word(&self) -> u64 {
@@ -381,10 +388,4 @@ fn exchange(entry: *mut u64, expected: AffinityEntry, new: AffinityEntry) -> Aff
         );
     }
     AffinityEntry(found)
-}
-
-/// The backend in a slot. There is none only for a program that was stopped for so long that the table was replaced.
-#[inline(always)]
-pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
-    BACKENDS.get_value(0, &slot)
 }

@@ -93,7 +93,10 @@ const SUITES: [Suite; 8] = [
     Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
     Suite {
         name: "live",
-        targets: &["--test", "live", "--test", "settings", "--test", "check", "--test", "stale", "--test", "frontends"],
+        targets: &[
+            "--test", "live", "--test", "settings", "--test", "check", "--test", "stale", "--test", "frontends", "--test",
+            "room",
+        ],
         harness: ALONE,
         needs: KERNEL,
         part: Some(Part::Live),

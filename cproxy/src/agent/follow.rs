@@ -11,6 +11,7 @@ use super::{
     AgentError,
     run_dir::RunDir,
     stale::{Closer, Gauges},
+    timeline::{Phase, Timeline},
 };
 use crate::{
     admin::Question,
@@ -57,7 +58,7 @@ pub(super) struct Follower {
     grows_again_at: Option<Instant>,
     compacts_at: Option<Instant>,
     is_ready: bool,
-    started: Instant,
+    timeline: Timeline,
     reported: BTreeSet<Problem>,
     /// Told whenever backends have gone: sockets may be connected to nobody.
     retired: Arc<Notify>,
@@ -67,7 +68,7 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Takes over what is in the kernel.
-    pub(super) fn open(pins: &PinDir, store: Store, run_dir: RunDir, started: Instant) -> Result<Self, AgentError> {
+    pub(super) fn open(pins: &PinDir, store: Store, run_dir: RunDir, timeline: Timeline) -> Result<Self, AgentError> {
         let maps = bpf::Table::open(pins)?;
         let table = Table::new(bpf::Table::LIMITS, maps.read()?);
         Ok(Self {
@@ -80,7 +81,7 @@ impl Follower {
             grows_again_at: None,
             compacts_at: None,
             is_ready: false,
-            started,
+            timeline,
             reported: BTreeSet::new(),
             retired: Arc::default(),
             gauges: Arc::default(),
@@ -101,11 +102,16 @@ impl Follower {
         self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
     }
 
+    /// The source is about to be asked.
+    pub(super) fn opened(&mut self) {
+        self.timeline.end(Phase::Open);
+    }
+
     /// Serves what the kernel does not have yet, until the first complete sync.
     pub(super) fn bootstrap(&mut self, bootstrap: &Store) -> Result<(), AgentError> {
         let ops = self.table.bootstrap(bootstrap);
         self.maps.apply(&ops)?;
-        tracing::info!("serving {} frontends of --bootstrap until the first complete sync", self.table.rows().len());
+        tracing::info!("serving {} frontends of --bootstrap until the first complete sync", self.table.frontends());
         Ok(())
     }
 
@@ -240,12 +246,15 @@ impl Follower {
         if let State::InDoubt { .. } = self.state {
             self.table = Table::new(self.limits, self.maps.read()?);
         }
+        self.timeline.end(Phase::List);
         let ops = match self.state {
             State::Following => self.table.update(&self.store, dirty),
             State::FirstSync | State::InDoubt { .. } => self.table.sync(&self.store),
         };
+        self.timeline.end(Phase::Plan);
         tracing::debug!("writing {} operations", ops.len());
         self.maps.apply(&ops)?;
+        self.timeline.end(Phase::Write);
         if self.state != State::Following {
             // Whoever wrote before may not have come so far.
             self.maps.apply(&[Op::RaiseEpoch])?;
@@ -272,9 +281,9 @@ impl Follower {
             return Ok(());
         }
         self.is_ready = true;
-        let (services, frontends) = (self.store.services().count(), self.table.rows().len());
-        tracing::info!("ready after {:.1?}; Services: {services}, frontends: {frontends}", self.started.elapsed());
-        self.run_dir.set_ready()
+        self.run_dir.set_ready()?;
+        self.timeline.log_ready(self.store.services().count(), self.table.frontends());
+        Ok(())
     }
 
     /// Logs the table's problems that are new.

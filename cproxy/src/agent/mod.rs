@@ -3,6 +3,7 @@
 mod follow;
 mod run_dir;
 mod stale;
+mod timeline;
 
 use std::{
     io,
@@ -23,7 +24,8 @@ use crate::{
 };
 use follow::Follower;
 use run_dir::RunDir;
-use tokio::{net::UnixListener, sync::mpsc, time::Instant};
+use timeline::{Phase, Timeline};
+use tokio::{net::UnixListener, sync::mpsc};
 
 /// How many batches of events may wait: a bound on memory, not on speed.
 const EVENTS_WAITING_MAX: usize = 256;
@@ -71,7 +73,7 @@ pub enum AgentError {
 /// # Errors
 /// What prevents it from running; nothing is half attached.
 pub async fn run(config: Config) -> Result<(), AgentError> {
-    let started = Instant::now();
+    let mut timeline = Timeline::start();
     // Whatever can be wrong with the input is found before anything is attached.
     let mut own = config.own;
     let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &own)).transpose()?;
@@ -89,16 +91,19 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let run_dir = RunDir::create(&config.run_dir)?;
     let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
     let listener = admin::listen(&config.run_dir).map_err(failed)?;
+    timeline.end(Phase::Prepare);
     install(&environment)?;
+    timeline.end(Phase::Install);
     // Its sockets need the installed maps, and nothing is derived before it is known.
     let found = own.pod_ips.is_empty().then(|| find_own_addresses(&source, &pins)).transpose()?;
     own.pod_ips.extend(found.iter().flat_map(OwnAddresses::addresses));
-    let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, started)?;
+    let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, timeline)?;
     follower.configure(exclusions)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(own.pod_ips.clone()));
         follower.bootstrap(&store)?;
     }
+    follower.opened();
     let events = start(source, own, found, &pins, follower.heard())?;
     drop(tokio::spawn(follower.closer(pins.clone(), config.terminate_sockets).run()));
     follow_until_stopped(follower, events, listener).await

@@ -57,6 +57,16 @@ pub(super) struct Options {
     /// How much to log
     #[arg(long, env = "CPROXY_LOG_LEVEL", value_name = "LEVEL", value_enum, default_value_t)]
     log_level: LogLevel,
+    /// How to log: lines for people, or one JSON object for each
+    #[arg(long, env = "CPROXY_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum LogFormat {
+    #[default]
+    Text,
+    Json,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -98,7 +108,7 @@ fn api_server_url(text: &str) -> Result<Uri, String> {
 }
 
 pub(super) fn run(options: Options) -> anyhow::Result<()> {
-    start_log(options.log_level);
+    start_log(options.log_level, options.log_format);
     let config = config(options)?;
     tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -145,16 +155,21 @@ fn exclude(options: &Options) -> Result<Exclude, clap::Error> {
     })
 }
 
-fn start_log(level: LogLevel) {
+fn start_log(level: LogLevel, format: LogFormat) {
     let level = match level {
         LogLevel::Error => tracing::Level::ERROR,
         LogLevel::Warn => tracing::Level::WARN,
         LogLevel::Info => tracing::Level::INFO,
         LogLevel::Debug => tracing::Level::DEBUG,
     };
-    let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let format = fmt::layer().with_target(false).with_ansi(is_terminal).with_writer(std::io::stderr);
     // What libraries have to say, cproxy says in its own words.
     let own = Targets::new().with_target("cproxy", level);
-    tracing_subscriber::registry().with(format).with(own).init();
+    let lines = fmt::layer().with_target(false).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => {
+            let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            tracing_subscriber::registry().with(lines.with_ansi(is_terminal)).with(own).init();
+        }
+        LogFormat::Json => tracing_subscriber::registry().with(lines.json().flatten_event(true)).with(own).init(),
+    }
 }

@@ -225,6 +225,12 @@ impl Table {
         rows
     }
 
+    /// How many frontends are in force.
+    #[must_use]
+    pub fn frontends(&self) -> usize {
+        self.kernel.len()
+    }
+
     /// What did not fit or was refused, by Service, and who else claims a frontend that another Service has.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.values().flatten().chain(self.conflicts.values().flatten()).chain(self.unplaced.values())

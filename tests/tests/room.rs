@@ -1,0 +1,203 @@
+//! The kernel's maps are as large as the data needs them to be.
+
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use aya::maps::{HashMap, MapData};
+use cproxy::bpf::PinDir;
+use cproxy_tests::{
+    Server, echo,
+    manifest::{self, Service, Slice},
+    process::{Agent, RunningAgent, cproxy, eventually},
+    sandbox::Sandbox,
+    seccomp,
+};
+use serde_json::Value;
+
+const VIP: &str = "10.96.0.10";
+const POD: &str = "10.244.0.1";
+const SYNC: Duration = Duration::from_secs(20);
+/// The agent waits for ten seconds before it gives memory back.
+const COMPACTED: Duration = Duration::from_secs(40);
+
+fn start(sandbox: &Sandbox) -> RunningAgent {
+    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    agent
+}
+
+fn serve(sandbox: &Sandbox) -> Server {
+    sandbox.add_addresses([POD]);
+    write_web(sandbox, 0);
+    echo::tcp(sandbox, format!("{POD}:8080").parse::<SocketAddr>().unwrap(), "pod")
+}
+
+/// The Service of the pod that answers, and of others.
+fn write_web(sandbox: &Sandbox, others: u16) {
+    let web = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
+    let slice = Slice::v4("web").tcp("http", 8080).ready(absent(others).chain([POD.to_owned()]));
+    manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(web), slice.into()]);
+}
+
+/// So many pods that are not there.
+fn absent(count: u16) -> impl Iterator<Item = String> {
+    (0..count).map(|pod| format!("10.245.{}.{}", pod / 250, pod % 250 + 1))
+}
+
+/// So many Services more, with so many endpoints each.
+fn write_others(sandbox: &Sandbox, services: u16, endpoints: u16) {
+    let objects = (0..services).flat_map(|index| {
+        let name = format!("other-{index}");
+        let vip = format!("10.96.{}.{}", index / 250 + 1, index % 250 + 1);
+        let service = Service::new(&name).cluster_ips([vip]).tcp("http", 80, 8080);
+        [Value::from(service), Slice::v4(&name).tcp("http", 8080).ready(absent(endpoints)).into()]
+    });
+    manifest::write(&sandbox.manifest_dir(), "others.json", objects);
+}
+
+fn counters(sandbox: &Sandbox) -> Value {
+    cproxy(sandbox, &["get", "counters", "-o", "json"]).success().json()
+}
+
+fn room(sandbox: &Sandbox) -> (u64, u64) {
+    let counters = counters(sandbox);
+    (counters["frontends_room"].as_u64().unwrap(), counters["backends_room"].as_u64().unwrap())
+}
+
+/// The Services that the kernel's table has, those of the agent's own naming.
+fn served(sandbox: &Sandbox) -> BTreeSet<String> {
+    let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).success().json();
+    rows.as_array().unwrap().iter().map(|row| row["service"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+fn wait_for_services(sandbox: &Sandbox, count: usize) {
+    eventually(SYNC, "the table follows", || {
+        let now = served(sandbox).len();
+        if now == count { Ok(()) } else { Err(format!("{now} Services, not {count}")) }
+    });
+}
+
+fn wait_for_room(sandbox: &Sandbox, expected: (u64, u64)) {
+    eventually(COMPACTED, "memory is given back", || {
+        let now = room(sandbox);
+        if now == expected { Ok(()) } else { Err(format!("{now:?}, not {expected:?}")) }
+    });
+}
+
+fn ask() {
+    let vip: SocketAddr = format!("{VIP}:80").parse().unwrap();
+    assert_eq!(echo::ask_tcp(vip).unwrap().name, "pod");
+}
+
+/// Tells who asks to stop, also when the test fails.
+struct Done<'d>(&'d AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let _server = serve(&sandbox);
+    let mut agent = start(&sandbox);
+    assert_eq!(room(&sandbox), (256, 1_024));
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let done = Done(&is_done);
+        let asked = scope.spawn(|| {
+            let mut asked = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                ask();
+                asked += 1;
+            }
+            asked
+        });
+        for (services, endpoints, expected) in
+            [(200, 10, (512, 2_048)), (1_500, 3, (4_096, 8_192)), (2, 9_000, (4_096, 32_768))]
+        {
+            write_others(&sandbox, services, endpoints);
+            wait_for_services(&sandbox, usize::from(services) + 1);
+            let now = room(&sandbox);
+            assert!(now.0 >= expected.0 && now.1 >= expected.1, "{now:?}, not {expected:?}");
+        }
+        manifest::write(&sandbox.manifest_dir(), "others.json", []);
+        wait_for_services(&sandbox, 1);
+        wait_for_room(&sandbox, (256, 1_024));
+        // An agent that starts anew finds the maps that are in force.
+        write_others(&sandbox, 300, 10);
+        wait_for_services(&sandbox, 301);
+        agent.kill();
+        agent = start(&sandbox);
+        assert_eq!(room(&sandbox), (1_024, 4_096));
+        drop(done);
+        assert!(asked.join().unwrap() > 100);
+    });
+    assert_eq!(served(&sandbox).len(), 301);
+}
+
+/// What an agent leaves that was killed before it put a new map in force.
+#[test]
+fn a_replacement_that_was_broken_off_is_no_harm() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let _server = serve(&sandbox);
+    let mut agent = start(&sandbox);
+    agent.kill();
+    let pins = PinDir::new(&sandbox.pin_dir());
+    let stray: HashMap<MapData, [u8; 20], u32> = HashMap::create(7, 1).unwrap();
+    let unused = ["FRONTENDS_0", "FRONTENDS_1"].map(|name| pins.object(name)).into_iter().find(|path| !path.exists());
+    stray.pin(unused.as_ref().unwrap()).unwrap();
+    ask();
+    assert_eq!(served(&sandbox).len(), 1, "whoever reads finds the map in force");
+    let _agent = start(&sandbox);
+    ask();
+    write_others(&sandbox, 300, 1);
+    wait_for_services(&sandbox, 301);
+    ask();
+    let pinned = ["FRONTENDS_0", "FRONTENDS_1"].iter().filter(|name| pins.object(name).exists()).count();
+    assert_eq!(pinned, 1, "the stray one went with the next replacement");
+}
+
+#[test]
+fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let _server = serve(&sandbox);
+    start(&sandbox).kill();
+    thread::scope(|scope| {
+        let forbidden = scope.spawn(|| {
+            seccomp::forbid_maps_of_the_agent();
+            let mut agent = start(&sandbox);
+            // For 150 Services there is room; for 5,000 endpoints there is none, and none for 200 Services more.
+            write_others(&sandbox, 100, 5);
+            wait_for_services(&sandbox, 101);
+            write_web(&sandbox, 5_000);
+            let log = agent.wait_log("cannot make BACKENDS with room for 8192", SYNC);
+            assert!(log.contains("Cannot allocate memory"), "{log}");
+            agent.wait_log("Service default/web: no room for 5001 more backends", SYNC);
+            (0..20).for_each(|_| ask());
+            let counters = counters(&sandbox);
+            assert_eq!((&counters["services_without_room"], &counters["object_problems"]), (&1.into(), &1.into()));
+            // Others are still followed.
+            write_others(&sandbox, 101, 5);
+            wait_for_services(&sandbox, 102);
+            write_others(&sandbox, 300, 1);
+            agent.wait_log("no room for more than 256 frontends", SYNC);
+            (0..20).for_each(|_| ask());
+            let served = served(&sandbox);
+            assert!(served.contains("default/web") && served.len() > 100, "{served:?}");
+            agent.kill();
+        });
+        forbidden.join().unwrap();
+    });
+    let _agent = start(&sandbox);
+    wait_for_services(&sandbox, 301);
+}
