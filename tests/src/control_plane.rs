@@ -63,6 +63,8 @@ pub struct ControlPlane<'s> {
     sandbox: &'s Sandbox,
     binaries: PathBuf,
     credentials: Credentials,
+    /// More of the API server's flags.
+    flags: Vec<String>,
     // Ends before etcd does.
     api_server: Option<Daemon>,
     _etcd: Daemon,
@@ -75,11 +77,20 @@ impl<'s> ControlPlane<'s> {
     /// When `CPROXY_CONTROL_PLANE` does not name the directory of the binaries, or they do not become ready: then the
     /// end of their logs is printed.
     pub fn start(sandbox: &'s Sandbox) -> Self {
+        Self::start_with(sandbox, &[])
+    }
+
+    /// Like [`ControlPlane::start`], with more flags for kube-apiserver.
+    ///
+    /// # Panics
+    /// As [`ControlPlane::start`].
+    pub fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let binaries = binaries();
         sandbox.add_addresses([ADDRESS, ADDRESS_V6]);
         let credentials = Credentials::create(sandbox.dir().join("control-plane"), &NAMES);
         let etcd = start_etcd(sandbox, &binaries);
-        let mut control_plane = Self { sandbox, binaries, credentials, api_server: None, _etcd: etcd };
+        let mut control_plane = Self { sandbox, binaries, credentials, flags, api_server: None, _etcd: etcd };
         control_plane.start_api_server();
         control_plane.apply(agent_rights());
         control_plane
@@ -236,6 +247,7 @@ impl ControlPlane<'_> {
         ] {
             command.arg(flag).arg(self.credentials.file(name));
         }
+        command.args(&self.flags);
         command
     }
 }

@@ -43,7 +43,7 @@ fn answer(mut stream: &TcpStream, name: &str, signals: &Signals) -> io::Result<(
 }
 
 /// Reads up to the empty line. None when the client leaves, talks without end, or the server is to end.
-fn read_head(mut stream: &TcpStream, signals: &Signals) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn read_head(mut stream: &TcpStream, signals: &Signals) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::new();
     let mut buffer = [0; 4096];
     while head.len() < LONGEST_HEAD && signals.wait_for(&stream) {

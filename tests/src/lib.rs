@@ -11,6 +11,7 @@
     reason = "a harness reports a broken environment by panicking, with a sentence that says what to do"
 )]
 
+pub mod api;
 pub mod control_plane;
 pub mod echo;
 pub mod http;

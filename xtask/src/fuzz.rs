@@ -34,6 +34,8 @@ enum Target {
     ApiObjects,
     /// Manifest files, as YAML or JSON
     Manifests,
+    /// What an API server sends, cut into objects
+    Split,
 }
 
 /// What sancov needs to give libFuzzer counters, their places and the operands of comparisons.
@@ -73,13 +75,14 @@ impl Target {
             Self::Addresses => "addresses",
             Self::ApiObjects => "api_objects",
             Self::Manifests => "manifests",
+            Self::Split => "split",
         }
     }
 
     fn dictionary(self) -> Option<&'static str> {
         match self {
             Self::Addresses => None,
-            Self::ApiObjects | Self::Manifests => Some("objects.dict"),
+            Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
         }
     }
 }

@@ -87,9 +87,10 @@ const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 8] = [
+const SUITES: [Suite; 9] = [
     Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
     Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
+    Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[], part: None },
     Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
     Suite {
         name: "live",

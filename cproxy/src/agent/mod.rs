@@ -27,8 +27,9 @@ use run_dir::RunDir;
 use timeline::{Phase, Timeline};
 use tokio::{net::UnixListener, sync::mpsc};
 
-/// How many batches of events may wait: a bound on memory, not on speed.
-const EVENTS_WAITING_MAX: usize = 256;
+/// How many batches of events may wait: a bound on memory, not on speed. From the API server each is one object, which
+/// may have a thousand endpoints.
+const EVENTS_WAITING_MAX: usize = 16;
 
 /// Why the agent does not run.
 #[derive(Debug, thiserror::Error)]

@@ -24,6 +24,9 @@ use crate::bpf::SocketMark;
 /// Where a pod finds its ServiceAccount.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
+/// How much is read of a connection at once; also the longest head of an answer.
+const READ_BYTES_MAX: usize = 64 << 10;
+
 /// The API server to follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiServer {
@@ -184,7 +187,7 @@ fn build(config: &Config, mark: SocketMark, heard: LastHeard) -> kube::Result<Cl
         .option_layer(config.auth_layer()?)
         .map_request(move |request| authorize(token.as_ref(), request))
         .map_err(tower::BoxError::from)
-        .service(legacy::Client::builder(TokioExecutor::new()).build(https));
+        .service(legacy::Client::builder(TokioExecutor::new()).http1_max_buf_size(READ_BYTES_MAX).build(https));
     Ok(Client::new(service, config.default_namespace))
 }
 

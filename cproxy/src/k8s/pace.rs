@@ -1,6 +1,6 @@
 //! A bound on how often the API server is asked, whatever it answers.
 //!
-//! kube's watcher waits after an error, but not after a watch that ends in good order or a list that never does: a server,
+//! There are pauses after errors, but none after a watch that ends in good order or a list that never does: a server,
 //! or a proxy before it, that closes each watch at once would be asked thousands of times a second.
 
 use std::{

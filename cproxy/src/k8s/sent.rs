@@ -1,11 +1,9 @@
 //! An object as it was sent, whether it can be read or not: one that cannot be must not end the list or watch that it
 //! comes in, nor take others with it.
 
-use std::borrow::Cow;
-
 use kube::core::{ObjectMeta, Resource};
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
-use serde_json::{Value, value::RawValue};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
 
 /// An object, or what is wrong with it.
 #[derive(Clone, Debug)]
@@ -35,45 +33,27 @@ fn why<T: DeserializeOwned>(object: Value) -> Option<String> {
     serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Sent<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Box::<RawValue>::deserialize(deserializer)?;
-        Ok(match serde_json::from_str(text.get()) {
-            Ok(object) => Self::Read(object),
+impl<T: DeserializeOwned + Resource> Sent<T> {
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// It is not even JSON.
+    pub(super) fn read(json: &str) -> serde_json::Result<Self> {
+        match serde_json::from_str(json) {
+            Ok(object) => Ok(Self::Read(object)),
             Err(error) => {
-                let object: Value = serde_json::from_str(text.get()).unwrap_or_default();
+                serde_json::from_str::<IgnoredAny>(json)?;
+                let object: Value = serde_json::from_str(json).unwrap_or_default();
                 let names = names(&object);
-                Self::Unreadable(Box::new(names), why::<T>(object).unwrap_or_else(|| error.to_string()))
+                Ok(Self::Unreadable(Box::new(names), why::<T>(object).unwrap_or_else(|| error.to_string())))
             }
-        })
-    }
-}
-
-impl<T: Resource> Resource for Sent<T> {
-    type DynamicType = T::DynamicType;
-    type Scope = T::Scope;
-
-    fn kind(dynamic: &T::DynamicType) -> Cow<'_, str> {
-        T::kind(dynamic)
-    }
-    fn group(dynamic: &T::DynamicType) -> Cow<'_, str> {
-        T::group(dynamic)
-    }
-    fn version(dynamic: &T::DynamicType) -> Cow<'_, str> {
-        T::version(dynamic)
-    }
-    fn plural(dynamic: &T::DynamicType) -> Cow<'_, str> {
-        T::plural(dynamic)
-    }
-    fn meta(&self) -> &ObjectMeta {
-        match self {
-            Self::Read(object) => object.meta(),
-            Self::Unreadable(metadata, _) => metadata,
         }
     }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
+
+    /// What it is called.
+    pub(super) fn meta(&self) -> &ObjectMeta {
         match self {
-            Self::Read(object) => object.meta_mut(),
+            Self::Read(object) => object.meta(),
             Self::Unreadable(metadata, _) => metadata,
         }
     }
@@ -81,31 +61,31 @@ impl<T: Resource> Resource for Sent<T> {
 
 #[cfg(test)]
 mod tests {
-    use kube::core::{ObjectList, WatchEvent};
-
     use super::*;
     use crate::k8s::objects::Service;
 
     #[test]
-    fn an_object_that_cannot_be_read_is_named_and_its_neighbours_are_read() {
-        let list = r#"{"apiVersion": "v1", "kind": "ServiceList", "metadata": {"resourceVersion": "7"}, "items": [
-            {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}},
-            {"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}},
-            {"metadata": {"name": "c", "labels": {"x": 5}}}, 7]}"#;
-        let list: ObjectList<Sent<Service>> = serde_json::from_str(list).unwrap();
-        let [a, b, c, d] = list.items.try_into().unwrap();
+    fn an_object_that_cannot_be_read_is_named() {
+        let read = |json| Sent::<Service>::read(json).unwrap();
+        let a = read(
+            r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}}"#,
+        );
         assert!(matches!(&a, Sent::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type")));
         assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
+        let b = read(r#"{"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}}"#);
         assert!(matches!(&b, Sent::Read(_)) && b.meta().name.as_deref() == Some("b"));
-        assert!(
-            matches!((&c, &d), (Sent::Unreadable(..), Sent::Unreadable(..))) && c.meta().name.as_deref() == Some("c")
-        );
+        let c = read(r#"{"metadata": {"name": "c", "labels": {"x": 5}}}"#);
+        assert!(matches!(&c, Sent::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
+        for nameless in ["7", "null", "[]"] {
+            let object = read(nameless);
+            assert!(matches!(&object, Sent::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
+        }
     }
 
     #[test]
-    fn a_watch_goes_on_after_it() {
-        let event = r#"{"type": "MODIFIED", "object": {"metadata": {"name": "a"}, "spec": 5}}"#;
-        let event: WatchEvent<Sent<Service>> = serde_json::from_str(event).unwrap();
-        assert!(matches!(event, WatchEvent::Modified(Sent::Unreadable(..))));
+    fn what_is_not_json_is_no_object() {
+        for text in ["", "{", r#"{"metadata": [}"#, r#"{"a": 1} {"#, "nul"] {
+            assert!(Sent::<Service>::read(text).is_err(), "{text}");
+        }
     }
 }

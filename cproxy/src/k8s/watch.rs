@@ -1,109 +1,101 @@
 //! Two watches, and one of the own Node where its name is known, as one stream of events.
 //!
-//! Lists are streamed where the server can; where it refuses, they come from its cache, whole: paging would make it a
-//! quorum read from etcd.
+//! Lists are streamed where the server can: as the events with which a watch begins. Where it refuses, they come from its
+//! cache, never as a quorum read from etcd. Either way each object is read and handed on by itself: what is held of a
+//! list is its longest object.
 //!
 //! The agent can do without the Node: where it may not be read, or the API has no Nodes, an empty list stands for it. A
 //! server that cannot be reached says nothing of the kind: then the agent waits, as for the others.
 
-use std::{fmt::Debug, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
-use futures_util::StreamExt;
 use http::Uri;
-use kube::{
-    Api, Client, Resource,
-    core::ObjectMeta,
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, Config, Error},
-    },
-};
-use serde::de::DeserializeOwned;
+use kube::{Client, core::Status};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
-    client::chain,
+    answer::Answer,
+    failure::{Cause, Failure, Verb},
+    kinds::Watched,
     objects::{EndpointSlice, Node, Service},
+    pause::{Backoff, jitter},
     sent::Sent,
+    split::{Items, LONGEST_BYTES, Lines, Part, SplitError},
 };
-use crate::model::{Event, Kind, ObjectName, object_name};
+use crate::model::{Event, object_name};
 
-/// The status of a watch that starts before what the server still remembers: no failure, so no back-off.
-const GONE: u16 = 410;
 const RELIST_JITTER_MAX: Duration = Duration::from_millis(500);
 
-const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
-/// kube's own pauses between attempts, jitter included, are shorter.
-const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// The server itself ends each watch after this; what is alive says something before.
+const WATCH_SECONDS: &str = "290";
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
+/// In the middle of a list, a server that is alive hardly pauses at all.
+const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// How many objects a server that lists by pages is to send at once. Pages are not what bounds memory here, and each is
+/// one more request.
+const PAGE_ITEMS: &str = "500";
+
+/// The annotation of the bookmark that ends a streamed list.
+const LIST_END: &str = "k8s.io/initial-events-end";
 
 /// What is refused may be granted later: it is asked for again after this, and then ever more seldom.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(300);
-
-/// A kind that is watched.
-trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
-    const KIND: Kind;
-    /// What cannot be done without it; nothing: the agent cannot do without it at all.
-    const LOST_WITHOUT: Option<&'static str> = None;
-
-    fn applied(object: Box<Self>) -> Event;
-    fn deleted(meta: &ObjectMeta) -> Option<Event>;
-}
-
-impl Watched for Service {
-    const KIND: Kind = Kind::Services;
-
-    fn applied(object: Box<Self>) -> Event {
-        Event::Service(object)
-    }
-    fn deleted(meta: &ObjectMeta) -> Option<Event> {
-        namespaced(meta).map(Event::ServiceDeleted)
-    }
-}
-
-impl Watched for EndpointSlice {
-    const KIND: Kind = Kind::EndpointSlices;
-
-    fn applied(object: Box<Self>) -> Event {
-        Event::EndpointSlice(object)
-    }
-    fn deleted(meta: &ObjectMeta) -> Option<Event> {
-        namespaced(meta).map(Event::EndpointSliceDeleted)
-    }
-}
-
-impl Watched for Node {
-    const KIND: Kind = Kind::Nodes;
-    const LOST_WITHOUT: Option<&'static str> =
-        Some("zone hints are not followed and, without --node-ip, node ports are not served");
-
-    fn applied(object: Box<Self>) -> Event {
-        Event::Node(object)
-    }
-    fn deleted(meta: &ObjectMeta) -> Option<Event> {
-        meta.name.clone().map(Event::NodeDeleted)
-    }
-}
-
-fn namespaced(meta: &ObjectMeta) -> Option<ObjectName> {
-    Some(ObjectName::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
-}
 
 /// Follows the API server for ever, with back-off; ends when nobody listens any more. Without a node's name no Node is
 /// asked for.
 pub async fn watch(client: Client, url: Uri, node_name: Option<String>, events: mpsc::Sender<Vec<Event>>) {
     let source = Source { client, url, events, is_in: Notify::new() };
     // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go).
-    let services = Config::default().labels("!service.kubernetes.io/service-proxy-name").fields("spec.clusterIP!=None");
-    let slices = Config::default().labels("!service.kubernetes.io/headless");
+    let services = Selectors { labels: "!service.kubernetes.io/service-proxy-name", fields: "spec.clusterIP!=None" };
+    let slices = Selectors { labels: "!service.kubernetes.io/headless", fields: "" };
     let node = async {
         let Some(name) = node_name else { return };
         // A server that is just starting refuses everything: who is let in elsewhere, and not here, may not read Nodes.
         source.is_in.notified().await;
-        source.follow::<Node>(Config::default().fields(&format!("metadata.name={name}"))).await;
+        source.follow::<Node>(Selectors { labels: "", fields: &format!("metadata.name={name}") }).await;
     };
-    tokio::join!(source.follow::<Service>(services), source.follow::<EndpointSlice>(slices), node);
+    tokio::select! {
+        _ = async { tokio::join!(source.follow::<Service>(services), source.follow::<EndpointSlice>(slices), node) } => {}
+        () = source.events.closed() => {}
+    }
+}
+
+/// Which objects of a kind are asked for.
+#[derive(Clone, Copy)]
+struct Selectors<'a> {
+    labels: &'a str,
+    fields: &'a str,
+}
+
+impl Selectors<'_> {
+    /// The path and query of a request.
+    fn target<K: Watched>(self, more: &[(&str, &str)]) -> String {
+        let mut target = K::url_path(&(), None);
+        let selectors = [("labelSelector", self.labels), ("fieldSelector", self.fields)];
+        let selectors = selectors.into_iter().filter(|(_, value)| !value.is_empty());
+        for (index, (name, value)) in selectors.chain(more.iter().copied()).enumerate() {
+            target.push(if index == 0 { '?' } else { '&' });
+            target.push_str(name);
+            target.push('=');
+            push_encoded(&mut target, value);
+        }
+        target
+    }
+}
+
+/// Percent-encodes all but what needs it nowhere.
+fn push_encoded(target: &mut String, value: &str) {
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            target.push(byte.into());
+        } else {
+            target.push_str(&format!("%{byte:02X}"));
+        }
+    }
 }
 
 /// An API server.
@@ -117,74 +109,252 @@ struct Source {
 
 /// How one kind has been doing.
 struct Course {
+    /// From where a watch can go on; nothing: there is no complete list yet.
+    version: Option<String>,
     can_stream: bool,
     is_listed: bool,
     /// Something is in the list so far.
     has_listed_any: bool,
     /// There are objects.
     knows: bool,
+    backoff: Backoff,
     refused_pause: Duration,
     /// What was last said of a kind that the agent can do without.
     said: Option<String>,
 }
 
+/// What a list or watch brings.
+enum Word<K> {
+    ListStarted,
+    Listed(Sent<K>),
+    ListDone,
+    Applied(Sent<K>),
+    Deleted(Sent<K>),
+}
+
+/// One line of a watch.
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    change: Change,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Change {
+    Added,
+    Modified,
+    Deleted,
+    Bookmark,
+    Error,
+}
+
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: BookmarkMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMetadata {
+    resource_version: Option<String>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: Option<String>,
+    /// Of a list by pages, what to ask for the next one with.
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+impl From<SplitError> for Cause {
+    fn from(error: SplitError) -> Self {
+        Self::Split(error)
+    }
+}
+
+impl From<serde_json::Error> for Cause {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+/// What may be empty, and then is as good as missing.
+fn some(text: Option<String>) -> Result<String, Cause> {
+    text.filter(|text| !text.is_empty()).ok_or(Cause::NoVersion)
+}
+
 impl Source {
-    async fn follow<K: Watched>(&self, selectors: Config) {
+    async fn follow<K: Watched>(&self, selectors: Selectors<'_>) {
         let mut course = Course::new();
-        while !self.events.is_closed() {
-            self.follow_once::<K>(&selectors, &mut course).await;
+        loop {
+            if let Err(failure) = self.follow_once::<K>(selectors, &mut course).await {
+                self.recover::<K>(&failure, &mut course).await;
+            }
         }
     }
 
-    /// Lists and watches until it takes a new list.
-    async fn follow_once<K: Watched>(&self, selectors: &Config, course: &mut Course) {
-        let (api, config) = (Api::<Sent<K>>::all(self.client.clone()), config(selectors.clone(), course.can_stream));
-        let mut stream = std::pin::pin!(watcher::watcher(api, config).default_backoff());
-        let mut patience = LIST_SILENCE_MAX;
-        loop {
-            let Ok(item) = tokio::time::timeout(patience, stream.next()).await else {
-                let (kind, url) = (K::plural(&()), &self.url);
-                return tracing::warn!("no word about {kind} from {url} for {patience:?}; trying again");
-            };
-            match item {
-                None => return,
-                Some(Ok(event)) => {
-                    patience = silence_max(&event);
-                    course.note(&event);
-                    if matches!(event, watcher::Event::InitDone) {
-                        self.is_in.notify_one();
-                        if let Some(lost) = K::LOST_WITHOUT.filter(|_| !course.knows) {
-                            let selected = selectors.field_selector.as_deref().unwrap_or_default();
-                            course.say(format!("there is no {} with {selected}: until there is, {lost}", K::kind(&())));
-                        }
+    /// Lists, if need be, and watches until the server ends that.
+    async fn follow_once<K: Watched>(&self, selectors: Selectors<'_>, course: &mut Course) -> Result<(), Failure> {
+        if course.version.is_none() && !course.can_stream {
+            let listed = self.list::<K>(selectors, course).await;
+            listed.map_err(|cause| Failure { verb: Verb::List, cause })?;
+        }
+        match self.watch::<K>(selectors, course).await {
+            // A watch that has begun is resumed, as if the server had ended it in good order.
+            Err(Cause::Cut) if course.version.is_some() => Ok(()),
+            watched => watched.map_err(|cause| Failure { verb: Verb::Watch, cause }),
+        }
+    }
+
+    /// Makes sure of a pause before the next attempt, and of what that is to be.
+    async fn recover<K: Watched>(&self, failure: &Failure, course: &mut Course) {
+        if failure.is_gone() {
+            tracing::info!("the watch of {} is too old to be resumed: listing anew", K::plural(&()));
+            course.version = None;
+            return tokio::time::sleep(jitter(RELIST_JITTER_MAX)).await;
+        }
+        if course.version.is_none() && course.can_stream && failure.refuses_streaming() {
+            tracing::info!("the API server does not stream lists of {}: listing from its cache", K::plural(&()));
+            course.can_stream = false;
+            return;
+        }
+        let message = failure.describe::<K>(&self.url);
+        if let Some(lost) = K::LOST_WITHOUT.filter(|_| failure.is_refused()) {
+            return self.do_without::<K>(course, &message, lost).await;
+        }
+        tracing::warn!("{message}; trying again");
+        if matches!(failure.cause, Cause::NoVersion | Cause::Silent(_)) {
+            course.version = None;
+        }
+        tokio::time::sleep(course.backoff.next()).await;
+    }
+
+    /// Lists from the server's cache, which may send all at once or by pages.
+    async fn list<K: Watched>(&self, selectors: Selectors<'_>, course: &mut Course) -> Result<(), Cause> {
+        self.tell::<K>(Word::ListStarted, selectors, course).await;
+        let mut page = self.list_page::<K>(("resourceVersion", "0"), selectors, course).await?;
+        while let Some(next) = page.next.filter(|next| !next.is_empty()) {
+            page = self.list_page::<K>(("continue", &next), selectors, course).await?;
+        }
+        course.version = Some(some(page.resource_version)?);
+        self.tell::<K>(Word::ListDone, selectors, course).await;
+        Ok(())
+    }
+
+    async fn list_page<K: Watched>(
+        &self,
+        start: (&str, &str),
+        selectors: Selectors<'_>,
+        course: &mut Course,
+    ) -> Result<ListMetadata, Cause> {
+        let target = selectors.target::<K>(&[("limit", PAGE_ITEMS), start]);
+        let mut answer = Answer::get(&self.client, &target, LIST_SILENCE_MAX).await?;
+        let (mut items, mut metadata) = (Items::new(LONGEST_BYTES), ListMetadata::default());
+        while let Some(chunk) = answer.chunk().await? {
+            let mut rest = &*chunk;
+            while let Some(part) = items.next(&mut rest)? {
+                match part {
+                    Part::Metadata(json) => metadata = serde_json::from_slice(json)?,
+                    Part::Item(json) => {
+                        let json = str::from_utf8(json).map_err(|_| SplitError::NoList("it is not UTF-8"))?;
+                        let word = Word::Listed(Sent::<K>::read(json)?);
+                        self.tell(word, selectors, course).await;
                     }
-                    let Some(event) = translate(event) else { continue };
-                    if self.events.send(vec![event]).await.is_err() {
-                        return;
-                    }
                 }
-                Some(Err(error)) if course.can_stream && refuses_streaming(&error) => {
-                    tracing::info!(
-                        "the API server does not stream lists of {}: listing from its cache",
-                        K::plural(&())
-                    );
-                    course.can_stream = false;
-                    return;
-                }
-                Some(Err(error)) if is_gone(&error) => {
-                    tracing::info!("the watch of {} is too old to be resumed: listing anew", K::plural(&()));
-                    return tokio::time::sleep(jitter()).await;
-                }
-                Some(Err(error)) => {
-                    let message = describe::<K>(&error, &self.url);
-                    if let Some(lost) = K::LOST_WITHOUT.filter(|_| is_refused(&error)) {
-                        return self.do_without::<K>(course, &message, lost).await;
-                    }
-                    tracing::warn!("{message}; trying again");
-                    patience = patience.max(LIST_SILENCE_MAX + BACKOFF_MAX);
-                }
+                answer.heard(LIST_SILENCE_MAX);
             }
         }
+        items.finish()?;
+        Ok(metadata)
+    }
+
+    /// Watches from where the course is; from nowhere, this is a streamed list first.
+    async fn watch<K: Watched>(&self, selectors: Selectors<'_>, course: &mut Course) -> Result<(), Cause> {
+        let begin = [("watch", "true"), ("timeoutSeconds", WATCH_SECONDS), ("allowWatchBookmarks", "true")];
+        let target = match &course.version {
+            Some(version) => selectors.target::<K>(&[&begin[..], &[("resourceVersion", version)]].concat()),
+            None => {
+                let stream = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
+                selectors.target::<K>(&[&begin[..], &stream, &[("resourceVersion", "0")]].concat())
+            }
+        };
+        let mut answer = Answer::get(&self.client, &target, course.silence_max()).await?;
+        if course.version.is_none() {
+            self.tell::<K>(Word::ListStarted, selectors, course).await;
+        }
+        let mut lines = Lines::new(LONGEST_BYTES);
+        while let Some(chunk) = answer.chunk().await? {
+            let mut rest = &*chunk;
+            while let Some(line) = lines.next(&mut rest)? {
+                self.read_line::<K>(line, selectors, course).await?;
+                answer.heard(course.silence_max());
+            }
+        }
+        self.read_line::<K>(lines.rest(), selectors, course).await?;
+        if course.version.is_none() { Err(Cause::Incomplete) } else { Ok(()) }
+    }
+
+    async fn read_line<K: Watched>(
+        &self,
+        line: &[u8],
+        selectors: Selectors<'_>,
+        course: &mut Course,
+    ) -> Result<(), Cause> {
+        if line.trim_ascii().is_empty() {
+            return Ok(());
+        }
+        let Line { change, object } = serde_json::from_slice(line)?;
+        let word = match (change, course.version.is_some()) {
+            (Change::Error, _) => return Err(Cause::Event(serde_json::from_str::<Box<Status>>(object.get())?)),
+            (Change::Bookmark, is_listed) => {
+                let bookmark: Bookmark = serde_json::from_str(object.get())?;
+                if !is_listed && !bookmark.metadata.annotations.contains_key(LIST_END) {
+                    return Err(Cause::NotStreamed);
+                }
+                course.version = Some(some(bookmark.metadata.resource_version)?);
+                if is_listed {
+                    course.backoff = Backoff::new();
+                    return Ok(());
+                }
+                Word::ListDone
+            }
+            (Change::Added | Change::Modified, false) => Word::Listed(Sent::<K>::read(object.get())?),
+            // There is none of these in a list.
+            (Change::Deleted, false) => return Ok(()),
+            (change, true) => {
+                let object = Sent::<K>::read(object.get())?;
+                course.version = Some(some(object.meta().resource_version.clone())?);
+                if matches!(change, Change::Deleted) { Word::Deleted(object) } else { Word::Applied(object) }
+            }
+        };
+        self.tell(word, selectors, course).await;
+        Ok(())
+    }
+
+    /// Hands on what has come in.
+    async fn tell<K: Watched>(&self, word: Word<K>, selectors: Selectors<'_>, course: &mut Course) {
+        course.note(&word);
+        if matches!(word, Word::ListDone) {
+            self.is_in.notify_one();
+            if let Some(lost) = K::LOST_WITHOUT.filter(|_| !course.knows) {
+                course.say(format!("there is no {} with {}: until there is, {lost}", K::kind(&()), selectors.fields));
+            }
+        }
+        if let Some(event) = translate(word) {
+            self.send(vec![event]).await;
+        }
+    }
+
+    /// Waits for room. If nobody listens any more, [`watch`] ends by itself.
+    async fn send(&self, events: Vec<Event>) {
+        self.events.send(events).await.ok();
     }
 
     /// The kind is not to be had. What is known of it stays, as it does when the server goes; if nothing is, there is none.
@@ -193,10 +363,9 @@ impl Source {
         course.say(format!("{message}; until then {meanwhile}"));
         if !course.is_listed {
             course.is_listed = true;
-            // If nobody listens any more, the caller sees it.
-            self.events.send(vec![Event::ListStarted(K::KIND), Event::ListDone(K::KIND)]).await.ok();
+            self.send(vec![Event::ListStarted(K::KIND), Event::ListDone(K::KIND)]).await;
         }
-        tokio::time::sleep(course.refused_pause + jitter()).await;
+        tokio::time::sleep(course.refused_pause + jitter(RELIST_JITTER_MAX)).await;
         course.refused_pause = (course.refused_pause * 2).min(REFUSED_PAUSE_MAX);
     }
 }
@@ -204,29 +373,39 @@ impl Source {
 impl Course {
     fn new() -> Self {
         Self {
+            version: None,
             can_stream: true,
             is_listed: false,
             has_listed_any: false,
             knows: false,
+            backoff: Backoff::new(),
             refused_pause: REFUSED_PAUSE,
             said: None,
         }
     }
 
-    fn note<K>(&mut self, event: &watcher::Event<K>) {
-        match event {
-            watcher::Event::Init => self.has_listed_any = false,
-            watcher::Event::InitApply(_) => self.has_listed_any = true,
-            watcher::Event::InitDone => (self.is_listed, self.knows) = (true, self.has_listed_any),
-            watcher::Event::Apply(_) => self.knows = true,
+    /// How long a server that is alive may say nothing.
+    fn silence_max(&self) -> Duration {
+        if self.version.is_none() { LIST_SILENCE_MAX } else { WATCH_SILENCE_MAX }
+    }
+
+    fn note<K>(&mut self, word: &Word<K>) {
+        match word {
+            Word::ListStarted => self.has_listed_any = false,
+            Word::Listed(_) => self.has_listed_any = true,
+            Word::ListDone => (self.is_listed, self.knows) = (true, self.has_listed_any),
+            Word::Applied(_) => self.knows = true,
             // Of what the agent can do without there is one.
-            watcher::Event::Delete(_) => self.knows = false,
+            Word::Deleted(_) => self.knows = false,
+        }
+        if !matches!(word, Word::ListStarted | Word::Listed(_)) {
+            self.backoff = Backoff::new();
         }
         // After a list that was not streamed, the watch may still be refused.
-        let is_watched = match event {
-            watcher::Event::Init | watcher::Event::InitApply(_) => false,
-            watcher::Event::InitDone => self.can_stream,
-            watcher::Event::Apply(_) | watcher::Event::Delete(_) => true,
+        let is_watched = match word {
+            Word::ListStarted | Word::Listed(_) => false,
+            Word::ListDone => self.can_stream,
+            Word::Applied(_) | Word::Deleted(_) => true,
         };
         if is_watched {
             self.refused_pause = REFUSED_PAUSE;
@@ -245,168 +424,74 @@ impl Course {
     }
 }
 
-/// How long a server that is alive may say nothing: hardly at all in the middle of a list; after that the server itself
-/// ends each watch within the timeout that kube asks for (290 s).
-fn silence_max<K>(event: &watcher::Event<K>) -> Duration {
-    match event {
-        watcher::Event::Init | watcher::Event::InitApply(_) => LIST_SILENCE_MAX,
-        watcher::Event::InitDone | watcher::Event::Apply(_) | watcher::Event::Delete(_) => WATCH_SILENCE_MAX,
-    }
-}
-
-/// After an outage all agents of a cluster list at once: this spreads them without making any wait for long.
-fn jitter() -> Duration {
-    let mut bytes = [0; 2];
-    // Without randomness (early in a boot) there is no jitter.
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK).ok();
-    RELIST_JITTER_MAX * u32::from(u16::from_ne_bytes(bytes)) / (1 << 16)
-}
-
-fn config(selectors: Config, can_stream: bool) -> Config {
-    if can_stream { selectors.streaming_lists() } else { Config { page_size: None, ..selectors.any_semantic() } }
-}
-
-fn translate<K: Watched>(event: watcher::Event<Sent<K>>) -> Option<Event> {
-    Some(match event {
-        watcher::Event::Init => Event::ListStarted(K::KIND),
-        watcher::Event::InitApply(object) | watcher::Event::Apply(object) => match object {
+fn translate<K: Watched>(word: Word<K>) -> Option<Event> {
+    Some(match word {
+        Word::ListStarted => Event::ListStarted(K::KIND),
+        Word::Listed(object) | Word::Applied(object) => match object {
             Sent::Read(object) => K::applied(object),
             Sent::Unreadable(metadata, message) => {
                 Event::Unreadable { kind: K::KIND, name: object_name(&metadata), message }
             }
         },
-        watcher::Event::InitDone => Event::ListDone(K::KIND),
-        watcher::Event::Delete(object) => return K::deleted(object.meta()),
+        Word::ListDone => Event::ListDone(K::KIND),
+        Word::Deleted(object) => return K::deleted(object.meta()),
     })
-}
-
-/// A server that does not know `sendInitialEvents` calls the request invalid (400, 422) or forbids the parameter by
-/// these codes; what a retry can mend (401, 403, 410, 429, 5xx) says nothing about it.
-fn refuses_streaming(error: &Error) -> bool {
-    matches!(error, Error::WatchStartFailed(kube::Error::Api(status)) if matches!(status.code, 400 | 405 | 422))
-}
-
-/// 410, as an event or as the answer to the request.
-fn is_gone(error: &Error) -> bool {
-    match error {
-        Error::WatchError(status) => status.code == GONE,
-        Error::WatchStartFailed(kube::Error::Api(status)) => status.code == GONE,
-        _ => false,
-    }
-}
-
-/// The server is there and has made up its mind: the kind may not be read (403), or the API does not have it (404).
-fn is_refused(error: &Error) -> bool {
-    let code = match error {
-        Error::InitialListFailed(kube::Error::Api(status)) | Error::WatchStartFailed(kube::Error::Api(status)) => {
-            status.code
-        }
-        Error::WatchError(status) => status.code,
-        _ => return false,
-    };
-    matches!(code, 403 | 404)
-}
-
-/// One line that names the resource and, where it is a matter of rights, the verb.
-fn describe<K: Watched>(error: &Error, url: &Uri) -> String {
-    let (verb, cause) = match error {
-        Error::InitialListFailed(cause) => ("list", cause),
-        Error::WatchStartFailed(cause) | Error::WatchFailed(cause) => ("watch", cause),
-        Error::WatchError(status) => return format!("watch of {} ended: {}", K::plural(&()), status.message),
-        Error::NoResourceVersion => return format!("the API server sent {} without resourceVersion", K::plural(&())),
-    };
-    let (resource, group) = (K::plural(&()), K::group(&()));
-    match cause {
-        kube::Error::Api(status) if status.code == 403 => format!(
-            "not permitted to {verb} {resource}: grant the verbs list and watch on resource {resource:?} of apiGroup \
-             {group:?} to cproxy's identity ({})",
-            status.message
-        ),
-        kube::Error::Api(status) if status.code == 401 => format!(
-            "cannot {verb} {resource}: the API server at {url} does not accept the credentials (401); check the token or \
-             certificate of the kubeconfig or ServiceAccount"
-        ),
-        kube::Error::Api(status) => format!("cannot {verb} {resource} at {url}: {} ({})", status.message, status.code),
-        kube::Error::Service(cause) => format!("cannot {verb} {resource} at {url}: {}", chain(&**cause)),
-        cause => format!("cannot {verb} {resource} at {url}: {}", chain(cause)),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn status(code: u16) -> Box<kube::core::Status> {
-        serde_json::from_value(serde_json::json!({"code": code, "message": "m", "reason": "r", "status": "Failure"}))
-            .unwrap()
-    }
-
-    #[test]
-    fn gone_is_understood_as_an_event_and_as_an_answer() {
-        assert!(is_gone(&Error::WatchError(status(410))));
-        assert!(is_gone(&Error::WatchStartFailed(kube::Error::Api(status(410)))));
-        assert!(!is_gone(&Error::WatchError(status(500))));
-        assert!(!is_gone(&Error::InitialListFailed(kube::Error::Api(status(410)))), "a list has nothing to be too old");
-    }
-
-    #[test]
-    fn only_a_refusal_of_the_parameter_ends_streaming() {
-        for (code, ends) in [
-            (400, true),
-            (405, true),
-            (422, true),
-            (401, false),
-            (403, false),
-            (410, false),
-            (429, false),
-            (503, false),
-        ] {
-            assert_eq!(refuses_streaming(&Error::WatchStartFailed(kube::Error::Api(status(code)))), ends, "{code}");
-        }
-    }
-
-    #[test]
-    fn what_is_not_permitted_is_named_with_what_to_grant() {
-        let url = Uri::from_static("https://api:6443");
-        let list = describe::<EndpointSlice>(&Error::InitialListFailed(kube::Error::Api(status(403))), &url);
-        assert!(list.starts_with("not permitted to list endpointslices: grant the verbs list and watch"), "{list}");
-        assert!(list.contains("\"discovery.k8s.io\"") && !list.contains('\n'), "{list}");
-    }
-
-    #[test]
-    fn only_what_the_server_has_decided_is_done_without() {
-        for (code, is) in [(403, true), (404, true), (401, false), (410, false), (429, false), (500, false)] {
-            for error in [Error::InitialListFailed, Error::WatchStartFailed] {
-                assert_eq!(is_refused(&error(kube::Error::Api(status(code)))), is, "{code}");
-            }
-        }
-        assert!(!is_refused(&Error::NoResourceVersion));
-    }
-
     #[test]
     fn what_is_said_once_is_said_again_after_it_was_mended() {
-        let node = || Node::default();
+        let node = || Sent::Read(Box::<Node>::default());
         let mut course = Course::new();
-        let mut after = |event| {
+        let mut after = |word| {
             course.said = Some("not permitted".to_owned());
             course.refused_pause = REFUSED_PAUSE_MAX;
-            course.note::<Node>(&event);
+            course.note::<Node>(&word);
             (course.said.is_none(), course.refused_pause == REFUSED_PAUSE)
         };
-        assert_eq!(after(watcher::Event::Init), (false, false));
-        assert_eq!(after(watcher::Event::InitDone), (false, true), "there is no such Node");
-        assert_eq!(after(watcher::Event::Apply(node())), (true, true));
-        assert_eq!(after(watcher::Event::InitApply(node())), (false, false));
-        assert_eq!(after(watcher::Event::InitDone), (true, true));
+        assert_eq!(after(Word::ListStarted), (false, false));
+        assert_eq!(after(Word::ListDone), (false, true), "there is no such Node");
+        assert_eq!(after(Word::Applied(node())), (true, true));
+        assert_eq!(after(Word::Listed(node())), (false, false));
+        assert_eq!(after(Word::ListDone), (true, true));
         course.can_stream = false;
         course.refused_pause = REFUSED_PAUSE_MAX;
-        course.note::<Node>(&watcher::Event::InitDone);
+        course.note::<Node>(&Word::ListDone);
         assert_eq!(course.refused_pause, REFUSED_PAUSE_MAX, "the watch may still be refused");
     }
 
     #[test]
+    fn pauses_grow_until_a_list_is_complete_or_something_changes() {
+        let mut course = Course::new();
+        let mut is_reset = |word| {
+            course.backoff.next();
+            course.note::<Node>(&word);
+            course.backoff == Backoff::new()
+        };
+        assert!(!is_reset(Word::ListStarted) && !is_reset(Word::Listed(Sent::Read(Box::default()))));
+        assert!(is_reset(Word::ListDone) && is_reset(Word::Deleted(Sent::Read(Box::default()))));
+    }
+
+    #[test]
     fn a_list_may_be_silent_for_less_time_than_a_watch() {
-        assert_eq!(silence_max::<Service>(&watcher::Event::Init), LIST_SILENCE_MAX);
-        assert_eq!(silence_max::<Service>(&watcher::Event::InitDone), WATCH_SILENCE_MAX);
+        let mut course = Course::new();
+        assert_eq!(course.silence_max(), LIST_SILENCE_MAX);
+        course.version = Some("7".to_owned());
+        assert_eq!(course.silence_max(), WATCH_SILENCE_MAX);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_encoded() {
+        let services = Selectors { labels: "!a/b", fields: "spec.clusterIP!=None" };
+        assert_eq!(
+            services.target::<Service>(&[("limit", "500"), ("continue", "e+/=&é")]),
+            "/api/v1/services?labelSelector=%21a%2Fb&fieldSelector=spec.clusterIP%21%3DNone&limit=500\
+             &continue=e%2B%2F%3D%26%C3%A9"
+        );
+        let slices = Selectors { labels: "", fields: "" };
+        assert_eq!(slices.target::<EndpointSlice>(&[("a", "b")]), "/apis/discovery.k8s.io/v1/endpointslices?a=b");
     }
 }

@@ -195,7 +195,7 @@ fn step_1_backends(sandbox: &Sandbox) -> Result<Vec<Server>> {
 fn step_2_agent<'s>(sandbox: &'s Sandbox, cluster: bool) -> Result<(Source<'s>, RunningAgent)> {
     let source = if cluster {
         step(2, "A Kubernetes control plane, the Service default/web, and cproxy");
-        Source::ControlPlane(start_control_plane(sandbox)?)
+        Source::ControlPlane(Box::new(start_control_plane(sandbox)?))
     } else {
         step(2, "A directory of manifests with the Service default/web, and cproxy");
         Source::Manifests(sandbox.manifest_dir())
@@ -293,7 +293,7 @@ enum Source<'s> {
     /// A directory of files.
     Manifests(PathBuf),
     /// An API server.
-    ControlPlane(ControlPlane<'s>),
+    ControlPlane(Box<ControlPlane<'s>>),
 }
 
 impl Source<'_> {

@@ -40,7 +40,12 @@ pub(crate) struct Cluster<'s> {
 
 impl<'s> Cluster<'s> {
     pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
-        let control_plane = ControlPlane::start(sandbox);
+        Self::start_with(sandbox, &[])
+    }
+
+    /// With more flags for kube-apiserver.
+    pub(crate) fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
+        let control_plane = ControlPlane::start_with(sandbox, flags);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let client = runtime.block_on(control_plane.client());
         Self { sandbox, control_plane, pods: Pods::new(sandbox), runtime, client, marker_port: Cell::new(10_000) }

@@ -20,6 +20,7 @@ mod rows;
 mod access;
 mod changes;
 mod cleanup;
+mod lists;
 mod node;
 mod outage;
 mod own_address;

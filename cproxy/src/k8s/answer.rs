@@ -1,0 +1,83 @@
+//! A request to the API server, and its answer as it comes in.
+
+use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
+
+use http::{
+    Request, Response, StatusCode,
+    header::{ACCEPT, HeaderValue},
+};
+use http_body::Body as _;
+use kube::{Client, client::Body, core::Status};
+use tokio::time::{Instant, timeout_at};
+
+use super::failure::Cause;
+
+/// What is read of an answer that only tells an error.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+
+/// Some bytes of an answer.
+type Chunk = <Body as http_body::Body>::Data;
+
+/// An answer whose body is still coming in.
+pub(super) struct Answer {
+    body: Body,
+    silence_max: Duration,
+    silent_until: Instant,
+}
+
+impl Answer {
+    /// Asks for `target`, a path with a query; no longer than `silence_max` until the answer begins.
+    pub(super) async fn get(client: &Client, target: &str, silence_max: Duration) -> Result<Self, Cause> {
+        let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
+        let request = request.body(Body::empty()).map_err(|error| Cause::Connection(kube::Error::HttpError(error)))?;
+        let silent_until = Instant::now() + silence_max;
+        let response = timeout_at(silent_until, client.send(request)).await;
+        let response = response.map_err(|_| Cause::Silent(silence_max))?.map_err(Cause::Connection)?;
+        let (code, answer) =
+            (response.status(), Self { body: Response::into_body(response), silence_max, silent_until });
+        if code == StatusCode::OK { Ok(answer) } else { Err(Cause::Answer(Box::new(answer.error(code).await))) }
+    }
+
+    /// A whole object has come: from now on, there may be silence for so long.
+    pub(super) fn heard(&mut self, silence_max: Duration) {
+        (self.silence_max, self.silent_until) = (silence_max, Instant::now() + silence_max);
+    }
+
+    /// What comes next; `None` at the end.
+    pub(super) async fn chunk(&mut self) -> Result<Option<Chunk>, Cause> {
+        loop {
+            let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
+            let frame = timeout_at(self.silent_until, frame).await.map_err(|_| Cause::Silent(self.silence_max))?;
+            let Some(frame) = frame.transpose().map_err(broken)? else { return Ok(None) };
+            // Trailers say nothing.
+            if let Ok(chunk) = frame.into_data() {
+                return Ok(Some(chunk));
+            }
+        }
+    }
+
+    /// What the server says is wrong; a proxy before it may say it in its own words.
+    async fn error(mut self, code: StatusCode) -> Status {
+        let mut text = Vec::new();
+        while text.len() < ERROR_BYTES_MAX
+            && let Ok(Some(chunk)) = self.chunk().await
+        {
+            text.extend_from_slice(&chunk);
+        }
+        let status = serde_json::from_slice(&text).unwrap_or_else(|_| {
+            let text = String::from_utf8_lossy(&text);
+            Status::failure(text.trim().lines().next().unwrap_or_default(), "")
+        });
+        status.with_code(code.as_u16())
+    }
+}
+
+/// A server, or a proxy before it, that goes away in the middle is nothing unusual.
+fn broken(error: kube::Error) -> Cause {
+    let is_eof = |error: &(dyn Error + 'static)| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+    };
+    let first: &(dyn Error + 'static) = &error;
+    let is_cut = std::iter::successors(Some(first), |&error| error.source()).any(is_eof);
+    if is_cut { Cause::Cut } else { Cause::Connection(error) }
+}

@@ -1,0 +1,473 @@
+//! Cuts what an API server sends into single objects while it comes in, so that never more than one of them is held:
+//! a watch into its lines, a list into its items.
+
+/// The longest object, five times what etcd stores by default: JSON is longer than what is stored.
+pub const LONGEST_BYTES: usize = 8 << 20;
+
+/// What a buffer may keep between objects, which hardly any is longer than.
+const KEPT_BYTES: usize = 256 << 10;
+
+/// Why it cannot be cut.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SplitError {
+    /// One object is longer than any can be.
+    #[error("one object is longer than {0} bytes")]
+    TooLong(usize),
+    /// It is no list.
+    #[error("this is no list: {0}")]
+    NoList(&'static str),
+}
+
+/// One object as far as it has come.
+#[derive(Debug)]
+struct Piece {
+    bytes: Vec<u8>,
+    longest_bytes: usize,
+}
+
+impl Piece {
+    fn new(longest_bytes: usize) -> Self {
+        Self { bytes: Vec::new(), longest_bytes }
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.bytes.shrink_to(KEPT_BYTES);
+    }
+
+    fn add(&mut self, bytes: &[u8]) -> Result<(), SplitError> {
+        if bytes.len() > self.longest_bytes.saturating_sub(self.bytes.len()) {
+            return Err(SplitError::TooLong(self.longest_bytes));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// Cuts the answer to a watch into lines.
+#[derive(Debug)]
+pub struct Lines {
+    line: Piece,
+    is_whole: bool,
+}
+
+impl Lines {
+    /// No line may be longer.
+    #[must_use]
+    pub fn new(longest_bytes: usize) -> Self {
+        Self { line: Piece::new(longest_bytes), is_whole: false }
+    }
+
+    /// Takes from `chunk` up to the end of a line; `None` if that is yet to come, and all of `chunk` is taken.
+    ///
+    /// # Errors
+    /// The line is too long; what comes after it is no line.
+    pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<&[u8]>, SplitError> {
+        if self.is_whole {
+            self.line.clear();
+        }
+        let end = chunk.iter().position(|byte| *byte == b'\n');
+        self.is_whole = end.is_some();
+        let (head, tail) = chunk.split_at(end.unwrap_or(chunk.len()));
+        *chunk = tail.strip_prefix(b"\n").unwrap_or(tail);
+        self.line.add(head)?;
+        Ok(self.is_whole.then_some(&self.line.bytes))
+    }
+
+    /// What has come after the last line.
+    #[must_use]
+    pub fn rest(&self) -> &[u8] {
+        if self.is_whole { &[] } else { &self.line.bytes }
+    }
+}
+
+/// A part of a list.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// The list's own metadata.
+    Metadata(&'a [u8]),
+    /// One of its items.
+    Item(&'a [u8]),
+}
+
+/// Cuts the answer to a list into its items. It looks for where they begin and end, and at nothing in them.
+#[derive(Debug)]
+pub struct Items {
+    place: Place,
+    member: Member,
+    value: Value,
+    piece: Piece,
+    has_items: bool,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Start,
+    /// A member's name, or the end of the object.
+    Name,
+    InName,
+    Colon,
+    /// A member's value.
+    Value,
+    InValue,
+    /// A comma, or the end of the object.
+    Comma,
+    /// An item, or the end of the items.
+    Item,
+    InItem,
+    /// A comma, or the end of the items.
+    ItemComma,
+    End,
+}
+
+/// Whose value it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Member {
+    Metadata,
+    Items,
+    Other,
+}
+
+/// How far a value has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Value {
+    is_scalar: bool,
+    is_in_string: bool,
+    is_escaped: bool,
+    depth: usize,
+}
+
+impl Value {
+    fn starting_with(byte: u8) -> Self {
+        Self { is_scalar: !matches!(byte, b'"' | b'{' | b'['), ..Self::default() }
+    }
+
+    /// Where the value ends; `None` if not in these bytes.
+    fn end(&mut self, bytes: &[u8]) -> Option<usize> {
+        if self.is_scalar {
+            return bytes.iter().position(|byte| matches!(byte, b',' | b'}' | b']') || byte.is_ascii_whitespace());
+        }
+        bytes.iter().position(|byte| self.ends_with(*byte)).map(|last| last + 1)
+    }
+
+    fn ends_with(&mut self, byte: u8) -> bool {
+        if self.is_in_string {
+            let is_escape = byte == b'\\' && !self.is_escaped;
+            self.is_in_string = byte != b'"' || self.is_escaped;
+            self.is_escaped = is_escape;
+        } else {
+            match byte {
+                b'"' => self.is_in_string = true,
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        !self.is_in_string && self.depth == 0
+    }
+}
+
+impl Items {
+    /// No item may be longer.
+    #[must_use]
+    pub fn new(longest_bytes: usize) -> Self {
+        Self {
+            place: Place::Start,
+            member: Member::Other,
+            value: Value::default(),
+            piece: Piece::new(longest_bytes),
+            has_items: false,
+        }
+    }
+
+    /// Takes from `chunk` up to the end of a part; `None` if that is yet to come, and all of `chunk` is taken.
+    ///
+    /// # Errors
+    /// A part is too long, or this is no list; nothing after it makes sense.
+    pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<Part<'_>>, SplitError> {
+        while !chunk.is_empty() {
+            let is_inside = matches!(self.place, Place::InName | Place::InValue | Place::InItem);
+            let ended = if is_inside { self.take_value(chunk)? } else { self.take_mark(chunk)? };
+            match ended {
+                Some(Member::Metadata) => return Ok(Some(Part::Metadata(&self.piece.bytes))),
+                Some(Member::Items) => return Ok(Some(Part::Item(&self.piece.bytes))),
+                Some(Member::Other) | None => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// The list is to end here.
+    ///
+    /// # Errors
+    /// It is not complete, or has no items; a list that is empty has some, too.
+    pub fn finish(&self) -> Result<(), SplitError> {
+        match (self.place, self.has_items) {
+            (Place::End, true) => Ok(()),
+            (Place::End, false) => Err(SplitError::NoList("it has no items")),
+            _ => Err(SplitError::NoList("it ends in the middle")),
+        }
+    }
+
+    /// Goes on with a name or value; says whose it was when it ends.
+    fn take_value(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
+        let end = self.value.end(chunk);
+        let (head, tail) = chunk.split_at(end.unwrap_or(chunk.len()));
+        *chunk = tail;
+        if self.place == Place::InName || self.member != Member::Other {
+            self.piece.add(head)?;
+        }
+        if end.is_none() {
+            return Ok(None);
+        }
+        match self.place {
+            Place::InName => {
+                self.member = member(&self.piece.bytes);
+                self.place = Place::Colon;
+                return Ok(None);
+            }
+            Place::InItem => self.place = Place::ItemComma,
+            _ => self.place = Place::Comma,
+        }
+        if self.place == Place::Comma && self.member == Member::Items {
+            // Go's way to write an empty list.
+            self.has_items = self.piece.bytes == b"null";
+            return if self.has_items { Ok(None) } else { Err(SplitError::NoList("its items are none")) };
+        }
+        Ok(Some(self.member))
+    }
+
+    /// Takes what is between names and values.
+    fn take_mark(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
+        *chunk = chunk.trim_ascii_start();
+        let Some((byte, rest)) = chunk.split_first() else { return Ok(None) };
+        let place = match (self.place, byte) {
+            (Place::Start, b'{') | (Place::Comma, b',') => Place::Name,
+            (Place::Name | Place::Comma, b'}') => Place::End,
+            (Place::Colon, b':') => Place::Value,
+            (Place::Value, b'[') if self.member == Member::Items => {
+                self.has_items = true;
+                Place::Item
+            }
+            (Place::ItemComma, b',') => Place::Item,
+            (Place::Item | Place::ItemComma, b']') => Place::Comma,
+            (Place::Name, b'"') => return Ok(self.begin(Place::InName, *byte)),
+            (Place::Value | Place::Item, b',' | b':' | b'}' | b']') => {
+                return Err(SplitError::NoList("a value is missing"));
+            }
+            (Place::Value, _) => return Ok(self.begin(Place::InValue, *byte)),
+            (Place::Item, _) => return Ok(self.begin(Place::InItem, *byte)),
+            (Place::End, _) => return Err(SplitError::NoList("something comes after its end")),
+            _ => return Err(SplitError::NoList("it is not JSON")),
+        };
+        (self.place, *chunk) = (place, rest);
+        Ok(None)
+    }
+
+    fn begin(&mut self, place: Place, first: u8) -> Option<Member> {
+        self.place = place;
+        self.value = Value::starting_with(first);
+        self.piece.clear();
+        None
+    }
+}
+
+fn member(name: &[u8]) -> Member {
+    match name {
+        b"\"metadata\"" => Member::Metadata,
+        b"\"items\"" => Member::Items,
+        _ => Member::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The parts of a list that comes in these chunks; metadata first, if it has any.
+    fn cut(chunks: &[&[u8]], longest_bytes: usize) -> Result<Vec<String>, SplitError> {
+        let mut items = Items::new(longest_bytes);
+        let mut parts = Vec::new();
+        for mut chunk in chunks.iter().copied() {
+            while let Some(part) = items.next(&mut chunk)? {
+                parts.push(match part {
+                    Part::Metadata(bytes) => format!("metadata {}", str::from_utf8(bytes).unwrap()),
+                    Part::Item(bytes) => str::from_utf8(bytes).unwrap().to_owned(),
+                });
+            }
+            assert!(chunk.is_empty(), "all of a chunk is taken");
+        }
+        items.finish().map(|()| parts)
+    }
+
+    const LIST: &str = r#" {"kind" : "L\"[ist", "metadata":{"resourceVersion":"7", "items": [1]}, "unknown": [[{}], "]"],
+        "items": [ {"a":[1,{"b":"}]\\"}],"c":"\"]"} ,[],"s,]}\\", 7 , null,{}, true],"more": -1.5e3 } "#;
+    const PARTS: [&str; 8] = [
+        r#"metadata {"resourceVersion":"7", "items": [1]}"#,
+        r#"{"a":[1,{"b":"}]\\"}],"c":"\"]"}"#,
+        "[]",
+        r#""s,]}\\""#,
+        "7",
+        "null",
+        "{}",
+        "true",
+    ];
+
+    #[test]
+    fn a_list_is_cut_alike_wherever_its_chunks_end() {
+        let bytes = LIST.as_bytes();
+        assert_eq!(cut(&[bytes], 100).unwrap(), PARTS);
+        for first in 0..=bytes.len() {
+            for second in first..=bytes.len() {
+                let chunks = [&bytes[..first], &bytes[first..second], &bytes[second..]];
+                assert_eq!(cut(&chunks, 100).unwrap(), PARTS, "cut at {first} and {second}");
+            }
+        }
+        let single: Vec<_> = bytes.chunks(1).collect();
+        assert_eq!(cut(&single, 100).unwrap(), PARTS);
+    }
+
+    #[test]
+    fn a_list_may_be_empty_in_three_ways_and_in_any_order() {
+        for list in [r#"{"items":[]}"#, r#"{"items":null}"#, r#"{"items":[ ] , "x":null}"#] {
+            assert_eq!(cut(&[list.as_bytes()], 100).unwrap(), [""; 0], "{list}");
+        }
+        let turned = r#"{"items":[1],"metadata":{}}"#;
+        assert_eq!(cut(&[turned.as_bytes()], 100).unwrap(), ["1", "metadata {}"]);
+    }
+
+    #[test]
+    fn what_is_no_list_is_none() {
+        for (text, why) in [
+            ("", "it ends in the middle"),
+            ("[]", "it is not JSON"),
+            ("<html>", "it is not JSON"),
+            ("{}", "it has no items"),
+            (r#"{"kind":"Status","code":404}"#, "it has no items"),
+            (r#"{"items":{}}"#, "its items are none"),
+            (r#"{"items":5}"#, "its items are none"),
+            (r#"{"items":[1"#, "it ends in the middle"),
+            (r#"{"items":[1 2]}"#, "it is not JSON"),
+            (r#"{"items":[,]}"#, "a value is missing"),
+            (r#"{"items":}"#, "a value is missing"),
+            (r#"{"items":[]"#, "it ends in the middle"),
+            (r#"{"items":[]}}"#, "something comes after its end"),
+            (r#"{"items":[]} {"items":[]}"#, "something comes after its end"),
+            (r#"{items:[]}"#, "it is not JSON"),
+        ] {
+            assert_eq!(cut(&[text.as_bytes()], 100), Err(SplitError::NoList(why)), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_grows_without_end() {
+        let endless = |start: &str, more: &[u8], rounds: usize| {
+            let mut items = Items::new(1000);
+            let mut chunks = std::iter::once(start.as_bytes()).chain(std::iter::repeat_n(more, rounds));
+            let all = |mut chunk: &[u8]| {
+                while items.next(&mut chunk)?.is_some() {}
+                Ok(())
+            };
+            let error = chunks.try_for_each(all);
+            (error, items.piece.bytes.capacity())
+        };
+        for (start, more) in
+            [(r#"{"items":[{"#, r#""a":[["#), (r#"{"items":[""#, "aa"), (r#"{"metadata":{"#, " "), (r#"{""#, "x")]
+        {
+            let (end, capacity) = endless(start, more.as_bytes(), 100_000);
+            assert_eq!(end, Err(SplitError::TooLong(1000)), "{start}");
+            assert!(capacity <= 2000, "{start}: {capacity}");
+        }
+        // What nobody reads may be as long as it likes, and there may be any number of items.
+        for (start, more) in [(r#"{"x":{""#, "aaaaa"), (r#"{"items":[1"#, ",{},[]  ")] {
+            assert_eq!(endless(start, more.as_bytes(), 100_000).0, Ok(()), "{start}");
+        }
+        let mut lines = Lines::new(1000);
+        let end = std::iter::repeat_n(&[b'x'; 64], 1000).try_for_each(|bytes| lines.next(&mut &bytes[..]).map(drop));
+        assert_eq!((end, lines.line.bytes.capacity() <= 2000), (Err(SplitError::TooLong(1000)), true));
+    }
+
+    #[test]
+    fn a_long_object_leaves_no_long_buffer_behind() {
+        let mut lines = Lines::new(LONGEST_BYTES);
+        let long = [vec![b'x'; 4 << 20], b"\nshort\n".to_vec()].concat();
+        let mut rest = &long[..];
+        assert_eq!(lines.next(&mut rest).unwrap().map(<[u8]>::len), Some(4 << 20));
+        assert_eq!(lines.next(&mut rest).unwrap(), Some(&b"short"[..]));
+        assert!(lines.line.bytes.capacity() <= KEPT_BYTES);
+    }
+
+    #[test]
+    fn lines_are_cut_alike_wherever_chunks_end() {
+        let text = b"one\n\ntwo three\r\nfour";
+        for cut in 0..=text.len() {
+            let mut lines = Lines::new(100);
+            let mut seen = Vec::new();
+            for mut chunk in [&text[..cut], &text[cut..]] {
+                while let Some(line) = lines.next(&mut chunk).unwrap() {
+                    seen.push(line.to_vec());
+                }
+            }
+            assert_eq!(seen, [&b"one"[..], b"", b"two three\r"]);
+            assert_eq!(lines.rest(), b"four");
+        }
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i32>().prop_map(Into::into),
+            "[a\\[\\]{}\",:\\\\\u{e9}\n]{0,8}".prop_map(Into::into),
+        ];
+        leaf.prop_recursive(3, 20, 4, |inner| {
+            let name = "[ai\"\\\\]{0,3}";
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Into::into),
+                prop::collection::vec((name, inner), 0..4).prop_map(|members| members.into_iter().collect()),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn items_come_out_as_they_went_in(
+            items in prop::collection::vec(json(), 0..6),
+            metadata in json(),
+            is_pretty in any::<bool>(),
+            sizes in prop::collection::vec(1..9_usize, 1..9),
+        ) {
+            let list = serde_json::json!({"apiVersion": "v1", "items": items, "metadata": metadata, "z": items});
+            let text = if is_pretty { serde_json::to_string_pretty(&list) } else { serde_json::to_string(&list) }.unwrap();
+            let mut rest = text.as_bytes();
+            let mut chunks = Vec::new();
+            for size in sizes.iter().cycle() {
+                let (chunk, tail) = rest.split_at((*size).min(rest.len()));
+                chunks.push(chunk);
+                rest = tail;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            let parts = cut(&chunks, LONGEST_BYTES).unwrap();
+            prop_assert_eq!(&parts, &cut(&[text.as_bytes()], LONGEST_BYTES).unwrap());
+            let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+            let (last, first) = parts.split_last().unwrap();
+            prop_assert_eq!(first.iter().map(|item| read(item)).collect::<Vec<_>>(), items);
+            prop_assert_eq!(read(last.strip_prefix("metadata ").unwrap()), metadata);
+        }
+
+        #[test]
+        fn garbage_is_never_more_than_refused(bytes in prop::collection::vec(prop_oneof![
+            prop::sample::select(&b"{}[]\",:\\ \nnul1"[..]), any::<u8>()], 0..60)) {
+            let mut items = Items::new(16);
+            let mut chunk = &bytes[..];
+            while let Ok(Some(Part::Metadata(part) | Part::Item(part))) = items.next(&mut chunk) {
+                prop_assert!(!part.is_empty() && part.len() <= 16);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What an API server sends, cut into objects while it comes in. The first byte says where chunks end; the rest is what
+//! is sent.
+
+#![no_main]
+
+use cproxy::k8s::split::{Items, Lines, Part, SplitError};
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Value, from_slice};
+
+/// Short enough for an input to be too long.
+const LONGEST_BYTES: usize = 200;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((size, sent)) = input.split_first() else { return };
+    let size = usize::from(*size % 32) + 1;
+    let whole = items(&[sent]);
+    assert_eq!(whole, items(&sent.chunks(size).collect::<Vec<_>>()), "chunks make no difference");
+    if let Ok(Value::Object(list)) = from_slice(sent) {
+        check(&list, sent, &whole);
+    }
+    assert_eq!(lines(&[sent]), lines(&sent.chunks(size).collect::<Vec<_>>()), "chunks make no difference");
+});
+
+/// What is a list, and has nothing twice, comes out as any other parser reads it.
+fn check(list: &serde_json::Map<String, Value>, sent: &[u8], parts: &Result<Vec<Vec<u8>>, SplitError>) {
+    let is_plain =
+        !sent.contains(&b'\\') && [&b"\"items\""[..], b"\"metadata\""].iter().all(|name| count(sent, name) <= 1);
+    if let (true, Some(Value::Array(items)), Ok(parts)) = (is_plain, list.get("items"), parts) {
+        let parts: Vec<Value> = parts.iter().map(|part| from_slice(part).unwrap()).collect();
+        assert_eq!(parts.len(), items.len() + usize::from(list.contains_key("metadata")));
+        assert!(items.iter().all(|item| parts.contains(item)));
+    }
+}
+
+fn count(sent: &[u8], name: &[u8]) -> usize {
+    sent.windows(name.len()).filter(|bytes| *bytes == name).count()
+}
+
+fn items(chunks: &[&[u8]]) -> Result<Vec<Vec<u8>>, SplitError> {
+    let mut items = Items::new(LONGEST_BYTES);
+    let mut parts = Vec::new();
+    for mut chunk in chunks.iter().copied() {
+        while let Some(Part::Metadata(part) | Part::Item(part)) = items.next(&mut chunk)? {
+            assert!(part.len() <= LONGEST_BYTES);
+            parts.push(part.to_vec());
+        }
+    }
+    items.finish().map(|()| parts)
+}
+
+fn lines(chunks: &[&[u8]]) -> Result<Vec<Vec<u8>>, SplitError> {
+    let mut lines = Lines::new(LONGEST_BYTES);
+    let mut seen = Vec::new();
+    for mut chunk in chunks.iter().copied() {
+        while let Some(line) = lines.next(&mut chunk)? {
+            assert!(line.len() <= LONGEST_BYTES);
+            seen.push(line.to_vec());
+        }
+    }
+    seen.push(lines.rest().to_vec());
+    Ok(seen)
+}

@@ -1,0 +1,121 @@
+//! An API server that says whatever a test wants it to.
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::json;
+
+use crate::sandbox::Sandbox;
+use crate::server::{Server, Signals};
+use crate::{echo, http, manifest};
+
+/// What is answered to one request.
+pub struct Reply {
+    code: u16,
+    chunks: Box<dyn Iterator<Item = Vec<u8>> + Send>,
+    end: End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The answer is complete.
+    Whole,
+    /// The connection is closed before it is.
+    Cut,
+    /// Nothing more comes, as in a watch of what does not change.
+    Open,
+}
+
+impl Reply {
+    /// 200 and these chunks; the answer is then complete.
+    pub fn chunks(chunks: impl IntoIterator<Item = Vec<u8>, IntoIter: Send + 'static>) -> Self {
+        Self { code: 200, chunks: Box::new(chunks.into_iter()), end: End::Whole }
+    }
+
+    /// 200 and this text; the answer is then complete.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::chunks([text.into().into_bytes()])
+    }
+
+    /// An error and what the API server would say about it.
+    pub fn error(code: u16) -> Self {
+        let status = json!({"kind": "Status", "status": "Failure", "message": "so the test wants it", "code": code});
+        Self { code, ..Self::text(status.to_string()) }
+    }
+
+    /// It does not end.
+    pub fn open(self) -> Self {
+        Self { end: End::Open, ..self }
+    }
+
+    /// It breaks off where it should not.
+    pub fn cut(self) -> Self {
+        Self { end: End::Cut, ..self }
+    }
+}
+
+/// A running server. It ends when this value is dropped; the agent should have ended before.
+pub struct Api {
+    server: Server,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Api {
+    /// Answers each request in `sandbox` by what `answer` says to its path and query. Plain HTTP.
+    ///
+    /// # Panics
+    /// When it cannot listen.
+    pub fn serve(sandbox: &Sandbox, mut answer: impl FnMut(&str) -> Reply + Send + 'static) -> Self {
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let ours = asked.clone();
+        let answer = Mutex::new(move |target: &str| {
+            ours.lock().unwrap_or_else(PoisonError::into_inner).push(target.to_owned());
+            answer(target)
+        });
+        let server = echo::listen(sandbox, SocketAddr::from(([127, 0, 0, 1], 0)), move |stream, _, signals| {
+            let Some(head) = http::read_head(stream, signals)? else { return Ok(()) };
+            let head = String::from_utf8_lossy(&head);
+            let target = head.split(' ').nth(1).unwrap_or_default();
+            let reply = answer.lock().unwrap_or_else(PoisonError::into_inner)(target);
+            reply_to(stream, reply, signals)
+        });
+        Self { server, asked }
+    }
+
+    /// The paths and queries of the requests so far, in their order.
+    pub fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A kubeconfig that leads to it.
+    pub fn kubeconfig(&self, sandbox: &Sandbox) -> PathBuf {
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", self.server.address())}}],
+            "users": [{"name": "test", "user": {}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        });
+        manifest::write_text(sandbox.dir(), "api.kubeconfig", &config.to_string())
+    }
+}
+
+fn reply_to(mut stream: &TcpStream, reply: Reply, signals: &Signals) -> io::Result<()> {
+    let code = reply.code;
+    write!(stream, "HTTP/1.1 {code} as it likes\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")?;
+    // An empty one would be the end.
+    for chunk in reply.chunks.filter(|chunk| !chunk.is_empty()) {
+        write!(stream, "{:x}\r\n", chunk.len())?;
+        stream.write_all(&chunk)?;
+        stream.write_all(b"\r\n")?;
+    }
+    match reply.end {
+        End::Whole => stream.write_all(b"0\r\n\r\n")?,
+        End::Cut => {}
+        End::Open => drop(signals.wait_for(&stream)),
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! An API server, or what stands between it and the agent, that sends what it should not: the agent's memory stays small,
+//! it says what is wrong, and it goes on when that has been mended.
+
+#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{fs, iter, time::Duration};
+
+use cproxy_tests::{
+    api::{Api, Reply},
+    manifest::{Service, Slice},
+    process::{Agent, RunningAgent, cproxy, eventually},
+    sandbox::Sandbox,
+};
+use serde_json::{Value, json};
+
+type Answer = Box<dyn FnMut(&str) -> Reply + Send>;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the kernel is to hold once everything is well.
+const ADDRESS: &str = "10.96.0.10";
+
+fn is_list_streamed(target: &str) -> bool {
+    target.contains("sendInitialEvents=true")
+}
+
+fn is_watch(target: &str) -> bool {
+    target.contains("watch=true")
+}
+
+/// The one object of the kind that is asked for.
+fn object(target: &str) -> Value {
+    let mut object: Value = if target.contains("/services?") {
+        Service::new("web").cluster_ips([ADDRESS]).tcp("http", 80, 8080).into()
+    } else {
+        Slice::v4("web").tcp("http", 8080).ready(["10.244.0.1"]).into()
+    };
+    object["metadata"]["resourceVersion"] = "5".into();
+    object
+}
+
+fn event(change: &str, object: &Value) -> Vec<u8> {
+    format!("{}\n", json!({"type": change, "object": object})).into_bytes()
+}
+
+fn list_end() -> Vec<u8> {
+    let metadata = json!({"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}});
+    event("BOOKMARK", &json!({"kind": "Service", "metadata": metadata}))
+}
+
+fn list(items: &[Value], next: &str) -> String {
+    json!({"kind": "List", "metadata": {"resourceVersion": "7", "continue": next}, "items": items}).to_string()
+}
+
+/// As a healthy server that streams lists.
+fn streamed(target: &str) -> Reply {
+    let events = if is_list_streamed(target) { vec![event("ADDED", &object(target)), list_end()] } else { Vec::new() };
+    Reply::chunks(events).open()
+}
+
+/// As a healthy server that does not.
+fn listed(target: &str) -> Reply {
+    match target {
+        _ if is_list_streamed(target) => Reply::error(422),
+        _ if is_watch(target) => Reply::chunks([]).open(),
+        _ => Reply::text(list(&[object(target)], "")),
+    }
+}
+
+fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
+    Agent::new(sandbox).kubeconfig(api.kubeconfig(sandbox)).args(["--pod-ip", "10.244.0.9"]).start()
+}
+
+fn assert_serves(sandbox: &Sandbox, agent: &mut RunningAgent) {
+    agent.wait_ready(PATIENCE);
+    let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
+    assert_eq!(rows.pointer("/0/address"), Some(&ADDRESS.into()), "{rows}: {}", agent.tail());
+    assert_eq!(rows.pointer("/0/backends/0/address"), Some(&"10.244.0.1".into()), "{rows}");
+}
+
+/// The most memory that the agent has had so far.
+fn peak_kib(agent: &RunningAgent) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// The most memory that an agent has that follows a healthy server: what a debug build has anyway.
+fn usual_peak_kib() -> u64 {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, listed);
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    peak_kib(&agent)
+}
+
+/// Answers like `well`, but the first requests of Services for which `is_bad` holds as `bad` says.
+fn at_first(
+    times: usize,
+    is_bad: fn(&str) -> bool,
+    bad: impl Fn(&str) -> Reply + Send + 'static,
+    well: fn(&str) -> Reply,
+) -> impl FnMut(&str) -> Reply + Send + 'static {
+    let mut left = times;
+    move |target| {
+        if left > 0 && target.contains("/services?") && is_bad(target) {
+            left -= 1;
+            return bad(target);
+        }
+        well(target)
+    }
+}
+
+#[test]
+fn a_healthy_server_is_followed_either_way() {
+    for well in [streamed, listed] {
+        let sandbox = Sandbox::new("cproxy-test");
+        let api = Api::serve(&sandbox, well);
+        let mut agent = start(&sandbox, &api);
+        assert_serves(&sandbox, &mut agent);
+        assert!(!agent.log().contains("WARN"), "{}", agent.log());
+    }
+}
+
+#[test]
+fn a_list_of_100_megabytes_takes_no_more_memory_than_its_longest_object() {
+    let usual = usual_peak_kib();
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, |target| {
+        if is_watch(target) || !target.contains("/services?") {
+            return listed(target);
+        }
+        // One and the same Service: what the agent keeps of it is not in question here.
+        let mut service = object(target);
+        service["metadata"]["annotations"] = json!({"long": "x".repeat(100_000)});
+        let item = format!("{service},").into_bytes();
+        let first = br#"{"metadata":{"resourceVersion":"7"},"items":["#.to_vec();
+        let last = format!("{service}]}}").into_bytes();
+        Reply::chunks(iter::once(first).chain(iter::repeat_n(item, 1000)).chain(iter::once(last)))
+    });
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    let more = peak_kib(&agent).saturating_sub(usual);
+    assert!(more < 2 * 1024, "{more} KiB more than usual");
+}
+
+#[test]
+fn what_has_no_end_is_given_up_and_named() {
+    let usual = usual_peak_kib();
+    let endless = |start: &'static str, more: &'static [u8]| {
+        move |_: &str| Reply::chunks(iter::once(start.as_bytes().to_vec()).chain(iter::repeat(more.repeat(4096))))
+    };
+    let line = at_first(1, is_list_streamed, endless("", b"x"), streamed);
+    let event = at_first(1, is_list_streamed, endless(r#"{"type":"ADDED","object":{"#, br#""a":{"#), streamed);
+    let is_list: fn(&str) -> bool = |target| !is_watch(target);
+    let item = at_first(1, is_list, endless(r#"{"items":[{"metadata":{"#, br#""a":[{},"#), listed);
+    let metadata = at_first(1, is_list, endless(r#"{"metadata":{""#, b"x"), listed);
+    let answers: [(Answer, &str); 4] =
+        [(Box::new(line), "watch"), (Box::new(event), "watch"), (Box::new(item), "list"), (Box::new(metadata), "list")];
+    for (answer, verb) in answers {
+        let sandbox = Sandbox::new("cproxy-test");
+        let api = Api::serve(&sandbox, answer);
+        let mut agent = start(&sandbox, &api);
+        let line = agent.wait_log("one object is longer than 8388608 bytes; trying again", PATIENCE);
+        assert!(line.contains(&format!("cannot {verb} services at http://127.0.0.1:")), "{line}");
+        let more = peak_kib(&agent).saturating_sub(usual);
+        assert!(more < 10 * 1024, "{more} KiB more than usual");
+        assert_serves(&sandbox, &mut agent);
+    }
+}
+
+#[test]
+fn what_breaks_off_or_makes_no_sense_is_asked_for_again() {
+    let half = |target: &str| {
+        let mut event = event("ADDED", &object(target));
+        event.truncate(event.len() / 2);
+        event
+    };
+    let half_list = |target: &str| list(&[object(target)], "").replace("}]", "");
+    let is_list: fn(&str) -> bool = |target| !is_watch(target);
+    let no_end = "the answer ended before the list was complete";
+    let cut = "the connection was closed in the middle of the answer";
+    let answers: [(Answer, &str); 9] = [
+        (Box::new(at_first(2, is_list_streamed, move |target| Reply::chunks([half(target)]).cut(), streamed)), cut),
+        (Box::new(at_first(1, is_list_streamed, move |target| Reply::chunks([half(target)]), streamed)), "EOF while"),
+        (Box::new(at_first(1, is_list_streamed, |_| Reply::chunks([]), streamed)), no_end),
+        (Box::new(at_first(1, is_list_streamed, |_| Reply::text("<html>\n"), streamed)), "cannot be read"),
+        (Box::new(at_first(1, is_list_streamed, |_| Reply::text("\u{0}\n{}\n"), streamed)), "cannot be read"),
+        (Box::new(at_first(2, is_list, move |target| Reply::text(half_list(target)).cut(), listed)), cut),
+        (Box::new(at_first(1, is_list, move |target| Reply::text(half_list(target)), listed)), "ends in the middle"),
+        (Box::new(at_first(1, is_list, |_| Reply::text(r#"{"kind":"Status"}"#), listed)), "it has no items"),
+        (Box::new(at_first(1, is_list, |_| Reply::text(r#"{"items":[]}"#), listed)), "without resourceVersion"),
+    ];
+    for (answer, complaint) in answers {
+        let sandbox = Sandbox::new("cproxy-test");
+        let api = Api::serve(&sandbox, answer);
+        let mut agent = start(&sandbox, &api);
+        assert_serves(&sandbox, &mut agent);
+        let log = agent.log();
+        let line = log.lines().find(|line| line.contains("WARN") && line.contains("; trying again")).unwrap();
+        assert!(line.contains("services") && line.contains(complaint), "{complaint:?} is not in {line}");
+    }
+}
+
+#[test]
+fn an_object_that_cannot_be_read_does_not_end_the_watch() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, |target| {
+        if !is_list_streamed(target) || !target.contains("/services?") {
+            return streamed(target);
+        }
+        let (good, mut bad) = (object(target), object(target));
+        bad["spec"]["ports"] = 5.into();
+        let mut other = object(target);
+        other["metadata"]["name"] = "other".into();
+        other["spec"]["clusterIP"] = "10.96.0.11".into();
+        other["spec"]["clusterIPs"] = json!(["10.96.0.11"]);
+        Reply::chunks([event("ADDED", &good), list_end(), event("MODIFIED", &bad), event("ADDED", &other)]).open()
+    });
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    agent.wait_log("Service default/web: spec.ports: invalid type", PATIENCE);
+    eventually(PATIENCE, "both are served", || {
+        let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+        if rows.as_array().is_some_and(|rows| rows.len() == 2) { Ok(()) } else { Err(rows) }
+    });
+}
+
+#[test]
+fn pages_are_followed_and_start_anew_when_they_have_expired() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let mut has_expired = false;
+    let api = Api::serve(&sandbox, move |target| {
+        if is_watch(target) || !target.contains("/services?") {
+            return listed(target);
+        }
+        let mut other = object(target);
+        other["metadata"]["name"] = "other".into();
+        match target.split("continue=").nth(1) {
+            None => Reply::text(list(&[other], "first+/=")),
+            Some("first%2B%2F%3D") if !std::mem::replace(&mut has_expired, true) => Reply::error(410),
+            Some("first%2B%2F%3D") => Reply::text(list(&[], "second")),
+            Some("second") => Reply::text(list(&[object(target)], "")),
+            Some(next) => panic!("nobody has said to continue with {next}"),
+        }
+    });
+    let mut agent = start(&sandbox, &api);
+    agent.wait_ready(PATIENCE);
+    let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+    assert_eq!(rows.pointer("/0/service"), Some(&"default/other".into()), "{rows}");
+    let lists: Vec<_> = api.asked().into_iter().filter(|target| target.contains("/services?")).collect();
+    let queries: Vec<_> = lists.iter().map(|target| target.rsplit("None").next().unwrap()).collect();
+    let first = "&limit=500&resourceVersion=0";
+    let [second, third] = ["first%2B%2F%3D", "second"].map(|next| format!("&limit=500&continue={next}"));
+    assert_eq!(
+        queries[1..6],
+        [first, &second, first, &second, &third],
+        "after the refused stream; then comes the watch"
+    );
+    assert!(agent.log().contains("(410); trying again"), "{}", agent.log());
+}
+
+#[test]
+fn a_server_that_ignores_the_wish_for_a_streamed_list_is_listed() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, |target| {
+        if !is_list_streamed(target) {
+            return listed(target);
+        }
+        let bookmark = event("BOOKMARK", &json!({"metadata": {"resourceVersion": "7"}}));
+        Reply::chunks([event("ADDED", &object(target)), bookmark]).open()
+    });
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    agent.wait_log("does not stream lists of services: listing from its cache", PATIENCE);
+}
+
+#[test]
+fn a_watch_that_is_too_old_is_listed_anew() {
+    let gone = json!({"kind": "Status", "status": "Failure", "message": "too old", "code": 410});
+    let answers: [fn(&str, &Value) -> Reply; 2] =
+        [|_, gone| Reply::chunks([event("ERROR", gone)]), |_, _| Reply::error(410)];
+    for answer in answers {
+        let sandbox = Sandbox::new("cproxy-test");
+        let (mut is_first, mut has_gone, gone) = (true, false, gone.clone());
+        let api = Api::serve(&sandbox, move |target| {
+            if !target.contains("/services?") {
+                return streamed(target);
+            }
+            if is_list_streamed(target) && std::mem::take(&mut is_first) {
+                // Nothing is there yet, and the watch ends at once.
+                return Reply::chunks([list_end()]);
+            }
+            if !is_list_streamed(target) && !std::mem::replace(&mut has_gone, true) {
+                assert!(target.ends_with("&resourceVersion=7"), "{target} does not resume from the bookmark");
+                return answer(target, &gone);
+            }
+            streamed(target)
+        });
+        let mut agent = start(&sandbox, &api);
+        agent.wait_log("the watch of services is too old to be resumed: listing anew", PATIENCE);
+        eventually(PATIENCE, "it is served", || {
+            let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+            if rows.pointer("/0/address") == Some(&ADDRESS.into()) { Ok(()) } else { Err(rows) }
+        });
+        assert!(!agent.log().contains("trying again"), "{}", agent.log());
+    }
+}
