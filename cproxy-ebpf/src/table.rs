@@ -8,9 +8,9 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use cproxy_ebpf::{
-    Affinity, AffinityEntry, AffinityKey, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, Flow, FrontendKey,
-    PROTOCOL_ANY, PROTOCOL_UDP, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose,
-    choose_evenly, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest,
+    Affinity, AffinityEntry, AffinityKey, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, Flow, FrontendKey, PROTOCOL_ANY,
+    PROTOCOL_UDP, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly,
+    filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest,
 };
 
 use crate::{

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cproxy_tests::control_plane::{ControlPlane, NODE};
 use cproxy_tests::manifest::{Endpoint, Service, Slice, write, write_text};
+use cproxy_tests::memory::MemoryLimit;
 use cproxy_tests::process::{Agent, Daemon, eventually, run};
 use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
 use cproxy_tests::{echo, http};
@@ -104,6 +105,27 @@ fn a_sandbox_leaves_nothing_behind_after_a_panic() {
     let (traces, pids) = seen.expect("the closure came to its end");
     traces.assert_gone(&before);
     assert!(!pids.into_iter().any(is_running));
+}
+
+#[test]
+fn a_memory_limit_holds_and_leaves_nothing_behind() {
+    let sandbox = Sandbox::new(PREFIX);
+    let limit = MemoryLimit::new(&sandbox, 8 << 20, Path::new("/bin/sh"));
+    let run_limited = |script: &str| {
+        let mut command = Command::new(limit.launcher());
+        command.args(["-c", script]);
+        run(&sandbox, Placement::Unhooked, command, "", PATIENCE)
+    };
+    assert_eq!(run_limited("head -c 100000 /dev/zero | tail -c 1 | wc -c").success().stdout.trim(), "1");
+    assert_eq!(limit.killed(), 0);
+    // tail has to keep all of it.
+    run_limited("head -c 64000000 /dev/zero | tail -c 64000000 | wc -c");
+    assert_eq!(limit.killed(), 1);
+    assert!((1 << 20..=8 << 20).contains(&limit.peak_bytes()), "{}", limit.peak_bytes());
+    let path = limit.path().to_owned();
+    assert!(path.exists());
+    drop(limit);
+    assert!(!path.exists());
 }
 
 /// Tells the test below that it is the one to be killed.

@@ -94,7 +94,7 @@ fn find() -> Result<Vec<Leftover>> {
     // The deepest mount is the last in the table, and must be unmounted first.
     let ours = mounts.iter().rev().filter(|mount| is_ours(&mount.point));
     let mut found: Vec<Leftover> = ours.map(|mount| Leftover::Mount(PathBuf::from(&mount.point))).collect();
-    for mount in mounts.iter().filter(|mount| mount.kind == "cgroup2") {
+    for mount in mounts.iter().filter(|mount| ["cgroup", "cgroup2"].contains(&mount.kind.as_str())) {
         find_cgroups(Path::new(&mount.point), &mut found);
     }
     let temporary = children(&env::temp_dir()).into_iter().filter(|child| child.to_str().is_some_and(is_ours));

@@ -87,7 +87,7 @@ const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 9] = [
+const SUITES: [Suite; 11] = [
     Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
     Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
     Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[], part: None },
@@ -95,7 +95,17 @@ const SUITES: [Suite; 9] = [
     Suite {
         name: "live",
         targets: &[
-            "--test", "live", "--test", "settings", "--test", "check", "--test", "stale", "--test", "frontends", "--test",
+            "--test",
+            "live",
+            "--test",
+            "settings",
+            "--test",
+            "check",
+            "--test",
+            "stale",
+            "--test",
+            "frontends",
+            "--test",
             "room",
         ],
         harness: ALONE,
@@ -103,6 +113,8 @@ const SUITES: [Suite; 9] = [
         part: Some(Part::Live),
     },
     Suite { name: "matrix", targets: &["--test", "matrix"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite { name: "churn", targets: &["--test", "churn"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite { name: "scale", targets: &["--test", "scale"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
     Suite {
         name: "programs",
         targets: &["--test", "programs"],

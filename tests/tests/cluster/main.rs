@@ -21,6 +21,7 @@ mod access;
 mod changes;
 mod cleanup;
 mod lists;
+mod memory;
 mod node;
 mod outage;
 mod own_address;

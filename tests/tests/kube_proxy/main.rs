@@ -22,13 +22,13 @@ mod declared;
 mod frontends;
 mod marker;
 mod proxy;
-mod random;
 mod ruleset;
 mod services;
 mod slices;
 mod universe;
 mod walk;
 
+use cproxy_tests::random;
 use cproxy_tests::sandbox::Sandbox;
 
 use self::cluster::Cluster;
@@ -40,12 +40,11 @@ const PREFIX: &str = "cproxy-test";
 /// How many changes are made, in an ordinary and in a long run.
 const CHANGES: usize = 300;
 const CHANGES_IN_SOAK: usize = 3_000;
-const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 
 #[test]
 fn kube_proxy_and_cproxy_agree_on_random_objects() {
     let seed = random::seed();
-    let wanted = if std::env::var_os(SOAK_VARIABLE).is_some() { CHANGES_IN_SOAK } else { CHANGES };
+    let wanted = if random::is_soak() { CHANGES_IN_SOAK } else { CHANGES };
     eprintln!("CPROXY_SEED={seed}");
     let sandbox = Sandbox::new(PREFIX);
     let mut cluster = Cluster::start(&sandbox);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::cluster::NODE_IPS;
-use crate::random::Random;
+use cproxy_tests::random::Random;
 
 /// The names that ports have, with the protocols that they mostly have.
 pub(crate) const PORT_NAMES: [(&str, &str); 4] = [("web", "TCP"), ("dns", "UDP"), ("alt", "TCP"), ("sig", "SCTP")];

@@ -4,8 +4,8 @@ use cproxy_tests::control_plane::NODE;
 use serde_json::{Value, json};
 
 use crate::cluster::ZONES;
-use crate::random::Random;
 use crate::services::PORT_NAMES;
+use cproxy_tests::random::Random;
 
 /// How many endpoints a slice is given at most. The addresses of a Service's first slice are mostly not those of its
 /// second.

@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use crate::api::Objects;
 use crate::cluster::ZONES;
-use crate::random::Random;
 use crate::services::Service;
 use crate::slices::{HINTS, Hints, Slice};
+use cproxy_tests::random::Random;
 
 /// Namespaces and the Services in each: the same names again.
 const NAMESPACES: [&str; 2] = ["default", "other"];

@@ -1,0 +1,322 @@
+//! What changes while the storm rages: the manifests, and the agent that follows them.
+
+use std::fmt;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use cproxy_tests::manifest;
+use cproxy_tests::process::{Agent, RunningAgent};
+use cproxy_tests::random::{self, Random};
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::kernel;
+use crate::storm::Storm;
+use crate::world::{self, BACKENDS_OF_SERVICE, CROWD_FRONTENDS, FRONTENDS, SERVICES, Set};
+
+/// How long the agent may take to start.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many backends a Service has at most, and how often it may have so many, of a hundred.
+const SIZES: [(usize, u32); 3] = [(60, 5), (25, 100), (15, MANY)];
+const MANY: u32 = 1_000;
+
+/// How many crowds of other Services there are at most.
+const CROWDS: usize = 6;
+const CROWDS_IN_SOAK: usize = 16;
+
+/// How many sets a Service gets in a hurry, and how long it has each at most.
+const HURRIED: usize = 30;
+const HURRY: Duration = Duration::from_millis(30);
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// Some Services get other backends, and none that they had.
+    Replace,
+    /// Some Services lose some backends and get others.
+    Shift,
+    /// One backend, a thousand, one.
+    Scale,
+    /// Services are deleted and come back at the same address.
+    Recreate,
+    /// As that, without waiting in between.
+    RecreateAtOnce,
+    /// Another Service takes over the address at once.
+    Rename,
+    /// Another Service claims the address, too, and then the first one goes.
+    Inherit,
+    /// All Services change faster than anybody looks: what they give up is used again at once.
+    Hurry,
+    /// Other Services come.
+    Grow,
+    /// Other Services go.
+    Shrink,
+    /// The agent dies, things change, and the next one comes.
+    Kill,
+    /// The agent dies in the middle of a change.
+    KillBusy,
+    /// The agent ends and the next one comes.
+    Restart,
+}
+
+/// Each once, in any order.
+const ALL: [Change; 13] = [
+    Change::Replace,
+    Change::Shift,
+    Change::Scale,
+    Change::Recreate,
+    Change::RecreateAtOnce,
+    Change::Rename,
+    Change::Inherit,
+    Change::Hurry,
+    Change::Grow,
+    Change::Shrink,
+    Change::Kill,
+    Change::KillBusy,
+    Change::Restart,
+];
+
+/// What has been done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Made {
+    changes: usize,
+    frontends_most: usize,
+    killed: usize,
+    restarted: usize,
+}
+
+impl fmt::Display for Made {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { changes, frontends_most, killed, restarted } = self;
+        write!(f, "{changes} changes, up to {frontends_most} frontends, agent killed {killed}, restarted {restarted}")
+    }
+}
+
+pub(crate) struct Changes<'s> {
+    sandbox: &'s Sandbox,
+    storm: &'s Storm,
+    random: Random,
+    agent: RunningAgent,
+    /// Which of its two names each Service has.
+    names: [usize; SERVICES],
+    crowds: usize,
+    made: Made,
+}
+
+impl<'s> Changes<'s> {
+    /// The first table, complete in the kernel.
+    pub(crate) fn start(sandbox: &'s Sandbox, storm: &'s Storm, random: Random) -> Self {
+        let agent = start_agent(sandbox);
+        let (names, made) = ([0; SERVICES], Made::default());
+        let mut changes = Self { sandbox, storm, random, agent, names, crowds: 0, made };
+        changes.agent.wait_ready(PATIENCE);
+        changes.each(&all_services(), Self::replace);
+        changes
+    }
+
+    pub(crate) fn made(&self) -> Made {
+        self.made
+    }
+
+    /// Makes every kind of change, until a connect fails.
+    pub(crate) fn make_each_once(&mut self) {
+        for change in self.random.shuffled(&ALL) {
+            if self.storm.has_failed() {
+                break;
+            }
+            eprintln!("{change:?} after {} connects", self.storm.connects());
+            self.make(change);
+            self.made.changes += 1;
+        }
+    }
+
+    fn make(&mut self, change: Change) {
+        let services = self.some_services();
+        match change {
+            Change::Replace => self.each(&services, Self::replace),
+            Change::Shift => self.each(&services, Self::shift),
+            Change::Scale => {
+                self.each(&services, |changes, service| changes.resize(service, 1));
+                self.each(&services, |changes, service| changes.resize(service, MANY));
+                self.each(&services, |changes, service| changes.resize(service, 1));
+            }
+            Change::Recreate => {
+                self.each(&services, Self::delete);
+                self.each(&services, Self::replace);
+            }
+            Change::RecreateAtOnce => {
+                services.iter().for_each(|service| self.delete(*service));
+                self.each(&services, Self::replace);
+            }
+            Change::Rename => self.each(&services, |changes, service| {
+                changes.names[service] ^= 1;
+                changes.shift(service);
+            }),
+            Change::Inherit => self.inherit(&services),
+            Change::Hurry => {
+                for _ in 1..HURRIED {
+                    (0..SERVICES).for_each(|service| self.replace(service));
+                    self.pause(HURRY);
+                }
+                self.each(&all_services(), Self::replace);
+            }
+            Change::Grow => self.crowd(if random::is_soak() { CROWDS_IN_SOAK } else { CROWDS }),
+            Change::Shrink => {
+                let fewer = self.random.below(self.crowds.max(1));
+                self.crowd(fewer);
+            }
+            Change::Kill => self.kill_and_shift(&services),
+            Change::KillBusy => {
+                services.iter().for_each(|service| self.shift(*service));
+                self.pause(HURRY);
+                self.kill_and_shift(&services);
+            }
+            Change::Restart => {
+                assert!(self.agent.stop().success(), "SIGTERM is a clean end");
+                self.start_again();
+                self.made.restarted += 1;
+                self.wait(&[]);
+            }
+        }
+    }
+
+    fn some_services(&mut self) -> Vec<usize> {
+        let mut services = self.random.some(&all_services(), SERVICES / 2);
+        if services.is_empty() {
+            services.push(self.random.below(SERVICES));
+        }
+        services
+    }
+
+    /// Changes Services and waits for all of them in the kernel.
+    fn each(&mut self, services: &[usize], change: impl Fn(&mut Self, usize)) {
+        services.iter().for_each(|service| change(self, *service));
+        self.wait(services);
+    }
+
+    /// No backend is in both sets.
+    fn replace(&mut self, service: usize) {
+        let before = self.latest(service);
+        let count = self.count();
+        self.put(service, Set { first: before.first + before.count, count, port: before.port ^ 1 });
+    }
+
+    /// Some backends are in both sets, unless all have gone.
+    fn shift(&mut self, service: usize) {
+        let before = self.latest(service);
+        let gone = 1 + self.random.below(before.count as usize) as u32;
+        let come = self.count();
+        self.put(service, Set { first: before.first + gone, count: before.count - gone + come, ..before });
+    }
+
+    /// How many backends a Service has, or gets.
+    fn count(&mut self) -> u32 {
+        let most = self.random.weighted(&SIZES);
+        1 + self.random.below(most as usize) as u32
+    }
+
+    fn resize(&mut self, service: usize, count: u32) {
+        let before = self.latest(service);
+        self.put(service, Set { count, ..before });
+    }
+
+    /// What it has, or had before it was deleted, or nothing.
+    fn latest(&self, service: usize) -> Set {
+        let nothing = Set { first: service as u32 * BACKENDS_OF_SERVICE, count: 1, port: 0 };
+        self.storm.history.latest_set(service).unwrap_or(nothing)
+    }
+
+    fn put(&mut self, service: usize, set: Set) {
+        self.announce(service, set);
+        self.write(service, &file(service));
+    }
+
+    /// The set, among the backends that the Service may have.
+    fn announce(&self, service: usize, set: Set) {
+        let base = service as u32 * BACKENDS_OF_SERVICE;
+        let first = base + (set.first - base) % (BACKENDS_OF_SERVICE - MANY);
+        self.storm.history.announce(service, Some(Set { first, count: set.count.min(MANY), ..set }));
+    }
+
+    fn write(&self, service: usize, file: &str) {
+        let objects = world::objects(service, self.names[service], self.latest(service));
+        manifest::write(&self.sandbox.manifest_dir(), file, objects);
+    }
+
+    /// Which of the two claims comes first depends on the name: the heir is in force when it comes, or when the other
+    /// one goes.
+    fn inherit(&mut self, services: &[usize]) {
+        let heir = |service: &usize| format!("heir-{service}.json");
+        for &service in services {
+            self.names[service] ^= 1;
+            let before = self.latest(service);
+            self.announce(service, Set { first: before.first + before.count, ..before });
+            self.write(service, &heir(&service));
+        }
+        kernel::wait_until_contested(self.sandbox);
+        for service in services {
+            self.write(*service, &file(*service));
+            fs::remove_file(self.sandbox.manifest_dir().join(heir(service))).unwrap();
+        }
+        self.wait(services);
+    }
+
+    fn delete(&mut self, service: usize) {
+        self.storm.history.announce(service, None);
+        fs::remove_file(self.sandbox.manifest_dir().join(file(service))).unwrap();
+    }
+
+    fn crowd(&mut self, crowds: usize) {
+        let directory = self.sandbox.manifest_dir();
+        let file = |crowd: usize| format!("crowd-{crowd}.json");
+        for crowd in crowds..self.crowds {
+            fs::remove_file(directory.join(file(crowd))).unwrap();
+        }
+        for crowd in self.crowds..crowds {
+            manifest::write(&directory, &file(crowd), world::crowd(crowd));
+        }
+        self.crowds = crowds;
+        self.wait(&[]);
+    }
+
+    fn pause(&mut self, most: Duration) {
+        thread::sleep(most * self.random.below(1_000) as u32 / 1_000);
+    }
+
+    fn kill_and_shift(&mut self, services: &[usize]) {
+        self.agent.kill();
+        self.made.killed += 1;
+        services.iter().for_each(|service| self.shift(*service));
+        self.start_again();
+        self.wait(services);
+    }
+
+    fn start_again(&mut self) {
+        self.agent = start_agent(self.sandbox);
+        self.agent.wait_ready(PATIENCE);
+    }
+
+    /// Waits until the kernel has what was written last.
+    fn wait(&mut self, services: &[usize]) {
+        let history = &self.storm.history;
+        let wanted: Vec<_> = services.iter().map(|&service| (service, history.latest(service))).collect();
+        let present = (0..SERVICES).filter(|service| history.latest(*service).is_some()).count();
+        let frontends = present * FRONTENDS + self.crowds * CROWD_FRONTENDS;
+        kernel::wait(self.sandbox, &wanted, frontends);
+        services.iter().for_each(|service| history.confirm(*service));
+        self.made.frontends_most = self.made.frontends_most.max(frontends);
+    }
+}
+
+fn all_services() -> [usize; SERVICES] {
+    std::array::from_fn(|service| service)
+}
+
+fn file(service: usize) -> String {
+    format!("web-{service}.json")
+}
+
+/// Backends that have left their Service go on answering, and so may their sockets.
+fn start_agent(sandbox: &Sandbox) -> RunningAgent {
+    Agent::new(sandbox).manifests(sandbox.manifest_dir()).args(["--terminate-sockets", "none"]).start()
+}

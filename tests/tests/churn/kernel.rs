@@ -1,0 +1,66 @@
+//! What the kernel's table holds, as `cproxy get` tells.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use cproxy::report::ReportRow;
+use cproxy_tests::process::{cproxy, eventually};
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::world::{FAMILIES, Family, Set, TCP_PORTS, UDP_PORTS, vip};
+
+/// How long the table may take to follow, on the slowest of machines.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until the kernel has these sets, and this many frontends in all, and the agent has nothing more to write.
+pub(crate) fn wait(sandbox: &Sandbox, wanted: &[(usize, Option<Set>)], frontends: usize) {
+    eventually(PATIENCE, "the table follows", || {
+        let json = cproxy(sandbox, &["get", "services", "-o", "json"]).success().stdout;
+        let rows: Vec<ReportRow> = serde_json::from_str(&json).unwrap();
+        let count = rows.len();
+        let key = |row: &ReportRow| (row.protocol == "TCP", SocketAddr::new(row.address, row.port));
+        let table: HashMap<_, _> = rows.into_iter().map(|row| (key(&row), row)).collect();
+        for (service, set) in wanted {
+            for (family, is_tcp) in FAMILIES.into_iter().flat_map(|family| [(family, true), (family, false)]) {
+                let row = table.get(&(is_tcp, vip(family, *service)));
+                check(row, *set, family, is_tcp).map_err(|reason| format!("Service {service}: {reason}"))?;
+            }
+        }
+        if count == frontends { Ok(()) } else { Err(format!("{count} frontends instead of {frontends}")) }
+    });
+    // A set is in force before the sockets that remember the one before it are told. Its loop answers after all of it.
+    eventually(PATIENCE, "the agent has written everything", || match problems(sandbox)? {
+        0 => Ok(()),
+        problems => Err(format!("{problems} problems")),
+    });
+}
+
+/// Waits until the agent knows that two Services claim one frontend.
+pub(crate) fn wait_until_contested(sandbox: &Sandbox) {
+    eventually(PATIENCE, "two Services claim a frontend", || match problems(sandbox)? {
+        0 => Err("no problems".to_owned()),
+        _ => Ok(()),
+    });
+}
+
+/// How many problems the agent has with objects.
+fn problems(sandbox: &Sandbox) -> Result<u64, String> {
+    let counters = cproxy(sandbox, &["get", "counters", "-o", "json"]).json();
+    counters["object_problems"].as_u64().ok_or("the agent does not answer".to_owned())
+}
+
+fn check(row: Option<&ReportRow>, set: Option<Set>, family: Family, is_tcp: bool) -> Result<(), String> {
+    let (row, set) = match (row, set) {
+        (Some(row), Some(set)) => (row, set),
+        (None, None) => return Ok(()),
+        (row, set) => return Err(format!("{row:?} instead of {set:?}")),
+    };
+    let port = if is_tcp { TCP_PORTS } else { UDP_PORTS }[set.port];
+    let wanted = set.numbers().map(|number| (family.backend(number), port));
+    if wanted.eq(row.backends.iter().map(|backend| (backend.address, backend.port))) {
+        return Ok(());
+    }
+    let first = row.backends.first();
+    Err(format!("{} backends from {first:?} on instead of {set:?}", row.backends.len()))
+}

@@ -1,0 +1,106 @@
+//! Servers that answer at every backend's address and say at which one they were reached.
+
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use cproxy_tests::sandbox::Sandbox;
+use rustix::net::sockopt::{self, Timeout};
+
+use crate::calls::{self, Control};
+use crate::world::{TCP_PORTS, UDP_PORTS};
+
+/// Threads of each port.
+const THREADS: usize = 2;
+
+/// How often a server looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What a server says: its address in 16 bytes, then its port. A UDP server repeats the question before.
+pub(crate) const ANSWER_BYTES: usize = 18;
+pub(crate) const QUESTION_BYTES: usize = 8;
+
+/// All servers; they end when this is dropped.
+pub(crate) struct Servers {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Servers {
+    pub(crate) fn start(sandbox: &Sandbox) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut servers = Self { is_over, threads: Vec::new() };
+        let anywhere = |port| SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+        for port in TCP_PORTS {
+            let listener = Arc::new(sandbox.netns().run(|| TcpListener::bind(anywhere(port))).unwrap());
+            servers.threads(&listener, |listener| drop(greet(listener)));
+        }
+        for port in UDP_PORTS {
+            let socket = Arc::new(sandbox.netns().run(|| UdpSocket::bind(anywhere(port))).unwrap());
+            calls::tell_destinations(&socket).unwrap();
+            servers.threads(&socket, move |socket| drop(answer(socket, port)));
+        }
+        servers
+    }
+
+    fn threads<S: AsFd + Send + Sync + 'static>(
+        &mut self,
+        socket: &Arc<S>,
+        serve: impl Fn(&S) + Copy + Send + 'static,
+    ) {
+        sockopt::set_socket_timeout(socket, Timeout::Recv, Some(LOOK)).unwrap();
+        for _ in 0..THREADS {
+            let (is_over, socket) = (self.is_over.clone(), socket.clone());
+            self.threads.push(thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    serve(&socket);
+                }
+            }));
+        }
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// One connection. An error is a client's that has gone, or that there was none.
+fn greet(listener: &TcpListener) -> io::Result<()> {
+    let (mut stream, _) = listener.accept()?;
+    stream.write_all(&encode(stream.local_addr()?))
+}
+
+/// One datagram, answered from where it went to.
+fn answer(socket: &UdpSocket, port: u16) -> io::Result<()> {
+    let mut question = [0; QUESTION_BYTES];
+    let mut control = Control::default();
+    let client = calls::receive(socket, IoSliceMut::new(&mut question), &mut control)?;
+    let destination = SocketAddr::new(control.destination().into(), port);
+    let answer = [&question[..], &encode(destination)].concat();
+    calls::send(socket, IoSlice::new(&answer), &client, &control)
+}
+
+fn encode(address: SocketAddr) -> [u8; ANSWER_BYTES] {
+    let octets = match address.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    };
+    let mut answer = [0; ANSWER_BYTES];
+    answer[..16].copy_from_slice(&octets);
+    answer[16..].copy_from_slice(&address.port().to_be_bytes());
+    answer
+}
+
+/// The server's address, IPv4 as such.
+pub(crate) fn decode(answer: [u8; ANSWER_BYTES]) -> SocketAddr {
+    let (octets, port) = answer.split_first_chunk::<16>().unwrap();
+    let address = Ipv6Addr::from_octets(*octets).to_canonical();
+    SocketAddr::new(address, u16::from_be_bytes(port.try_into().unwrap()))
+}

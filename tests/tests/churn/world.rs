@@ -1,0 +1,151 @@
+//! Which addresses there are: the Services under test, their backends, and many others.
+//!
+//! All backend addresses are this host's at once, by one route each family, so that one server answers for all of them.
+//! A ClusterIP leads nowhere by itself: a connect that is not translated fails with EACCES, which nothing else does.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use cproxy_tests::manifest::{Service, Slice};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::Value;
+
+/// How many Services the storm connects to.
+pub(crate) const SERVICES: usize = 8;
+
+/// How many frontends each of them has, and of all others: two protocols in two families.
+pub(crate) const FRONTENDS: usize = 4;
+
+/// A Service's port, for both protocols.
+pub(crate) const PORT: u16 = 80;
+
+/// The backends' ports: successive sets may have different ones, so that an address with a former set's port is noticed.
+pub(crate) const TCP_PORTS: [u16; 2] = [8080, 8081];
+pub(crate) const UDP_PORTS: [u16; 2] = [8090, 8091];
+
+/// How many backends each Service may ever have; no backend belongs to two.
+pub(crate) const BACKENDS_OF_SERVICE: u32 = 0x2000;
+
+/// The first backend that belongs to none of the Services under test.
+const FIRST_OTHER: u32 = BACKENDS_OF_SERVICE * SERVICES as u32;
+
+/// Backends of a Service: neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Set {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    /// Which of the two ports they have.
+    pub(crate) port: usize,
+}
+
+impl Set {
+    pub(crate) fn has(&self, backend: Backend) -> bool {
+        (self.first..self.first + self.count).contains(&backend.number) && self.port == backend.port
+    }
+
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + use<> {
+        self.first..self.first + self.count
+    }
+}
+
+/// Who answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backend {
+    pub(crate) number: u32,
+    pub(crate) port: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+impl Family {
+    /// The address of a backend, of 10.244.0.0/15 or fd00:10:244::/96.
+    pub(crate) fn backend(self, number: u32) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::from_bits(Ipv4Addr::new(10, 244, 0, 0).to_bits() + number).into(),
+            Self::V6 => Ipv6Addr::from_bits(first_v6() + u128::from(number)).into(),
+        }
+    }
+
+    /// The number of a backend.
+    pub(crate) fn number(self, address: IpAddr) -> Option<u32> {
+        match (self, address) {
+            (Self::V4, IpAddr::V4(address)) => {
+                address.to_bits().checked_sub(Ipv4Addr::new(10, 244, 0, 0).to_bits()).filter(|number| *number < 1 << 17)
+            }
+            (Self::V6, IpAddr::V6(address)) => u32::try_from(address.to_bits().checked_sub(first_v6())?).ok(),
+            _ => None,
+        }
+    }
+
+    fn cluster_ip(self, service: usize) -> IpAddr {
+        let number = u16::try_from(service + 10).unwrap();
+        match self {
+            Self::V4 => Ipv4Addr::from_bits(Ipv4Addr::new(10, 96, 0, 0).to_bits() + u32::from(number)).into(),
+            Self::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, number).into(),
+        }
+    }
+}
+
+fn first_v6() -> u128 {
+    Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 0).to_bits()
+}
+
+/// Where the clients of a Service connect to.
+pub(crate) fn vip(family: Family, service: usize) -> SocketAddr {
+    SocketAddr::new(family.cluster_ip(service), PORT)
+}
+
+/// Routes and nothing else.
+pub(crate) fn prepare(sandbox: &Sandbox) {
+    sandbox.ip("route add local 10.244.0.0/15 dev lo\n\
+                route add local fd00:10:244::/96 dev lo\n\
+                route add prohibit 10.96.0.0/15\n\
+                route add prohibit fd00:10:96::/48\n");
+}
+
+/// A Service under test with its backends. Which of two names it has makes no difference to its clients.
+pub(crate) fn objects(service: usize, name: usize, set: Set) -> [Value; 3] {
+    let name = format!("web-{service}-{name}");
+    let (tcp, udp) = (TCP_PORTS[set.port], UDP_PORTS[set.port]);
+    let object = Service::new(&name).cluster_ips(FAMILIES.map(|family| family.cluster_ip(service)));
+    let slice = |slice: Slice, family: Family| {
+        Value::from(slice.tcp("tcp", tcp).udp("udp", udp).ready(set.numbers().map(|number| family.backend(number))))
+    };
+    [
+        object.tcp("tcp", PORT, tcp).udp("udp", PORT, udp).into(),
+        slice(Slice::v4(&name), Family::V4),
+        slice(Slice::v6(&name), Family::V6),
+    ]
+}
+
+/// How many other Services are in a crowd, and how many backends each of them has.
+const CROWD_SERVICES: usize = 50;
+const CROWD_BACKENDS: u32 = 10;
+/// One Service of a crowd has many.
+const CROWD_LARGEST: u32 = 1_500;
+
+/// How many frontends a crowd has.
+pub(crate) const CROWD_FRONTENDS: usize = CROWD_SERVICES * FRONTENDS;
+
+/// Services that nobody connects to; they make the table large.
+pub(crate) fn crowd(number: usize) -> Vec<Value> {
+    let services = (0..CROWD_SERVICES).flat_map(|index| {
+        let place = number * CROWD_SERVICES + index;
+        let name = format!("crowd-{place}");
+        let count = if index == 0 { CROWD_LARGEST } else { CROWD_BACKENDS };
+        let backends = FIRST_OTHER..FIRST_OTHER + count;
+        let cluster_ips = FAMILIES.map(|family| family.cluster_ip(1_000 + place));
+        let slice = |slice: Slice, family: Family| {
+            let addresses = backends.clone().map(|number| family.backend(number));
+            Value::from(slice.tcp("tcp", TCP_PORTS[0]).udp("udp", UDP_PORTS[0]).ready(addresses))
+        };
+        let service = Service::new(&name).cluster_ips(cluster_ips).tcp("tcp", PORT, 0).udp("udp", PORT, 0);
+        [service.into(), slice(Slice::v4(&name), Family::V4), slice(Slice::v6(&name), Family::V6)]
+    });
+    services.collect()
+}

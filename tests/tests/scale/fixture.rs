@@ -1,0 +1,124 @@
+//! A sandbox in which every pod address there may be is served, with an agent on the manifests.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use cproxy::report::ReportRow;
+use cproxy_tests::Server;
+use cproxy_tests::echo;
+use cproxy_tests::manifest::{self, Service, Slice};
+use cproxy_tests::process::{Agent, RunningAgent, cproxy, eventually};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::Value;
+
+pub(crate) const PREFIX: &str = "cproxy-test";
+
+/// Longer than anything here takes, on a slow machine as well.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The pods' port, whatever the Service's.
+pub(crate) const POD_PORT: u16 = 8080;
+
+/// A Service that nothing may harm, and its pods.
+pub(crate) const WEB: &str = "10.96.0.10";
+pub(crate) const WEB_PODS: usize = 2;
+
+pub(crate) struct Fixture {
+    pub(crate) agent: RunningAgent,
+    _server: Server,
+    sandbox: Sandbox,
+}
+
+/// The kernel's table.
+pub(crate) type Table = HashMap<(IpAddr, u16), Vec<IpAddr>>;
+
+impl Fixture {
+    /// The agent serves one small Service.
+    pub(crate) fn start() -> Self {
+        let sandbox = Sandbox::new(PREFIX);
+        sandbox.ip("route add local 10.240.0.0/12 dev lo\nroute add prohibit 10.96.0.0/12\n");
+        let server = echo::tcp(&sandbox, (Ipv4Addr::UNSPECIFIED, POD_PORT), "pod");
+        manifest::write(&sandbox.manifest_dir(), "web.json", small("web", WEB));
+        let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+        agent.wait_ready(PATIENCE);
+        let fixture = Self { agent, _server: server, sandbox };
+        fixture.assert_web();
+        fixture
+    }
+
+    /// Makes one file's content what is given.
+    pub(crate) fn put(&self, file: &str, objects: impl IntoIterator<Item = Value>) {
+        manifest::write(&self.sandbox.manifest_dir(), file, objects);
+    }
+
+    pub(crate) fn remove(&self, file: &str) {
+        std::fs::remove_file(self.sandbox.manifest_dir().join(file)).unwrap();
+    }
+
+    /// Waits until the table is as wanted.
+    pub(crate) fn wait(&mut self, what: &str, wanted: impl Fn(&Table) -> Result<(), String>) {
+        let sandbox = &self.sandbox;
+        self.agent.wait_until(PATIENCE, what, |_| wanted(&table(sandbox)));
+    }
+
+    /// How many problems the agent has with objects, once it answers, which it does between its writes.
+    pub(crate) fn problems(&self) -> u64 {
+        eventually(PATIENCE, "the agent answers", || {
+            let counters = cproxy(&self.sandbox, &["get", "counters", "-o", "json"]).json();
+            counters["object_problems"].as_u64().ok_or("it does not")
+        })
+    }
+
+    /// The small Service is served as ever.
+    pub(crate) fn assert_web(&self) {
+        let row = &table(&self.sandbox)[&(WEB.parse().unwrap(), 80)];
+        assert_eq!(row.len(), WEB_PODS);
+        connect(WEB, 80).unwrap();
+    }
+}
+
+fn table(sandbox: &Sandbox) -> Table {
+    let json = cproxy(sandbox, &["get", "services", "-o", "json"]).success().stdout;
+    let rows: Vec<ReportRow> = serde_json::from_str(&json).unwrap();
+    let backends = |row: &ReportRow| row.backends.iter().map(|backend| backend.address).collect();
+    rows.iter().map(|row| ((row.address, row.port), backends(row))).collect()
+}
+
+/// A pod answers.
+pub(crate) fn connect(address: &str, port: u16) -> io::Result<()> {
+    let address = SocketAddr::new(address.parse().unwrap(), port);
+    let name = echo::ask_tcp(address)?.name;
+    if name == "pod" { Ok(()) } else { Err(io::Error::other(name)) }
+}
+
+pub(crate) fn is_refused(address: &str, port: u16) -> bool {
+    let address = SocketAddr::new(address.parse().unwrap(), port);
+    TcpStream::connect(address).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// That a frontend has so many backends.
+pub(crate) fn serves(address: &str, port: u16, count: usize) -> impl Fn(&Table) -> Result<(), String> {
+    let key = (address.parse().unwrap(), port);
+    move |table| {
+        let now = table.get(&key).map(Vec::len);
+        if now == Some(count) { Ok(()) } else { Err(format!("{now:?} backends instead of {count}")) }
+    }
+}
+
+/// A Service that needs little.
+pub(crate) fn small(name: &str, vip: &str) -> [Value; 2] {
+    small_with(name, vip, WEB_PODS)
+}
+
+pub(crate) fn small_with(name: &str, vip: &str, count: usize) -> [Value; 2] {
+    let service = Service::new(name).cluster_ips([vip]).tcp("http", 80, POD_PORT);
+    [service.into(), Slice::v4(name).tcp("http", POD_PORT).ready(pods(0, count)).into()]
+}
+
+/// Addresses of pods, of 10.240.0.0/12.
+pub(crate) fn pods(first: usize, count: usize) -> impl Iterator<Item = Ipv4Addr> {
+    let base = Ipv4Addr::new(10, 240, 0, 0).to_bits();
+    (first..first + count).map(move |number| Ipv4Addr::from_bits(base + 1 + u32::try_from(number).unwrap()))
+}
