@@ -13,6 +13,7 @@ pub mod cli;
 pub mod config;
 pub mod k8s;
 pub mod manifests;
+pub mod memory;
 pub mod model;
 pub mod own_address;
 pub mod report;

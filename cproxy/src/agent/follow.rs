@@ -17,6 +17,7 @@ use crate::{
     admin::Question,
     bpf::{self, PinDir},
     k8s::LastHeard,
+    memory,
     model::{Event, Exclusions, Limits, Op, Problem, Room, Store, Table},
     report::ReportRow,
     sockets::Mode,
@@ -59,6 +60,8 @@ pub(super) struct Follower {
     compacts_at: Option<Instant>,
     is_ready: bool,
     timeline: Timeline,
+    /// A list has been taken in, whose staged rows are free again.
+    has_list: bool,
     reported: BTreeSet<Problem>,
     /// Told whenever backends have gone: sockets may be connected to nobody.
     retired: Arc<Notify>,
@@ -82,6 +85,7 @@ impl Follower {
             compacts_at: None,
             is_ready: false,
             timeline,
+            has_list: false,
             reported: BTreeSet::new(),
             retired: Arc::default(),
             gauges: Arc::default(),
@@ -111,7 +115,10 @@ impl Follower {
     pub(super) fn bootstrap(&mut self, bootstrap: &Store) -> Result<(), AgentError> {
         let ops = self.table.bootstrap(bootstrap);
         self.maps.apply(&ops)?;
-        tracing::info!("serving {} frontends of --bootstrap until the first complete sync", self.table.frontends());
+        tracing::info!(
+            "serving {} frontends of --bootstrap until the first complete sync",
+            self.table.frontend_count()
+        );
         Ok(())
     }
 
@@ -174,7 +181,9 @@ impl Follower {
     fn answer(&mut self, question: Question) {
         // Whoever asked may have gone.
         match question {
-            Question::Services(sender) => drop(sender.send(self.table.rows().iter().map(ReportRow::from).collect())),
+            Question::Services(sender) => {
+                drop(sender.send(self.table.each_row().map(|row| ReportRow::from(&row)).collect()));
+            }
             Question::Gauges(sender) => drop(sender.send(self.gauges())),
             Question::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
         }
@@ -182,6 +191,7 @@ impl Follower {
 
     fn take(&mut self, batch: Vec<Event>) {
         for event in batch {
+            self.has_list |= matches!(event, Event::ListDone(_));
             for problem in self.store.apply(event) {
                 tracing::warn!("{problem}");
             }
@@ -247,13 +257,14 @@ impl Follower {
             self.table = Table::new(self.limits, self.maps.read()?);
         }
         self.timeline.end(Phase::List);
-        let ops = match self.state {
-            State::Following => self.table.update(&self.store, dirty),
-            State::FirstSync | State::InDoubt { .. } => self.table.sync(&self.store),
-        };
-        self.timeline.end(Phase::Plan);
-        tracing::debug!("writing {} operations", ops.len());
-        self.maps.apply(&ops)?;
+        match self.state {
+            State::Following => {
+                let ops = self.table.update(&self.store, dirty);
+                tracing::debug!("writing {} operations", ops.len());
+                self.maps.apply(&ops)?;
+            }
+            State::FirstSync | State::InDoubt { .. } => self.sync()?,
+        }
         self.timeline.end(Phase::Write);
         if self.state != State::Following {
             // Whoever wrote before may not have come so far.
@@ -270,6 +281,17 @@ impl Follower {
         Ok(())
     }
 
+    /// Writes the whole table. After an error nothing more is written, and the table is read back.
+    fn sync(&mut self) -> Result<(), bpf::TableError> {
+        let (maps, mut outcome) = (&mut self.maps, Ok(()));
+        self.table.sync_by(&self.store, &mut |ops| {
+            if outcome.is_ok() {
+                outcome = maps.apply(&ops);
+            }
+        });
+        outcome
+    }
+
     fn written(&mut self) -> Result<(), AgentError> {
         // Of what went before the table was read back, nothing is known.
         if self.table.take_retired() || self.state != State::Following {
@@ -277,17 +299,22 @@ impl Follower {
         }
         self.state = State::Following;
         self.report();
-        if self.is_ready {
-            return Ok(());
+        if !self.is_ready {
+            self.is_ready = true;
+            self.run_dir.set_ready()?;
+            self.timeline.log_ready(self.store.service_names().len(), self.table.frontend_count());
         }
-        self.is_ready = true;
-        self.run_dir.set_ready()?;
-        self.timeline.log_ready(self.store.services().count(), self.table.frontends());
+        if std::mem::take(&mut self.has_list) {
+            memory::give_back();
+        }
         Ok(())
     }
 
     /// Logs the table's problems that are new.
     fn report(&mut self) {
+        if !self.table.take_other_problems() {
+            return;
+        }
         let problems: BTreeSet<_> = self.table.problems().cloned().collect();
         for problem in problems.iter().filter(|problem| !self.reported.contains(problem)) {
             tracing::warn!("{problem}");

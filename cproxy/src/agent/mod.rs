@@ -79,9 +79,9 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut own = config.own;
     let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &own)).transpose()?;
     let exclusions = exclusions(&config.exclude)?;
-    let source = prepare(&config.source).await?;
+    let source = prepare(&config.source, own.node_name.as_deref()).await?;
     if let Prepared::Manifests(_, files) = &source
-        && let Some(problem) = files.missing_node(own.node_name.as_deref())
+        && let Some(problem) = files.missing_node()
     {
         tracing::warn!("{problem}");
     }
@@ -116,10 +116,10 @@ enum Prepared {
     Manifests(Watcher, Files),
 }
 
-async fn prepare(source: &Source) -> Result<Prepared, AgentError> {
+async fn prepare(source: &Source, node: Option<&str>) -> Result<Prepared, AgentError> {
     Ok(match source {
         // Watching comes first: what changes while the files are read is seen afterwards.
-        Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Files::read(paths)?),
+        Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Files::read(paths, node)?),
         Source::ApiServer(server) => Prepared::ApiServer(Box::new(k8s::configure(server).await?)),
     })
 }
@@ -152,7 +152,7 @@ fn read_bootstrap(path: &Path, own: &Own) -> Result<Store, AgentError> {
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let manifest = manifests::parse(&path.display().to_string(), &text).map_err(failed)?;
     let mut store = Store::new(own.clone());
-    let problems: Vec<_> = manifest.events().into_iter().flat_map(|event| store.apply(event)).collect();
+    let problems: Vec<_> = manifest.events().flat_map(|event| store.apply(event)).collect();
     manifest.problems.iter().chain(&problems).for_each(|problem| tracing::warn!("bootstrap: {problem}"));
     Ok(store)
 }

@@ -13,9 +13,7 @@ pub(super) enum Phase {
     Open,
     /// Waits for the first complete lists.
     List,
-    /// Computes the table.
-    Plan,
-    /// Writes it.
+    /// Computes the table and writes it.
     Write,
 }
 
@@ -24,14 +22,14 @@ pub(super) enum Phase {
 pub(super) struct Timeline {
     started: Instant,
     since: Instant,
-    phases: [Duration; 6],
+    phases: [Duration; 5],
 }
 
 impl Timeline {
     /// The first phase begins.
     pub(super) fn start() -> Self {
         let now = Instant::now();
-        Self { started: now, since: now, phases: [Duration::ZERO; 6] }
+        Self { started: now, since: now, phases: [Duration::ZERO; 5] }
     }
 
     /// A phase ends, and the next one begins.
@@ -46,13 +44,12 @@ impl Timeline {
     /// Says that all is done.
     pub(super) fn log_ready(&self, services: usize, frontends: usize) {
         let total = self.started.elapsed();
-        let [prepare_ms, install_ms, open_ms, list_ms, plan_ms, write_ms] = self.phases.map(milliseconds);
+        let [prepare_ms, install_ms, open_ms, list_ms, write_ms] = self.phases.map(milliseconds);
         tracing::info!(
             prepare_ms,
             install_ms,
             open_ms,
             list_ms,
-            plan_ms,
             write_ms,
             ready_ms = milliseconds(total),
             services,

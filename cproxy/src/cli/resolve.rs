@@ -1,6 +1,9 @@
 //! `cproxy resolve`
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use anyhow::bail;
 use clap::Args;
@@ -8,8 +11,9 @@ use clap::Args;
 use super::{Format, OwnOptions, print, print_rows};
 use crate::{
     bpf,
-    manifests::Files,
-    model::{self, KernelTable, Problem, ServiceName, Store, Table},
+    k8s::objects::{EndpointSlice, Service},
+    manifests::{Files, Manifest},
+    model::{self, KernelTable, ObjectName, Problem, ServiceName, Store, Table, object_name},
     report::{ReportRow, explanations_json, explanations_text},
 };
 
@@ -30,19 +34,24 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
-    let files = Files::read(&options.manifests)?;
     let mut store = Store::new(options.own.own());
-    let problems: Vec<_> = files.events().into_iter().flat_map(|event| store.apply(event)).collect();
+    let files = Files::read(&options.manifests, store.node_name())?;
+    let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // As the agent does it, for what only shows when the Services are put together.
     let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
     drop(table.sync(&store));
     let duplicates = files.duplicates();
-    let no_node = files.missing_node(store.node_name());
+    let no_node = files.missing_node();
     let all = files.problems().chain(&duplicates).chain(&problems).chain(table.problems()).chain(&no_node);
-    report(&all.collect(), &files, options.explain.as_ref());
+    let all = all.collect();
     match &options.explain {
-        Some(name) => explain(&files, &store, &table, name, options.output)?,
+        Some(name) => {
+            let objects = Objects::of(files.manifests());
+            report(&all, Some((name, &objects)));
+            explain(&files, &objects, &store, &table, name, options.output)?;
+        }
         None => {
+            report(&all, None);
             let rows: Vec<_> = table.rows().iter().map(ReportRow::from).collect();
             print_rows(&rows, options.output)?;
         }
@@ -53,13 +62,31 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The objects that the rows are of, with their names; of several definitions the last counts.
+struct Objects {
+    services: BTreeMap<ServiceName, Service>,
+    slices: BTreeMap<ObjectName, EndpointSlice>,
+}
+
+impl Objects {
+    fn of(manifests: Vec<Manifest>) -> Self {
+        let mut objects = Self { services: BTreeMap::new(), slices: BTreeMap::new() };
+        for Manifest { services, slices, .. } in manifests {
+            let service = |service: Service| Some((object_name(&service.metadata)?, service));
+            objects.services.extend(services.into_iter().filter_map(service));
+            let slice = |slice: EndpointSlice| Some((object_name(&slice.metadata)?, slice));
+            objects.slices.extend(slices.into_iter().filter_map(slice));
+        }
+        objects
+    }
+}
+
 /// All problems; or those of one Service and its slices, and of what is no object.
-fn report(problems: &BTreeSet<&Problem>, files: &Files, explained: Option<&ServiceName>) {
+fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objects)>) {
     let (told, others): (Vec<_>, Vec<_>) = match explained {
         None => (problems.iter().collect(), Vec::new()),
-        Some(name) => {
-            let slices = files.slices();
-            let slices = slices.iter().filter(|(_, slice)| model::is_slice_of(slice, name));
+        Some((name, objects)) => {
+            let slices = objects.slices.iter().filter(|(_, slice)| model::is_slice_of(slice, name));
             let mut objects: BTreeSet<_> = slices.map(|(name, _)| format!("EndpointSlice {name}")).collect();
             objects.insert(format!("Service {name}"));
             let is_other = |problem: &&&Problem| {
@@ -84,9 +111,15 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
     }
 }
 
-fn explain(files: &Files, store: &Store, table: &Table, name: &ServiceName, output: Format) -> anyhow::Result<()> {
-    let services = files.services();
-    let Some(service) = services.get(name) else {
+fn explain(
+    files: &Files,
+    objects: &Objects,
+    store: &Store,
+    table: &Table,
+    name: &ServiceName,
+    output: Format,
+) -> anyhow::Result<()> {
+    let Some(service) = objects.services.get(name) else {
         if files.has_unreadable_service(name) {
             bail!("--explain {name}: the Service cannot be read");
         }
@@ -98,8 +131,7 @@ fn explain(files: &Files, store: &Store, table: &Table, name: &ServiceName, outp
     if model::desired_rows(store, name).is_empty() {
         bail!("--explain {name}: the Service is not served: it has no address and port that can be");
     }
-    let slices = files.slices();
-    let explanations = model::explain(store, name, slices.iter().map(|(name, slice)| (name, *slice)));
+    let explanations = model::explain(store, name, &objects.slices);
     let rows = table.rows();
     let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
     match output {

@@ -12,6 +12,7 @@ use crate::{
     agent,
     config::{Config, Exclude, Source},
     k8s::ApiServer,
+    memory,
     sockets::Mode,
 };
 
@@ -108,6 +109,7 @@ fn api_server_url(text: &str) -> Result<Uri, String> {
 }
 
 pub(super) fn run(options: Options) -> anyhow::Result<()> {
+    memory::keep_little();
     start_log(options.log_level, options.log_format);
     let config = config(options)?;
     tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));

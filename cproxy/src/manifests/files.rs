@@ -1,15 +1,16 @@
-//! The manifest files as they are now, each with its last good content.
+//! The manifest files as they are now, each with its last good content: rows, which the store then shares, and never
+//! the objects.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
 
-use super::parse::{Manifest, lists, parse};
+use super::parse::{Manifest, Said, lists, parse, read};
 use crate::{
-    k8s::objects::{EndpointSlice, Service},
-    model::{Event, Kind, ObjectName, Problem, object_name},
+    k8s::objects::Node,
+    model::{Event, Kind, ObjectName, ObjectRow, Problem},
 };
 
 /// Why a path cannot be a source.
@@ -42,22 +43,45 @@ impl Change {
 #[derive(Debug)]
 pub struct Files {
     paths: Vec<PathBuf>,
-    files: BTreeMap<PathBuf, Option<Manifest>>,
+    /// The own node's name: rows are as seen from there.
+    node: Option<String>,
+    files: BTreeMap<PathBuf, Option<Contents>>,
     problems: BTreeMap<PathBuf, Problem>,
+}
+
+/// What is kept of a file.
+#[derive(Debug, Default)]
+struct Contents {
+    objects: Vec<Kept>,
+    problems: BTreeSet<Problem>,
+}
+
+/// What is kept of an object.
+#[derive(Debug)]
+enum Kept {
+    Row(ObjectRow),
+    /// The own one; others do not count.
+    Node(Box<(ObjectName, Node)>),
+    Unreadable(Box<(Kind, ObjectName, String)>),
 }
 
 impl Files {
     /// Reads `paths`: files, or directories whose `.yaml`, `.yml` and `.json` files count (not those of directories
-    /// below, as with kubectl).
+    /// below, as with kubectl). `node` is the own node's name.
     ///
     /// # Errors
     /// A path cannot be read at all. A file that is read but cannot be parsed is a problem, not an error.
-    pub fn read(paths: &[PathBuf]) -> Result<Self, ManifestError> {
+    pub fn read(paths: &[PathBuf], node: Option<&str>) -> Result<Self, ManifestError> {
         for path in paths {
             let readable = if path.is_dir() { fs::read_dir(path).map(drop) } else { fs::File::open(path).map(drop) };
             readable.map_err(|error| ManifestError::Io(path.clone(), error))?;
         }
-        let mut files = Self { paths: paths.to_vec(), files: BTreeMap::new(), problems: BTreeMap::new() };
+        let mut files = Self {
+            paths: paths.to_vec(),
+            node: node.map(str::to_owned),
+            files: BTreeMap::new(),
+            problems: BTreeMap::new(),
+        };
         files.refresh(&Change::Everything);
         Ok(files)
     }
@@ -81,30 +105,26 @@ impl Files {
     }
 
     /// The files as complete lists of all kinds.
-    #[must_use]
-    pub fn events(&self) -> Vec<Event> {
-        lists(self.files.values().flatten())
+    pub fn events(&self) -> impl Iterator<Item = Event> {
+        lists(self.objects().map(Kept::event))
     }
 
-    /// The Services with their names; of several definitions the last counts.
+    /// The objects themselves, from the files as they are now.
     #[must_use]
-    pub fn services(&self) -> BTreeMap<ObjectName, &Service> {
-        let services = self.files.values().flatten().flat_map(|manifest| &manifest.services);
-        services.filter_map(|service| Some((object_name(&service.metadata)?, service))).collect()
+    pub fn manifests(&self) -> Vec<Manifest> {
+        let read = |file: &PathBuf| parse(&file.display().to_string(), &self.read_text(file).ok()?).ok();
+        self.files.keys().filter_map(read).collect()
     }
 
-    /// The EndpointSlices with their names; of several definitions the last counts.
-    #[must_use]
-    pub fn slices(&self) -> BTreeMap<ObjectName, &EndpointSlice> {
-        let slices = self.files.values().flatten().flat_map(|manifest| &manifest.slices);
-        slices.filter_map(|slice| Some((object_name(&slice.metadata)?, slice))).collect()
+    fn objects(&self) -> impl Iterator<Item = &Kept> {
+        self.files.values().flatten().flat_map(|contents| &contents.objects)
     }
 
     /// That the own Node, if it has a name, is not among the objects.
     #[must_use]
-    pub fn missing_node(&self, own: Option<&str>) -> Option<Problem> {
-        let mut nodes = self.files.values().flatten().flat_map(|manifest| &manifest.nodes);
-        let own = own.filter(|own| !nodes.any(|node| node.metadata.name.as_deref() == Some(own)))?;
+    pub fn missing_node(&self) -> Option<Problem> {
+        let is_there = self.objects().any(|object| matches!(object, Kept::Node(_)));
+        let own = self.node.as_ref().filter(|_| !is_there)?;
         let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node ports \
                        are not served";
         Some(Problem::new(format_args!("Node {own}"), "", message))
@@ -113,13 +133,15 @@ impl Files {
     /// Whether a Service of this name is there and cannot be read.
     #[must_use]
     pub fn has_unreadable_service(&self, name: &ObjectName) -> bool {
-        let mut unreadable = self.files.values().flatten().flat_map(|manifest| &manifest.unreadable);
-        unreadable.any(|(kind, other, _)| *kind == Kind::Services && other == name)
+        self.objects().any(|object| match object {
+            Kept::Unreadable(object) => object.0 == Kind::Services && object.1 == *name,
+            Kept::Row(_) | Kept::Node(_) => false,
+        })
     }
 
     /// What is wrong with files, and with objects that could not be read.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().chain(self.files.values().flatten().flat_map(|manifest| &manifest.problems))
+        self.problems.values().chain(self.files.values().flatten().flat_map(|contents| &contents.problems))
     }
 
     /// Whether a file could not be read or parsed.
@@ -145,13 +167,32 @@ impl Files {
             Ok(text) => Ok(text),
             Err(error) => Err(error.to_string()),
         };
-        match text.and_then(|text| parse(&file.display().to_string(), &text)) {
-            Ok(manifest) => drop(self.files.insert(file, Some(manifest))),
+        match text.and_then(|text| self.contents(&file, &text)) {
+            Ok(contents) => drop(self.files.insert(file, Some(contents))),
             Err(message) => {
                 self.problem(&file, &format!("{message}{stays}"));
                 self.files.entry(file).or_default();
             }
         }
+    }
+
+    fn contents(&self, file: &Path, text: &str) -> Result<Contents, String> {
+        let node = self.node.as_deref();
+        let mut contents = read(&file.display().to_string(), text, |contents: &mut Contents, said| match said {
+            Said::Service(service) => contents.objects.extend(ObjectRow::of_service(&service, node).map(Kept::Row)),
+            Said::Slice(slice) => contents.objects.extend(ObjectRow::of_slice(&slice, node).map(Kept::Row)),
+            Said::Node(other) if other.metadata.name.as_deref() != node => {}
+            Said::Node(own) => {
+                let name = ObjectName::new("", node.unwrap_or_default());
+                contents.objects.push(Kept::Node(Box::new((name, *own))));
+            }
+            Said::Unreadable(kind, name, message) => {
+                contents.objects.push(Kept::Unreadable(Box::new((kind, name, message))));
+            }
+            Said::Problem(problem) => drop(contents.problems.insert(problem)),
+        })?;
+        contents.objects.shrink_to_fit();
+        Ok(contents)
     }
 
     /// Reading a FIFO or a device may never end: such a file counts only if it was asked for by name, and once.
@@ -167,41 +208,54 @@ impl Files {
         self.problems.insert(path.to_owned(), Problem::new(path.display(), "", message));
     }
 
-    /// Objects that several files define, as kind, name and the number of definitions: only the last counts.
+    /// Objects that several files define, or one file several times: only the last counts.
     #[must_use]
     pub fn duplicates(&self) -> Vec<Problem> {
-        let mut places = HashMap::<String, Vec<&Path>>::new();
-        for (file, manifest) in &self.files {
-            for name in manifest.iter().flat_map(names) {
-                places.entry(name).or_default().push(file);
-            }
-        }
-        let several = places.into_iter().filter(|(_, files)| files.len() > 1);
-        let mut problems: Vec<_> = several.map(|(name, files)| duplicate(&name, &files)).collect();
-        problems.sort_unstable();
-        problems
+        let mut all: Vec<_> = self
+            .files
+            .iter()
+            .flat_map(|(file, contents)| {
+                contents.iter().flat_map(|contents| &contents.objects).map(move |object| (object.id(), file.as_path()))
+            })
+            .collect();
+        all.sort_unstable();
+        let same = all.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
+        same.filter_map(duplicate).collect()
     }
 }
 
-fn duplicate(name: &str, files: &[&Path]) -> Problem {
-    let list: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
-    let last = list.last().cloned().unwrap_or_default();
-    Problem::new(name, "", format!("defined several times ({}); the one in {last} counts", list.join(", ")))
+fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
+    let list: Vec<_> = same.iter().map(|(_, file)| file.display().to_string()).collect();
+    let ((kind, name), last) = (same.first()?.0, list.last()?);
+    let object = match kind {
+        Kind::Nodes => format!("{} {}", kind.singular(), name.name),
+        _ => format!("{} {name}", kind.singular()),
+    };
+    Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))
 }
 
-fn names(manifest: &Manifest) -> Vec<String> {
-    let name = |kind: &str, metadata: &kube::core::ObjectMeta| {
-        let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default");
-        format!("{kind} {namespace}/{}", metadata.name.as_deref().unwrap_or_default())
-    };
-    let services = manifest.services.iter().map(|service| name("Service", &service.metadata));
-    let slices = manifest.slices.iter().map(|slice| name("EndpointSlice", &slice.metadata));
-    let nodes = manifest.nodes.iter().filter_map(|node| Some(format!("Node {}", node.metadata.name.as_deref()?)));
-    let unreadable = manifest.unreadable.iter().map(|(kind, name, _)| match kind {
-        Kind::Nodes => format!("Node {}", name.name),
-        _ => format!("{} {name}", kind.singular()),
-    });
-    services.chain(slices).chain(nodes).chain(unreadable).collect()
+/// Which object it is.
+type Id<'a> = (Kind, &'a ObjectName);
+
+impl Kept {
+    fn id(&self) -> Id<'_> {
+        match self {
+            Self::Row(row) => (row.kind(), row.name()),
+            Self::Node(node) => (Kind::Nodes, &node.0),
+            Self::Unreadable(object) => (object.0, &object.1),
+        }
+    }
+
+    fn event(&self) -> Event {
+        match self {
+            Self::Row(row) => Event::Row(row.clone()),
+            Self::Node(node) => Event::Node(Box::new(node.1.clone())),
+            Self::Unreadable(object) => {
+                let (kind, name, message) = &**object;
+                Event::Unreadable { kind: *kind, name: Some(name.clone()), message: message.clone() }
+            }
+        }
+    }
 }
 
 fn is_manifest(path: &Path) -> bool {

@@ -1,5 +1,6 @@
 //! Files as a source: Services and EndpointSlices in YAML or JSON, followed by inotify.
 
+mod document;
 mod files;
 mod parse;
 mod watch;

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
-
+use super::document::{Content, Document, Object, Refused};
 use crate::{
     k8s::objects::{EndpointSlice, Node, Service},
     model::{Event, Kind, ObjectName, Problem},
@@ -25,6 +23,17 @@ pub struct Manifest {
     pub problems: BTreeSet<Problem>,
 }
 
+/// Something that a file says.
+pub(super) enum Said {
+    Service(Box<Service>),
+    Slice(Box<EndpointSlice>),
+    Node(Box<Node>),
+    /// An object that cannot be read: kind, name and what is wrong.
+    Unreadable(Kind, ObjectName, String),
+    /// What else was wrong with a single object.
+    Problem(Problem),
+}
+
 /// How deep Lists may be nested.
 const LIST_DEPTH_MAX: usize = 4;
 /// How many parts of a file's documents may be there by aliases: a few lines can repeat each other a billion times.
@@ -35,35 +44,23 @@ const REPEATED_MAX: usize = 100_000;
 /// # Errors
 /// The text is neither YAML nor JSON: the first line of the parser's message.
 pub fn parse(file: &str, text: &str) -> Result<Manifest, String> {
-    let mut manifest = Manifest::default();
-    for (index, document) in documents(text)?.into_iter().enumerate() {
-        manifest.take(document, &format!("{file} (document {})", index + 1), LIST_DEPTH_MAX);
-    }
-    Ok(manifest)
+    read(file, text, |manifest: &mut Manifest, said| match said {
+        Said::Service(service) => manifest.services.push(*service),
+        Said::Slice(slice) => manifest.slices.push(*slice),
+        Said::Node(node) => manifest.nodes.push(*node),
+        Said::Unreadable(kind, name, message) => manifest.unreadable.push((kind, name, message)),
+        Said::Problem(problem) => drop(manifest.problems.insert(problem)),
+    })
 }
 
-/// Some manifests as complete lists of all kinds.
-pub(super) fn lists<'a>(manifests: impl Iterator<Item = &'a Manifest> + Clone) -> Vec<Event> {
-    let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
-    let mut events = Vec::from(kinds.map(Event::ListStarted));
-    // File after file: of several definitions the last counts, whether it can be read or not.
-    for manifest in manifests {
-        let unreadable = manifest.unreadable.iter().cloned();
-        events.extend(manifest.nodes.iter().map(|node| Event::Node(Box::new(node.clone()))));
-        events.extend(manifest.services.iter().map(|service| Event::Service(Box::new(service.clone()))));
-        events.extend(manifest.slices.iter().map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
-        events.extend(unreadable.map(|(kind, name, message)| Event::Unreadable { kind, name: Some(name), message }));
-    }
-    events.extend(kinds.map(Event::ListDone));
-    events
-}
-
+/// Reads a file's text document by document; what each says goes to `take`, and is nowhere else.
+///
 /// JSON is YAML too, but its own reader is ten times as fast.
-fn documents(text: &str) -> Result<Vec<Value>, String> {
+pub(super) fn read<Kept: Default>(file: &str, text: &str, take: impl Fn(&mut Kept, Said)) -> Result<Kept, String> {
     if text.trim_start().starts_with('{') {
-        let documents = serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>();
-        if let Ok(documents) = documents {
-            return Ok(documents);
+        let documents = serde_json::Deserializer::from_str(text).into_iter();
+        if let Ok(kept) = read_documents(file, documents, &take) {
+            return Ok(kept);
         }
     }
     // A manifest of ten thousand Services is no attack; nesting stays bounded, and what aliases repeat.
@@ -71,6 +68,7 @@ fn documents(text: &str) -> Result<Vec<Value>, String> {
         // Something may be named n or yes.
         strict_booleans: true,
         budget: serde_saphyr::budget! {
+            max_reader_input_bytes: None,
             max_events: usize::MAX,
             max_nodes: usize::MAX,
             max_documents: usize::MAX,
@@ -78,93 +76,95 @@ fn documents(text: &str) -> Result<Vec<Value>, String> {
         },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
     };
-    let parsed = serde_saphyr::from_multiple_with_options::<Value>(text, options);
-    parsed.map_err(|error| error.to_string().lines().next().unwrap_or("not YAML").to_owned())
+    let kept = read_documents(file, serde_saphyr::read_with_options(&mut text.as_bytes(), options), &take);
+    kept.map_err(|error| error.to_string().lines().next().unwrap_or("not YAML").to_owned())
+}
+
+fn read_documents<Kept: Default, Error>(
+    file: &str,
+    documents: impl Iterator<Item = Result<Document, Error>>,
+    take: &impl Fn(&mut Kept, Said),
+) -> Result<Kept, Error> {
+    let mut kept = Kept::default();
+    for (index, document) in documents.enumerate() {
+        let place = format!("{file} (document {})", index + 1);
+        take_document(document?, &place, LIST_DEPTH_MAX, &mut |said| take(&mut kept, said));
+    }
+    Ok(kept)
 }
 
 impl Manifest {
     /// The manifest as complete lists of all kinds.
-    #[must_use]
-    pub fn events(&self) -> Vec<Event> {
-        lists(std::iter::once(self))
+    pub fn events(&self) -> impl Iterator<Item = Event> {
+        let unreadable = self.unreadable.iter().cloned();
+        let objects = self.nodes.iter().map(|node| Event::Node(Box::new(node.clone())));
+        let objects = objects.chain(self.services.iter().map(|service| Event::Service(Box::new(service.clone()))));
+        let objects = objects.chain(self.slices.iter().map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
+        lists(objects.chain(unreadable.map(|(kind, name, message)| Event::Unreadable {
+            kind,
+            name: Some(name),
+            message,
+        })))
     }
+}
 
-    fn take(&mut self, document: Value, place: &str, depth: usize) {
-        let field = |name: &str| document.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let (version, kind) = (field("apiVersion"), field("kind"));
-        match (version.as_str(), kind.as_str()) {
-            ("v1", "Service") => {
-                let service = self.object::<Service>(document, place, Kind::Services);
-                self.services.extend(service);
-            }
-            ("discovery.k8s.io/v1", "EndpointSlice") => {
-                let slice = self.object::<EndpointSlice>(document, place, Kind::EndpointSlices).map(defaulted);
-                self.slices.extend(slice);
-            }
-            ("v1", "Node") => {
-                let node = self.object::<Node>(document, place, Kind::Nodes);
-                self.nodes.extend(node);
-            }
-            _ if kind.ends_with("List") && depth > 0 => self.take_list(document, place, depth - 1),
-            _ if document.is_null() => {}
-            ("", "") => self.problem(place, "apiVersion and kind are missing; ignored".to_owned()),
-            ("", kind) => self.problem(place, format!("{kind} without apiVersion; ignored")),
-            (_, "") => self.problem(place, "kind is missing; ignored".to_owned()),
+/// These as complete lists of all kinds. Of several definitions the last counts, whether it can be read or not.
+pub(super) fn lists(objects: impl Iterator<Item = Event>) -> impl Iterator<Item = Event> {
+    let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
+    kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone))
+}
+
+fn take_document(document: Document, place: &str, depth: usize, take: &mut dyn FnMut(Said)) {
+    let Document { version, kind, content } = document;
+    let message = match content {
+        Content::Null => return,
+        Content::List(items) if depth > 0 => return take_list(items, &version, &kind, place, depth - 1, take),
+        Content::Service(service) => return take(said(service, place, Kind::Services, Said::Service)),
+        Content::Slice(slice) => {
+            return take(said(slice, place, Kind::EndpointSlices, |slice| Said::Slice(defaulted(slice))));
+        }
+        Content::Node(node) => return take(said(node, place, Kind::Nodes, Said::Node)),
+        Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
+            ("", "") => "apiVersion and kind are missing; ignored".to_owned(),
+            ("", kind) => format!("{kind} without apiVersion; ignored"),
+            (_, "") => "kind is missing; ignored".to_owned(),
             (version, kind) => {
-                self.problem(&format!("kind {kind}"), format!("{version} {kind} is not used by cproxy; ignored"));
+                // One problem for all objects of a kind that is not used.
+                let message = format!("{version} {kind} is not used by cproxy; ignored");
+                return take(Said::Problem(Problem::new(format_args!("kind {kind}"), "", message)));
             }
-        }
-    }
+        },
+    };
+    take(Said::Problem(Problem::new(place, "", message)));
+}
 
-    /// The items of a typed list (`kind: ServiceList`) need not say what they are.
-    fn take_list(&mut self, mut list: Value, place: &str, depth: usize) {
-        let version = list.get("apiVersion").cloned();
-        let kind = list.get("kind").and_then(Value::as_str).and_then(|kind| kind.strip_suffix("List")).unwrap_or("");
-        let kind = Value::from(kind);
-        let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) else {
-            return self.problem(place, "the list has no items; ignored".to_owned());
-        };
-        for (index, mut item) in items.into_iter().enumerate() {
-            if let (Value::Object(fields), true) = (&mut item, kind != "") {
-                fields.entry("kind").or_insert_with(|| kind.clone());
-                fields.entry("apiVersion").or_insert_with(|| version.clone().unwrap_or_default());
-            }
-            self.take(item, &format!("{place}, items[{index}]"), depth);
-        }
+fn take_list(
+    items: Option<Vec<Document>>,
+    version: &str,
+    kind: &str,
+    place: &str,
+    depth: usize,
+    take: &mut dyn FnMut(Said),
+) {
+    let Some(items) = items else {
+        return take(Said::Problem(Problem::new(place, "", "the list has no items; ignored")));
+    };
+    let kind = kind.strip_suffix("List").unwrap_or_default();
+    for (index, item) in items.into_iter().enumerate() {
+        take_document(item.of_list(version, kind), &format!("{place}, items[{index}]"), depth, take);
     }
+}
 
-    fn object<T: DeserializeOwned>(&mut self, document: Value, place: &str, kind: Kind) -> Option<T> {
-        let value = |name: &str| document.pointer(&format!("/metadata/{name}"));
-        let metadata = |name: &str| value(name).and_then(Value::as_str).filter(|text| !text.is_empty());
-        let Some(name) = metadata("name") else {
-            let kind = kind.singular();
-            let message = match value("name") {
-                Some(name) if !name.is_null() && !name.is_string() => {
-                    format!("{kind} with metadata.name {name}, which is no string (put it in quotes); ignored")
-                }
-                _ => format!("{kind} without metadata.name; ignored"),
-            };
-            self.problem(place, message);
-            return None;
-        };
-        let name = ObjectName::new(metadata("namespace").unwrap_or("default"), name);
-        match serde_path_to_error::deserialize(document) {
-            Ok(object) => Some(object),
-            Err(error) => {
-                self.unreadable.push((kind, name, format!("{error} ({place})")));
-                None
-            }
-        }
-    }
-
-    /// One problem for all objects of a kind that is not used.
-    fn problem(&mut self, place: &str, message: String) {
-        self.problems.insert(Problem::new(place, "", message));
+fn said<T>(object: Object<T>, place: &str, kind: Kind, said: impl Fn(Box<T>) -> Said) -> Said {
+    match object {
+        Ok(object) => said(object),
+        Err(Refused::Nameless(message)) => Said::Problem(Problem::new(place, "", message)),
+        Err(Refused::Unreadable(name, message)) => Said::Unreadable(kind, name, format!("{message} ({place})")),
     }
 }
 
 /// What the API server fills in before anybody sees a slice: an unnamed port has the name "".
-fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
+fn defaulted(mut slice: Box<EndpointSlice>) -> Box<EndpointSlice> {
     for port in slice.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();
     }

@@ -23,6 +23,8 @@ use crate::model::{Event, Problem};
 const QUIET: Duration = Duration::from_millis(10);
 /// No stream of changes delays the first for longer than this.
 const DELAY_MAX: Duration = Duration::from_millis(100);
+/// How many events are one message.
+const EVENTS_AT_ONCE: usize = 128;
 
 /// Watches the directories of some paths.
 #[derive(Debug)]
@@ -146,11 +148,23 @@ pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<
     let mut reported = BTreeSet::new();
     loop {
         report(&files, &mut reported);
-        if events.send(files.events()).await.is_err() {
+        if send(&files, &events).await.is_err() {
             return Ok(());
         }
         let change = watcher.changed().await?;
         files.refresh(&change);
+    }
+}
+
+/// Sends what the files say, a little at a time: all of it at once would be there twice.
+async fn send(files: &Files, events: &mpsc::Sender<Vec<Event>>) -> Result<(), mpsc::error::SendError<Vec<Event>>> {
+    let mut all = files.events();
+    loop {
+        let batch: Vec<_> = all.by_ref().take(EVENTS_AT_ONCE).collect();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        events.send(batch).await?;
     }
 }
 

@@ -5,6 +5,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use super::packed::{Reader, Writer};
+
 /// An IP address; orders IPv4 before the IPv6 addresses in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address([u8; 16]);
@@ -140,6 +142,27 @@ impl AddressRange {
                 Family::V4 => 96,
                 Family::V6 => 0,
             }
+    }
+}
+
+impl AddressRange {
+    pub(super) fn pack(&self, writer: &mut Writer) {
+        writer.any_address(self.first);
+        writer.byte(self.fixed);
+    }
+
+    pub(super) fn unpack(reader: &mut Reader<'_>) -> Self {
+        Self { first: reader.any_address(), fixed: reader.byte() }
+    }
+}
+
+impl Protocol {
+    pub(super) fn pack(self, writer: &mut Writer) {
+        writer.byte(u8::from(self == Self::Udp));
+    }
+
+    pub(super) fn unpack(reader: &mut Reader<'_>) -> Self {
+        if reader.byte() == 0 { Self::Tcp } else { Self::Udp }
     }
 }
 

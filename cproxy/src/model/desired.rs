@@ -104,11 +104,12 @@ impl Action {
 #[must_use]
 pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
     let Some(service) = store.service_row(name) else { return Vec::new() };
-    let places = places(store, service);
-    let node_ips = node_ips(store, service);
+    let places = places(store, &service);
+    let node_ips = node_ips(store, &service);
+    let slices: Vec<_> = store.slices(name).map(|(_, slice)| slice).collect();
     let mut rows = Vec::with_capacity(service.ports.len() * (places.len() + node_ips.len()));
     for port in &service.ports {
-        let mut sets = Sets { store, name, port, members: BTreeMap::new() };
+        let mut sets = Sets { slices: &slices, zone: store.zone(), port, members: Vec::new() };
         let mut add = |address: Address, number: u16, source: Source, scope: Scope| {
             let Members { action, backends, serving } = sets.get(address.family(), scope);
             rows.push(Row {
@@ -234,17 +235,20 @@ struct Members {
 
 /// The sets of one Service port, each computed once.
 struct Sets<'a> {
-    store: &'a Store,
-    name: &'a ServiceName,
+    slices: &'a [SliceRow],
+    zone: Option<&'a Arc<str>>,
     port: &'a ServicePort,
-    members: BTreeMap<(Family, Scope), Members>,
+    members: Vec<((Family, Scope), Members)>,
 }
 
 impl Sets<'_> {
     fn get(&mut self, family: Family, scope: Scope) -> Members {
-        let Self { store, name, port, members } = self;
-        let compute = || Members::new(&merged_endpoints(store.slices(name), port, family), scope, store.zone());
-        members.entry((family, scope)).or_insert_with(compute).clone()
+        if let Some((_, members)) = self.members.iter().find(|(key, _)| *key == (family, scope)) {
+            return members.clone();
+        }
+        let members = Members::new(&merged_endpoints(self.slices, self.port, family), scope, self.zone);
+        self.members.push(((family, scope), members.clone()));
+        members
     }
 }
 
@@ -323,11 +327,22 @@ impl Preference {
 }
 
 fn backends_of(endpoints: &Merged<'_>, wanted: impl Fn(&Backend, &Found<'_>) -> bool) -> Vec<Backend> {
-    endpoints.iter().filter(|(backend, found)| wanted(backend, found)).map(|(&backend, _)| backend).collect()
+    endpoints.0.iter().filter(|(backend, found)| wanted(backend, found)).map(|&(backend, _)| backend).collect()
 }
 
-/// The endpoints of one Service port in one family.
-pub(super) type Merged<'a> = BTreeMap<Backend, Found<'a>>;
+/// The endpoints of one Service port in one family, sorted.
+pub(super) struct Merged<'a>(Vec<(Backend, Found<'a>)>);
+
+impl<'a> Merged<'a> {
+    pub(super) fn values(&self) -> impl Iterator<Item = &Found<'a>> {
+        self.0.iter().map(|(_, found)| found)
+    }
+
+    pub(super) fn get(&self, backend: &Backend) -> Option<&Found<'a>> {
+        let index = self.0.binary_search_by_key(backend, |(other, _)| *other).ok()?;
+        self.0.get(index).map(|(_, found)| found)
+    }
+}
 
 /// An endpoint and the slice that it was found in.
 #[derive(Clone, Copy, Debug)]
@@ -348,27 +363,38 @@ impl Found<'_> {
     fn names_zone(&self, zone: Option<&Arc<str>>) -> bool {
         zone.is_some_and(|zone| self.zones().contains(zone))
     }
+
+    /// Whether it takes the place of one with the same address and port that comes before it.
+    fn replaces(&self, known: &Self) -> bool {
+        let is_same_slice = std::ptr::eq(known.slice, self.slice);
+        !self.endpoint.terminating && (known.endpoint.terminating || is_same_slice)
+    }
 }
 
 /// The union over all slices, by address and port. Of several with the same, one that is not terminating wins, else the
 /// one of the first slice by name. In one slice it is the last that is not terminating, as in kube-proxy.
 pub(super) fn merged_endpoints<'a>(
-    slices: impl Iterator<Item = &'a SliceRow>,
+    slices: impl IntoIterator<Item = &'a SliceRow>,
     port: &ServicePort,
     family: Family,
 ) -> Merged<'a> {
-    let mut merged = Merged::new();
-    for slice in slices.filter(|slice| slice.family == family) {
-        for number in slice.numbers(&port.name, port.protocol) {
-            for endpoint in &slice.endpoints {
-                let found = Found { slice, endpoint };
-                let known = merged.entry(Backend { address: endpoint.address, port: number }).or_insert(found);
-                let is_same_slice = std::ptr::eq(known.slice, slice);
-                if !endpoint.terminating && (known.endpoint.terminating || is_same_slice) {
-                    *known = found;
-                }
-            }
+    let slices = slices.into_iter().filter(|slice| slice.family == family);
+    let mut merged: Vec<_> = slices
+        .flat_map(|slice| slice.numbers(&port.name, port.protocol).map(move |number| (slice, number)))
+        .flat_map(|(slice, number)| {
+            let found = move |endpoint| Found { slice, endpoint };
+            let backend = move |endpoint: &Endpoint| Backend { address: endpoint.address, port: number };
+            slice.endpoints.iter().map(move |endpoint| (backend(endpoint), found(endpoint)))
+        })
+        .collect();
+    // Those that are the same stay in the order of their slices.
+    merged.sort_by_key(|(backend, _)| *backend);
+    merged.dedup_by(|(backend, found), (known, kept)| {
+        let is_same = backend == known;
+        if is_same && found.replaces(kept) {
+            *kept = *found;
         }
-    }
-    merged
+        is_same
+    });
+    Merged(merged)
 }

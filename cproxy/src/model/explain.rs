@@ -72,18 +72,19 @@ pub fn explain<'a>(
     let Some(service) = store.service_row(name) else { return Vec::new() };
     let is_ours = |(_, slice): &(&ObjectName, &EndpointSlice)| is_slice_of(slice, name);
     let slices: BTreeMap<_, _> = slices.into_iter().filter(is_ours).collect();
+    let kept: Vec<_> = store.slices(name).collect();
     let owners = owners(store);
     let is_won = |row: &Row| owners.get(&row.frontend) == Some(&row.service);
     let (rows, lost): (Vec<_>, Vec<_>) = desired_rows(store, name).into_iter().partition(is_won);
     let mut explanations: Vec<_> =
-        slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, service, slice_name, slice)).collect();
+        slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, &service, slice_name, slice)).collect();
     explanations.extend(service.ports.iter().filter_map(|port| no_node_port(&rows, &lost, port)));
     explanations.extend(lost.iter().map(|row| lost_frontend(row, owners.get(&row.frontend))));
     for port in &service.ports {
         let scopes: BTreeSet<_> =
             rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
         let views: Vec<_> =
-            scopes.into_iter().map(|(scope, family)| View::new(store, name, port, family, scope, &rows)).collect();
+            scopes.into_iter().map(|(scope, family)| View::new(store, &kept, port, family, scope, &rows)).collect();
         for (slice_name, slice) in &slices {
             explanations.extend(merged(views.iter().map(|view| view.explain_slice(slice_name, slice)).collect()));
         }
@@ -176,7 +177,8 @@ fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &E
 /// One Service port in one family, as some of its frontends see it.
 struct View<'a> {
     store: &'a Store,
-    name: &'a ServiceName,
+    /// The Service's slices as they are kept.
+    kept: &'a [(ObjectName, SliceRow)],
     port: &'a ServicePort,
     family: Family,
     scope: Scope,
@@ -192,7 +194,7 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn new(
         store: &'a Store,
-        name: &'a ServiceName,
+        kept: &'a [(ObjectName, SliceRow)],
         port: &'a ServicePort,
         family: Family,
         scope: Scope,
@@ -200,10 +202,10 @@ impl<'a> View<'a> {
     ) -> Self {
         let is_seen = |row: &&Row| is_of(row, port) && row.scope == scope && row.frontend.address.family() == family;
         let row = rows.iter().find(is_seen);
-        let merged = merged_endpoints(store.slices(name), port, family);
+        let merged = merged_endpoints(kept.iter().map(|(_, slice)| slice), port, family);
         Self {
             store,
-            name,
+            kept,
             port,
             family,
             scope,
@@ -219,7 +221,8 @@ impl<'a> View<'a> {
     /// What it says of each endpoint of a slice; nothing of a slice of the other family.
     fn explain_slice(&self, name: &ObjectName, slice: &EndpointSlice) -> Vec<Explanation> {
         let mut explanations = Vec::new();
-        let Some(row) = self.store.slice(name).filter(|row| row.family == self.family) else { return explanations };
+        let row = self.kept.iter().find(|(other, row)| other == name && row.family == self.family);
+        let Some((_, row)) = row else { return explanations };
         let mut tell = |endpoint: String, usage: Usage, reason: String| {
             explanations.push(Explanation {
                 port_name: self.port.name.to_string(),
@@ -272,10 +275,9 @@ impl<'a> View<'a> {
     }
 
     fn hidden_by(&self, found: &Found<'_>, name: &ObjectName) -> String {
-        let slices = self.store.named_slices(self.name);
-        let by = slices.into_iter().find(|(_, slice)| std::ptr::eq(*slice, found.slice)).map(|(name, _)| name);
+        let by = self.kept.iter().find(|(_, slice)| std::ptr::eq(slice, found.slice));
         match by {
-            Some(by) if by != name => format!("slice {by} has it too, and that one counts"),
+            Some((by, _)) if by != name => format!("slice {by} has it too, and that one counts"),
             _ => "the slice has it twice, and the other one counts".to_owned(),
         }
     }
@@ -420,7 +422,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
             ..Own::default()
         };
         let mut store = Store::new(own);
-        manifest.events().into_iter().for_each(|event| drop(store.apply(event)));
+        manifest.events().for_each(|event| drop(store.apply(event)));
         let name = |slice: &EndpointSlice| ObjectName::new("default", slice.metadata.name.clone().unwrap());
         let slices: Vec<_> = manifest.slices.iter().map(|slice| (name(slice), slice)).collect();
         let slices = slices.iter().map(|(name, slice)| (name, *slice));

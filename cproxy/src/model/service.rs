@@ -7,7 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use super::{Address, AddressRange, Family, Problem, Protocol, ServiceName, address::parse_address};
+use super::{
+    Address, AddressRange, Family, Problem, Protocol, ServiceName,
+    address::parse_address,
+    packed::{Packed, Reader, Writer},
+};
 use crate::k8s::objects::{LoadBalancerIngress, Service, ServicePortSpec, ServiceSpec};
 
 /// Another proxy serves a Service with this label, whatever its value.
@@ -86,6 +90,56 @@ impl ServiceRow {
             is_internal_local: is_internal_local(spec, node, report),
             cluster_ips,
         })
+    }
+
+    /// The row as it is kept.
+    pub(super) fn pack(&self) -> Packed {
+        let mut writer = Writer::default();
+        writer.byte(u8::from(self.is_internal_local) | u8::from(self.created_s.is_some()) << 1);
+        if let Some(seconds) = self.created_s {
+            writer.number(seconds as u64);
+        }
+        writer.number(self.affinity_seconds.unwrap_or_default().into());
+        for addresses in [&*self.cluster_ips, &self.external_ips, &self.load_balancer_ips] {
+            writer.list(addresses, |writer, &address| writer.any_address(address));
+        }
+        writer.list(&self.source_ranges, |writer, range| range.pack(writer));
+        writer.list(&self.ports, |writer, port| port.pack(writer));
+        writer.finish()
+    }
+
+    pub(super) fn unpack(packed: &[u8]) -> Self {
+        let reader = &mut Reader::new(packed);
+        let flags = reader.byte();
+        Self {
+            is_internal_local: flags & 1 != 0,
+            created_s: (flags & 2 != 0).then(|| reader.number() as i64),
+            // Affinity for no time is none.
+            affinity_seconds: Some(reader.number() as u32).filter(|&seconds| seconds != 0),
+            cluster_ips: reader.list(Reader::any_address),
+            external_ips: reader.list(Reader::any_address),
+            load_balancer_ips: reader.list(Reader::any_address),
+            source_ranges: reader.list(AddressRange::unpack),
+            ports: reader.list(ServicePort::unpack),
+        }
+    }
+}
+
+impl ServicePort {
+    fn pack(&self, writer: &mut Writer) {
+        writer.text(&self.name);
+        self.protocol.pack(writer);
+        writer.number(self.port.into());
+        writer.number(self.node_port.map_or(0, NonZeroU16::get).into());
+    }
+
+    fn unpack(reader: &mut Reader<'_>) -> Self {
+        Self {
+            name: reader.text().into(),
+            protocol: Protocol::unpack(reader),
+            port: reader.port(),
+            node_port: NonZeroU16::new(reader.port()),
+        }
     }
 }
 

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    Address, Family, ObjectName, Problem, Protocol, ServiceName, address::parse_address, service::parse_protocol,
+    Address, Family, ObjectName, Problem, Protocol,
+    address::parse_address,
+    packed::{Packed, Reader, Writer},
+    service::parse_protocol,
 };
 use crate::k8s::objects::{EndpointConditions, EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
 
@@ -18,8 +21,8 @@ const ZONES_COMPARED_MAX: usize = 32;
 /// What is kept of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceRow {
-    /// The Service it belongs to.
-    pub service: ServiceName,
+    /// The Service it belongs to, which is in the slice's own namespace.
+    pub service: Arc<str>,
     /// The family of all its endpoints.
     pub family: Family,
     /// The ports that each endpoint has.
@@ -99,10 +102,39 @@ impl SliceRow {
                 return None;
             }
         };
-        let service = service_of(name, slice, report)?;
+        let service = service_of(slice, report)?;
         let mut row = Self { service, family, ports: ports(slice, report), endpoints: Vec::new(), zones: Vec::new() };
         row.take_endpoints(slice, node, report);
         Some(row)
+    }
+
+    /// The row as it is kept. The Service comes first: it alone is asked for, too.
+    pub(super) fn pack(&self) -> Packed {
+        let mut writer = Writer::default();
+        writer.text(&self.service);
+        writer.byte(u8::from(self.family == Family::V6));
+        writer.list(&self.ports, |writer, port| port.pack(writer));
+        writer.list(&self.endpoints, |writer, endpoint| endpoint.pack(self.family, writer));
+        writer.list(&self.zones, |writer, zones| writer.list(zones, |writer, zone| writer.text(zone)));
+        writer.finish()
+    }
+
+    pub(super) fn unpack(packed: &[u8]) -> Self {
+        let reader = &mut Reader::new(packed);
+        let service = reader.text().into();
+        let family = if reader.byte() == 0 { Family::V4 } else { Family::V6 };
+        Self {
+            service,
+            family,
+            ports: reader.list(SlicePort::unpack),
+            endpoints: reader.list(|reader| Endpoint::unpack(family, reader)),
+            zones: reader.list(|reader| reader.list(|reader| reader.text().into())),
+        }
+    }
+
+    /// The Service of a packed row.
+    pub(super) fn packed_service(packed: &[u8]) -> &str {
+        Reader::new(packed).text()
     }
 
     /// The numbers that its endpoints have for a Service's port.
@@ -152,6 +184,56 @@ impl SliceRow {
     }
 }
 
+impl SlicePort {
+    fn pack(&self, writer: &mut Writer) {
+        writer.text(&self.name);
+        self.protocol.pack(writer);
+        writer.number(self.port.into());
+    }
+
+    fn unpack(reader: &mut Reader<'_>) -> Self {
+        Self { name: reader.text().into(), protocol: Protocol::unpack(reader), port: reader.port() }
+    }
+}
+
+impl Endpoint {
+    fn pack(&self, family: Family, writer: &mut Writer) {
+        let bits = [
+            self.ready,
+            self.serving,
+            self.terminating,
+            self.local,
+            self.node_hint != NodeHint::None,
+            self.node_hint == NodeHint::Own,
+            self.zones != 0,
+        ];
+        writer.address(self.address, family);
+        writer.byte(bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit)));
+        if self.zones != 0 {
+            writer.number(self.zones.into());
+        }
+    }
+
+    fn unpack(family: Family, reader: &mut Reader<'_>) -> Self {
+        let address = reader.address(family);
+        let bits = reader.byte();
+        let has = |bit: u8| bits & 1 << bit != 0;
+        Self {
+            address,
+            ready: has(0),
+            serving: has(1),
+            terminating: has(2),
+            local: has(3),
+            node_hint: match (has(4), has(5)) {
+                (false, _) => NodeHint::None,
+                (true, false) => NodeHint::Others,
+                (true, true) => NodeHint::Own,
+            },
+            zones: if has(6) { reader.number() as u16 } else { 0 },
+        }
+    }
+}
+
 /// What an endpoint's address is, or what is wrong with it.
 pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Address, &'static str> {
     match parse_address(text.trim()) {
@@ -179,7 +261,7 @@ fn label<'a>(slice: &'a EndpointSlice, key: &str) -> Option<&'a str> {
     slice.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str)
 }
 
-fn service_of(name: &ObjectName, slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Option<ServiceName> {
+fn service_of(slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Option<Arc<str>> {
     match service_label(slice).unwrap_or_default() {
         "" => {
             report(
@@ -188,7 +270,7 @@ fn service_of(name: &ObjectName, slice: &EndpointSlice, report: &mut impl FnMut(
             );
             None
         }
-        service => Some(ServiceName::new(name.namespace.clone(), service)),
+        service => Some(service.into()),
     }
 }
 

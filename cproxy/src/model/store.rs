@@ -2,13 +2,18 @@
 //!
 //! A relist is staged beside the rows in force and takes their place at its end, so that a half-read list never thins a
 //! table.
+//!
+//! Rows are kept packed, in trees: a hash map would be half empty after it has grown, and twice there while it grows.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use super::{Address, ObjectName, Own, Problem, ServiceName, ServiceRow, SliceRow, own::NodeRow};
+use super::{
+    Address, ObjectName, ObjectRow, Own, Problem, ServiceName, ServiceRow, SliceRow, names::Texts, object::Parsed,
+    own::NodeRow, packed::Packed,
+};
 use crate::k8s::objects::{EndpointSlice, Node, Service};
 
 /// The kinds that a source delivers.
@@ -49,6 +54,8 @@ pub enum Event {
     EndpointSlice(Box<EndpointSlice>),
     /// An EndpointSlice is gone.
     EndpointSliceDeleted(ObjectName),
+    /// A Service or an EndpointSlice is, or was changed to be, so; from a source that keeps rows itself.
+    Row(ObjectRow),
     /// A Node is, or was changed to be, so. Only the own one counts.
     Node(Box<Node>),
     /// The Node of this name is gone.
@@ -75,23 +82,21 @@ pub struct Store {
     /// A list of Nodes is under way: what it has said of the own one.
     staged_node: Option<Option<Parsed<NodeRow>>>,
     nodes_complete: bool,
-    services: HashMap<ServiceName, ServiceRow>,
-    slices: HashMap<ServiceName, BTreeMap<ObjectName, SliceRow>>,
-    service_of_slice: HashMap<ObjectName, ServiceName>,
-    staged_services: Option<HashMap<ServiceName, Parsed<ServiceRow>>>,
-    staged_slices: Option<HashMap<ObjectName, Parsed<SliceRow>>>,
+    services: BTreeMap<ServiceName, Packed>,
+    slices: BTreeMap<ObjectName, Packed>,
+    /// Each slice under the name of its Service.
+    slices_of: BTreeSet<(ServiceName, Arc<str>)>,
+    namespaces: Texts,
+    staged_services: Option<Staged>,
+    staged_slices: Option<Staged>,
     services_complete: bool,
     slices_complete: bool,
     dirty: BTreeSet<ServiceName>,
-    problems: BTreeMap<(Kind, ObjectName), Vec<Problem>>,
+    problems: BTreeMap<(Kind, ObjectName), Box<[Problem]>>,
 }
 
-/// A row (or none, if the object is not served) and what was wrong with its object.
-#[derive(Debug)]
-struct Parsed<Row> {
-    row: Option<Row>,
-    problems: Vec<Problem>,
-}
+/// What a list has said so far.
+type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
 
 impl Store {
     /// An empty store, as seen from this place.
@@ -103,14 +108,19 @@ impl Store {
     /// Takes an event in. Returns the problems that are new with it.
     pub fn apply(&mut self, event: Event) -> Vec<Problem> {
         match event {
-            Event::ListStarted(Kind::Services) => self.staged_services = Some(HashMap::new()),
-            Event::ListStarted(Kind::EndpointSlices) => self.staged_slices = Some(HashMap::new()),
+            Event::ListStarted(Kind::Services) => self.staged_services = Some(Staged::new()),
+            Event::ListStarted(Kind::EndpointSlices) => self.staged_slices = Some(Staged::new()),
             Event::ListStarted(Kind::Nodes) => self.staged_node = Some(None),
             Event::ListDone(Kind::Services) => return self.services_listed(),
             Event::ListDone(Kind::EndpointSlices) => return self.slices_listed(),
             Event::ListDone(Kind::Nodes) => return self.nodes_listed(),
-            Event::Service(service) => return self.take_service(&service),
-            Event::EndpointSlice(slice) => return self.take_slice(&slice),
+            Event::Service(service) => {
+                return self.take_row(Kind::Services, ObjectRow::of_service(&service, self.node_name()));
+            }
+            Event::EndpointSlice(slice) => {
+                return self.take_row(Kind::EndpointSlices, ObjectRow::of_slice(&slice, self.node_name()));
+            }
+            Event::Row(row) => return self.take_row(row.kind, Some(row)),
             Event::ServiceDeleted(name) => match &mut self.staged_services {
                 Some(staged) => drop(staged.remove(&name)),
                 None => self.remove_service(&name),
@@ -167,36 +177,43 @@ impl Store {
         &self.own.pod_ips
     }
 
-    /// The Services whose rows or slices have changed since the last call.
+    /// The Services whose rows or slices have changed since the last call. Until the store is complete nothing can be
+    /// made of changes.
     pub fn take_dirty(&mut self) -> BTreeSet<ServiceName> {
         std::mem::take(&mut self.dirty)
     }
 
     /// The Service of that name.
     #[must_use]
-    pub fn service_row(&self, name: &ServiceName) -> Option<&ServiceRow> {
-        self.services.get(name)
+    pub fn service_row(&self, name: &ServiceName) -> Option<ServiceRow> {
+        self.services.get(name).map(|packed| ServiceRow::unpack(packed))
     }
 
-    /// All Services.
-    pub fn services(&self) -> impl Iterator<Item = (&ServiceName, &ServiceRow)> {
-        self.services.iter()
+    /// All Services, ordered by name.
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceName, ServiceRow)> {
+        self.services.iter().map(|(name, packed)| (name, ServiceRow::unpack(packed)))
     }
 
-    /// The slices of a Service, ordered by name.
-    pub fn slices(&self, name: &ServiceName) -> impl Iterator<Item = &SliceRow> {
-        self.slices.get(name).into_iter().flat_map(BTreeMap::values)
+    /// The names of all Services, ordered.
+    pub fn service_names(&self) -> impl ExactSizeIterator<Item = &ServiceName> {
+        self.services.keys()
     }
 
     /// The slices of a Service with their names, ordered by them.
-    pub fn named_slices(&self, name: &ServiceName) -> impl Iterator<Item = (&ObjectName, &SliceRow)> {
-        self.slices.get(name).into_iter().flatten()
+    pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = (ObjectName, SliceRow)> {
+        let first = (service.clone(), Arc::default());
+        let of_service = self.slices_of.range(first..).take_while(move |(other, _)| other == service);
+        of_service.filter_map(|(service, name)| {
+            let name = ObjectName { namespace: service.namespace.clone(), name: name.clone() };
+            let row = self.slice(&name)?;
+            Some((name, row))
+        })
     }
 
     /// The slice of that name.
     #[must_use]
-    pub fn slice(&self, name: &ObjectName) -> Option<&SliceRow> {
-        self.slices.get(self.service_of_slice.get(name)?)?.get(name)
+    pub fn slice(&self, name: &ObjectName) -> Option<SliceRow> {
+        self.slices.get(name).map(|packed| SliceRow::unpack(packed))
     }
 
     /// What is wrong now, ordered by object.
@@ -204,28 +221,37 @@ impl Store {
         self.problems.values().flatten()
     }
 
-    fn take_service(&mut self, service: &Service) -> Vec<Problem> {
-        let Some(name) = object_name(&service.metadata) else { return vec![nameless("Service")] };
-        let mut problems = Vec::new();
-        let row = ServiceRow::from_object(&name, service, self.own.node_name.as_deref(), &mut problems);
-        let parsed = Parsed { row, problems };
-        match &mut self.staged_services {
+    fn take_row(&mut self, kind: Kind, row: Option<ObjectRow>) -> Vec<Problem> {
+        let Some(ObjectRow { kind, mut name, parsed }) = row else { return vec![nameless(kind.singular())] };
+        name.namespace = self.namespaces.share(&name.namespace);
+        match self.staged(kind) {
             Some(staged) => drop(staged.insert(name, parsed)),
-            None => return self.put_service(name, parsed),
+            None => return self.put(kind, name, parsed),
         }
         Vec::new()
     }
 
-    fn take_slice(&mut self, slice: &EndpointSlice) -> Vec<Problem> {
-        let Some(name) = object_name(&slice.metadata) else { return vec![nameless("EndpointSlice")] };
-        let mut problems = Vec::new();
-        let row = SliceRow::from_object(&name, slice, self.own.node_name.as_deref(), &mut problems);
-        let parsed = Parsed { row, problems };
-        match &mut self.staged_slices {
-            Some(staged) => drop(staged.insert(name, parsed)),
-            None => return self.put_slice(name, parsed),
+    fn staged(&mut self, kind: Kind) -> Option<&mut Staged> {
+        match kind {
+            Kind::Services => self.staged_services.as_mut(),
+            Kind::EndpointSlices => self.staged_slices.as_mut(),
+            Kind::Nodes => None,
         }
-        Vec::new()
+    }
+
+    fn rows(&self, kind: Kind) -> Option<&BTreeMap<ObjectName, Packed>> {
+        match kind {
+            Kind::Services => Some(&self.services),
+            Kind::EndpointSlices => Some(&self.slices),
+            Kind::Nodes => None,
+        }
+    }
+
+    fn put(&mut self, kind: Kind, name: ObjectName, parsed: Parsed<Packed>) -> Vec<Problem> {
+        match kind {
+            Kind::Services => self.put_service(name, parsed),
+            _ => self.put_slice(name, parsed),
+        }
     }
 
     fn is_own(&self, node: &str) -> bool {
@@ -236,7 +262,7 @@ impl Store {
         let Some(name) = node.metadata.name.as_deref().filter(|name| self.is_own(name)) else { return Vec::new() };
         let mut problems = Vec::new();
         let row = NodeRow::from_object(name, node, &mut problems);
-        let parsed = Some(Parsed { row: Some(row), problems });
+        let parsed = Some(Parsed { row: Some(row), problems: problems.into() });
         match &mut self.staged_node {
             Some(staged) => *staged = parsed,
             None => return self.put_node(parsed),
@@ -257,7 +283,7 @@ impl Store {
         let new = self.note(Kind::Nodes, &name, problems);
         let before = (self.zone().cloned(), self.node_ips().to_vec());
         self.node = row;
-        if before != (self.zone().cloned(), self.node_ips().to_vec()) {
+        if before != (self.zone().cloned(), self.node_ips().to_vec()) && self.is_complete() {
             self.dirty.extend(self.services.keys().cloned());
         }
         new
@@ -266,8 +292,9 @@ impl Store {
     fn set_pod_ips(&mut self, addresses: Vec<Address>) {
         if self.own.pod_ips != addresses {
             self.own.pod_ips = addresses;
-            let restricted = self.services.iter().filter(|(_, service)| !service.source_ranges.is_empty());
-            self.dirty.extend(restricted.map(|(name, _)| name.clone()));
+            let restricted = self.services().filter(|(_, service)| !service.source_ranges.is_empty());
+            let restricted: Vec<_> = restricted.map(|(name, _)| name.clone()).collect();
+            restricted.into_iter().for_each(|name| self.mark(name));
         }
     }
 
@@ -276,29 +303,20 @@ impl Store {
     fn take_unreadable(&mut self, kind: Kind, name: Option<ObjectName>, message: &str) -> Vec<Problem> {
         let Some(name) = name else { return vec![nameless(kind.singular())] };
         let stays = |is_known: bool| if is_known { "its last state stays" } else { "ignored" };
-        let problems =
-            |label: String, is_known: bool| vec![Problem::new(label, "", format!("{message}; {}", stays(is_known)))];
+        let problems = |label: String, is_known: bool| {
+            Box::from([Problem::new(label, "", format!("{message}; {}", stays(is_known)))])
+        };
         match kind {
-            Kind::Services => {
-                let row = self.services.get(&name).cloned();
-                match &mut self.staged_services {
+            Kind::Services | Kind::EndpointSlices => {
+                let label = format!("{} {name}", kind.singular());
+                let row = self.rows(kind).and_then(|rows| rows.get(&name)).cloned();
+                match self.staged(kind) {
                     Some(staged) => {
                         let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
-                        let problems = problems(format!("Service {name}"), row.is_some());
+                        let problems = problems(label, row.is_some());
                         staged.insert(name, Parsed { row, problems });
                     }
-                    None => return self.note(kind, &name, problems(format!("Service {name}"), row.is_some())),
-                }
-            }
-            Kind::EndpointSlices => {
-                let row = self.slice(&name).cloned();
-                match &mut self.staged_slices {
-                    Some(staged) => {
-                        let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
-                        let problems = problems(format!("EndpointSlice {name}"), row.is_some());
-                        staged.insert(name, Parsed { row, problems });
-                    }
-                    None => return self.note(kind, &name, problems(format!("EndpointSlice {name}"), row.is_some())),
+                    None => return self.note(kind, &name, problems(label, row.is_some())),
                 }
             }
             Kind::Nodes if !self.is_own(&name.name) => {}
@@ -317,37 +335,52 @@ impl Store {
 
     fn services_listed(&mut self) -> Vec<Problem> {
         let staged = self.staged_services.take().unwrap_or_default();
+        let new = self.take_list(Kind::Services, staged, Self::remove_service);
+        self.services = refilled(&mut self.services);
         self.services_complete = true;
-        let gone: Vec<_> = self.known(Kind::Services).filter(|name| !staged.contains_key(name)).collect();
-        gone.iter().for_each(|name| self.remove_service(name));
-        staged.into_iter().flat_map(|(name, parsed)| self.put_service(name, parsed)).collect()
+        new
     }
 
     fn slices_listed(&mut self) -> Vec<Problem> {
         let staged = self.staged_slices.take().unwrap_or_default();
+        let new = self.take_list(Kind::EndpointSlices, staged, Self::remove_slice);
+        self.slices = refilled(&mut self.slices);
+        self.slices_of = std::mem::take(&mut self.slices_of).into_iter().collect();
         self.slices_complete = true;
-        let gone: Vec<_> = self.known(Kind::EndpointSlices).filter(|name| !staged.contains_key(name)).collect();
-        gone.iter().for_each(|name| self.remove_slice(name));
-        staged.into_iter().flat_map(|(name, parsed)| self.put_slice(name, parsed)).collect()
+        new
+    }
+
+    fn take_list(&mut self, kind: Kind, staged: Staged, remove: fn(&mut Self, &ObjectName)) -> Vec<Problem> {
+        let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).cloned().collect();
+        gone.iter().for_each(|name| remove(self, name));
+        let mut new = Vec::new();
+        for (name, parsed) in staged {
+            new.extend(self.put(kind, name, parsed));
+        }
+        self.namespaces.forget_unused();
+        new
     }
 
     /// Every object of a kind that left a trace: a row, or only problems.
-    fn known(&self, kind: Kind) -> impl Iterator<Item = ObjectName> {
-        let rows: Vec<ObjectName> = match kind {
-            Kind::Services => self.services.keys().cloned().collect(),
-            Kind::EndpointSlices => self.service_of_slice.keys().cloned().collect(),
-            Kind::Nodes => Vec::new(),
-        };
-        let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| key.1.clone());
-        rows.into_iter().chain(troubled.collect::<Vec<_>>())
+    fn known(&self, kind: Kind) -> impl Iterator<Item = &ObjectName> {
+        let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| &key.1);
+        self.rows(kind).into_iter().flat_map(BTreeMap::keys).chain(troubled)
     }
 
-    fn put_service(&mut self, name: ServiceName, parsed: Parsed<ServiceRow>) -> Vec<Problem> {
+    /// The Service is to be computed anew. Before the store is complete, all are.
+    fn mark(&mut self, service: ServiceName) {
+        if self.is_complete() {
+            self.dirty.insert(service);
+        }
+    }
+
+    fn put_service(&mut self, name: ServiceName, parsed: Parsed<Packed>) -> Vec<Problem> {
         let new = self.note(Kind::Services, &name, parsed.problems);
         match parsed.row {
             Some(row) if self.services.get(&name) == Some(&row) => {}
             Some(row) => {
-                self.dirty.insert(name.clone());
+                let name = self.known_service(name);
+                self.mark(name.clone());
                 self.services.insert(name, row);
             }
             None => self.drop_service_row(&name),
@@ -355,20 +388,39 @@ impl Store {
         new
     }
 
-    fn put_slice(&mut self, name: ObjectName, parsed: Parsed<SliceRow>) -> Vec<Problem> {
+    fn put_slice(&mut self, name: ObjectName, parsed: Parsed<Packed>) -> Vec<Problem> {
         let new = self.note(Kind::EndpointSlices, &name, parsed.problems);
-        let moved = parsed.row.as_ref().map(|row| &row.service) != self.service_of_slice.get(&name);
-        if moved {
+        let before = self.slices.get(&name);
+        if before == parsed.row.as_ref() {
+            return new;
+        }
+        let service = |row: &Packed| SliceRow::packed_service(row).to_owned();
+        if before.map(service) != parsed.row.as_ref().map(service) {
             self.drop_slice_row(&name);
         }
         let Some(row) = parsed.row else { return new };
-        let slices = self.slices.entry(row.service.clone()).or_default();
-        if slices.get(&name) != Some(&row) {
-            self.dirty.insert(row.service.clone());
-            self.service_of_slice.insert(name.clone(), row.service.clone());
-            slices.insert(name, row);
-        }
+        let service = self.service_of(&name, &row);
+        self.mark(service.clone());
+        // The name as it is there already, if it is: one text for all who have it.
+        let name = self.slices.get_key_value(&name).map_or(name, |(known, _)| known.clone());
+        self.slices_of.insert((service, name.name.clone()));
+        self.slices.insert(name, row);
         new
+    }
+
+    /// The Service of a slice.
+    fn service_of(&self, slice: &ObjectName, row: &Packed) -> ServiceName {
+        let service = SliceRow::packed_service(row);
+        self.known_service(ServiceName { namespace: slice.namespace.clone(), name: service.into() })
+    }
+
+    /// The name in the text that others have of it, if some do.
+    fn known_service(&self, name: ServiceName) -> ServiceName {
+        if let Some((known, _)) = self.services.get_key_value(&name) {
+            return known.clone();
+        }
+        let of_slice = self.slices_of.range((name.clone(), Arc::default())..).next().map(|(service, _)| service);
+        of_slice.filter(|service| **service == name).cloned().unwrap_or(name)
     }
 
     fn remove_service(&mut self, name: &ServiceName) {
@@ -383,38 +435,35 @@ impl Store {
 
     fn drop_service_row(&mut self, name: &ServiceName) {
         if self.services.remove(name).is_some() {
-            self.dirty.insert(name.clone());
+            self.mark(name.clone());
         }
     }
 
     fn drop_slice_row(&mut self, name: &ObjectName) {
-        let Some(service) = self.service_of_slice.remove(name) else { return };
-        if let Some(slices) = self.slices.get_mut(&service) {
-            slices.remove(name);
-            if slices.is_empty() {
-                self.slices.remove(&service);
-            }
-        }
-        self.dirty.insert(service);
+        let Some(row) = self.slices.remove(name) else { return };
+        let of_service = (self.service_of(name, &row), name.name.clone());
+        self.slices_of.remove(&of_service);
+        self.mark(of_service.0);
     }
 
     /// Remembers an object's problems; gives back those that it did not have before.
-    fn note(&mut self, kind: Kind, name: &ObjectName, problems: Vec<Problem>) -> Vec<Problem> {
+    fn note(&mut self, kind: Kind, name: &ObjectName, problems: Box<[Problem]>) -> Vec<Problem> {
+        if problems.is_empty() && self.problems.is_empty() {
+            return Vec::new();
+        }
         let key = (kind, name.clone());
         if problems.is_empty() {
             self.problems.remove(&key);
-            return problems;
+            return Vec::new();
         }
         let before = self.problems.insert(key, problems.clone()).unwrap_or_default();
         problems.into_iter().filter(|problem| !before.contains(problem)).collect()
     }
 }
 
-/// The name under which an object is known, if it has one.
-pub(crate) fn object_name(metadata: &kube::core::ObjectMeta) -> Option<ObjectName> {
-    let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
-    let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
-    Some(ObjectName::new(namespace.unwrap_or("default"), name))
+/// What came in one after the other, in order, has left a tree's nodes half empty; built at once they are full.
+fn refilled(rows: &mut BTreeMap<ObjectName, Packed>) -> BTreeMap<ObjectName, Packed> {
+    std::mem::take(rows).into_iter().collect()
 }
 
 fn nameless(kind: &str) -> Problem {

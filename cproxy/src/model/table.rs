@@ -9,11 +9,13 @@
 //! element of `FRONTENDS`, which the next insertion may take. Drains are made as late as possible: a change of endpoints
 //! needs none until slots run out.
 
+mod bits;
 mod filter;
+mod members;
 mod room;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -21,14 +23,17 @@ use super::{
     Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,
     Scope, ServiceName, Source, Store, affinity_id,
     desired::{self, desired_problems, desired_rows, precedence},
+    names::Texts,
     slots::{Extent, Slots},
 };
+use bits::Bits;
 use filter::FilterCounts;
+use members::PackedMembers;
 
 /// A Service port in one family, as some of its frontends see it: what has a set of its own.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct SetKey {
-    service: ServiceName,
+    service: Arc<ServiceName>,
     port_name: Arc<str>,
     protocol: Protocol,
     family: Family,
@@ -36,10 +41,6 @@ struct SetKey {
 }
 
 impl SetKey {
-    fn of(row: &Row) -> Self {
-        Held::of(row).key(&row.service)
-    }
-
     /// What a set of this Service port should have.
     fn affinity(&self, seconds: Option<u32>) -> Affinity {
         let id = || affinity_id(&self.service, &self.port_name, self.protocol, self.family);
@@ -51,7 +52,7 @@ impl SetKey {
 struct Set {
     id: u32,
     extent: Extent,
-    members: Members,
+    members: PackedMembers,
     affinity: Affinity,
     /// Written by the agent before this one, perhaps for another Service, and not yet confirmed or replaced: it serves
     /// the frontends that have it already and no others.
@@ -92,7 +93,7 @@ struct Held {
 #[derive(Clone, Copy, Debug, Default)]
 struct ClusterIp {
     /// How many claims of frontends with it there are.
-    claims: usize,
+    claims: u32,
     is_written: bool,
 }
 
@@ -100,11 +101,14 @@ struct ClusterIp {
 #[derive(Debug)]
 pub struct Table {
     limits: Limits,
-    claims: HashMap<Frontend, Vec<Claim>>,
-    services: HashMap<ServiceName, Vec<Held>>,
-    sets: HashMap<SetKey, Set>,
-    kernel: HashMap<Frontend, u32>,
-    cluster_ips: HashMap<Address, ClusterIp>,
+    claims: BTreeMap<Frontend, Vec<Claim>>,
+    services: BTreeMap<Arc<ServiceName>, Box<[Held]>>,
+    port_names: Texts,
+    sets: BTreeMap<SetKey, Set>,
+    /// The ids of sets with backends.
+    with_backends: Bits,
+    kernel: BTreeMap<Frontend, u32>,
+    cluster_ips: BTreeMap<Address, ClusterIp>,
     cluster_ips_written: usize,
     /// ClusterIPs that did not fit and are tried again.
     unplaced: BTreeMap<Address, Problem>,
@@ -123,6 +127,7 @@ pub struct Table {
     is_synced: bool,
     /// Some backend has lost a frontend since [`Table::take_retired`] was called last.
     has_retired: bool,
+    has_other_problems: bool,
     /// Services that did not fit and are tried again.
     starved: BTreeSet<ServiceName>,
     problems: BTreeMap<ServiceName, Vec<Problem>>,
@@ -143,9 +148,11 @@ impl Table {
         let slots = Slots::new(0, room.slots, sets.values().map(extent).collect());
         let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
         let ids = Slots::new(1, room.sets, ids);
+        let mut with_backends = Bits::default();
+        sets.iter().for_each(|(&id, set)| with_backends.set(id, !set.members.backends.is_empty()));
         let orphan = |(id, set): (u32, KernelSet)| {
-            let extent = extent(&set);
-            let set = Set { id, extent, members: set.members, affinity: set.affinity, is_inherited: true };
+            let (extent, members) = (extent(&set), PackedMembers::of(&set.members));
+            let set = Set { id, extent, members, affinity: set.affinity, is_inherited: true };
             (id, Orphan { set, frontends: Vec::new() })
         };
         let mut orphans: HashMap<u32, Orphan> = sets.into_iter().map(orphan).collect();
@@ -160,11 +167,13 @@ impl Table {
         let written = |address| (address, ClusterIp { claims: 0, is_written: true });
         Self {
             limits,
-            claims: HashMap::new(),
-            services: HashMap::new(),
-            sets: HashMap::new(),
+            claims: BTreeMap::new(),
+            services: BTreeMap::new(),
+            port_names: Texts::default(),
+            sets: BTreeMap::new(),
+            with_backends,
             orphans,
-            kernel: frontends,
+            kernel: frontends.into_iter().collect(),
             cluster_ips: addresses.into_iter().map(written).collect(),
             cluster_ips_written,
             unplaced: BTreeMap::new(),
@@ -176,6 +185,7 @@ impl Table {
             is_untouched: true,
             is_synced: false,
             has_retired: false,
+            has_other_problems: false,
             starved: BTreeSet::new(),
             problems: BTreeMap::new(),
             conflicts: BTreeMap::new(),
@@ -184,50 +194,70 @@ impl Table {
 
     /// Serves the frontends of `bootstrap` that the kernel does not have yet; touches nothing that it has.
     pub fn bootstrap(&mut self, bootstrap: &Store) -> Vec<Op> {
-        let kernel = &self.kernel;
-        let missing = |row: &Row| !kernel.contains_key(&row.frontend);
-        let missing_rows = |name| desired_rows(bootstrap, name).into_iter().filter(missing).collect();
-        let wishes = bootstrap
-            .services()
-            .map(|(name, _)| Wish { rows: missing_rows(name), ..wish(bootstrap, name.clone()) })
-            .collect();
-        self.grant(wishes, Plan::default())
+        let names = bootstrap.service_names().cloned().collect();
+        let missing = |table: &Self, name: &ServiceName| {
+            let mut wish = Wish::of(bootstrap, name);
+            wish.rows.retain(|row| !table.kernel.contains_key(&row.frontend));
+            wish
+        };
+        collected(|write| self.grant(&names, &missing, Plan::new(write)))
     }
 
     /// Makes the whole table equal the store: after the first complete sync, and whenever the kernel's content is in
     /// doubt. Removes what no Service claims.
     pub fn sync(&mut self, store: &Store) -> Vec<Op> {
-        let names: BTreeSet<_> = self.services.keys().chain(store.services().map(|(name, _)| name)).cloned().collect();
+        collected(|write| self.sync_by(store, write))
+    }
+
+    /// As [`Table::sync`], a little at a time: all of it at once would be a second table.
+    pub fn sync_by(&mut self, store: &Store, write: Write<'_>) {
+        let held = self.services.keys().map(|name| &**name);
+        let names: BTreeSet<_> = held.chain(store.service_names()).cloned().collect();
         let plan = Plan {
             touched: self.kernel.keys().copied().collect(),
             touched_ips: self.cluster_ips.keys().copied().collect(),
             orphans: true,
-            ..Plan::default()
+            ..Plan::new(write)
         };
         self.is_synced = true;
         let plan = self.with_room_for(store, plan);
-        self.grant(names.into_iter().map(|name| wish(store, name)).collect(), plan)
+        self.grant(&names, &|_, name| Wish::of(store, name), plan);
+        self.refill();
     }
 
     /// Follows changes of some Services.
     pub fn update(&mut self, store: &Store, dirty: BTreeSet<ServiceName>) -> Vec<Op> {
         let mut names = std::mem::take(&mut self.starved);
         names.extend(dirty);
-        self.grant(names.into_iter().map(|name| wish(store, name)).collect(), Plan::default())
+        collected(|write| self.grant(&names, &|_, name| Wish::of(store, name), Plan::new(write)))
+    }
+
+    /// What comes in one after the other, in order, leaves a tree's nodes half empty; built at once they are full.
+    fn refill(&mut self) {
+        fn refill<Key: Ord, Value>(tree: &mut BTreeMap<Key, Value>) {
+            *tree = std::mem::take(tree).into_iter().collect();
+        }
+        refill(&mut self.claims);
+        refill(&mut self.services);
+        refill(&mut self.sets);
+        refill(&mut self.kernel);
+        refill(&mut self.cluster_ips);
     }
 
     /// The table as it is in force, with what the kernel does not know, sorted by frontend.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
-        let mut rows: Vec<_> =
-            self.claims.iter().filter_map(|(&frontend, claims)| self.row(frontend, claims)).collect();
-        rows.sort_unstable_by_key(|row| row.frontend);
-        rows
+        self.each_row().collect()
     }
 
-    /// How many frontends are in force.
+    /// The rows one after the other.
+    pub fn each_row(&self) -> impl Iterator<Item = Row> {
+        self.claims.iter().filter_map(|(&frontend, claims)| self.row(frontend, claims))
+    }
+
+    /// How many frontends there are.
     #[must_use]
-    pub fn frontends(&self) -> usize {
+    pub fn frontend_count(&self) -> usize {
         self.kernel.len()
     }
 
@@ -242,86 +272,126 @@ impl Table {
         std::mem::take(&mut self.has_retired)
     }
 
+    /// Whether [`Table::problems`] may say something else than at the last call.
+    pub fn take_other_problems(&mut self) -> bool {
+        std::mem::take(&mut self.has_other_problems)
+    }
+
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
         if !self.kernel.contains_key(&frontend) {
             return None;
         }
         let (claim, set) = claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key)?)))?;
+        let members = set.members.unpack();
         Some(Row {
             frontend,
-            service: claim.key.service.clone(),
+            service: (*claim.key.service).clone(),
             port_name: claim.key.port_name.clone(),
             source: claim.source,
             scope: claim.key.scope,
-            action: Action::of(set.members.eligible != 0, set.members.drops),
+            action: Action::of(members.eligible != 0, members.drops),
             session_affinity_seconds: set.affinity.seconds(),
-            backends: set.members.eligible().to_vec(),
-            serving: set.members.serving().to_vec(),
+            backends: members.eligible().to_vec(),
+            serving: members.serving().to_vec(),
         })
     }
 
     /// All claims first, since who owns a frontend decides which sets may be taken over; then sets, each published at
     /// once; then frontends.
-    fn grant(&mut self, wishes: Vec<Wish>, mut plan: Plan) -> Vec<Op> {
+    fn grant(&mut self, names: &BTreeSet<ServiceName>, wish: WishOf<'_>, mut plan: Plan<'_>) {
         plan.ops.extend(self.filter.widen().map(Op::SetFilter));
-        for wish in &wishes {
-            self.replace_claims(wish, &mut plan);
+        let mut kept = Vec::new();
+        for name in names {
+            let wish = wish(self, name);
+            let service = self.replace_claims(name, &wish, &mut plan);
+            if names.len() <= WISHES_KEPT_MAX {
+                kept.push((service, wish));
+            }
         }
-        for wish in wishes {
-            self.publish_sets(&wish, &mut plan);
+        if kept.is_empty() {
+            for name in names {
+                let wish = wish(self, name);
+                self.publish_sets(&self.shared(name), wish, &mut plan);
+            }
+        }
+        for (service, wish) in kept {
+            self.publish_sets(&service, wish, &mut plan);
         }
         self.place_frontends(&mut plan);
         self.free_sets(&plan);
         plan.ops.extend(self.filter.narrow().map(Op::SetFilter));
-        if self.is_untouched && !plan.ops.is_empty() {
+        self.flush(&mut plan, 1);
+    }
+
+    /// Writes what is to be written, if it is enough to be worth it.
+    fn flush(&mut self, plan: &mut Plan<'_>, least: usize) {
+        if plan.ops.len() < least {
+            return;
+        }
+        if self.is_untouched {
             self.is_untouched = false;
             plan.ops.insert(0, Op::Drain);
         }
-        plan.ops
+        (plan.write)(std::mem::take(&mut plan.ops));
     }
 
-    fn replace_claims(&mut self, wish: &Wish, plan: &mut Plan) {
-        let before = self.services.remove(&wish.name).unwrap_or_default();
-        self.drop_claims(&wish.name, &before, plan);
-        for row in &wish.rows {
-            let claim = Claim { created_s: wish.created_s, key: SetKey::of(row), source: row.source };
-            self.claim(row.frontend, claim, plan);
-        }
-        let after: HashSet<_> = wish.rows.iter().map(SetKey::of).collect();
-        for (key, frontend) in before.iter().map(|held| (held.key(&wish.name), held.frontend)) {
-            if !after.contains(&key) {
-                plan.gone_from.insert(frontend, key.clone());
-                plan.gone.entry(key).or_default().push(frontend);
-            }
-        }
-        if !wish.rows.is_empty() {
-            self.services.insert(wish.name.clone(), wish.rows.iter().map(Held::of).collect());
-        }
+    /// The name as the table has it already, if it does.
+    fn shared(&self, name: &ServiceName) -> Arc<ServiceName> {
+        let known = self.services.get_key_value(name).map(|(known, _)| known.clone());
+        known.unwrap_or_else(|| Arc::new(name.clone()))
     }
 
-    fn publish_sets(&mut self, wish: &Wish, plan: &mut Plan) {
-        self.problems.remove(&wish.name);
+    fn replace_claims(&mut self, name: &ServiceName, wish: &Wish, plan: &mut Plan<'_>) -> Arc<ServiceName> {
+        let service = self.shared(name);
+        let before = self.services.remove(name).unwrap_or_default();
+        self.drop_claims(name, &before, plan);
+        let after: Box<[_]> = wish.rows.iter().map(|row| self.held(row)).collect();
+        for held in &after {
+            let claim = Claim { created_s: wish.created_s, key: held.key(&service), source: held.source };
+            self.claim(held.frontend, claim, plan);
+        }
+        for held in before.iter().filter(|held| !after.iter().any(|other| other.is_same_set(held))) {
+            let key = held.key(&service);
+            plan.gone_from.insert(held.frontend, key.clone());
+            plan.gone.entry(key).or_default().push(held.frontend);
+        }
+        if !after.is_empty() {
+            self.services.insert(service.clone(), after);
+        }
+        service
+    }
+
+    fn held(&mut self, row: &Row) -> Held {
+        let port_name = self.port_names.share(&row.port_name);
+        Held { frontend: row.frontend, port_name, source: row.source, scope: row.scope }
+    }
+
+    fn publish_sets(&mut self, service: &Arc<ServiceName>, wish: Wish, plan: &mut Plan<'_>) {
+        self.has_other_problems |= self.problems.remove(&**service).is_some() || !wish.problems.is_empty();
         if !wish.problems.is_empty() {
-            self.problems.insert(wish.name.clone(), wish.problems.clone());
+            self.problems.insert((**service).clone(), wish.problems);
         }
         for row in &wish.rows {
-            if let Err(message) = self.publish(&SetKey::of(row), row, plan) {
-                self.problem(&wish.name, message);
-                self.starved.insert(wish.name.clone());
+            let key = self.held(row).key(service);
+            if let Err(message) = self.publish(&key, row, plan) {
+                self.problem(service, message);
+                self.starved.insert((**service).clone());
             }
+            self.flush(plan, OPS_AT_ONCE);
         }
     }
 
     fn problem(&mut self, name: &ServiceName, message: String) {
         let problem = Problem::new(format_args!("Service {name}"), "", message);
         self.problems.entry(name.clone()).or_default().push(problem);
+        self.has_other_problems = true;
     }
 
-    fn drop_claims(&mut self, name: &ServiceName, before: &[Held], plan: &mut Plan) {
+    fn drop_claims(&mut self, name: &ServiceName, before: &[Held], plan: &mut Plan<'_>) {
         for held in before {
             plan.touched.insert(held.frontend);
             if let Some(claims) = self.claims.get_mut(&held.frontend) {
-                claims.retain(|claim| claim.key.service != *name);
+                claims.retain(|claim| *claim.key.service != *name);
                 if claims.is_empty() {
                     self.claims.remove(&held.frontend);
                 }
@@ -333,12 +403,12 @@ impl Table {
         }
     }
 
-    fn touch_ip(&mut self, address: Address, plan: &mut Plan) -> &mut ClusterIp {
+    fn touch_ip(&mut self, address: Address, plan: &mut Plan<'_>) -> &mut ClusterIp {
         plan.touched_ips.insert(address);
         self.cluster_ips.entry(address).or_default()
     }
 
-    fn claim(&mut self, frontend: Frontend, claim: Claim, plan: &mut Plan) {
+    fn claim(&mut self, frontend: Frontend, claim: Claim, plan: &mut Plan<'_>) {
         plan.touched.insert(frontend);
         if claim.source == Source::ClusterIp {
             self.touch_ip(frontend.address, plan).claims += 1;
@@ -346,11 +416,13 @@ impl Table {
         let claims = self.claims.entry(frontend).or_default();
         let before = |other: &Claim| precedence(other.rank(), claim.rank()).is_le();
         let index = claims.partition_point(before);
+        // Nearly always there is one.
+        claims.reserve_exact(1);
         claims.insert(index, claim);
     }
 
     /// Brings a set's backends into the kernel: into free slots, then one store. On an error the old set stays.
-    fn publish(&mut self, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
+    fn publish(&mut self, key: &SetKey, row: &Row, plan: &mut Plan<'_>) -> Result<(), String> {
         let known = self.sets.remove(key).or_else(|| self.take_over(key, row.frontend));
         let Some(old) = known.or_else(|| self.succeed(key, row.frontend, plan)) else {
             return self.publish_new(key, row, plan);
@@ -373,7 +445,7 @@ impl Table {
     /// The set of a Service port that goes in this batch, if all its frontends become this one's: as when a port gets
     /// another name. The frontends then need not be written at all. A program may still hold the set's id from a frontend
     /// that was deleted earlier; it must not find another Service's backends there.
-    fn succeed(&mut self, key: &SetKey, frontend: Frontend, plan: &mut Plan) -> Option<Set> {
+    fn succeed(&mut self, key: &SetKey, frontend: Frontend, plan: &mut Plan<'_>) -> Option<Set> {
         let predecessor = plan.gone_from.get(&frontend)?.clone();
         let id = self.sets.get(&predecessor)?.id;
         let is_ours = |frontend: &Frontend| {
@@ -387,12 +459,12 @@ impl Table {
         self.sets.remove(&predecessor).map(|set| Set { is_inherited: true, ..set })
     }
 
-    fn publish_new(&mut self, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
-        let no_ids = format!("no room for more than {} Service ports; not served", self.limits.sets);
-        let id = self.take(room::Map::Sets, 1, plan).ok_or(no_ids)?.first;
+    fn publish_new(&mut self, key: &SetKey, row: &Row, plan: &mut Plan<'_>) -> Result<(), String> {
+        let no_ids = |limits: Limits| format!("no room for more than {} Service ports; not served", limits.sets);
+        let id = self.take(room::Map::Sets, 1, plan).ok_or_else(|| no_ids(self.limits))?.first;
         let members = members(row);
-        let extent = match self.write(&members, plan) {
-            Ok(extent) => extent,
+        let (members, extent) = match self.write(members, plan) {
+            Ok(written) => written,
             Err(message) => {
                 self.ids.give_back(Extent { first: id, count: 1 });
                 return Err(format!("{message}; not served"));
@@ -400,13 +472,20 @@ impl Table {
         };
         let affinity = key.affinity(row.session_affinity_seconds);
         let set = Set { id, extent, members, affinity, is_inherited: false };
+        self.with_backends.set(id, set.members.count() != 0);
         // Whoever had the id before may have left something there.
         plan.ops.extend([Op::SetAffinity { set: id, affinity }, set.publication()]);
         self.sets.insert(key.clone(), set);
         Ok(())
     }
 
-    fn publish_changed(&mut self, mut set: Set, key: &SetKey, row: &Row, plan: &mut Plan) -> (Set, Result<(), String>) {
+    fn publish_changed(
+        &mut self,
+        mut set: Set,
+        key: &SetKey,
+        row: &Row,
+        plan: &mut Plan<'_>,
+    ) -> (Set, Result<(), String>) {
         let affinity = key.affinity(row.session_affinity_seconds);
         if set.affinity != affinity {
             plan.ops.push(Op::SetAffinity { set: set.id, affinity });
@@ -417,38 +496,42 @@ impl Table {
         (set, outcome)
     }
 
-    fn publish_members(&mut self, set: &mut Set, key: &SetKey, row: &Row, plan: &mut Plan) -> Result<(), String> {
+    fn publish_members(&mut self, set: &mut Set, key: &SetKey, row: &Row, plan: &mut Plan<'_>) -> Result<(), String> {
         let members = members(row);
-        if set.members == members {
+        if set.members == PackedMembers::of(&members) {
             return Ok(());
         }
         let is_protected = (&*key.service.namespace, &*key.service.name) == PROTECTED;
         if is_protected && members.eligible == 0 && set.members.eligible != 0 {
             return Err("it has no usable endpoints, and nothing works without the API server".to_owned());
         }
-        let extent = self.write(&members, plan)?;
-        self.slots.give_back(std::mem::replace(&mut set.extent, extent));
-        if set.members.backends.iter().any(|backend| !members.has(backend)) {
+        let before = set.members.unpack();
+        let retires = before.backends.iter().any(|backend| !members.has(backend));
+        let (members, extent) = self.write(members, plan)?;
+        if retires {
             self.has_retired = true;
             plan.raises_epoch = true;
         }
+        self.slots.give_back(std::mem::replace(&mut set.extent, extent));
         set.members = members;
+        self.with_backends.set(set.id, set.members.count() != 0);
         plan.ops.push(set.publication());
         Ok(())
     }
 
-    fn write(&mut self, members: &Members, plan: &mut Plan) -> Result<Extent, String> {
+    fn write(&mut self, members: Members, plan: &mut Plan<'_>) -> Result<(PackedMembers, Extent), String> {
         let most = members.eligible().len().max(members.serving().len());
         if most > self.limits.run_backends {
             return Err(format!("{most} backends are more than the {} of one set", self.limits.run_backends));
         }
-        let count = members.backends.len();
-        let no_slots = format!("no room for {count} more backends among {}", self.limits.slots);
-        let extent = self.take(room::Map::Backends, count as u32, plan).ok_or(no_slots)?;
-        if count != 0 {
-            plan.ops.push(Op::WriteBackends { first_slot: extent.first, members: members.clone() });
+        let packed = PackedMembers::of(&members);
+        let extent = self
+            .take(room::Map::Backends, packed.count(), plan)
+            .ok_or_else(|| format!("no room for {} more backends among {}", packed.count(), self.limits.slots))?;
+        if packed.count() != 0 {
+            plan.ops.push(Op::WriteBackends { first_slot: extent.first, members });
         }
-        Ok(extent)
+        Ok((packed, extent))
     }
 
     fn drain(&mut self, ops: &mut Vec<Op>) {
@@ -465,7 +548,7 @@ impl Table {
 
     /// Insertions, replacements, deletions: the fewest drains. A ClusterIP becomes known after its frontends, so that
     /// none of their ports is refused before it is there.
-    fn place_frontends(&mut self, plan: &mut Plan) {
+    fn place_frontends(&mut self, plan: &mut Plan<'_>) {
         self.make_room_for_frontends(plan);
         let (mut replaced, mut deleted) = (Vec::new(), Vec::new());
         for frontend in std::mem::take(&mut plan.touched) {
@@ -477,6 +560,7 @@ impl Table {
                 (Some(set), Some(now)) if set == now => {}
                 (Some(set), Some(_)) => replaced.push((frontend, set)),
             }
+            self.flush(plan, OPS_AT_ONCE);
         }
         let forgotten = self.place_ips(plan);
         self.note_retired(replaced.iter().map(|(frontend, _)| frontend).chain(&deleted));
@@ -503,12 +587,13 @@ impl Table {
     }
 
     /// Makes ClusterIPs known that some Service claims; gives back those that none claims any more.
-    fn place_ips(&mut self, plan: &mut Plan) -> Vec<Address> {
+    fn place_ips(&mut self, plan: &mut Plan<'_>) -> Vec<Address> {
         let mut forgotten = Vec::new();
         if !self.is_synced {
             return forgotten;
         }
         let mut touched = std::mem::take(&mut plan.touched_ips);
+        self.has_other_problems |= !self.unplaced.is_empty();
         touched.extend(std::mem::take(&mut self.unplaced).into_keys());
         for address in touched {
             match self.cluster_ips.get(&address) {
@@ -516,19 +601,23 @@ impl Table {
                     forgotten.extend(is_written.then_some(address));
                     self.cluster_ips.remove(&address);
                 }
-                Some(ClusterIp { is_written: false, .. }) => self.put_ip(address, plan),
+                Some(ClusterIp { is_written: false, .. }) => {
+                    self.put_ip(address, plan);
+                    self.flush(plan, OPS_AT_ONCE);
+                }
                 _ => {}
             }
         }
         forgotten
     }
 
-    fn put_ip(&mut self, address: Address, plan: &mut Plan) {
+    fn put_ip(&mut self, address: Address, plan: &mut Plan<'_>) {
         if self.is_full() {
             let message = format!(
                 "no room for more than {} frontends; ports it does not have are not refused",
                 self.limits.frontends
             );
+            self.has_other_problems = true;
             self.unplaced.insert(address, Problem::new(format_args!("ClusterIP {address}"), "", message));
             return;
         }
@@ -540,20 +629,13 @@ impl Table {
 
     /// Whether frontends that are about to go, or to get another set, have backends.
     fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
-        let mut frontends = frontends.filter_map(|frontend| self.kernel.get(frontend)).peekable();
-        if self.has_retired || frontends.peek().is_none() {
-            return;
-        }
-        let sets = self.sets.values().chain(self.orphans.values().map(|orphan| &orphan.set));
-        let with_backends: HashSet<_> = sets.filter(|set| !set.members.backends.is_empty()).map(|set| set.id).collect();
-        self.has_retired = frontends.any(|set| with_backends.contains(set));
+        let mut sets = frontends.filter_map(|frontend| self.kernel.get(frontend));
+        self.has_retired |= sets.any(|&set| self.with_backends.has(set));
     }
 
     fn note_conflict(&mut self, frontend: Frontend) {
-        let Some([first, losers @ ..]) = self.claims.get(&frontend).map(Vec::as_slice) else {
-            self.conflicts.remove(&frontend);
-            return;
-        };
+        let claims = self.claims.get(&frontend).map(Vec::as_slice).unwrap_or_default();
+        let [first, losers @ ..] = claims else { return self.set_conflict(frontend, Vec::new()) };
         let problem = |claim: &Claim| {
             let (winner, loser) = (&first.key, &claim.key);
             let owner = if winner.service == loser.service {
@@ -564,9 +646,14 @@ impl Table {
             let message = format!("{frontend} belongs to {owner}, which comes first");
             Problem::new(format_args!("Service {}", loser.service), "", message)
         };
-        let problems: Vec<_> = losers.iter().map(problem).collect::<BTreeSet<_>>().into_iter().collect();
+        let problems = losers.iter().map(problem).collect::<BTreeSet<_>>().into_iter().collect();
+        self.set_conflict(frontend, problems);
+    }
+
+    fn set_conflict(&mut self, frontend: Frontend, problems: Vec<Problem>) {
+        self.has_other_problems |= !problems.is_empty();
         if problems.is_empty() {
-            self.conflicts.remove(&frontend);
+            self.has_other_problems |= self.conflicts.remove(&frontend).is_some();
         } else {
             self.conflicts.insert(frontend, problems);
         }
@@ -579,7 +666,7 @@ impl Table {
         sets.find(|set| !set.is_inherited || now == Some(&set.id)).map(|set| set.id)
     }
 
-    fn put(&mut self, frontend: Frontend, set: u32, plan: &mut Plan) {
+    fn put(&mut self, frontend: Frontend, set: u32, plan: &mut Plan<'_>) {
         let is_new = !self.kernel.contains_key(&frontend);
         if is_new && self.is_full() {
             return self.frontend_does_not_fit(frontend);
@@ -598,13 +685,13 @@ impl Table {
     }
 
     /// What a new key needs: a place that nobody reads, and its bit in the filter.
-    fn before_insertion(&mut self, address: Address, plan: &mut Plan) {
+    fn before_insertion(&mut self, address: Address, plan: &mut Plan<'_>) {
         self.drain_if_freed(plan);
         self.filter.add(address);
         plan.ops.extend(self.filter.widen().map(Op::SetFilter));
     }
 
-    fn drain_if_freed(&mut self, plan: &mut Plan) {
+    fn drain_if_freed(&mut self, plan: &mut Plan<'_>) {
         if self.elements_freed {
             self.drain(&mut plan.ops);
         }
@@ -612,7 +699,7 @@ impl Table {
 
     fn frontend_does_not_fit(&mut self, frontend: Frontend) {
         let Some(claim) = self.claims.get(&frontend).and_then(|claims| claims.first()) else { return };
-        let name = claim.key.service.clone();
+        let name = (*claim.key.service).clone();
         self.problem(
             &name,
             format!("no room for more than {} frontends; {frontend} is not served", self.limits.frontends),
@@ -620,54 +707,92 @@ impl Table {
         self.starved.insert(name);
     }
 
-    fn free_sets(&mut self, plan: &Plan) {
+    fn free_sets(&mut self, plan: &Plan<'_>) {
         let gone: Vec<_> = plan.gone.keys().filter_map(|key| self.sets.remove(key)).collect();
         let orphans = if plan.orphans { std::mem::take(&mut self.orphans) } else { HashMap::new() };
         for set in gone.into_iter().chain(orphans.into_values().map(|orphan| orphan.set)) {
             self.slots.give_back(set.extent);
+            self.with_backends.set(set.id, false);
             self.ids.give_back(Extent { first: set.id, count: 1 });
         }
     }
 }
 
+/// Of up to so many Services, what they want is kept until it is written; of more, it is computed twice.
+const WISHES_KEPT_MAX: usize = 64;
+/// How many operations are written together.
+const OPS_AT_ONCE: usize = 256;
+
 /// What one Service wants; no rows if it is gone.
 struct Wish {
-    name: ServiceName,
     created_s: Option<i64>,
     rows: Vec<Row>,
     problems: Vec<Problem>,
 }
 
-fn wish(store: &Store, name: ServiceName) -> Wish {
-    let created_s = store.service_row(&name).and_then(|service| service.created_s);
-    Wish { created_s, rows: desired_rows(store, &name), problems: desired_problems(store, &name), name }
+/// What a Service wants, from its name.
+type WishOf<'a> = &'a dyn Fn(&Table, &ServiceName) -> Wish;
+
+impl Wish {
+    fn of(store: &Store, name: &ServiceName) -> Self {
+        let created_s = store.service_row(name).and_then(|service| service.created_s);
+        Self { created_s, rows: desired_rows(store, name), problems: desired_problems(store, name) }
+    }
+}
+
+/// Takes operations that are to be carried out in this order.
+pub type Write<'a> = &'a mut dyn FnMut(Vec<Op>);
+
+/// All that is written, as one list.
+fn collected(write: impl FnOnce(Write<'_>)) -> Vec<Op> {
+    let mut all = Vec::new();
+    write(&mut |mut ops| if all.is_empty() { all = ops } else { all.append(&mut ops) });
+    all
 }
 
 /// Work in progress on one batch.
-#[derive(Default)]
-struct Plan {
+struct Plan<'a> {
+    write: Write<'a>,
     ops: Vec<Op>,
     touched: BTreeSet<Frontend>,
     touched_ips: BTreeSet<Address>,
     /// Service ports that have gone, and the frontends that they had.
-    gone: HashMap<SetKey, Vec<Frontend>>,
-    gone_from: HashMap<Frontend, SetKey>,
+    gone: BTreeMap<SetKey, Vec<Frontend>>,
+    gone_from: BTreeMap<Frontend, SetKey>,
     /// Whether sets that were not taken over are given up.
     orphans: bool,
     /// Whether sockets may remember a backend that is no longer there.
     raises_epoch: bool,
 }
 
+impl<'a> Plan<'a> {
+    fn new(write: Write<'a>) -> Self {
+        Self {
+            write,
+            ops: Vec::new(),
+            touched: BTreeSet::new(),
+            touched_ips: BTreeSet::new(),
+            gone: BTreeMap::new(),
+            gone_from: BTreeMap::new(),
+            orphans: false,
+            raises_epoch: false,
+        }
+    }
+}
+
 impl Held {
-    fn of(row: &Row) -> Self {
-        let (port_name, source, scope) = (row.port_name.clone(), row.source, row.scope);
-        Self { frontend: row.frontend, port_name, source, scope }
+    fn family(&self) -> Family {
+        self.frontend.address.family()
     }
 
-    fn key(&self, service: &ServiceName) -> SetKey {
-        let (protocol, family) = (self.frontend.protocol, self.frontend.address.family());
-        let (service, port_name, scope) = (service.clone(), self.port_name.clone(), self.scope);
-        SetKey { service, port_name, protocol, family, scope }
+    fn is_same_set(&self, other: &Self) -> bool {
+        let of = |held: &Self| (held.frontend.protocol, held.family(), held.scope);
+        of(self) == of(other) && self.port_name == other.port_name
+    }
+
+    fn key(&self, service: &Arc<ServiceName>) -> SetKey {
+        let (service, port_name) = (service.clone(), self.port_name.clone());
+        SetKey { service, port_name, protocol: self.frontend.protocol, family: self.family(), scope: self.scope }
     }
 }
 
@@ -677,8 +802,8 @@ impl Set {
         Op::PublishSet {
             set: self.id,
             first_slot: self.extent.first,
-            eligible: self.members.eligible().len() as u16,
-            serving: self.members.serving().len() as u16,
+            eligible: self.members.eligible as u16,
+            serving: (self.members.count() - self.members.eligible) as u16,
             drops: self.members.drops,
         }
     }

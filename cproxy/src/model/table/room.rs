@@ -4,7 +4,7 @@
 //! A map is replaced by another one as a whole, by one write, after which no program uses the old one. So whatever waits for a
 //! grace period has had one.
 
-use super::{Extent, Op, Plan, Slots, Store, Table};
+use super::{Extent, Op, Plan, Slots, Store, Table, Write, collected};
 use crate::model::{Address, Frontend, Room};
 
 /// What comes in extents.
@@ -23,7 +23,7 @@ const SHRINKS_TO: u32 = 4;
 
 impl Table {
     /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger.
-    pub(super) fn take(&mut self, map: Map, count: u32, plan: &mut Plan) -> Option<Extent> {
+    pub(super) fn take(&mut self, map: Map, count: u32, plan: &mut Plan<'_>) -> Option<Extent> {
         if let Some(extent) = self.allocator(map).take(count) {
             return Some(extent);
         }
@@ -45,7 +45,7 @@ impl Table {
         }
     }
 
-    fn grow(&mut self, map: Map, needed: u32, plan: &mut Plan) {
+    fn grow(&mut self, map: Map, needed: u32, plan: &mut Plan<'_>) {
         let (least, most) = match map {
             // Ids start at 1.
             Map::Sets => (self.limits.least.sets, self.limits.sets.saturating_add(1)),
@@ -57,7 +57,7 @@ impl Table {
         }
     }
 
-    fn resize(&mut self, map: Map, room: u32, plan: &mut Plan) {
+    fn resize(&mut self, map: Map, room: u32, plan: &mut Plan<'_>) {
         plan.ops.push(match map {
             Map::Sets => Op::ResizeSets(room),
             Map::Backends => Op::ResizeBackends(room),
@@ -67,7 +67,7 @@ impl Table {
     }
 
     /// For the first list, makes room at once for about as much as there is.
-    pub(super) fn with_room_for(&mut self, store: &Store, mut plan: Plan) -> Plan {
+    pub(super) fn with_room_for<'a>(&mut self, store: &Store, mut plan: Plan<'a>) -> Plan<'a> {
         if self.sets.is_empty() && self.orphans.is_empty() {
             let Room { frontends, sets, slots } = estimate(store);
             self.grow(Map::Sets, sets.min(self.limits.sets).saturating_add(1), &mut plan);
@@ -78,7 +78,7 @@ impl Table {
     }
 
     /// All that a batch inserts is counted before it begins, so that the map is replaced at most once.
-    pub(super) fn make_room_for_frontends(&mut self, plan: &mut Plan) {
+    pub(super) fn make_room_for_frontends(&mut self, plan: &mut Plan<'_>) {
         let is_new = |frontend: &&Frontend| !self.kernel.contains_key(frontend) && self.claims.contains_key(frontend);
         let is_unwritten = |address: &&Address| self.cluster_ips.get(address).is_some_and(|ip| !ip.is_written);
         let addresses = plan.touched_ips.iter().chain(self.unplaced.keys());
@@ -89,14 +89,14 @@ impl Table {
         }
     }
 
-    fn grow_frontends(&mut self, needed: u32, plan: &mut Plan) {
+    fn grow_frontends(&mut self, needed: u32, plan: &mut Plan<'_>) {
         let room = room_for(needed, self.limits.least.frontends, self.limits.frontends);
         if needed > self.frontends_room && room > self.frontends_room {
             self.replace_frontends(room, plan);
         }
     }
 
-    fn replace_frontends(&mut self, room: u32, plan: &mut Plan) {
+    fn replace_frontends(&mut self, room: u32, plan: &mut Plan<'_>) {
         let frontends = self.kernel.iter().map(|(&frontend, &set)| (frontend, set)).collect();
         let written = self.cluster_ips.iter().filter(|(_, ip)| ip.is_written);
         let addresses = written.map(|(&address, _)| address).collect();
@@ -145,10 +145,14 @@ impl Table {
     /// Gives memory back that has not been needed: moves what lies far behind to the front, then replaces maps by smaller
     /// ones. Where what lies in between leaves no gap that is large enough, a map stays as it is.
     pub fn compact(&mut self) -> Vec<Op> {
-        let mut plan = Plan::default();
         if !self.is_sparse() {
-            return plan.ops;
+            return Vec::new();
         }
+        collected(|write| self.compact_by(write))
+    }
+
+    fn compact_by(&mut self, write: Write<'_>) {
+        let mut plan = Plan::new(write);
         let room = self.compact_room();
         self.drain(&mut plan.ops);
         let moved_slots = room.slots < self.slots.end() && self.move_backends(room.slots, &mut plan);
@@ -163,26 +167,28 @@ impl Table {
         if moved_ids {
             self.resize(Map::Sets, room.sets, &mut plan);
         }
-        plan.ops
+        self.flush(&mut plan, 1);
     }
 
     /// Whether no set has a slot from `end` on any more.
-    fn move_backends(&mut self, end: u32, plan: &mut Plan) -> bool {
+    fn move_backends(&mut self, end: u32, plan: &mut Plan<'_>) -> bool {
         for set in self.sets.values_mut().filter(|set| set.extent.first + set.extent.count > end) {
             let Some(extent) = self.slots.take_below(set.extent.count, end) else { return false };
             self.slots.give_back(std::mem::replace(&mut set.extent, extent));
-            plan.ops.push(Op::WriteBackends { first_slot: extent.first, members: set.members.clone() });
+            plan.ops.push(Op::WriteBackends { first_slot: extent.first, members: set.members.unpack() });
             plan.ops.push(set.publication());
         }
         true
     }
 
     /// Whether no set has an id from `end` on any more, once the frontends have been replaced.
-    fn move_sets(&mut self, end: u32, plan: &mut Plan) -> bool {
+    fn move_sets(&mut self, end: u32, plan: &mut Plan<'_>) -> bool {
         let mut ids = std::collections::HashMap::new();
         for set in self.sets.values_mut().filter(|set| set.id >= end) {
             let Some(extent) = self.ids.take_below(1, end) else { continue };
             ids.insert(set.id, extent.first);
+            self.with_backends.set(set.id, false);
+            self.with_backends.set(extent.first, set.members.count() != 0);
             self.ids.give_back(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
             plan.ops.extend([Op::SetAffinity { set: set.id, affinity: set.affinity }, set.publication()]);
         }
@@ -198,7 +204,7 @@ fn estimate(store: &Store) -> Room {
     let mut sums = [0_usize; 3];
     for (name, row) in store.services() {
         let addresses = row.cluster_ips.len() + row.external_ips.len() + row.load_balancer_ips.len();
-        let backends = store.slices(name).map(|slice| slice.endpoints.len() * slice.ports.len()).sum();
+        let backends = store.slices(name).map(|(_, slice)| slice.endpoints.len() * slice.ports.len()).sum();
         let needed =
             [row.ports.len() * addresses + row.cluster_ips.len(), row.ports.len() * addresses.min(2), backends];
         sums.iter_mut().zip(needed).for_each(|(sum, needed)| *sum += needed);

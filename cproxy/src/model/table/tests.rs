@@ -386,6 +386,18 @@ struct Kernel {
     owners: HashMap<Frontend, HashSet<SetKey>>,
 }
 
+impl SetKey {
+    fn of(row: &Row) -> Self {
+        SetKey {
+            service: Arc::new(row.service.clone()),
+            port_name: row.port_name.clone(),
+            protocol: row.frontend.protocol,
+            family: row.frontend.address.family(),
+            scope: row.scope,
+        }
+    }
+}
+
 /// What a frontend has: its members and its affinity.
 type Seen = (Members, Affinity);
 
@@ -955,6 +967,8 @@ fn the_api_server_never_loses_its_last_endpoint() {
                                         "labels": {"kubernetes.io/service-name": "kubernetes"}},
             "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}], "endpoints": endpoints});
         vec![
+            Event::ListStarted(Kind::Nodes),
+            Event::ListDone(Kind::Nodes),
             Event::ListStarted(Kind::Services),
             Event::Service(serde_json::from_value(service).unwrap()),
             Event::ListDone(Kind::Services),

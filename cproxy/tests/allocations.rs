@@ -1,0 +1,127 @@
+//! What one change of an EndpointSlice costs, in allocations: few, and as many whatever the number of Services.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    collections::BTreeSet,
+};
+
+use cproxy::{
+    bpf,
+    k8s::objects::{EndpointSlice, Service},
+    model::{Event, KernelTable, Kind, Own, Store, Table},
+};
+use serde_json::{Value, json};
+
+/// For an object that has become an event already: its row, what follows from it, and the operations.
+const ALLOCATIONS_MAX: usize = 60;
+/// What a thousand Services with ten endpoints each may take.
+const KEPT_BYTES_MAX: usize = 900_000;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The system's allocator, and how often and for how much each thread has asked it.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        BYTES.set(BYTES.get().wrapping_add(layout.size()));
+        // SAFETY: as the caller says.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.set(BYTES.get().wrapping_sub(layout.size()));
+        // SAFETY: as the caller says.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+fn address(network: u32, index: u32) -> String {
+    std::net::Ipv4Addr::from_bits(network << 24 | (index + 1)).to_string()
+}
+
+fn service(index: u32) -> Event {
+    let object = json!({
+        "metadata": {"name": format!("service-{index:05}"), "namespace": format!("namespace-{}", index % 50),
+                     "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"clusterIP": address(10, index), "ports": [{"name": "http", "port": 80}]},
+    });
+    Event::Service(Box::<Service>::new(serde_json::from_value(object).unwrap()))
+}
+
+/// Ten endpoints, of which some are not ready.
+fn slice(index: u32, unready: u32) -> Event {
+    let endpoint = |endpoint: u32| -> Value {
+        json!({"addresses": [address(100, index * 10 + endpoint)], "conditions": {"ready": endpoint >= unready}})
+    };
+    let name = format!("service-{index:05}");
+    let object = json!({
+        "metadata": {"name": format!("{name}-x7k2p"), "namespace": format!("namespace-{}", index % 50),
+                     "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4", "ports": [{"name": "http", "port": 8080}],
+        "endpoints": (0..10).map(endpoint).collect::<Vec<_>>(),
+    });
+    Event::EndpointSlice(Box::<EndpointSlice>::new(serde_json::from_value(object).unwrap()))
+}
+
+fn synced(services: u32) -> (Store, Table) {
+    let mut store = Store::new(Own::default());
+    let mut list = |kind, object: &dyn Fn(u32) -> Event| {
+        store.apply(Event::ListStarted(kind));
+        (0..services).for_each(|index| drop(store.apply(object(index))));
+        store.apply(Event::ListDone(kind));
+    };
+    list(Kind::Services, &service);
+    list(Kind::EndpointSlices, &|index| slice(index, 0));
+    let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
+    table.sync_by(&store, &mut drop);
+    (store, table)
+}
+
+/// How many allocations each of a few changes of one slice takes.
+fn allocations(services: u32) -> Vec<usize> {
+    let (mut store, mut table) = synced(services);
+    let changes: Vec<_> = (1..7).map(|change| slice(services / 2, change % 3)).collect();
+    let of_one = |change: Event| {
+        let before = ALLOCATIONS.get();
+        assert!(store.apply(change).is_empty());
+        let dirty = store.take_dirty();
+        let ops = table.update(&store, dirty);
+        // As the agent does after each batch.
+        assert!(table.update(&store, BTreeSet::new()).is_empty());
+        assert!(!table.take_other_problems());
+        let count = ALLOCATIONS.get() - before;
+        assert!((1..=3).contains(&ops.len()), "{ops:?}");
+        count
+    };
+    changes.into_iter().map(of_one).collect()
+}
+
+#[test]
+fn a_change_costs_the_same_however_many_services_there_are() {
+    let few = allocations(10);
+    assert!(few.iter().all(|&count| count <= ALLOCATIONS_MAX), "{few:?}");
+    for services in [1_000, 10_000] {
+        assert_eq!(allocations(services), few, "with {services} Services");
+    }
+}
+
+#[test]
+fn a_thousand_services_take_little() {
+    let before = BYTES.get();
+    let kept = synced(1_000);
+    let bytes = BYTES.get().wrapping_sub(before);
+    drop(kept);
+    assert!(bytes <= KEPT_BYTES_MAX, "{bytes} bytes");
+}
