@@ -239,6 +239,8 @@ pub fn clear_run_dir(dir: &Path) -> Result<(), AgentError> {
 pub fn install_here(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
     // Where that may not be, everything works, and the maps' memory counts as the agent's.
     bpf::leave_memory_cgroup().ok();
+    // Where that may not be, it takes longer.
+    bpf::hide_kernel_btf().ok();
     let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe())?;
     let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
     Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))
