@@ -122,6 +122,12 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
              clusters: [{name: k, cluster: {server: 'https://127.0.0.1', certificate-authority: /nowhere/ca.crt}}]\n",
             "/nowhere/ca.crt",
         ),
+        (
+            "no-text",
+            "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
+             clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\nusers: [{name: u, user: {token: [t]}}]\n",
+            "user u",
+        ),
     ] {
         let path = file(name, text);
         run_fails(&sandbox, &["--kubeconfig", &path], 1, &[&path, needle]);
@@ -132,6 +138,14 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
          clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\nusers: [{name: u, user: {tokenFile: /nowhere/token}}]\n",
     );
     run_fails(&sandbox, &["--kubeconfig", &lost_token], 1, &["/nowhere/token", "No such file"]);
+}
+
+/// What is shipped has no tables to unwind Rust code by.
+#[test]
+fn an_error_is_one_line_also_where_backtraces_are_wanted() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let output = under(&sandbox, "env", &["RUST_BACKTRACE=full"], &["resolve", "--manifests", "/nowhere"]);
+    assert_fails(&output, 1, &["/nowhere"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::{agent, fuzz, licences, paths, run, setup, sizes, tidy};
+use crate::{fuzz, licences, paths, run, setup, sizes, tidy};
 
 type Check = (&'static str, fn() -> Result<()>);
 
@@ -61,5 +61,5 @@ fn documentation() -> Result<()> {
 }
 
 fn cost() -> Result<()> {
-    sizes::print(&agent::build()?.with_symbols)
+    sizes::run()
 }

@@ -41,6 +41,8 @@ enum Verb {
     Test(test::Arguments),
     /// Checks format, lints, documentation, licences and repository rules; prints what each dependency costs
     Lint,
+    /// Prints what the agent's bytes are for: by crate, and everything that is in the file
+    Size,
     /// Runs a benchmark (needs root)
     Bench(bench::Arguments),
     /// Looks for inputs that break what reads them
@@ -66,6 +68,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
         Verb::Lint => return lint::run(),
+        Verb::Size => sizes::run()?,
         Verb::Bench(arguments) => bench::run(&arguments)?,
         Verb::Fuzz(arguments) => return fuzz::run(&arguments),
         Verb::ControlPlane => control_plane::run()?,

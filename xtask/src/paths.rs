@@ -20,6 +20,12 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
+/// Where cargo keeps the sources of dependencies.
+pub(crate) fn cargo_home() -> Option<PathBuf> {
+    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("CARGO_HOME").or_else(|| variable("HOME").map(|home| home.join(".cargo")))
+}
+
 /// Where tools and control-plane binaries are kept between runs and between checkouts.
 pub(crate) fn cache() -> Result<PathBuf> {
     cache_from(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))

@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 
 use self::summary::{Counts, Outcome};
 use crate::fuzz::Fuzzer;
-use crate::{agent, control_plane, run, setup, sweep};
+use crate::{agent, control_plane, run, setup, sizes, sweep};
 
 /// Which tests to run, and how to show them.
 #[derive(Args)]
@@ -141,6 +141,9 @@ const SUITES: [Suite; 11] = [
 /// The suite that is none of cargo's: a short run of each fuzz target, which counts as a test.
 const FUZZ: &str = "fuzz";
 
+/// Nor is this one: the agent is as small as it is promised to be.
+const SIZE: &str = "size";
+
 const KERNEL: &[Need] = &[Need::Root, Need::Cgroup2];
 const PROGRAMS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Programs];
 const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
@@ -148,6 +151,8 @@ const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
 /// What suites are given.
 struct Fixture {
     agent: PathBuf,
+    /// Why the agent is too large, if it is.
+    size: Result<(), String>,
     /// Where the control plane is, or why it is not there.
     control_plane: Result<PathBuf, String>,
     /// Whether the programs are installed, or why not.
@@ -177,6 +182,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         None => Outcome::left_out(FUZZ),
         Some(fuzzer) => fixture.fuzz(fuzzer),
     });
+    outcomes.push(match &fixture.size {
+        Ok(()) => Outcome::new(SIZE, Counts { passed: 1, ..Counts::default() }),
+        Err(why) => Outcome::failed(SIZE, why.clone()),
+    });
     outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
     let total = summary::print(&outcomes, fixture.color);
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -184,7 +193,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 impl Fixture {
     fn new(arguments: &Arguments) -> Result<Self> {
-        let agent = agent::build()?.shipped;
+        let agent = agent::build()?;
+        let size = sizes::check(&agent).map_err(|error| format!("{error:#}"));
         let is_without_cluster = arguments.without.contains(&Part::Cluster);
         let control_plane = if is_without_cluster {
             Err("left out".to_owned())
@@ -198,7 +208,7 @@ impl Fixture {
         };
         let color = arguments.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok());
         let (is_soak, filter) = (arguments.soak, arguments.filter.clone());
-        Ok(Self { agent, control_plane, programs, is_without_cluster, is_soak, filter, color })
+        Ok(Self { agent: agent.shipped, size, control_plane, programs, is_without_cluster, is_soak, filter, color })
     }
 
     fn compile(&self, suite: &Suite) -> Result<()> {

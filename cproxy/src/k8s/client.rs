@@ -1,7 +1,7 @@
 //! How the API server is found, and a client for it.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -11,14 +11,11 @@ use hyper_util::{client::legacy, rt::TokioExecutor};
 use kube::{
     Client, Config,
     client::ConfigExt,
-    config::{
-        AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedAuthInfo, NamedCluster,
-        NamedContext,
-    },
+    config::{AuthInfo, Cluster, KubeConfigOptions},
 };
 use tower::ServiceBuilder;
 
-use super::{dial::Dialer, pace::Paced};
+use super::{dial::Dialer, kubeconfig, pace::Paced};
 use crate::bpf::SocketMark;
 
 /// Where a pod finds its ServiceAccount.
@@ -101,12 +98,8 @@ pub fn client(config: &Config, mark: SocketMark, heard: LastHeard) -> Result<Cli
     build(config, mark, heard).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
 }
 
-async fn from_kubeconfig(path: &PathBuf) -> Result<Config, String> {
-    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| match error {
-        // It would name the file a second time.
-        KubeconfigError::ReadConfig(error, _) => error.to_string(),
-        error => chain(&error),
-    })?;
+async fn from_kubeconfig(path: &Path) -> Result<Config, String> {
+    let kubeconfig = kubeconfig::read(path)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let config = config.map_err(|error| chain(&error))?;
     if config.proxy_url.is_some() {
@@ -126,30 +119,10 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
         return Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)));
     };
     let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
-    let name = "in-cluster".to_owned();
-    let kubeconfig = Kubeconfig {
-        clusters: vec![NamedCluster {
-            name: name.clone(),
-            cluster: Some(Cluster {
-                server: Some(url.to_string()),
-                certificate_authority: Some(file("ca.crt")),
-                ..Cluster::default()
-            }),
-            ..NamedCluster::default()
-        }],
-        auth_infos: vec![NamedAuthInfo {
-            name: name.clone(),
-            auth_info: Some(AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() }),
-            ..NamedAuthInfo::default()
-        }],
-        contexts: vec![NamedContext {
-            name: name.clone(),
-            context: Some(Context { cluster: name.clone(), user: Some(name.clone()), ..Context::default() }),
-            ..NamedContext::default()
-        }],
-        current_context: Some(name),
-        ..Kubeconfig::default()
-    };
+    let cluster =
+        Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
+    let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
+    let kubeconfig = kubeconfig::of(cluster, user);
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     config.map_err(|error| ClientError::NoServiceAccount(chain(&error)))
 }
@@ -237,7 +210,7 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn first_line(error: &dyn std::fmt::Display) -> String {
+pub(super) fn first_line(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
 }

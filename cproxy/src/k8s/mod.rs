@@ -6,6 +6,7 @@ mod dial;
 mod dns;
 mod failure;
 mod kinds;
+mod kubeconfig;
 pub mod objects;
 mod pace;
 mod pause;

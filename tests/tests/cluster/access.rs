@@ -96,6 +96,38 @@ fn kubeconfig_with(cluster: &Cluster<'_>, name: &str, change: impl FnOnce(&mut V
     write_text(cluster.sandbox.dir(), name, &config.to_string())
 }
 
+#[test]
+fn credentials_may_come_from_a_file_or_a_command() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let token = cluster.control_plane.token("cproxy");
+    let (version, kind) = ("client.authentication.k8s.io/v1", "ExecCredential");
+    let answer = json!({"apiVersion": version, "kind": kind, "status": {"token": token}}).to_string();
+    let nested = json!({"credential": {"access_token": token, "token_expiry": "2100-01-01T00:00:00Z"}}).to_string();
+    write_text(sandbox.dir(), "token", &token);
+    let nested = write_text(sandbox.dir(), "nested", &nested);
+    for (name, user) in [
+        ("file", json!({"tokenFile": "token"})),
+        (
+            "exec",
+            json!({"exec": {"apiVersion": version, "interactiveMode": "Never", "command": "echo", "args": [answer]}}),
+        ),
+        (
+            "provider",
+            json!({"auth-provider": {"name": "gcp", "config": {
+                "cmd-path": "cat", "cmd-args": nested,
+                "token-key": "{.credential.access_token}", "expiry-key": "{.credential.token_expiry}",
+            }}}),
+        ),
+    ] {
+        let file = kubeconfig_with(&cluster, name, |config| config["users"][0]["user"] = user);
+        let mut agent = Agent::new(&sandbox).kubeconfig(file).start();
+        agent.wait_ready(PATIENCE);
+        cluster.expect(&[]);
+        agent.stop();
+    }
+}
+
 /// It says what is wrong, tries again, and ends when it is told to.
 fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str]) {
     let mut agent = Agent::new(cluster.sandbox).kubeconfig(kubeconfig).start();

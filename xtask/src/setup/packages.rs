@@ -10,14 +10,16 @@ use crate::{paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// What builds and most tests call.
-static COMMANDS: [Provided; 12] = [
+static COMMANDS: [Provided; 14] = [
     ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
     ("curl", &["curl"]),
     ("dnsmasq", &["dnsmasq-base"]),
     ("ip", &["iproute2"]),
+    ("ld.bfd", &["binutils"]),
     ("nm", &["binutils"]),
     ("nsenter", &["util-linux"]),
+    ("readelf", &["binutils"]),
     ("setarch", &["util-linux"]),
     ("setpriv", &["util-linux"]),
     ("strip", &["binutils"]),
