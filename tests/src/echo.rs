@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Netns, Sandbox};
 pub use crate::server::Server;
 use crate::server::Signals;
 
@@ -17,8 +17,16 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Panics
 /// When `address` cannot be listened on; add it to the sandbox first.
 pub fn tcp(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server {
+    tcp_in(sandbox.netns(), address, name)
+}
+
+/// Like [`tcp`], in any network namespace.
+///
+/// # Panics
+/// When `address` cannot be listened on.
+pub fn tcp_in(netns: &Netns, address: impl ToSocketAddrs, name: &str) -> Server {
     let name = name.to_owned();
-    listen(sandbox, address, move |stream, peer, signals| converse(stream, &format!("{name}\n{peer}\n"), signals))
+    listen_in(netns, address, move |stream, peer, signals| converse(stream, &format!("{name}\n{peer}\n"), signals))
 }
 
 /// Answers every UDP datagram to `address` with `name`. Give it one address, not a wildcard: an answer must come from
@@ -115,9 +123,16 @@ pub(crate) fn listen(
     address: impl ToSocketAddrs,
     serve: impl Fn(&TcpStream, SocketAddr, &Signals) -> io::Result<()> + Send + Sync + 'static,
 ) -> Server {
+    listen_in(sandbox.netns(), address, serve)
+}
+
+fn listen_in(
+    netns: &Netns,
+    address: impl ToSocketAddrs,
+    serve: impl Fn(&TcpStream, SocketAddr, &Signals) -> io::Result<()> + Send + Sync + 'static,
+) -> Server {
     let address = one_address(address).expect("an address and a port");
-    sandbox
-        .netns()
+    netns
         .run(|| TcpListener::bind(address))
         .and_then(|listener| Server::accept(listener, serve))
         .unwrap_or_else(|error| panic!("cannot listen on TCP {address}: {error}"))

@@ -23,6 +23,15 @@ impl Netns {
         Self { file: Arc::new(file) }
     }
 
+    /// A new, empty one.
+    pub(crate) fn create() -> Self {
+        let made = || {
+            unshare();
+            Self::current()
+        };
+        thread::scope(|scope| scope.spawn(made).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
     /// Moves the calling thread into the namespace for good. Meant for threads that are the namespace's own.
     pub fn enter(&self) -> io::Result<()> {
         Ok(rustix::thread::move_into_link_name_space(self.as_fd(), Some(LinkNameSpaceType::Network))?)
@@ -61,9 +70,7 @@ impl FreshNetns {
     /// Moves the calling thread into a new, empty namespace.
     pub(crate) fn enter() -> Self {
         let outside = Netns::current();
-        // SAFETY: CLONE_NEWNET changes which network the thread sees; it neither unshares memory nor descriptors.
-        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
-            .expect("cannot create a network namespace: run as root on a kernel with CONFIG_NET_NS");
+        unshare();
         Self { inside: Netns::current(), outside }
     }
 }
@@ -74,4 +81,11 @@ impl Drop for FreshNetns {
             eprintln!("sandbox: the thread stays in its network namespace: {error}");
         }
     }
+}
+
+/// Moves the calling thread into a new, empty namespace.
+fn unshare() {
+    // SAFETY: CLONE_NEWNET changes which network the thread sees; it neither unshares memory nor descriptors.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
+        .expect("cannot create a network namespace: run as root on a kernel with CONFIG_NET_NS");
 }

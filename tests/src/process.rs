@@ -25,6 +25,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the program under test may take to answer and end.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How often it is looked whether the agent is ready, where the time counts.
+const READY_POLL: Duration = Duration::from_micros(500);
+
 /// How much of a log is shown when a test fails.
 const TAIL_LINES: usize = 40;
 
@@ -411,6 +414,21 @@ impl<'s> Agent<'s> {
         command.arg("--pin-dir").arg(&self.pin_dir).arg("--run-dir").arg(&self.run_dir);
         command.args(&self.args).envs(self.env);
         RunningAgent { daemon: Daemon::spawn(self.sandbox, "cproxy", self.placement, command), ready }
+    }
+
+    /// Starts it and waits for the file `ready`; also the time from just before the start, to half a millisecond.
+    ///
+    /// # Panics
+    /// After `timeout`, or when the agent has ended.
+    pub fn start_and_time(self, timeout: Duration) -> (RunningAgent, Duration) {
+        let started = Instant::now();
+        let mut agent = self.start();
+        while !agent.is_ready() {
+            assert!(started.elapsed() < timeout, "not ready within {timeout:?}: {}", agent.tail());
+            assert!(agent.exit_status().is_none(), "the agent has ended: {}", agent.tail());
+            thread::sleep(READY_POLL);
+        }
+        (agent, started.elapsed())
     }
 }
 

@@ -21,6 +21,10 @@ static OCCUPIED: Mutex<()> = Mutex::new(());
 /// Tells the sandboxes of one process apart.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
+/// Tells the neighbours of one sandbox apart, as many as there are subnets for.
+static NEIGHBOUR: AtomicU32 = AtomicU32::new(0);
+const NEIGHBOURS: u32 = 64;
+
 /// Where a child process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
@@ -157,17 +161,46 @@ impl Sandbox {
         unsafe { program.pre_exec(move_self) }
     }
 
+    /// A network namespace beside the sandbox's, with a link to it, a default route over that link, and its own
+    /// `addresses` on the loopback interface. It ends with its last handle.
+    ///
+    /// # Panics
+    /// With what `ip` complains about, if it fails.
+    pub fn neighbour<A: Display>(&self, addresses: impl IntoIterator<Item = A>) -> Netns {
+        let number = NEIGHBOUR.fetch_add(1, Ordering::Relaxed) % NEIGHBOURS;
+        let [near, far] = [1, 2].map(|host| format!("198.51.100.{}", number * 4 + host));
+        let netns = Netns::create();
+        let path = netns.path();
+        self.ip(&format!(
+            "link add near{number} type veth peer name far netns {}\n\
+             address add {near}/30 dev near{number}\n\
+             link set near{number} up\n",
+            path.display()
+        ));
+        let own = addresses.into_iter().map(|address| format!("address add {address}/32 dev lo\n"));
+        let commands = format!(
+            "link set lo up\naddress add {far}/30 dev far\nlink set far up\nroute add default via {near}\n{}",
+            own.collect::<String>()
+        );
+        netns.run(|| self.run_ip(&commands, |ip| ip));
+        netns
+    }
+
     /// Has iproute2 carry out `commands`, one a line, inside the sandbox.
     ///
     /// # Panics
     /// With what `ip` complains about, if it fails.
     pub fn ip(&self, commands: &str) {
+        self.run_ip(commands, |ip| self.place(ip, Placement::Unhooked));
+    }
+
+    fn run_ip(&self, commands: &str, place: impl Fn(&mut Command) -> &mut Command) {
         let batch = self.dir().join("ip-batch");
         let run = || -> io::Result<std::process::Output> {
             fs::write(&batch, commands)?;
             let mut ip = Command::new("ip");
             ip.arg("-batch").arg(&batch).stdin(Stdio::null());
-            self.place(&mut ip, Placement::Unhooked).output()
+            place(&mut ip).output()
         };
         let output = run().unwrap_or_else(|error| panic!("cannot run `ip`: install iproute2 ({error})"));
         assert!(output.status.success(), "`ip` failed: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use crate::{agent, control_plane, run};
+use crate::{agent, control_plane, run, setup};
 
 /// Which benchmark, and what to tell it.
 #[derive(Args)]
@@ -18,6 +18,8 @@ pub(crate) struct Arguments {
 /// A benchmark: a binary of the benchmarks' package.
 #[derive(Clone, Copy, ValueEnum)]
 enum Benchmark {
+    /// What the agent costs in memory, CPU time and time, beside kube-proxy
+    Agent,
     /// How long a change in the cluster takes until connections follow it
     Propagation,
     /// What the socket programs cost, run by run and call by call
@@ -27,13 +29,14 @@ enum Benchmark {
 impl Benchmark {
     fn binary(self) -> &'static str {
         match self {
+            Self::Agent => "agent",
             Self::Propagation => "propagation",
             Self::Datapath => "datapath",
         }
     }
 
     fn needs_control_plane(self) -> bool {
-        matches!(self, Self::Propagation)
+        matches!(self, Self::Agent | Self::Propagation)
     }
 }
 
@@ -45,6 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     command.args(&arguments.arguments);
     command.env(agent::VARIABLE, agent::build()?.shipped);
     if arguments.benchmark.needs_control_plane() {
+        setup::for_cluster()?;
         command.env(control_plane::VARIABLE, control_plane::ensure()?);
     }
     run::run(&mut command)

@@ -81,13 +81,16 @@ enum Need {
 /// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
 const ALONE: &[&str] = &["--test-threads=1"];
 
+/// The figures are of interest also when they are within their budgets.
+const BUDGETS: &[&str] = &["--test-threads=1", "--no-capture"];
+
 /// The variable that tells random tests to take their time.
 const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 11] = [
+const SUITES: [Suite; 12] = [
     Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
     Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
     Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[], part: None },
@@ -126,6 +129,13 @@ const SUITES: [Suite; 11] = [
         name: "cluster",
         targets: &["--test", "cluster"],
         harness: ALONE,
+        needs: CLUSTER,
+        part: Some(Part::Cluster),
+    },
+    Suite {
+        name: "budgets",
+        targets: &["--test", "budgets"],
+        harness: BUDGETS,
         needs: CLUSTER,
         part: Some(Part::Cluster),
     },

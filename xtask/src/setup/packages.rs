@@ -27,8 +27,8 @@ static COMMANDS: [Provided; 14] = [
     ("unshare", &["util-linux"]),
 ];
 
-/// What kube-proxy calls, which tests run beside the agent.
-static CLUSTER: [Provided; 1] = [("nft", &["nftables"])];
+/// What kube-proxy calls, which tests and benchmarks run beside the agent.
+static CLUSTER: [Provided; 2] = [("iptables", &["iptables"]), ("nft", &["nftables"])];
 
 /// Programs that tests run through ClusterIPs.
 static PROGRAMS: [Provided; 6] = [

@@ -1,5 +1,5 @@
-//! How much room the maps have: they grow when something does not fit, at least to twice their size, and shrink when three
-//! quarters have been empty for a while.
+//! How much room the maps have: half as much again as they need. They grow when something does not fit, and shrink when more
+//! than half has been empty for a while.
 //!
 //! A map is replaced by another one as a whole, by one write, after which no program uses the old one. So whatever waits for a
 //! grace period has had one.
@@ -16,10 +16,10 @@ pub(super) enum Map {
     Backends,
 }
 
-/// After a map has shrunk, a quarter more than it holds fits into it.
-const SPARE: u32 = 4;
 /// A map shrinks if it then is at most such a part of what it was.
-const SHRINKS_TO: u32 = 4;
+const SHRINKS_TO: u32 = 2;
+/// Such a part of what is in use must be spare, or every other change has to wait for programs.
+const SPARE: u32 = 8;
 
 impl Table {
     /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger.
@@ -27,14 +27,18 @@ impl Table {
         if let Some(extent) = self.allocator(map).take(count) {
             return Some(extent);
         }
+        let slots = self.allocator(map);
+        let is_crowded = slots.end() - slots.used() < slots.used() / SPARE;
+        if is_crowded && self.grow(map, count, plan) {
+            return self.allocator(map).take(count);
+        }
         if self.allocator(map).has_given_back() {
             self.drain(&mut plan.ops);
             if let Some(extent) = self.allocator(map).take(count) {
                 return Some(extent);
             }
         }
-        let needed = self.allocator(map).end_for(count);
-        self.grow(map, needed, plan);
+        self.grow(map, count, plan);
         self.allocator(map).take(count)
     }
 
@@ -45,16 +49,20 @@ impl Table {
         }
     }
 
-    fn grow(&mut self, map: Map, needed: u32, plan: &mut Plan<'_>) {
+    /// Makes the map larger, so that `count` more fit in one piece; false if it may not grow.
+    fn grow(&mut self, map: Map, count: u32, plan: &mut Plan<'_>) -> bool {
         let (least, most) = match map {
             // Ids start at 1.
             Map::Sets => (self.limits.least.sets, self.limits.sets.saturating_add(1)),
             Map::Backends => (self.limits.least.slots, self.limits.slots),
         };
-        let room = room_for(needed, least, most);
-        if room > self.allocator(map).end() {
+        let slots = self.allocator(map);
+        let room = array_room(slots.end_for(count), least, most);
+        let grows = room > slots.end();
+        if grows {
             self.resize(map, room, plan);
         }
+        grows
     }
 
     fn resize(&mut self, map: Map, room: u32, plan: &mut Plan<'_>) {
@@ -70,8 +78,8 @@ impl Table {
     pub(super) fn with_room_for<'a>(&mut self, store: &Store, mut plan: Plan<'a>) -> Plan<'a> {
         if self.sets.is_empty() && self.orphans.is_empty() {
             let Room { frontends, sets, slots } = estimate(store);
-            self.grow(Map::Sets, sets.min(self.limits.sets).saturating_add(1), &mut plan);
-            self.grow(Map::Backends, slots.min(self.limits.slots), &mut plan);
+            self.grow(Map::Sets, sets, &mut plan);
+            self.grow(Map::Backends, slots, &mut plan);
             self.grow_frontends(frontends, &mut plan);
         }
         plan
@@ -90,7 +98,7 @@ impl Table {
     }
 
     fn grow_frontends(&mut self, needed: u32, plan: &mut Plan<'_>) {
-        let room = room_for(needed, self.limits.least.frontends, self.limits.frontends);
+        let room = hash_room(needed, self.limits.least.frontends, self.limits.frontends);
         if needed > self.frontends_room && room > self.frontends_room {
             self.replace_frontends(room, plan);
         }
@@ -130,15 +138,12 @@ impl Table {
     /// What the maps should have room for after [`Table::compact`].
     fn compact_room(&self) -> Room {
         let Room { frontends, sets, slots } = self.limits.least;
-        let compact = |now: u32, used: u32, least: u32, most: u32| {
-            let room = room_for(used.saturating_add(used / SPARE), least, most);
-            if room <= now / SHRINKS_TO { room } else { now }
-        };
+        let shrunk = |now: u32, room: u32| if room <= now / SHRINKS_TO { room } else { now };
         let used = self.used();
         Room {
-            frontends: compact(self.frontends_room, used.frontends, frontends, self.limits.frontends),
-            sets: compact(self.ids.end(), used.sets, sets, self.limits.sets.saturating_add(1)),
-            slots: compact(self.slots.end(), used.slots, slots, self.limits.slots),
+            frontends: shrunk(self.frontends_room, hash_room(used.frontends, frontends, self.limits.frontends)),
+            sets: shrunk(self.ids.end(), array_room(used.sets, sets, self.limits.sets.saturating_add(1))),
+            slots: shrunk(self.slots.end(), array_room(used.slots, slots, self.limits.slots)),
         }
     }
 
@@ -213,7 +218,12 @@ fn estimate(store: &Store) -> Room {
     Room { frontends, sets, slots }
 }
 
-/// Room for so many and some more, within bounds.
-fn room_for(needed: u32, least: u32, most: u32) -> u32 {
+/// Half as much again, within bounds.
+fn array_room(needed: u32, least: u32, most: u32) -> u32 {
+    needed.saturating_add(needed / 2).max(least).min(most)
+}
+
+/// A hash has a power of two of buckets (kernel/bpf/hashtab.c, `htab_map_alloc`).
+fn hash_room(needed: u32, least: u32, most: u32) -> u32 {
     needed.checked_next_power_of_two().unwrap_or(u32::MAX).max(least).min(most)
 }

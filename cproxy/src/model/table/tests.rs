@@ -767,7 +767,7 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
         let slice = SliceStep { name, service: name, ports: 7, endpoints: 0xff, ..SliceStep::default() };
         follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(slice));
     }
-    assert_eq!(kernel.room, Room { frontends: 32, sets: 32, slots: 128 });
+    assert_eq!(kernel.room, Room { frontends: 32, sets: 19, slots: 84 });
     assert!(!table.is_sparse());
     // The one that lies behind the others is left.
     for name in 0..2 {
@@ -776,11 +776,38 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
     follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(SliceStep { name: 2, service: 2, ..endpoints(1) }));
     assert!(table.is_sparse());
     kernel.run(&table.compact());
-    assert_eq!(kernel.room, Room { frontends: 32, sets: 8, slots: 4 }, "frontends are more than a quarter");
+    assert_eq!(kernel.room, Room { frontends: 8, sets: 19, slots: 4 }, "of the sets more than a third are in use");
     follow(&mut cluster, &mut table, &mut kernel, &Step::ServiceGone { name: 2 });
     kernel.run(&table.compact());
     assert_eq!((kernel.room, table.is_sparse()), (least, false));
     assert_eq!(table.compact(), []);
+}
+
+/// Each wait takes some ten milliseconds: a burst of changes must not wait once for each.
+#[test]
+fn a_burst_of_changes_waits_for_programs_a_few_times() {
+    let mut cluster = Cluster::default();
+    // They fill what would be a power of two of slots almost completely.
+    for name in 0..255 {
+        cluster.apply(&Step::Service(ServiceStep { name, ports: 1, ..ServiceStep::default() }));
+        cluster.apply(&Step::Slice(SliceStep { name, service: name, ..endpoints(0xff) }));
+    }
+    let mut store = store(cluster.lists());
+    let limits = Limits { frontends: 4_096, sets: 4_096, slots: 65_536, ..GROWING };
+    let mut table = Table::new(limits, KernelTable::default());
+    table.sync(&store);
+    let mut waits = 0;
+    for change in 0..1_000_u32 {
+        let name = (change % 255) as u8;
+        let endpoints = if (change / 255) % 2 == 0 { 0x7f } else { 0xff };
+        let ops = follow(
+            &mut store,
+            &mut table,
+            slice_event(SliceStep { name, service: name, ..self::endpoints(endpoints) }),
+        );
+        waits += ops.iter().filter(|op| matches!(op, Op::Drain | Op::ResizeBackends(_))).count();
+    }
+    assert!(waits <= 25, "{waits} waits");
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! The Service that is changed, and who answers behind its ClusterIP.
+
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use cproxy_tests::echo::{self, Server};
+use cproxy_tests::manifest::{Service, Slice};
+use cproxy_tests::sandbox::Netns;
+use rustix::net::sockopt::set_socket_linger;
+use serde_json::Value;
+
+const SUBJECT: &str = "subject";
+const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 255, 1)), 80);
+const TARGET_PORT: u16 = 8080;
+
+/// The Service's endpoint before and after a change.
+pub(crate) const BACKENDS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
+
+/// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules. Before
+/// there are any, nobody answers.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(25);
+
+/// The longest pause between two looks.
+const PAUSE_MAX: Duration = Duration::from_millis(5);
+
+/// Between two looks: so long, and at most this part of the time that has gone by. Each connection is an entry that
+/// kube-proxy reads when it looks for stale ones.
+const PAUSE: Duration = Duration::from_micros(100);
+const PAUSE_PART: u32 = 50;
+
+/// Longer than anything may take.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The Service and its slice, with the first backend.
+pub(crate) fn subject() -> [Value; 2] {
+    [Service::new(SUBJECT).cluster_ips([VIP.ip()]).tcp("", VIP.port(), TARGET_PORT).into(), slice(0)]
+}
+
+/// The slice after so many changes.
+pub(crate) fn slice(changes: usize) -> Value {
+    Slice::v4(SUBJECT).tcp("", TARGET_PORT).ready([backend(changes)]).into()
+}
+
+/// Who answers after so many changes.
+pub(crate) fn backend(changes: usize) -> IpAddr {
+    let [before, after] = BACKENDS;
+    if changes.is_multiple_of(2) { before } else { after }
+}
+
+/// The backends in a namespace that has their addresses.
+pub(crate) fn serve(netns: &Netns) -> Vec<Server> {
+    BACKENDS.map(|backend| echo::tcp_in(netns, (backend, TARGET_PORT), &backend.to_string())).into()
+}
+
+/// Starts to look for a backend at once, in a thread. What comes is when it first answered.
+pub(crate) fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
+    let (found, seen): (Sender<Result<Instant>>, _) = channel();
+    let netns = netns.clone();
+    thread::spawn(move || {
+        let entered = netns.enter().context("entering a network namespace");
+        // Whoever asked may have given up.
+        drop(found.send(entered.and_then(|()| wait_for(backend))));
+    });
+    Seen(seen)
+}
+
+/// The moment at which somebody will have answered.
+pub(crate) struct Seen(Receiver<Result<Instant>>);
+
+impl Seen {
+    pub(crate) fn wait(self) -> Result<Instant> {
+        self.0.recv().context("the thread that looks has ended")?
+    }
+}
+
+fn wait_for(backend: IpAddr) -> Result<Instant> {
+    let (started, wanted) = (Instant::now(), backend.to_string());
+    let mut last = None;
+    while started.elapsed() < TIMEOUT {
+        match ask() {
+            Ok(name) if name == wanted => return Ok(Instant::now()),
+            other => last = Some(other),
+        }
+        thread::sleep(PAUSE.max(started.elapsed() / PAUSE_PART).min(PAUSE_MAX));
+    }
+    anyhow::bail!("{VIP} does not lead to {backend} within {TIMEOUT:?}, but: {last:?}")
+}
+
+fn ask() -> io::Result<String> {
+    let stream = TcpStream::connect_timeout(&VIP, CONNECT_TIMEOUT)?;
+    // Closed with a reset, which leaves nothing behind that is kept for minutes.
+    set_socket_linger(&stream, Some(Duration::ZERO))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    BufReader::new(&stream).lines().next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
+}

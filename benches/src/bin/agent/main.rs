@@ -1,0 +1,129 @@
+//! What the agent costs beside kube-proxy: memory, CPU time, and time until the kernel has what the API server has.
+//!
+//! All follow the same objects of one API server, one after the other, so that none takes the CPUs from another, and each
+//! kube-proxy in a network namespace of its own, which its rules go with. What is in the kernel is asked with TCP connections
+//! to a Service's ClusterIP, the same for all, whose backends say who they are.
+//!
+//! A kube-proxy runs with its defaults, as it is deployed. It writes its rules at most once a second, so between two changes
+//! there is more than that. Its time to ready is that to the first connection that is answered: it writes all rules in one
+//! transaction. That of cproxy is until the file `ready` is there, which appears when everything is written.
+
+mod change;
+mod kube_proxy;
+mod measure;
+mod peer;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use cproxy_benches::results;
+use cproxy_tests::control_plane::{ControlPlane, NODE};
+use cproxy_tests::manifest;
+use cproxy_tests::population::Shape;
+use cproxy_tests::process::cproxy;
+use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::writer::Writer;
+
+use crate::measure::{Found, Plan};
+use crate::peer::Peer;
+
+const PREFIX: &str = "cproxy-bench";
+
+/// The addresses of the node that all are on.
+const NODE_IP: &str = "192.0.2.10";
+
+/// What to measure.
+#[derive(Parser)]
+#[command(name = "agent", about = "What the agent costs beside kube-proxy")]
+struct Arguments {
+    /// How many Services, and how many endpoints each has; may be given again
+    #[arg(long = "shape", value_name = "SERVICESxENDPOINTS", default_value = "5000x10")]
+    shapes: Vec<Shape>,
+    /// Whose costs; may be given again; default: all
+    #[arg(long = "peer", value_name = "PEER")]
+    peers: Vec<Peer>,
+    /// How often each is started
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    starts: u32,
+    /// How many single changes are measured
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    changes: u32,
+    /// A small shape, one start, few changes: shows that everything works; the figures mean little
+    #[arg(long, conflicts_with_all = ["shapes", "starts", "changes"])]
+    quick: bool,
+    /// Where every sample goes; default: agent.json in the directory `bench` of cargo's output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// What was found with one shape.
+struct Column {
+    shape: Shape,
+    found: Vec<Found>,
+    /// How many peers could not be measured.
+    failed: usize,
+}
+
+fn main() -> Result<()> {
+    let mut arguments = Arguments::parse();
+    if arguments.peers.is_empty() {
+        arguments.peers = Peer::ALL.to_vec();
+    }
+    let mut plan = Plan { starts: arguments.starts, changes: arguments.changes, quiet: Duration::from_secs(60) };
+    if arguments.quick {
+        plan = Plan { starts: 1, changes: 2, quiet: Duration::from_secs(3) };
+        arguments.shapes = vec![Shape::new(100, 10)];
+    }
+    let mut columns = Vec::new();
+    let mut versions = String::new();
+    for &shape in &arguments.shapes {
+        let column = measure_shape(shape, &arguments.peers, &plan, &mut versions);
+        report::print(&column);
+        columns.push(column);
+    }
+    report::print_foot(&versions, &plan);
+    let output = arguments.output.unwrap_or_else(|| results::default_output("agent"));
+    results::write(&output, &report::json(&columns, &versions, &plan))?;
+    println!("every sample: {}", output.display());
+    let failed = columns.iter().map(|column| column.failed).sum::<usize>();
+    ensure!(failed == 0, "{failed} measurements failed");
+    Ok(())
+}
+
+/// A control plane with these objects, and one peer after the other.
+fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut String) -> Column {
+    let sandbox = Sandbox::new(PREFIX);
+    sandbox.add_addresses([NODE_IP]);
+    sandbox.add_addresses(change::BACKENDS);
+    let mut control_plane = ControlPlane::start(&sandbox);
+    control_plane.apply([manifest::node(NODE, "zone-a")]);
+    let status = manifest::node_status([NODE_IP]).to_string();
+    control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
+    let writer = Writer::new(&control_plane);
+    *versions =
+        format!("{}, Kubernetes {}", cproxy(&sandbox, &["version"]).success().stdout.trim(), writer.server_version());
+    eprintln!("{shape}: creating the objects");
+    writer.create(shape.objects(0..shape.services));
+    writer.create(change::subject());
+    let place = peer::Place { sandbox: &sandbox, control_plane: &control_plane, writer: &writer, shape };
+    let mut found = Vec::new();
+    let mut failed = 0;
+    for &peer in peers {
+        eprintln!("{shape}: measuring {peer}");
+        // What the others cost is worth knowing all the same.
+        match measure::measure(&place, peer, plan) {
+            Ok(figures) => found.push(figures),
+            Err(error) => {
+                eprintln!("{shape}: {peer} failed: {error:#}");
+                failed += 1;
+                writer.replace([change::slice(0)]);
+            }
+        }
+    }
+    // An orderly end would take a second, and nobody is left to mind.
+    control_plane.kill_api_server();
+    Column { shape, found, failed }
+}

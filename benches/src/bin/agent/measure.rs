@@ -1,0 +1,164 @@
+//! The measurements of one peer.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cproxy_tests::pinned::{self, MapMemory};
+use cproxy_tests::usage::{Memory, Sleeps, cpu_time, forget_peak};
+
+use crate::change;
+use crate::peer::{Peer, Place, Running};
+
+/// How many slices are changed at the same time.
+const BURST: usize = 1_000;
+
+/// Between two single changes: longer than the second that kube-proxy leaves between two syncs.
+const PAUSE: Duration = Duration::from_millis(1_200);
+
+/// Who takes less than this of a CPU for so long is at rest.
+const REST: Duration = Duration::from_millis(500);
+const REST_CPU: Duration = Duration::from_millis(10);
+
+/// How much is measured.
+pub(crate) struct Plan {
+    pub(crate) starts: u32,
+    pub(crate) changes: u32,
+    /// How long it is left alone.
+    pub(crate) quiet: Duration,
+}
+
+/// All that was found of one peer.
+pub(crate) struct Found {
+    pub(crate) peer: Peer,
+    pub(crate) bytes_on_disk: u64,
+    pub(crate) starts: Vec<Start>,
+    /// From sending one to the first connection that follows it.
+    pub(crate) changes: Vec<Duration>,
+    pub(crate) cpu_per_change: Duration,
+    pub(crate) burst: Burst,
+    pub(crate) quiet: Quiet,
+    /// Only of cproxy.
+    pub(crate) maps: Vec<MapMemory>,
+}
+
+/// From the start until it is at rest.
+pub(crate) struct Start {
+    pub(crate) to_ready: Duration,
+    pub(crate) cpu: Duration,
+    pub(crate) memory: Memory,
+}
+
+/// Many slices at once.
+pub(crate) struct Burst {
+    /// How long sending them took.
+    pub(crate) sending: Duration,
+    /// From the API server's last answer until all are in the kernel.
+    pub(crate) lag: Duration,
+    pub(crate) cpu: Duration,
+    pub(crate) peak_bytes: u64,
+}
+
+/// While nothing changes, for a minute.
+pub(crate) struct Quiet {
+    pub(crate) sleeps: f64,
+    pub(crate) cpu: Duration,
+}
+
+pub(crate) fn measure(place: &Place<'_>, peer: Peer, plan: &Plan) -> Result<Found> {
+    // Those before have left the Service with its first backend.
+    let mut made = 0;
+    let mut starts = Vec::new();
+    for _ in 1..plan.starts {
+        let (running, to_ready) = peer.start(place, made)?;
+        starts.push(Start::of(&running, to_ready)?);
+    }
+    let (running, to_ready) = peer.start(place, made)?;
+    starts.push(Start::of(&running, to_ready)?);
+    let maps = if peer == Peer::Cproxy { pinned::maps(place.sandbox) } else { Vec::new() };
+    let (changes, cpu_per_change) = single_changes(place, &running, plan.changes, &mut made)?;
+    let quiet = quiet(&running, plan.quiet);
+    let burst = burst(place, &running, &mut made)?;
+    place.writer.replace([change::slice(0)]);
+    let bytes_on_disk = peer.bytes_on_disk(place)?;
+    Ok(Found { peer, bytes_on_disk, starts, changes, cpu_per_change, burst, quiet, maps })
+}
+
+impl Start {
+    fn of(running: &Running<'_>, to_ready: Duration) -> Result<Self> {
+        let cpu = cpu_at_rest(running)?;
+        Ok(Self { to_ready, cpu, memory: Memory::of(running.pid()) })
+    }
+}
+
+/// The CPU time up to now, once it has nothing left to do.
+fn cpu_at_rest(running: &Running<'_>) -> Result<Duration> {
+    let deadline = Instant::now() + change::TIMEOUT;
+    let mut before = cpu_time(running.pid());
+    loop {
+        thread::sleep(REST);
+        let now = cpu_time(running.pid());
+        if now - before < REST_CPU {
+            return Ok(now);
+        }
+        ensure!(Instant::now() < deadline, "it does not come to rest");
+        before = now;
+    }
+}
+
+fn single_changes(
+    place: &Place<'_>,
+    running: &Running<'_>,
+    count: u32,
+    made: &mut usize,
+) -> Result<(Vec<Duration>, Duration)> {
+    // The first one meets cold caches and connections.
+    one_change(place, running, made)?;
+    let before = cpu_at_rest(running)?;
+    let mut changes = Vec::new();
+    for _ in 0..count {
+        thread::sleep(PAUSE);
+        changes.push(one_change(place, running, made)?);
+    }
+    Ok((changes, (cpu_at_rest(running)? - before) / count))
+}
+
+fn one_change(place: &Place<'_>, running: &Running<'_>, made: &mut usize) -> Result<Duration> {
+    *made += 1;
+    let seen = change::look_for(&running.netns, change::backend(*made));
+    let sent = Instant::now();
+    place.writer.replace([change::slice(*made)]);
+    Ok(seen.wait().with_context(|| format!("change {made}"))?.saturating_duration_since(sent))
+}
+
+fn quiet(running: &Running<'_>, interval: Duration) -> Quiet {
+    let now = || (Sleeps::of(running.pid()), cpu_time(running.pid()));
+    let (sleeps_before, cpu_before) = now();
+    thread::sleep(interval);
+    let (sleeps_after, cpu_after) = now();
+    let part_of_minute = interval.as_secs_f64() / 60.0;
+    Quiet {
+        sleeps: sleeps_after.since(&sleeps_before) as f64 / part_of_minute,
+        cpu: (cpu_after - cpu_before).div_f64(part_of_minute),
+    }
+}
+
+/// The last change is that of the Service that can be asked: a watch tells of changes in their order, so that whoever
+/// has it in the kernel has them all.
+fn burst(place: &Place<'_>, running: &Running<'_>, made: &mut usize) -> Result<Burst> {
+    let before = cpu_at_rest(running)?;
+    forget_peak(running.pid());
+    *made += 1;
+    let replacements = *made as u32;
+    let seen = change::look_for(&running.netns, change::backend(*made));
+    let slices = place.shape.cycle().take(BURST).zip(0..).map(|(slice, n)| place.shape.slice(slice, replacements + n));
+    let slices = slices.collect::<Vec<_>>();
+    let sent = Instant::now();
+    place.writer.replace(slices);
+    let sending = sent.elapsed();
+    place.writer.replace([change::slice(*made)]);
+    let answered = Instant::now();
+    let lag = seen.wait().context("the burst")?.saturating_duration_since(answered);
+    let cpu = cpu_at_rest(running)? - before;
+    Ok(Burst { sending, lag, cpu, peak_bytes: Memory::of(running.pid()).peak })
+}

@@ -1,0 +1,115 @@
+//! Who is measured, and how each is started and ended.
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::ValueEnum;
+use cproxy_tests::control_plane::{ControlPlane, NODE};
+use cproxy_tests::echo::Server;
+use cproxy_tests::population::Shape;
+use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy, cproxy_binary};
+use cproxy_tests::sandbox::{Netns, Sandbox};
+use cproxy_tests::writer::Writer;
+
+use crate::{change, kube_proxy};
+
+/// Somebody who follows the API server.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    Cproxy,
+    Iptables,
+    Nftables,
+}
+
+/// Where all of it happens.
+pub(crate) struct Place<'s> {
+    pub(crate) sandbox: &'s Sandbox,
+    pub(crate) control_plane: &'s ControlPlane<'s>,
+    pub(crate) writer: &'s Writer,
+    pub(crate) shape: Shape,
+}
+
+/// A peer that runs and is ready. Its end takes everything out of the kernel.
+pub(crate) struct Running<'s> {
+    sandbox: &'s Sandbox,
+    process: Process,
+    pub(crate) netns: Netns,
+    _backends: Vec<Server>,
+}
+
+enum Process {
+    Cproxy(RunningAgent),
+    KubeProxy(Daemon),
+}
+
+impl Peer {
+    pub(crate) const ALL: [Self; 3] = [Self::Cproxy, Self::Iptables, Self::Nftables];
+
+    /// Of its own program: what iptables and nftables take comes on top of it.
+    pub(crate) fn bytes_on_disk(self, place: &Place<'_>) -> Result<u64> {
+        let binary: PathBuf = match self {
+            Self::Cproxy => cproxy_binary(),
+            Self::Iptables | Self::Nftables => place.control_plane.binary("kube-proxy"),
+        };
+        Ok(fs::metadata(&binary).with_context(|| format!("reading {}", binary.display()))?.len())
+    }
+
+    /// Starts it and waits until it is ready; also how long that took. `changes` have been made so far.
+    pub(crate) fn start<'s>(self, place: &Place<'s>, changes: usize) -> Result<(Running<'s>, Duration)> {
+        let Place { sandbox, control_plane, .. } = *place;
+        let mode = match self {
+            Self::Cproxy => {
+                let netns = sandbox.netns().clone();
+                let backends = change::serve(&netns);
+                let agent = Agent::new(sandbox).kubeconfig(control_plane.agent_kubeconfig());
+                let (agent, to_ready) = agent.args(["--node-name", NODE]).start_and_time(change::TIMEOUT);
+                let process = Process::Cproxy(agent);
+                return Ok((Running { sandbox, process, netns, _backends: backends }, to_ready));
+            }
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+        };
+        let netns = sandbox.neighbour(change::BACKENDS);
+        let backends = change::serve(&netns);
+        let seen = change::look_for(&netns, change::backend(changes));
+        let started = Instant::now();
+        let daemon = kube_proxy::spawn(sandbox, control_plane, &netns, mode)?;
+        let ready = seen.wait().with_context(|| format!("kube-proxy's log: {}", daemon.tail()))?;
+        let process = Process::KubeProxy(daemon);
+        Ok((Running { sandbox, process, netns, _backends: backends }, ready - started))
+    }
+}
+
+impl Running<'_> {
+    pub(crate) fn pid(&self) -> u32 {
+        match &self.process {
+            Process::Cproxy(agent) => agent.pid(),
+            Process::KubeProxy(daemon) => daemon.pid(),
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        match &mut self.process {
+            Process::Cproxy(agent) => {
+                agent.stop();
+                cproxy(self.sandbox, &["cleanup"]);
+            }
+            Process::KubeProxy(daemon) => drop(daemon.stop()),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Cproxy => "cproxy",
+            Self::Iptables => "kube-proxy, iptables",
+            Self::Nftables => "kube-proxy, nftables",
+        })
+    }
+}

@@ -1,0 +1,67 @@
+//! The kernel memory of pinned maps.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::sandbox::Sandbox;
+
+/// A map, by the name of its pin, and what it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapMemory {
+    /// The name of its pin.
+    pub name: String,
+    /// As the kernel counts it (`memlock` in fdinfo), which is what the entries that are there take, or, for maps that
+    /// allocate in advance, what all would.
+    pub bytes: u64,
+}
+
+/// All maps that are pinned in the sandbox's pin directory, by name; maps inside maps have pins of their own. Not among
+/// them are those that belong to a single program, which hold its constants.
+///
+/// # Panics
+/// When there is nothing pinned.
+pub fn maps(sandbox: &Sandbox) -> Vec<MapMemory> {
+    let pin_dir = sandbox.pin_dir();
+    let layouts = fs::read_dir(&pin_dir).unwrap_or_else(|error| panic!("{}: {error}", pin_dir.display()));
+    let pins = layouts.flatten().filter_map(|layout| fs::read_dir(layout.path()).ok()).flatten().flatten();
+    let memory = |pin: fs::DirEntry| {
+        let bytes = map_memory(&pin.path()).unwrap_or_else(|error| panic!("{}: {error}", pin.path().display()))?;
+        Some(MapMemory { name: pin.file_name().to_string_lossy().into_owned(), bytes })
+    };
+    let mut maps = pins.filter_map(memory).collect::<Vec<_>>();
+    assert!(!maps.is_empty(), "no maps are pinned in {}", pin_dir.display());
+    maps.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    maps
+}
+
+/// `None` for what is no map: links are pinned beside them.
+fn map_memory(pin: &Path) -> io::Result<Option<u64>> {
+    let map = open(pin)?;
+    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd()))?;
+    let field = |name| fdinfo.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    Ok(field("map_type:").and_then(|_: u64| field("memlock:")))
+}
+
+fn open(pin: &Path) -> io::Result<OwnedFd> {
+    /// `BPF_OBJ_GET` of `enum bpf_cmd`, and its part of `union bpf_attr`.
+    const BPF_OBJ_GET: libc::c_long = 7;
+    #[repr(C)]
+    struct Attr {
+        pathname: u64,
+        bpf_fd: u32,
+        file_flags: u32,
+    }
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let mut attr = Attr { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
+    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of the size given, and the path outlives the call.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw mut attr, size_of::<Attr>()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}

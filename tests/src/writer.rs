@@ -1,0 +1,101 @@
+//! Writes many objects to the API server in a short time: many requests under way, on connections that stay.
+
+use std::thread;
+
+use kube::Client;
+use kube::api::{DeleteParams, PostParams};
+use kube::core::Request;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use crate::control_plane::ControlPlane;
+
+/// How many requests are under way at a time.
+const AT_ONCE: usize = 64;
+
+/// A client that may do everything, for Services and EndpointSlices.
+pub struct Writer {
+    runtime: Runtime,
+    client: Client,
+}
+
+/// What to do with an object.
+#[derive(Clone, Copy)]
+enum Verb {
+    Create,
+    Replace,
+    Delete,
+}
+
+impl Writer {
+    /// A client of a running control plane.
+    pub fn new(control_plane: &ControlPlane<'_>) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("cannot start tokio");
+        let client = runtime.block_on(control_plane.client());
+        Self { runtime, client }
+    }
+
+    /// Creates the objects, in no particular order.
+    pub fn create(&self, objects: impl IntoIterator<Item = Value>) {
+        self.send(Verb::Create, objects);
+    }
+
+    /// Makes the objects, which exist, what is given, in no particular order.
+    pub fn replace(&self, objects: impl IntoIterator<Item = Value>) {
+        self.send(Verb::Replace, objects);
+    }
+
+    /// Deletes the objects, in no particular order.
+    pub fn delete(&self, objects: impl IntoIterator<Item = Value>) {
+        self.send(Verb::Delete, objects);
+    }
+
+    /// The API server's version.
+    pub fn server_version(&self) -> String {
+        let version = self.runtime.block_on(self.client.apiserver_version());
+        version.expect("the API server does not tell its version").git_version
+    }
+
+    fn send(&self, verb: Verb, objects: impl IntoIterator<Item = Value>) {
+        self.runtime.block_on(async {
+            let mut sending = JoinSet::new();
+            for object in objects {
+                if sending.len() >= AT_ONCE {
+                    check(sending.join_next().await);
+                }
+                sending.spawn(send_one(self.client.clone(), verb, object));
+            }
+            while let Some(sent) = sending.join_next().await {
+                check(Some(sent));
+            }
+        });
+    }
+}
+
+fn check(sent: Option<Result<(), tokio::task::JoinError>>) {
+    if let Some(Err(error)) = sent
+        && !thread::panicking()
+    {
+        panic!("a request to the API server failed: {error}");
+    }
+}
+
+/// The answer is not looked at further than its status: reading it would take longer than writing it.
+async fn send_one(client: Client, verb: Verb, object: Value) {
+    let text = |pointer| object.pointer(pointer).and_then(Value::as_str);
+    let resource = match text("/kind") {
+        Some("Service") => "/api/v1/namespaces/default/services",
+        Some("EndpointSlice") => "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+        _ => panic!("only Services and EndpointSlices are written: {object}"),
+    };
+    let name = text("/metadata/name").unwrap_or_default();
+    let (request, params, body) = (Request::new(resource), PostParams::default(), object.to_string().into_bytes());
+    let request = match verb {
+        Verb::Create => request.create(&params, body),
+        Verb::Replace => request.replace(name, &params, body),
+        Verb::Delete => request.delete(name, &DeleteParams::default()),
+    };
+    let answer = client.request_text(request.expect("a request of plain parts")).await;
+    answer.unwrap_or_else(|error| panic!("the API server does not take {name}: {error}"));
+}

@@ -1,0 +1,58 @@
+//! Figures beside what they may be. All are printed before the first that is too large fails the test.
+
+use std::time::Duration;
+
+use cproxy_tests::pinned;
+use cproxy_tests::population::Shape;
+use cproxy_tests::sandbox::Sandbox;
+
+/// What a test has found so far.
+pub(crate) struct Figures {
+    exceeded: Vec<String>,
+}
+
+impl Figures {
+    pub(crate) fn new(shape: Shape) -> Self {
+        eprintln!("{} Services with {} endpoints each", shape.services, shape.endpoints);
+        Self { exceeded: Vec::new() }
+    }
+
+    pub(crate) fn note(&self, what: &str) {
+        eprintln!("{what}");
+    }
+
+    pub(crate) fn time(&mut self, what: &str, found: Duration, budget: Duration) {
+        let milliseconds = |time: Duration| format!("{} ms", time.as_millis());
+        self.add(what, milliseconds(found), milliseconds(budget), found > budget);
+    }
+
+    pub(crate) fn memory(&mut self, what: &str, bytes: u64, budget: u64) {
+        self.add(what, kibibytes(bytes), kibibytes(budget), bytes > budget);
+    }
+
+    /// The kernel memory of all maps together.
+    pub(crate) fn maps(&mut self, sandbox: &Sandbox, budget: u64) {
+        let maps = pinned::maps(sandbox);
+        for map in &maps {
+            eprintln!("    {:<40} {:>12}", map.name, kibibytes(map.bytes));
+        }
+        self.memory("kernel memory of the maps", maps.iter().map(|map| map.bytes).sum(), budget);
+    }
+
+    /// Fails with everything that is too large.
+    pub(crate) fn check(self) {
+        assert!(self.exceeded.is_empty(), "over budget:\n{}", self.exceeded.join("\n"));
+    }
+
+    fn add(&mut self, what: &str, found: String, budget: String, is_exceeded: bool) {
+        let line = format!("  {what:<42} {found:>12}, the budget is {budget}");
+        eprintln!("{line}");
+        if is_exceeded {
+            self.exceeded.push(line);
+        }
+    }
+}
+
+fn kibibytes(bytes: u64) -> String {
+    format!("{} KiB", bytes.div_ceil(1 << 10))
+}

@@ -1,0 +1,109 @@
+//! What the agent may cost: memory of its own, memory of its maps, instructions that the verifier goes through. All is of
+//! the binary as it is shipped, with a real control plane.
+//!
+//! Times depend on the machine, so only the start has a limit here, ten times what it should take; `cargo xtask bench agent`
+//! has them, beside those of kube-proxy.
+//!
+//! Run with `--test-threads=1`: a cgroup is the whole process's.
+
+#![expect(clippy::unwrap_used, reason = "a test that finds something else than it expects has failed")]
+
+mod budget;
+mod cluster;
+
+use std::fs;
+use std::time::Duration;
+
+use cproxy_tests::population::Shape;
+use cproxy_tests::process::{cproxy, cproxy_binary};
+use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::usage::Memory;
+
+use self::budget::Figures;
+use self::cluster::Cluster;
+
+const PREFIX: &str = "cproxy-test";
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// A binary for debugging is several times as large, and its memory says nothing.
+const SHIPPED_BYTES_MAX: u64 = 10 * MIB;
+
+/// A small cluster, and a large one.
+const SMALL: Shape = Shape::new(100, 10);
+const LARGE: Shape = Shape::new(5_000, 10);
+
+const SMALL_MAPS_BYTES: u64 = 256 * KIB;
+const LARGE_MAPS_BYTES: u64 = 4 * MIB;
+/// A map shrinks only if it becomes a quarter of what it was, so up to four times of what would do may stay.
+const SHRUNK_MAPS_BYTES: u64 = 512 * KIB;
+const LARGE_PEAK_BYTES: u64 = 16 * MIB;
+const LARGE_ANONYMOUS_BYTES: u64 = 6 * MIB;
+const VERIFIED_INSTRUCTIONS: u64 = 2_000;
+
+/// Ten times what the start should take on two CPUs that others share.
+const SMALL_START: Duration = Duration::from_secs(1);
+const LARGE_START: Duration = Duration::from_secs(6);
+
+#[test]
+fn a_small_cluster_takes_little_kernel_memory() {
+    require_shipped();
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    cluster.create(SMALL, 0..SMALL.services);
+    let (agent, start) = cluster.start_agent();
+    let memory = Memory::of(agent.pid());
+    let mut figures = Figures::new(SMALL);
+    figures.time("start to ready", start, SMALL_START);
+    figures.memory("peak of resident memory", memory.peak, LARGE_PEAK_BYTES);
+    figures.memory("anonymous memory", memory.anonymous, LARGE_ANONYMOUS_BYTES);
+    figures.maps(&sandbox, SMALL_MAPS_BYTES);
+    figures.check();
+}
+
+#[test]
+fn a_large_cluster_takes_no_more_than_its_share_and_gives_it_back() {
+    require_shipped();
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    cluster.create(LARGE, 0..LARGE.services);
+    let (agent, start) = cluster.start_agent();
+    let mut figures = Figures::new(LARGE);
+    figures.time("start to ready", start, LARGE_START);
+    figures.memory("anonymous memory", cluster::anonymous_at_rest(&agent), LARGE_ANONYMOUS_BYTES);
+    figures.memory("peak of resident memory", Memory::of(agent.pid()).peak, LARGE_PEAK_BYTES);
+    figures.maps(&sandbox, LARGE_MAPS_BYTES);
+    cluster.delete(LARGE, SMALL.services..LARGE.services);
+    cluster.wait_until_maps_shrink(SHRUNK_MAPS_BYTES);
+    figures.note("after all but 100 Services were deleted");
+    figures.maps(&sandbox, SHRUNK_MAPS_BYTES);
+    figures.check();
+}
+
+#[test]
+fn no_program_is_too_much_for_the_verifier() {
+    let sandbox = Sandbox::new(PREFIX);
+    let requirements = cproxy(&sandbox, &["check", "-o", "json"]).json();
+    let details = requirements.as_array().unwrap().iter().filter_map(|requirement| {
+        let name = requirement["name"].as_str()?.strip_prefix("program_")?.to_owned();
+        let words = requirement["detail"].as_str().unwrap_or_default();
+        let count = words.split(' ').find_map(|word| word.parse::<u64>().ok());
+        Some((name, count.unwrap_or_else(|| panic!("no count of instructions: {requirement}"))))
+    });
+    let programs = details.collect::<Vec<_>>();
+    assert_eq!(programs.len(), 8, "{programs:?}");
+    eprintln!("verified instructions: {programs:?}");
+    let too_large = programs.iter().filter(|(_, count)| *count > VERIFIED_INSTRUCTIONS).collect::<Vec<_>>();
+    assert!(too_large.is_empty(), "more than {VERIFIED_INSTRUCTIONS} instructions are verified: {too_large:?}");
+}
+
+fn require_shipped() {
+    let binary = cproxy_binary();
+    let bytes = fs::metadata(&binary).unwrap().len();
+    assert!(
+        bytes <= SHIPPED_BYTES_MAX,
+        "{} has {bytes} bytes, so it is not what is shipped: set CPROXY_BIN to what `cargo xtask build` prints",
+        binary.display()
+    );
+}
