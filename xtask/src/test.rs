@@ -91,7 +91,13 @@ const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 const SUITES: [Suite; 12] = [
-    Suite { name: "unit", targets: &["--lib", "--bins"], harness: &[], needs: &[], part: None },
+    Suite {
+        name: "unit",
+        targets: &["--lib", "--bins", "--test", "allocations"],
+        harness: &[],
+        needs: &[],
+        part: None,
+    },
     Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
     Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[], part: None },
     Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
