@@ -16,9 +16,9 @@ use cproxy::{
 use serde_json::{Value, json};
 
 /// For an object that has become an event already: its row, what follows from it, and the operations.
-const ALLOCATIONS_MAX: usize = 60;
+const ALLOCATIONS_MAX: usize = 55;
 /// What a thousand Services with ten endpoints each may take.
-const KEPT_BYTES_MAX: usize = 900_000;
+const KEPT_BYTES_MAX: usize = 700_000;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };

@@ -17,7 +17,7 @@ pub fn affinity_id(service: &ServiceName, port_name: &str, protocol: Protocol, f
         Family::V4 => "IPv4",
         Family::V6 => "IPv6",
     };
-    let parts = [&service.namespace, &service.name, port_name, protocol, family];
+    let parts = [&*service.namespace, &*service.name, port_name, protocol, family];
     // No name has a slash in it.
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
     bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME))

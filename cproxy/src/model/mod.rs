@@ -29,7 +29,7 @@ pub use affinity::affinity_id;
 pub use desired::{Action, Row, Scope, Source, desired_rows, resolve};
 pub use explain::{Explanation, Usage, explain, is_slice_of};
 pub use kernel::{Affinity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Room};
-pub use names::{ObjectName, ServiceName};
+pub use names::{ObjectName, ServiceName, Text};
 pub use object::ObjectRow;
 pub(crate) use object::object_name;
 pub use own::Own;

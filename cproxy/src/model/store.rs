@@ -82,16 +82,16 @@ pub struct Store {
     /// A list of Nodes is under way: what it has said of the own one.
     staged_node: Option<Option<Parsed<NodeRow>>>,
     nodes_complete: bool,
-    services: BTreeMap<ServiceName, Packed>,
+    services: BTreeMap<Arc<ServiceName>, Packed>,
     slices: BTreeMap<ObjectName, Packed>,
     /// Each slice under the name of its Service.
-    slices_of: BTreeSet<(ServiceName, Arc<str>)>,
+    slices_of: BTreeSet<(Arc<ServiceName>, Arc<str>)>,
     namespaces: Texts,
     staged_services: Option<Staged>,
     staged_slices: Option<Staged>,
     services_complete: bool,
     slices_complete: bool,
-    dirty: BTreeSet<ServiceName>,
+    dirty: BTreeSet<Arc<ServiceName>>,
     problems: BTreeMap<(Kind, ObjectName), Box<[Problem]>>,
 }
 
@@ -179,7 +179,7 @@ impl Store {
 
     /// The Services whose rows or slices have changed since the last call. Until the store is complete nothing can be
     /// made of changes.
-    pub fn take_dirty(&mut self) -> BTreeSet<ServiceName> {
+    pub fn take_dirty(&mut self) -> BTreeSet<Arc<ServiceName>> {
         std::mem::take(&mut self.dirty)
     }
 
@@ -191,18 +191,18 @@ impl Store {
 
     /// All Services, ordered by name.
     pub fn services(&self) -> impl Iterator<Item = (&ServiceName, ServiceRow)> {
-        self.services.iter().map(|(name, packed)| (name, ServiceRow::unpack(packed)))
+        self.services.iter().map(|(name, packed)| (&**name, ServiceRow::unpack(packed)))
     }
 
     /// The names of all Services, ordered.
-    pub fn service_names(&self) -> impl ExactSizeIterator<Item = &ServiceName> {
+    pub fn service_names(&self) -> impl ExactSizeIterator<Item = &Arc<ServiceName>> {
         self.services.keys()
     }
 
     /// The slices of a Service with their names, ordered by them.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = (ObjectName, SliceRow)> {
-        let first = (service.clone(), Arc::default());
-        let of_service = self.slices_of.range(first..).take_while(move |(other, _)| other == service);
+        let first = (self.known_service(service), Arc::default());
+        let of_service = self.slices_of.range(first..).take_while(move |(other, _)| **other == *service);
         of_service.filter_map(|(service, name)| {
             let name = ObjectName { namespace: service.namespace.clone(), name: name.clone() };
             let row = self.slice(&name)?;
@@ -239,10 +239,10 @@ impl Store {
         }
     }
 
-    fn rows(&self, kind: Kind) -> Option<&BTreeMap<ObjectName, Packed>> {
+    fn packed(&self, kind: Kind, name: &ObjectName) -> Option<&Packed> {
         match kind {
-            Kind::Services => Some(&self.services),
-            Kind::EndpointSlices => Some(&self.slices),
+            Kind::Services => self.services.get(name),
+            Kind::EndpointSlices => self.slices.get(name),
             Kind::Nodes => None,
         }
     }
@@ -293,7 +293,7 @@ impl Store {
         if self.own.pod_ips != addresses {
             self.own.pod_ips = addresses;
             let restricted = self.services().filter(|(_, service)| !service.source_ranges.is_empty());
-            let restricted: Vec<_> = restricted.map(|(name, _)| name.clone()).collect();
+            let restricted: Vec<_> = restricted.map(|(name, _)| self.known_service(name)).collect();
             restricted.into_iter().for_each(|name| self.mark(name));
         }
     }
@@ -309,7 +309,7 @@ impl Store {
         match kind {
             Kind::Services | Kind::EndpointSlices => {
                 let label = format!("{} {name}", kind.singular());
-                let row = self.rows(kind).and_then(|rows| rows.get(&name)).cloned();
+                let row = self.packed(kind, &name).cloned();
                 match self.staged(kind) {
                     Some(staged) => {
                         let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
@@ -336,7 +336,7 @@ impl Store {
     fn services_listed(&mut self) -> Vec<Problem> {
         let staged = self.staged_services.take().unwrap_or_default();
         let new = self.take_list(Kind::Services, staged, Self::remove_service);
-        self.services = refilled(&mut self.services);
+        refill(&mut self.services);
         self.services_complete = true;
         new
     }
@@ -344,7 +344,7 @@ impl Store {
     fn slices_listed(&mut self) -> Vec<Problem> {
         let staged = self.staged_slices.take().unwrap_or_default();
         let new = self.take_list(Kind::EndpointSlices, staged, Self::remove_slice);
-        self.slices = refilled(&mut self.slices);
+        refill(&mut self.slices);
         self.slices_of = std::mem::take(&mut self.slices_of).into_iter().collect();
         self.slices_complete = true;
         new
@@ -364,11 +364,13 @@ impl Store {
     /// Every object of a kind that left a trace: a row, or only problems.
     fn known(&self, kind: Kind) -> impl Iterator<Item = &ObjectName> {
         let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| &key.1);
-        self.rows(kind).into_iter().flat_map(BTreeMap::keys).chain(troubled)
+        let services = (kind == Kind::Services).then(|| self.services.keys().map(|name| &**name));
+        let slices = (kind == Kind::EndpointSlices).then(|| self.slices.keys());
+        services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(troubled)
     }
 
     /// The Service is to be computed anew. Before the store is complete, all are.
-    fn mark(&mut self, service: ServiceName) {
+    fn mark(&mut self, service: Arc<ServiceName>) {
         if self.is_complete() {
             self.dirty.insert(service);
         }
@@ -379,7 +381,7 @@ impl Store {
         match parsed.row {
             Some(row) if self.services.get(&name) == Some(&row) => {}
             Some(row) => {
-                let name = self.known_service(name);
+                let name = self.known_service(&name);
                 self.mark(name.clone());
                 self.services.insert(name, row);
             }
@@ -409,16 +411,17 @@ impl Store {
     }
 
     /// The Service of a slice.
-    fn service_of(&self, slice: &ObjectName, row: &Packed) -> ServiceName {
+    fn service_of(&self, slice: &ObjectName, row: &Packed) -> Arc<ServiceName> {
         let service = SliceRow::packed_service(row);
-        self.known_service(ServiceName { namespace: slice.namespace.clone(), name: service.into() })
+        self.known_service(&ServiceName { namespace: slice.namespace.clone(), name: service.into() })
     }
 
-    /// The name in the text that others have of it, if some do.
-    fn known_service(&self, name: ServiceName) -> ServiceName {
-        if let Some((known, _)) = self.services.get_key_value(&name) {
+    /// The name as others have it, if some do.
+    fn known_service(&self, name: &ServiceName) -> Arc<ServiceName> {
+        if let Some((known, _)) = self.services.get_key_value(name) {
             return known.clone();
         }
+        let name = Arc::new(name.clone());
         let of_slice = self.slices_of.range((name.clone(), Arc::default())..).next().map(|(service, _)| service);
         of_slice.filter(|service| **service == name).cloned().unwrap_or(name)
     }
@@ -434,8 +437,8 @@ impl Store {
     }
 
     fn drop_service_row(&mut self, name: &ServiceName) {
-        if self.services.remove(name).is_some() {
-            self.mark(name.clone());
+        if let Some((name, _)) = self.services.remove_entry(name) {
+            self.mark(name);
         }
     }
 
@@ -462,8 +465,8 @@ impl Store {
 }
 
 /// What came in one after the other, in order, has left a tree's nodes half empty; built at once they are full.
-fn refilled(rows: &mut BTreeMap<ObjectName, Packed>) -> BTreeMap<ObjectName, Packed> {
-    std::mem::take(rows).into_iter().collect()
+pub(super) fn refill<Key: Ord, Value>(rows: &mut BTreeMap<Key, Value>) {
+    *rows = std::mem::take(rows).into_iter().collect();
 }
 
 fn nameless(kind: &str) -> Problem {

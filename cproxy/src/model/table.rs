@@ -11,6 +11,7 @@
 
 mod bits;
 mod filter;
+mod frontends;
 mod members;
 mod room;
 
@@ -23,18 +24,20 @@ use super::{
     Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,
     Scope, ServiceName, Source, Store, affinity_id,
     desired::{self, desired_problems, desired_rows, precedence},
-    names::Texts,
+    names::{Text, Texts},
     slots::{Extent, Slots},
+    store::refill,
 };
 use bits::Bits;
 use filter::FilterCounts;
+use frontends::{Claim, Frontends};
 use members::PackedMembers;
 
 /// A Service port in one family, as some of its frontends see it: what has a set of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct SetKey {
     service: Arc<ServiceName>,
-    port_name: Arc<str>,
+    port_name: Text,
     protocol: Protocol,
     family: Family,
     scope: Scope,
@@ -66,25 +69,18 @@ struct Orphan {
     frontends: Vec<Frontend>,
 }
 
-/// A Service's wish to have a frontend.
-#[derive(Clone, Debug)]
-struct Claim {
+/// What is kept of a Service.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Held {
     created_s: Option<i64>,
-    key: SetKey,
-    source: Source,
-}
-
-impl Claim {
-    fn rank(&self) -> desired::Claim<'_> {
-        desired::Claim { source: self.source, created_s: self.created_s, service: &self.key.service }
-    }
+    rows: Box<[HeldRow]>,
 }
 
 /// What is kept of a row that a Service has.
-#[derive(Clone, Debug)]
-struct Held {
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct HeldRow {
     frontend: Frontend,
-    port_name: Arc<str>,
+    port_name: Text,
     source: Source,
     scope: Scope,
 }
@@ -101,13 +97,12 @@ struct ClusterIp {
 #[derive(Debug)]
 pub struct Table {
     limits: Limits,
-    claims: BTreeMap<Frontend, Vec<Claim>>,
-    services: BTreeMap<Arc<ServiceName>, Box<[Held]>>,
+    frontends: Frontends,
+    services: BTreeMap<Arc<ServiceName>, Held>,
     port_names: Texts,
     sets: BTreeMap<SetKey, Set>,
     /// The ids of sets with backends.
     with_backends: Bits,
-    kernel: BTreeMap<Frontend, u32>,
     cluster_ips: BTreeMap<Address, ClusterIp>,
     cluster_ips_written: usize,
     /// ClusterIPs that did not fit and are tried again.
@@ -129,8 +124,10 @@ pub struct Table {
     has_retired: bool,
     has_other_problems: bool,
     /// Services that did not fit and are tried again.
-    starved: BTreeSet<ServiceName>,
-    problems: BTreeMap<ServiceName, Vec<Problem>>,
+    starved: BTreeSet<Arc<ServiceName>>,
+    /// Something was given back since they were tried last.
+    has_new_room: bool,
+    problems: BTreeMap<Arc<ServiceName>, Vec<Problem>>,
     conflicts: BTreeMap<Frontend, Vec<Problem>>,
 }
 
@@ -167,13 +164,12 @@ impl Table {
         let written = |address| (address, ClusterIp { claims: 0, is_written: true });
         Self {
             limits,
-            claims: BTreeMap::new(),
+            frontends: Frontends::of_kernel(frontends),
             services: BTreeMap::new(),
             port_names: Texts::default(),
             sets: BTreeMap::new(),
             with_backends,
             orphans,
-            kernel: frontends.into_iter().collect(),
             cluster_ips: addresses.into_iter().map(written).collect(),
             cluster_ips_written,
             unplaced: BTreeMap::new(),
@@ -187,6 +183,7 @@ impl Table {
             has_retired: false,
             has_other_problems: false,
             starved: BTreeSet::new(),
+            has_new_room: false,
             problems: BTreeMap::new(),
             conflicts: BTreeMap::new(),
         }
@@ -197,7 +194,7 @@ impl Table {
         let names = bootstrap.service_names().cloned().collect();
         let missing = |table: &Self, name: &ServiceName| {
             let mut wish = Wish::of(bootstrap, name);
-            wish.rows.retain(|row| !table.kernel.contains_key(&row.frontend));
+            wish.rows.retain(|row| table.frontends.set(row.frontend).is_none());
             wish
         };
         collected(|write| self.grant(&names, &missing, Plan::new(write)))
@@ -211,10 +208,9 @@ impl Table {
 
     /// As [`Table::sync`], a little at a time: all of it at once would be a second table.
     pub fn sync_by(&mut self, store: &Store, write: Write<'_>) {
-        let held = self.services.keys().map(|name| &**name);
-        let names: BTreeSet<_> = held.chain(store.service_names()).cloned().collect();
+        let names: BTreeSet<_> = self.services.keys().chain(store.service_names()).cloned().collect();
         let plan = Plan {
-            touched: self.kernel.keys().copied().collect(),
+            touched: self.frontends.each_written().map(|(frontend, _)| frontend).collect(),
             touched_ips: self.cluster_ips.keys().copied().collect(),
             orphans: true,
             ..Plan::new(write)
@@ -226,21 +222,19 @@ impl Table {
     }
 
     /// Follows changes of some Services.
-    pub fn update(&mut self, store: &Store, dirty: BTreeSet<ServiceName>) -> Vec<Op> {
-        let mut names = std::mem::take(&mut self.starved);
-        names.extend(dirty);
+    pub fn update(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>) -> Vec<Op> {
+        let mut names = dirty;
+        if std::mem::take(&mut self.has_new_room) {
+            names.append(&mut self.starved);
+        }
         collected(|write| self.grant(&names, &|_, name| Wish::of(store, name), Plan::new(write)))
     }
 
     /// What comes in one after the other, in order, leaves a tree's nodes half empty; built at once they are full.
     fn refill(&mut self) {
-        fn refill<Key: Ord, Value>(tree: &mut BTreeMap<Key, Value>) {
-            *tree = std::mem::take(tree).into_iter().collect();
-        }
-        refill(&mut self.claims);
+        self.frontends.refill();
         refill(&mut self.services);
         refill(&mut self.sets);
-        refill(&mut self.kernel);
         refill(&mut self.cluster_ips);
     }
 
@@ -252,13 +246,13 @@ impl Table {
 
     /// The rows one after the other.
     pub fn each_row(&self) -> impl Iterator<Item = Row> {
-        self.claims.iter().filter_map(|(&frontend, claims)| self.row(frontend, claims))
+        self.frontends.each_claimed().filter_map(|(frontend, claims)| self.row(frontend, claims))
     }
 
     /// How many frontends there are.
     #[must_use]
     pub fn frontend_count(&self) -> usize {
-        self.kernel.len()
+        self.frontends.written()
     }
 
     /// What did not fit or was refused, by Service, and who else claims a frontend that another Service has.
@@ -278,17 +272,14 @@ impl Table {
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
-        if !self.kernel.contains_key(&frontend) {
-            return None;
-        }
-        let (claim, set) = claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key)?)))?;
+        let (claim, set) = claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key(frontend))?)))?;
         let members = set.members.unpack();
         Some(Row {
             frontend,
-            service: (*claim.key.service).clone(),
-            port_name: claim.key.port_name.clone(),
+            service: (*claim.service).clone(),
+            port_name: (*claim.port_name).into(),
             source: claim.source,
-            scope: claim.key.scope,
+            scope: claim.scope,
             action: Action::of(members.eligible != 0, members.drops),
             session_affinity_seconds: set.affinity.seconds(),
             backends: members.eligible().to_vec(),
@@ -298,24 +289,24 @@ impl Table {
 
     /// All claims first, since who owns a frontend decides which sets may be taken over; then sets, each published at
     /// once; then frontends.
-    fn grant(&mut self, names: &BTreeSet<ServiceName>, wish: WishOf<'_>, mut plan: Plan<'_>) {
+    fn grant(&mut self, names: &BTreeSet<Arc<ServiceName>>, wish: WishOf<'_>, mut plan: Plan<'_>) {
         plan.ops.extend(self.filter.widen().map(Op::SetFilter));
         let mut kept = Vec::new();
         for name in names {
             let wish = wish(self, name);
-            let service = self.replace_claims(name, &wish, &mut plan);
+            self.replace_claims(name, &wish, &mut plan);
             if names.len() <= WISHES_KEPT_MAX {
-                kept.push((service, wish));
+                kept.push((name, wish));
             }
         }
         if kept.is_empty() {
             for name in names {
                 let wish = wish(self, name);
-                self.publish_sets(&self.shared(name), wish, &mut plan);
+                self.publish_sets(name, wish, &mut plan);
             }
         }
-        for (service, wish) in kept {
-            self.publish_sets(&service, wish, &mut plan);
+        for (name, wish) in kept {
+            self.publish_sets(name, wish, &mut plan);
         }
         self.place_frontends(&mut plan);
         self.free_sets(&plan);
@@ -335,67 +326,65 @@ impl Table {
         (plan.write)(std::mem::take(&mut plan.ops));
     }
 
-    /// The name as the table has it already, if it does.
-    fn shared(&self, name: &ServiceName) -> Arc<ServiceName> {
-        let known = self.services.get_key_value(name).map(|(known, _)| known.clone());
-        known.unwrap_or_else(|| Arc::new(name.clone()))
-    }
-
-    fn replace_claims(&mut self, name: &ServiceName, wish: &Wish, plan: &mut Plan<'_>) -> Arc<ServiceName> {
-        let service = self.shared(name);
-        let before = self.services.remove(name).unwrap_or_default();
-        self.drop_claims(name, &before, plan);
-        let after: Box<[_]> = wish.rows.iter().map(|row| self.held(row)).collect();
-        for held in &after {
-            let claim = Claim { created_s: wish.created_s, key: held.key(&service), source: held.source };
-            self.claim(held.frontend, claim, plan);
+    fn replace_claims(&mut self, service: &Arc<ServiceName>, wish: &Wish, plan: &mut Plan<'_>) {
+        let rows = wish.rows.iter().map(|row| self.held(row)).collect();
+        let after = Held { created_s: wish.created_s, rows };
+        if self.services.get(service) == Some(&after) {
+            plan.touched.extend(after.rows.iter().map(|held| held.frontend));
+            return;
         }
-        for held in before.iter().filter(|held| !after.iter().any(|other| other.is_same_set(held))) {
-            let key = held.key(&service);
+        let before = self.services.remove(service).unwrap_or_default();
+        self.drop_claims(service, &before.rows, plan);
+        for held in &after.rows {
+            let HeldRow { frontend, source, scope, .. } = *held;
+            let claim = Claim { service: service.clone(), port_name: held.port_name.clone(), source, scope };
+            self.claim(frontend, claim, after.created_s, plan);
+        }
+        let kept: BTreeSet<_> = after.rows.iter().map(HeldRow::set).collect();
+        for held in before.rows.iter().filter(|held| !kept.contains(&held.set())) {
+            let key = held.key(service);
             plan.gone_from.insert(held.frontend, key.clone());
             plan.gone.entry(key).or_default().push(held.frontend);
         }
-        if !after.is_empty() {
+        if !after.rows.is_empty() {
             self.services.insert(service.clone(), after);
         }
-        service
     }
 
-    fn held(&mut self, row: &Row) -> Held {
+    fn held(&mut self, row: &Row) -> HeldRow {
         let port_name = self.port_names.share(&row.port_name);
-        Held { frontend: row.frontend, port_name, source: row.source, scope: row.scope }
+        HeldRow { frontend: row.frontend, port_name, source: row.source, scope: row.scope }
     }
 
     fn publish_sets(&mut self, service: &Arc<ServiceName>, wish: Wish, plan: &mut Plan<'_>) {
-        self.has_other_problems |= self.problems.remove(&**service).is_some() || !wish.problems.is_empty();
+        self.has_other_problems |= self.problems.remove(service).is_some() || !wish.problems.is_empty();
         if !wish.problems.is_empty() {
-            self.problems.insert((**service).clone(), wish.problems);
+            self.problems.insert(service.clone(), wish.problems);
         }
         for row in &wish.rows {
             let key = self.held(row).key(service);
             if let Err(message) = self.publish(&key, row, plan) {
                 self.problem(service, message);
-                self.starved.insert((**service).clone());
+                self.starved.insert(service.clone());
             }
             self.flush(plan, OPS_AT_ONCE);
         }
     }
 
-    fn problem(&mut self, name: &ServiceName, message: String) {
-        let problem = Problem::new(format_args!("Service {name}"), "", message);
-        self.problems.entry(name.clone()).or_default().push(problem);
+    /// What is wrong with a Service. Several frontends may have it for the same reason.
+    fn problem(&mut self, service: &Arc<ServiceName>, message: String) {
+        let problem = Problem::new(format_args!("Service {service}"), "", message);
+        let problems = self.problems.entry(service.clone()).or_default();
+        if problems.last() != Some(&problem) {
+            problems.push(problem);
+        }
         self.has_other_problems = true;
     }
 
-    fn drop_claims(&mut self, name: &ServiceName, before: &[Held], plan: &mut Plan<'_>) {
+    fn drop_claims(&mut self, service: &ServiceName, before: &[HeldRow], plan: &mut Plan<'_>) {
         for held in before {
             plan.touched.insert(held.frontend);
-            if let Some(claims) = self.claims.get_mut(&held.frontend) {
-                claims.retain(|claim| *claim.key.service != *name);
-                if claims.is_empty() {
-                    self.claims.remove(&held.frontend);
-                }
-            }
+            self.frontends.drop_claims(held.frontend, service);
             if held.source == Source::ClusterIp {
                 let cluster_ip = self.touch_ip(held.frontend.address, plan);
                 cluster_ip.claims = cluster_ip.claims.saturating_sub(1);
@@ -408,17 +397,22 @@ impl Table {
         self.cluster_ips.entry(address).or_default()
     }
 
-    fn claim(&mut self, frontend: Frontend, claim: Claim, plan: &mut Plan<'_>) {
+    fn claim(&mut self, frontend: Frontend, claim: Claim, created_s: Option<i64>, plan: &mut Plan<'_>) {
         plan.touched.insert(frontend);
         if claim.source == Source::ClusterIp {
             self.touch_ip(frontend.address, plan).claims += 1;
         }
-        let claims = self.claims.entry(frontend).or_default();
-        let before = |other: &Claim| precedence(other.rank(), claim.rank()).is_le();
-        let index = claims.partition_point(before);
-        // Nearly always there is one.
-        claims.reserve_exact(1);
-        claims.insert(index, claim);
+        let (service, source, services) = (claim.service.clone(), claim.source, &self.services);
+        let rank = desired::Claim { source, created_s, service: &service };
+        self.frontends.claim(frontend, claim, |other| {
+            let created_s = if other.service == service {
+                created_s
+            } else {
+                services.get(&other.service).and_then(|held| held.created_s)
+            };
+            let other = desired::Claim { source: other.source, created_s, service: &other.service };
+            precedence(other, rank).is_le()
+        });
     }
 
     /// Brings a set's backends into the kernel: into free slots, then one store. On an error the old set stays.
@@ -435,11 +429,10 @@ impl Table {
     /// The set that a frontend has had since before the restart, if no other frontend points at it that is somebody
     /// else's or nobody's any more: what is published into it must not show up there.
     fn take_over(&mut self, key: &SetKey, frontend: Frontend) -> Option<Set> {
-        let id = self.kernel.get(&frontend)?;
-        let owner = |frontend| self.claims.get(frontend).and_then(|claims| claims.first()).map(|claim| &claim.key);
-        let orphan = self.orphans.get(id)?;
-        let is_ours = orphan.frontends.iter().all(|frontend| owner(frontend) == Some(key));
-        is_ours.then(|| self.orphans.remove(id)).flatten().map(|orphan| orphan.set)
+        let id = self.frontends.set(frontend)?;
+        let orphan = self.orphans.get(&id)?;
+        let is_ours = orphan.frontends.iter().all(|&frontend| self.frontends.owner(frontend).as_ref() == Some(key));
+        is_ours.then(|| self.orphans.remove(&id)).flatten().map(|orphan| orphan.set)
     }
 
     /// The set of a Service port that goes in this batch, if all its frontends become this one's: as when a port gets
@@ -448,9 +441,8 @@ impl Table {
     fn succeed(&mut self, key: &SetKey, frontend: Frontend, plan: &mut Plan<'_>) -> Option<Set> {
         let predecessor = plan.gone_from.get(&frontend)?.clone();
         let id = self.sets.get(&predecessor)?.id;
-        let is_ours = |frontend: &Frontend| {
-            let owner = self.claims.get(frontend).and_then(|claims| claims.first());
-            owner.is_some_and(|claim| claim.key == *key) && self.kernel.get(frontend) == Some(&id)
+        let is_ours = |&frontend: &Frontend| {
+            self.frontends.owner(frontend).as_ref() == Some(key) && self.frontends.set(frontend) == Some(id)
         };
         if !plan.gone.get(&predecessor)?.iter().all(is_ours) {
             return None;
@@ -513,6 +505,7 @@ impl Table {
             plan.raises_epoch = true;
         }
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
+        self.has_new_room = true;
         set.members = members;
         self.with_backends.set(set.id, set.members.count() != 0);
         plan.ops.push(set.publication());
@@ -553,7 +546,7 @@ impl Table {
         let (mut replaced, mut deleted) = (Vec::new(), Vec::new());
         for frontend in std::mem::take(&mut plan.touched) {
             self.note_conflict(frontend);
-            match (self.wanted(frontend), self.kernel.get(&frontend).copied()) {
+            match (self.wanted(frontend), self.frontends.set(frontend)) {
                 (None, None) => {}
                 (None, Some(_)) => deleted.push(frontend),
                 (Some(set), None) => self.put(frontend, set, plan),
@@ -562,6 +555,7 @@ impl Table {
             }
             self.flush(plan, OPS_AT_ONCE);
         }
+        self.note_unfit(std::mem::take(&mut plan.unfit));
         let forgotten = self.place_ips(plan);
         self.note_retired(replaced.iter().map(|(frontend, _)| frontend).chain(&deleted));
         plan.raises_epoch |= !replaced.is_empty() || !deleted.is_empty();
@@ -571,9 +565,9 @@ impl Table {
         }
         for frontend in deleted {
             plan.ops.push(Op::DeleteFrontend { frontend });
-            self.kernel.remove(&frontend);
+            self.frontends.unset(frontend);
             self.filter.remove(frontend.address);
-            self.elements_freed = true;
+            (self.elements_freed, self.has_new_room) = (true, true);
         }
         if plan.raises_epoch {
             plan.ops.push(Op::RaiseEpoch);
@@ -582,7 +576,7 @@ impl Table {
             plan.ops.push(Op::DeleteAddress(address));
             self.cluster_ips_written -= 1;
             self.filter.remove(address);
-            self.elements_freed = true;
+            (self.elements_freed, self.has_new_room) = (true, true);
         }
     }
 
@@ -593,9 +587,11 @@ impl Table {
             return forgotten;
         }
         let mut touched = std::mem::take(&mut plan.touched_ips);
-        self.has_other_problems |= !self.unplaced.is_empty();
-        touched.extend(std::mem::take(&mut self.unplaced).into_keys());
+        if !self.is_full() {
+            touched.extend(self.unplaced.keys());
+        }
         for address in touched {
+            self.has_other_problems |= self.unplaced.remove(&address).is_some();
             match self.cluster_ips.get(&address) {
                 Some(ClusterIp { claims: 0, is_written }) => {
                     forgotten.extend(is_written.then_some(address));
@@ -613,12 +609,9 @@ impl Table {
 
     fn put_ip(&mut self, address: Address, plan: &mut Plan<'_>) {
         if self.is_full() {
-            let message = format!(
-                "no room for more than {} frontends; ports it does not have are not refused",
-                self.limits.frontends
-            );
+            let problem = self.ip_does_not_fit(address);
             self.has_other_problems = true;
-            self.unplaced.insert(address, Problem::new(format_args!("ClusterIP {address}"), "", message));
+            self.unplaced.insert(address, problem);
             return;
         }
         self.before_insertion(address, plan);
@@ -627,24 +620,37 @@ impl Table {
         self.cluster_ips.entry(address).or_default().is_written = true;
     }
 
+    fn ip_does_not_fit(&self, address: Address) -> Problem {
+        let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
+        let service = claims.find(|claim| claim.source == Source::ClusterIp).map(|claim| &claim.service);
+        let message = format!(
+            "no room for more than {} frontends; ports that {address} does not have are not refused",
+            self.limits.frontends
+        );
+        match service {
+            Some(service) => Problem::new(format_args!("Service {service}"), "spec.clusterIP", message),
+            None => Problem::new(format_args!("ClusterIP {address}"), "", message),
+        }
+    }
+
     /// Whether frontends that are about to go, or to get another set, have backends.
     fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
-        let mut sets = frontends.filter_map(|frontend| self.kernel.get(frontend));
-        self.has_retired |= sets.any(|&set| self.with_backends.has(set));
+        let mut sets = frontends.filter_map(|&frontend| self.frontends.set(frontend));
+        self.has_retired |= sets.any(|set| self.with_backends.has(set));
     }
 
     fn note_conflict(&mut self, frontend: Frontend) {
-        let claims = self.claims.get(&frontend).map(Vec::as_slice).unwrap_or_default();
-        let [first, losers @ ..] = claims else { return self.set_conflict(frontend, Vec::new()) };
+        let [first, losers @ ..] = self.frontends.claims(frontend) else {
+            return self.set_conflict(frontend, Vec::new());
+        };
         let problem = |claim: &Claim| {
-            let (winner, loser) = (&first.key, &claim.key);
-            let owner = if winner.service == loser.service {
-                format!("its own port {:?}", winner.port_name)
+            let owner = if first.service == claim.service {
+                format!("its own port {:?}", &*first.port_name)
             } else {
-                format!("Service {}", winner.service)
+                format!("Service {}", first.service)
             };
             let message = format!("{frontend} belongs to {owner}, which comes first");
-            Problem::new(format_args!("Service {}", loser.service), "", message)
+            Problem::new(format_args!("Service {}", claim.service), "", message)
         };
         let problems = losers.iter().map(problem).collect::<BTreeSet<_>>().into_iter().collect();
         self.set_conflict(frontend, problems);
@@ -661,15 +667,16 @@ impl Table {
 
     /// The set that a frontend should have: of its claims the first whose set could be published.
     fn wanted(&self, frontend: Frontend) -> Option<u32> {
-        let now = self.kernel.get(&frontend);
-        let mut sets = self.claims.get(&frontend)?.iter().filter_map(|claim| self.sets.get(&claim.key));
-        sets.find(|set| !set.is_inherited || now == Some(&set.id)).map(|set| set.id)
+        let now = self.frontends.set(frontend);
+        let claims = self.frontends.claims(frontend).iter();
+        let mut sets = claims.filter_map(|claim| self.sets.get(&claim.key(frontend)));
+        sets.find(|set| !set.is_inherited || now == Some(set.id)).map(|set| set.id)
     }
 
     fn put(&mut self, frontend: Frontend, set: u32, plan: &mut Plan<'_>) {
-        let is_new = !self.kernel.contains_key(&frontend);
+        let is_new = self.frontends.set(frontend).is_none();
         if is_new && self.is_full() {
-            return self.frontend_does_not_fit(frontend);
+            return plan.unfit.push(frontend);
         }
         if is_new {
             self.before_insertion(frontend.address, plan);
@@ -677,11 +684,11 @@ impl Table {
             self.drain_if_freed(plan);
         }
         plan.ops.push(Op::PutFrontend { frontend, set });
-        self.kernel.insert(frontend, set);
+        self.frontends.set_to(frontend, set);
     }
 
     fn is_full(&self) -> bool {
-        self.kernel.len() + self.cluster_ips_written >= self.frontends_room as usize
+        self.frontends.written() + self.cluster_ips_written >= self.frontends_room as usize
     }
 
     /// What a new key needs: a place that nobody reads, and its bit in the filter.
@@ -697,20 +704,32 @@ impl Table {
         }
     }
 
-    fn frontend_does_not_fit(&mut self, frontend: Frontend) {
-        let Some(claim) = self.claims.get(&frontend).and_then(|claims| claims.first()) else { return };
-        let name = (*claim.key.service).clone();
-        self.problem(
-            &name,
-            format!("no room for more than {} frontends; {frontend} is not served", self.limits.frontends),
-        );
-        self.starved.insert(name);
+    /// One problem for each Service, however many frontends it has.
+    fn note_unfit(&mut self, frontends: Vec<Frontend>) {
+        let mut services = BTreeMap::<_, Vec<Frontend>>::new();
+        for frontend in frontends {
+            if let Some(owner) = self.frontends.claims(frontend).first() {
+                services.entry(owner.service.clone()).or_default().push(frontend);
+            }
+        }
+        for (service, frontends) in services {
+            let not_served = match &*frontends {
+                [one] => format!("{one} is not served"),
+                [first, ..] => {
+                    format!("{} of its frontends are not served, the first of them {first}", frontends.len())
+                }
+                [] => continue,
+            };
+            self.problem(&service, format!("no room for more than {} frontends; {not_served}", self.limits.frontends));
+            self.starved.insert(service);
+        }
     }
 
     fn free_sets(&mut self, plan: &Plan<'_>) {
         let gone: Vec<_> = plan.gone.keys().filter_map(|key| self.sets.remove(key)).collect();
         let orphans = if plan.orphans { std::mem::take(&mut self.orphans) } else { HashMap::new() };
         for set in gone.into_iter().chain(orphans.into_values().map(|orphan| orphan.set)) {
+            self.has_new_room = true;
             self.slots.give_back(set.extent);
             self.with_backends.set(set.id, false);
             self.ids.give_back(Extent { first: set.id, count: 1 });
@@ -759,6 +778,8 @@ struct Plan<'a> {
     /// Service ports that have gone, and the frontends that they had.
     gone: BTreeMap<SetKey, Vec<Frontend>>,
     gone_from: BTreeMap<Frontend, SetKey>,
+    /// For which there is no room.
+    unfit: Vec<Frontend>,
     /// Whether sets that were not taken over are given up.
     orphans: bool,
     /// Whether sockets may remember a backend that is no longer there.
@@ -774,20 +795,21 @@ impl<'a> Plan<'a> {
             touched_ips: BTreeSet::new(),
             gone: BTreeMap::new(),
             gone_from: BTreeMap::new(),
+            unfit: Vec::new(),
             orphans: false,
             raises_epoch: false,
         }
     }
 }
 
-impl Held {
+impl HeldRow {
     fn family(&self) -> Family {
         self.frontend.address.family()
     }
 
-    fn is_same_set(&self, other: &Self) -> bool {
-        let of = |held: &Self| (held.frontend.protocol, held.family(), held.scope);
-        of(self) == of(other) && self.port_name == other.port_name
+    /// Which of the Service's sets it has.
+    fn set(&self) -> (Protocol, Family, Scope, &Text) {
+        (self.frontend.protocol, self.family(), self.scope, &self.port_name)
     }
 
     fn key(&self, service: &Arc<ServiceName>) -> SetKey {

@@ -87,12 +87,14 @@ impl Table {
 
     /// All that a batch inserts is counted before it begins, so that the map is replaced at most once.
     pub(super) fn make_room_for_frontends(&mut self, plan: &mut Plan<'_>) {
-        let is_new = |frontend: &&Frontend| !self.kernel.contains_key(frontend) && self.claims.contains_key(frontend);
+        let is_new = |frontend: &&Frontend| {
+            self.frontends.set(**frontend).is_none() && !self.frontends.claims(**frontend).is_empty()
+        };
         let is_unwritten = |address: &&Address| self.cluster_ips.get(address).is_some_and(|ip| !ip.is_written);
         let addresses = plan.touched_ips.iter().chain(self.unplaced.keys());
         let new = plan.touched.iter().filter(is_new).count() + addresses.filter(is_unwritten).count();
         if new != 0 {
-            let needed = self.kernel.len() + self.cluster_ips_written + new;
+            let needed = self.frontends.written() + self.cluster_ips_written + new;
             self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), plan);
         }
     }
@@ -105,7 +107,7 @@ impl Table {
     }
 
     fn replace_frontends(&mut self, room: u32, plan: &mut Plan<'_>) {
-        let frontends = self.kernel.iter().map(|(&frontend, &set)| (frontend, set)).collect();
+        let frontends = self.frontends.each_written().collect();
         let written = self.cluster_ips.iter().filter(|(_, ip)| ip.is_written);
         let addresses = written.map(|(&address, _)| address).collect();
         plan.ops.push(Op::ReplaceFrontends { room, frontends, addresses });
@@ -116,7 +118,7 @@ impl Table {
     /// How much of the maps is in use.
     #[must_use]
     pub fn used(&self) -> Room {
-        let frontends = u32::try_from(self.kernel.len() + self.cluster_ips_written).unwrap_or(u32::MAX);
+        let frontends = u32::try_from(self.frontends.written() + self.cluster_ips_written).unwrap_or(u32::MAX);
         Room { frontends, sets: self.ids.used(), slots: self.slots.used() }
     }
 
@@ -197,9 +199,7 @@ impl Table {
             self.ids.give_back(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
             plan.ops.extend([Op::SetAffinity { set: set.id, affinity: set.affinity }, set.publication()]);
         }
-        for set in self.kernel.values_mut() {
-            *set = ids.get(set).copied().unwrap_or(*set);
-        }
+        self.frontends.renumber(&ids);
         !self.sets.values().any(|set| set.id >= end)
     }
 }

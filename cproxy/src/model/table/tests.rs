@@ -390,7 +390,7 @@ impl SetKey {
     fn of(row: &Row) -> Self {
         SetKey {
             service: Arc::new(row.service.clone()),
-            port_name: row.port_name.clone(),
+            port_name: (&*row.port_name).into(),
             protocol: row.frontend.protocol,
             family: row.frontend.address.family(),
             scope: row.scope,
@@ -649,7 +649,7 @@ proptest! {
             assert_eq!(kernel.addresses, cluster_ips(store));
             assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
             assert_eq!(table.problems.values().flatten().count(), problems(store));
-            let losers: usize = table.claims.values().map(|claims| claims.len() - 1).sum();
+            let losers: usize = table.frontends.each_claimed().map(|(_, claims)| claims.len() - 1).sum();
             assert_eq!(table.problems().count(), problems(store) + losers, "each loser is told");
         });
     }
@@ -948,6 +948,81 @@ fn what_did_not_fit_is_placed_once_there_is_room() {
     assert_ne!(table.problems.len(), 0, "insertions come before deletions");
     kernel.run(&table.update(&store, BTreeSet::new()));
     assert_eq!((kernel.table(), table.problems.len()), (naive(&store), 0));
+}
+
+/// A Service with these ports.
+fn many_ports(name: &str, address: &str, ports: std::ops::Range<u16>) -> Event {
+    let ports: Vec<_> = ports.map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let object = json!({"metadata": {"name": name}, "spec": {"clusterIP": address, "ports": ports}});
+    Event::Service(Box::new(serde_json::from_value(object).unwrap()))
+}
+
+/// These objects are all that there are.
+fn list(store: &mut Store, objects: Vec<Event>) {
+    let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
+    let events = kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone));
+    events.for_each(|event| drop(store.apply(event)));
+}
+
+/// A full table: one Service that fits and one with ports of which none does.
+fn full() -> (Store, Table) {
+    let mut store = store(Vec::new());
+    let events = [many_ports("fits", "10.0.0.1", 1..4), many_ports("large", "10.0.0.2", 1..41)];
+    list(&mut store, events.into_iter().collect());
+    let mut table = Table::new(Limits { frontends: 4, ..AMPLE }, KernelTable::default());
+    table.sync(&store);
+    table.update(&store, BTreeSet::new());
+    (store, table)
+}
+
+#[test]
+fn a_service_that_does_not_fit_is_told_once_with_how_many_of_its_frontends() {
+    let (_, table) = full();
+    let problems: Vec<_> = table.problems().map(ToString::to_string).collect();
+    assert_eq!(
+        problems,
+        [
+            "Service default/large: no room for more than 4 frontends; 39 of its frontends are not served, the first of \
+             them 10.0.0.2:2/TCP",
+            "Service default/fits: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.1 does not have are \
+             not refused",
+            "Service default/large: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.2 does not have \
+             are not refused",
+        ]
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_not_computed_anew_before_there_is_room() {
+    let (mut store, mut table) = full();
+    table.take_other_problems();
+    let empty = json!({"metadata": {"name": "other"}, "spec": {"clusterIP": "None", "ports": []}});
+    let other = Event::Service(Box::new(serde_json::from_value(empty).unwrap()));
+    assert_eq!(follow(&mut store, &mut table, other), []);
+    assert!(!table.take_other_problems(), "nothing was tried");
+    assert_ne!(follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "fits"))), []);
+    assert_ne!(table.update(&store, BTreeSet::new()), [], "there is room");
+}
+
+/// Sixteen times the ports may cost sixteen times as much, and some more, but not two hundred and fifty times.
+#[test]
+fn the_cost_of_a_service_grows_with_its_ports_and_not_with_their_square() {
+    let cost = |ports: u16| {
+        let mut store = store(Vec::new());
+        list(&mut store, Vec::new());
+        let limits = Limits { frontends: 1 << 17, sets: 1 << 17, slots: 1 << 17, ..AMPLE };
+        let mut table = Table::new(limits, KernelTable::default());
+        table.sync(&store);
+        let start = std::time::Instant::now();
+        for first in [1, 2] {
+            store.apply(many_ports("large", "10.0.0.1", first..first + ports));
+            let dirty = store.take_dirty();
+            table.update(&store, dirty);
+        }
+        start.elapsed()
+    };
+    let (few, many) = (cost(1_000), cost(16_000));
+    assert!(many < 80 * few, "{many:?} for 16,000 ports, {few:?} for 1,000");
 }
 
 /// The new owner of a frontend has too many endpoints, so the frontend keeps another Service's set, and does so over a
