@@ -1,4 +1,5 @@
-//! What one change of an EndpointSlice costs, in allocations: few, and as many whatever the number of Services.
+//! What one change of an EndpointSlice costs, in allocations: few, and as many whatever the number of Services. What is
+//! kept of many, and what is there at most while a file of them is read.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
@@ -11,6 +12,7 @@ use std::{
 use cproxy::{
     bpf,
     k8s::objects::{EndpointSlice, Service},
+    manifests::{Wanted, parse},
     model::{Event, KernelTable, Kind, Own, Store, Table},
 };
 use serde_json::{Value, json};
@@ -19,10 +21,13 @@ use serde_json::{Value, json};
 const ALLOCATIONS_MAX: usize = 55;
 /// What a thousand Services with ten endpoints each may take.
 const KEPT_BYTES_MAX: usize = 700_000;
+/// What may be there at most, besides its text, while a file with these is read.
+const FILE_BYTES_MAX: usize = 800_000;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
     static BYTES: Cell<usize> = const { Cell::new(0) };
+    static PEAK_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The system's allocator, and how often and for how much each thread has asked it.
@@ -35,7 +40,10 @@ static COUNTING: Counting = Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        BYTES.set(BYTES.get().wrapping_add(layout.size()));
+        let bytes = BYTES.get().wrapping_add(layout.size());
+        BYTES.set(bytes);
+        // What a thread has freed of others' makes it less than nothing.
+        PEAK_BYTES.set(PEAK_BYTES.get().cast_signed().max(bytes.cast_signed()).cast_unsigned());
         // SAFETY: as the caller says.
         unsafe { System.alloc(layout) }
     }
@@ -51,28 +59,36 @@ fn address(network: u32, index: u32) -> String {
     std::net::Ipv4Addr::from_bits(network << 24 | (index + 1)).to_string()
 }
 
-fn service(index: u32) -> Event {
-    let object = json!({
+fn service(index: u32) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": format!("service-{index:05}"), "namespace": format!("namespace-{}", index % 50),
                      "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"clusterIP": address(10, index), "ports": [{"name": "http", "port": 80}]},
-    });
-    Event::Service(Box::<Service>::new(serde_json::from_value(object).unwrap()))
+    })
+}
+
+fn service_event(index: u32) -> Event {
+    Event::Service(Box::<Service>::new(serde_json::from_value(service(index)).unwrap()))
 }
 
 /// Ten endpoints, of which some are not ready.
-fn slice(index: u32, unready: u32) -> Event {
+fn slice(index: u32, unready: u32) -> Value {
     let endpoint = |endpoint: u32| -> Value {
         json!({"addresses": [address(100, index * 10 + endpoint)], "conditions": {"ready": endpoint >= unready}})
     };
     let name = format!("service-{index:05}");
-    let object = json!({
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": format!("{name}-x7k2p"), "namespace": format!("namespace-{}", index % 50),
                      "labels": {"kubernetes.io/service-name": name}},
         "addressType": "IPv4", "ports": [{"name": "http", "port": 8080}],
         "endpoints": (0..10).map(endpoint).collect::<Vec<_>>(),
-    });
-    Event::EndpointSlice(Box::<EndpointSlice>::new(serde_json::from_value(object).unwrap()))
+    })
+}
+
+fn slice_event(index: u32, unready: u32) -> Event {
+    Event::EndpointSlice(Box::<EndpointSlice>::new(serde_json::from_value(slice(index, unready)).unwrap()))
 }
 
 fn synced(services: u32) -> (Store, Table) {
@@ -82,8 +98,8 @@ fn synced(services: u32) -> (Store, Table) {
         (0..services).for_each(|index| drop(store.apply(object(index))));
         store.apply(Event::ListDone(kind));
     };
-    list(Kind::Services, &service);
-    list(Kind::EndpointSlices, &|index| slice(index, 0));
+    list(Kind::Services, &service_event);
+    list(Kind::EndpointSlices, &|index| slice_event(index, 0));
     let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
     table.sync_by(&store, &mut drop);
     (store, table)
@@ -92,7 +108,7 @@ fn synced(services: u32) -> (Store, Table) {
 /// How many allocations each of a few changes of one slice takes.
 fn allocations(services: u32) -> Vec<usize> {
     let (mut store, mut table) = synced(services);
-    let changes: Vec<_> = (1..7).map(|change| slice(services / 2, change % 3)).collect();
+    let changes: Vec<_> = (1..7).map(|change| slice_event(services / 2, change % 3)).collect();
     let of_one = |change: Event| {
         let before = ALLOCATIONS.get();
         assert!(store.apply(change).is_empty());
@@ -124,4 +140,29 @@ fn a_thousand_services_take_little() {
     let bytes = BYTES.get().wrapping_sub(before);
     drop(kept);
     assert!(bytes <= KEPT_BYTES_MAX, "{bytes} bytes");
+}
+
+/// A thousand Services and their slices as one List whose kind comes last, as JSON and as YAML, and document by document.
+fn files() -> [(&'static str, String); 3] {
+    let objects: Vec<_> =
+        (0..1_000).flat_map(|index| [service(index), slice(index, 0)]).map(|value| value.to_string()).collect();
+    let list = objects.join(",\n");
+    let yaml: String = objects.iter().map(|object| format!("- {object}\n")).collect();
+    [
+        ("a JSON List", format!(r#"{{"apiVersion":"v1","items":[{list}],"kind":"List"}}"#)),
+        ("a YAML List", format!("apiVersion: v1\nitems:\n{yaml}kind: List\n")),
+        ("YAML documents", objects.join("\n---\n")),
+    ]
+}
+
+#[test]
+fn a_file_is_never_there_as_objects() {
+    for (what, text) in files() {
+        let before = BYTES.get();
+        PEAK_BYTES.set(before);
+        let contents = parse("file", &text, &Wanted::default()).unwrap();
+        let bytes = PEAK_BYTES.get().wrapping_sub(before);
+        assert_eq!(contents.events().filter(|event| matches!(event, Event::Row(_))).count(), 2_000, "{what}");
+        assert!(bytes <= FILE_BYTES_MAX, "{what}: {bytes} bytes");
+    }
 }

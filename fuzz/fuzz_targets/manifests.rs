@@ -5,53 +5,53 @@
 use std::collections::BTreeSet;
 
 use cproxy::{
-    manifests::{Manifest, parse},
-    model::{Own, Problem, Store, resolve},
+    manifests::{Wanted, parse},
+    model::{Event, Kind, Own, Problem, Store, resolve},
 };
 use cproxy_fuzz::{Follower, check_problems};
-use kube::core::ObjectMeta;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let manifest = match parse("file", text) {
-        Ok(manifest) => manifest,
+    let contents = match parse("file", text, &Wanted { node: Some("here".to_owned()), whole: None }) {
+        Ok(contents) => contents,
         Err(message) => {
             assert!(!message.is_empty() && !message.contains('\n'), "{message:?} is not one line");
             return check_problems([&Problem::new("file", "", message)]);
         }
     };
-    check_problems(&manifest.problems);
-    let mut store = store(&manifest);
+    check_problems(contents.problems());
+    let mut store = store(contents.events());
     Follower::default().write(&mut store);
-    let again: Vec<_> = manifest.events().into_iter().flat_map(|event| store.apply(event)).collect();
+    let again: Vec<_> = contents.events().flat_map(|event| store.apply(event)).collect();
     assert_eq!(again, [], "the same file has no new problems");
     assert!(store.take_dirty().is_empty(), "the same file changes nothing");
-    check_order(manifest, &store);
+    check_order(contents.events().collect(), &store);
 });
 
-fn store(manifest: &Manifest) -> Store {
+fn store(events: impl IntoIterator<Item = Event>) -> Store {
     let mut store = Store::new(Own { node_name: Some("here".to_owned()), ..Own::default() });
-    for event in manifest.events() {
+    for event in events {
         check_problems(&store.apply(event));
     }
     store
 }
 
 /// Of several objects with one name the last counts; else their order does not matter.
-fn check_order(mut manifest: Manifest, in_order: &Store) {
-    let is_unique = are_unique(manifest.services.iter().map(|service| &service.metadata))
-        && are_unique(manifest.slices.iter().map(|slice| &slice.metadata));
-    if is_unique {
-        manifest.services.reverse();
-        manifest.slices.reverse();
-        assert_eq!(resolve(&store(&manifest)), resolve(in_order), "in the other order");
+fn check_order(mut events: Vec<Event>, in_order: &Store) {
+    if are_unique(&events) {
+        let is_border = |event: &Event| matches!(event, Event::ListStarted(_) | Event::ListDone(_));
+        events.split_mut(is_border).for_each(<[Event]>::reverse);
+        assert_eq!(resolve(&store(events)), resolve(in_order), "in the other order");
     }
 }
 
-fn are_unique<'a>(mut objects: impl Iterator<Item = &'a ObjectMeta>) -> bool {
+fn are_unique(events: &[Event]) -> bool {
     let mut names = BTreeSet::new();
-    objects.all(|metadata| {
-        let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
-        names.insert((namespace.unwrap_or("default"), metadata.name.as_deref()))
+    events.iter().all(|event| match event {
+        Event::Row(row) => names.insert((row.kind(), Some(row.name()))),
+        // Of those that can be read only the own one is there.
+        Event::Node(_) | Event::Unreadable { kind: Kind::Nodes, .. } => names.insert((Kind::Nodes, None)),
+        Event::Unreadable { kind, name, .. } => names.insert((*kind, name.as_ref())),
+        _ => true,
     })
 }

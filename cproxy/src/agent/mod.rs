@@ -18,7 +18,7 @@ use crate::{
     },
     config::{Config, Exclude, Source},
     k8s::{self, ClientError, LastHeard},
-    manifests::{self, Files, ManifestError, Watcher},
+    manifests::{self, Files, ManifestError, Wanted, Watcher},
     model::{Event, Exclusions, Own, Store},
     own_address::OwnAddresses,
 };
@@ -77,9 +77,10 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut timeline = Timeline::start();
     // Whatever can be wrong with the input is found before anything is attached.
     let mut own = config.own;
-    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &own)).transpose()?;
+    let wanted = Wanted { node: own.node_name.clone(), whole: None };
+    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &own, &wanted)).transpose()?;
     let exclusions = exclusions(&config.exclude)?;
-    let source = prepare(&config.source, own.node_name.as_deref()).await?;
+    let source = prepare(&config.source, wanted).await?;
     if let Prepared::Manifests(_, files) = &source
         && let Some(problem) = files.missing_node()
     {
@@ -113,13 +114,13 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
 /// A source that has been found usable and not yet been started.
 enum Prepared {
     ApiServer(Box<kube::Config>),
-    Manifests(Watcher, Files),
+    Manifests(Watcher, Box<Files>),
 }
 
-async fn prepare(source: &Source, node: Option<&str>) -> Result<Prepared, AgentError> {
+async fn prepare(source: &Source, wanted: Wanted) -> Result<Prepared, AgentError> {
     Ok(match source {
         // Watching comes first: what changes while the files are read is seen afterwards.
-        Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Files::read(paths, node)?),
+        Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, wanted)?)),
         Source::ApiServer(server) => Prepared::ApiServer(Box::new(k8s::configure(server).await?)),
     })
 }
@@ -147,13 +148,13 @@ fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
     Ok(Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() })
 }
 
-fn read_bootstrap(path: &Path, own: &Own) -> Result<Store, AgentError> {
+fn read_bootstrap(path: &Path, own: &Own, wanted: &Wanted) -> Result<Store, AgentError> {
     let failed = |message: String| AgentError::Bootstrap(path.to_owned(), message);
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    let manifest = manifests::parse(&path.display().to_string(), &text).map_err(failed)?;
+    let contents = manifests::parse(&path.display().to_string(), &text, wanted).map_err(failed)?;
     let mut store = Store::new(own.clone());
-    let problems: Vec<_> = manifest.events().flat_map(|event| store.apply(event)).collect();
-    manifest.problems.iter().chain(&problems).for_each(|problem| tracing::warn!("bootstrap: {problem}"));
+    let problems: Vec<_> = contents.events().flat_map(|event| store.apply(event)).collect();
+    contents.problems().chain(&problems).for_each(|problem| tracing::warn!("bootstrap: {problem}"));
     Ok(store)
 }
 
@@ -180,7 +181,7 @@ fn start(
     }
     match source {
         Prepared::Manifests(watcher, files) => drop(tokio::spawn(async move {
-            if let Err(error) = manifests::watch(files, watcher, sender).await {
+            if let Err(error) = manifests::watch(*files, watcher, sender).await {
                 tracing::error!("inotify: {error}; changes of manifests are no longer seen");
             }
         })),

@@ -12,8 +12,8 @@ use super::{Format, OwnOptions, print, print_rows};
 use crate::{
     bpf,
     k8s::objects::{EndpointSlice, Service},
-    manifests::{Files, Manifest},
-    model::{self, KernelTable, ObjectName, Problem, ServiceName, Store, Table, object_name},
+    manifests::{Files, Wanted, Whole},
+    model::{self, KernelTable, ObjectName, Problem, ServiceName, Store, Table},
     report::{ReportRow, explanations_json, explanations_text},
 };
 
@@ -35,7 +35,8 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let mut store = Store::new(options.own.own());
-    let files = Files::read(&options.manifests, store.node_name())?;
+    let wanted = Wanted { node: store.node_name().map(str::to_owned), whole: options.explain.clone() };
+    let files = Files::read(&options.manifests, wanted)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // As the agent does it, for what only shows when the Services are put together.
     let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
@@ -46,7 +47,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let all = all.collect();
     match &options.explain {
         Some(name) => {
-            let objects = Objects::of(files.manifests());
+            let objects = Objects::of(&files);
             report(&all, Some((name, &objects)));
             explain(&files, &objects, &store, &table, name, options.output)?;
         }
@@ -62,32 +63,32 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The objects that the rows are of, with their names; of several definitions the last counts.
-struct Objects {
-    services: BTreeMap<ServiceName, Service>,
-    slices: BTreeMap<ObjectName, EndpointSlice>,
+/// The Service that is explained and its slices.
+#[derive(Default)]
+struct Objects<'a> {
+    service: Option<&'a Service>,
+    slices: BTreeMap<&'a ObjectName, &'a EndpointSlice>,
 }
 
-impl Objects {
-    fn of(manifests: Vec<Manifest>) -> Self {
-        let mut objects = Self { services: BTreeMap::new(), slices: BTreeMap::new() };
-        for Manifest { services, slices, .. } in manifests {
-            let service = |service: Service| Some((object_name(&service.metadata)?, service));
-            objects.services.extend(services.into_iter().filter_map(service));
-            let slice = |slice: EndpointSlice| Some((object_name(&slice.metadata)?, slice));
-            objects.slices.extend(slices.into_iter().filter_map(slice));
+impl<'a> Objects<'a> {
+    fn of(files: &'a Files) -> Self {
+        let mut objects = Self::default();
+        for ((_, name), object) in files.whole() {
+            match object {
+                Whole::Service(service) => objects.service = Some(service),
+                Whole::Slice(slice) => drop(objects.slices.insert(name, slice)),
+            }
         }
         objects
     }
 }
 
 /// All problems; or those of one Service and its slices, and of what is no object.
-fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objects)>) {
+fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objects<'_>)>) {
     let (told, others): (Vec<_>, Vec<_>) = match explained {
         None => (problems.iter().collect(), Vec::new()),
         Some((name, objects)) => {
-            let slices = objects.slices.iter().filter(|(_, slice)| model::is_slice_of(slice, name));
-            let mut objects: BTreeSet<_> = slices.map(|(name, _)| format!("EndpointSlice {name}")).collect();
+            let mut objects: BTreeSet<_> = objects.slices.keys().map(|name| format!("EndpointSlice {name}")).collect();
             objects.insert(format!("Service {name}"));
             let is_other = |problem: &&&Problem| {
                 let is_object = ["Service ", "EndpointSlice "].iter().any(|kind| problem.object.starts_with(kind));
@@ -113,13 +114,13 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
 
 fn explain(
     files: &Files,
-    objects: &Objects,
+    objects: &Objects<'_>,
     store: &Store,
     table: &Table,
     name: &ServiceName,
     output: Format,
 ) -> anyhow::Result<()> {
-    let Some(service) = objects.services.get(name) else {
+    let Some(service) = objects.service else {
         if files.has_unreadable_service(name) {
             bail!("--explain {name}: the Service cannot be read");
         }
@@ -131,7 +132,7 @@ fn explain(
     if model::desired_rows(store, name).is_empty() {
         bail!("--explain {name}: the Service is not served: it has no address and port that can be");
     }
-    let explanations = model::explain(store, name, &objects.slices);
+    let explanations = model::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
     let rows = table.rows();
     let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
     match output {

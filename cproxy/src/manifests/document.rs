@@ -1,32 +1,64 @@
 //! One document of a file, reduced while it is read: what is kept of an object of many kilobytes, or of a List of ten
 //! thousand of them, is the parts that cproxy uses.
+//!
+//! The fields of an object have no order, and the items of a typed list need not say what they are. Those that do are
+//! reduced at once; the others are kept until their list's kind is known.
 
-use std::fmt;
+use std::{fmt, mem};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
 
+use super::contents::{Contents, Wanted};
 use crate::{
     k8s::objects::{EndpointSlice, Node, Service},
     model::{Kind, ObjectName},
 };
 
+/// How deep Lists may be nested.
+const LIST_DEPTH_MAX: usize = 4;
+
+/// Where something is in a file.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Document { file: &'a str, number: usize },
+    Item { list: &'a Self, index: usize },
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Document { file, number } => write!(f, "{file} (document {number})"),
+            Self::Item { list, index } => write!(f, "{list}, items[{index}]"),
+        }
+    }
+}
+
+/// Reads one document, or one item of a List.
+#[derive(Clone, Copy)]
+pub(super) struct Reader<'a> {
+    place: Place<'a>,
+    /// How many Lists may still be in each other.
+    depth: usize,
+    wanted: &'a Wanted,
+}
+
 /// A document, or an item of a List.
 #[derive(Default)]
 pub(super) struct Document {
     /// `apiVersion`; empty if there is none.
-    pub(super) version: String,
+    version: String,
     /// `kind`; empty if there is none.
-    pub(super) kind: String,
-    pub(super) content: Content,
+    kind: String,
+    content: Content,
 }
 
 /// What a document is.
 #[derive(Default)]
-pub(super) enum Content {
+enum Content {
     /// Empty.
     Null,
     /// Nothing that is used.
@@ -35,27 +67,55 @@ pub(super) enum Content {
     /// It does not say what it is; the list that it is in may.
     Untyped(Map<String, Value>),
     /// A list, and its items, if it has any.
-    List(Option<Vec<Document>>),
+    List(Option<Items>),
     Service(Object<Service>),
     Slice(Object<EndpointSlice>),
     Node(Object<Node>),
 }
 
 /// An object, or why it is none.
-pub(super) type Object<T> = Result<Box<T>, Refused>;
+type Object<T> = Result<Box<T>, Refused>;
 
 /// Why an object cannot be used.
-pub(super) enum Refused {
+enum Refused {
     /// It has no name; what is wrong.
     Nameless(String),
     /// It cannot be read; its name and what is wrong.
     Unreadable(ObjectName, String),
 }
 
+/// The items of a list.
+#[derive(Default)]
+struct Items {
+    /// Those that do not say what they are, if their list had not said it before them.
+    untyped: Vec<Untyped>,
+    /// What those after the last of these say.
+    contents: Contents,
+}
+
+struct Untyped {
+    /// What the items before it say, from the last untyped one on.
+    before: Contents,
+    index: usize,
+    document: Document,
+}
+
+/// What the items of a typed list are; empty if their list does not say it.
+#[derive(Clone, Copy, Default)]
+struct ItemType<'a> {
+    version: &'a str,
+    kind: &'a str,
+}
+
+impl<'a> ItemType<'a> {
+    fn of_list(version: &'a str, kind: &'a str) -> Self {
+        Self { version, kind: kind.strip_suffix("List").unwrap_or_default() }
+    }
+}
+
 impl Document {
-    fn new(fields: Map<String, Value>, items: Option<Vec<Self>>) -> Self {
-        let field = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let (version, kind) = (field("apiVersion"), field("kind"));
+    fn new(fields: Map<String, Value>, items: Option<Items>) -> Self {
+        let (version, kind) = (text(&fields, "apiVersion").to_owned(), text(&fields, "kind").to_owned());
         let content = match (version.as_str(), kind.as_str()) {
             ("v1", "Service") => Content::Service(object(fields, Kind::Services)),
             ("discovery.k8s.io/v1", "EndpointSlice") => Content::Slice(object(fields, Kind::EndpointSlices)),
@@ -67,17 +127,25 @@ impl Document {
         Self { version, kind, content }
     }
 
+    pub(super) fn is_null(&self) -> bool {
+        matches!(self.content, Content::Null)
+    }
+
     /// The items of a typed list (`kind: ServiceList`) need not say what they are.
-    pub(super) fn of_list(self, version: &str, kind: &str) -> Self {
+    fn typed(self, item_type: ItemType<'_>) -> Self {
         match self.content {
-            Content::Untyped(mut fields) if !kind.is_empty() => {
-                fields.entry("kind").or_insert_with(|| kind.into());
-                fields.entry("apiVersion").or_insert_with(|| version.into());
+            Content::Untyped(mut fields) if !item_type.kind.is_empty() => {
+                fields.entry("kind").or_insert_with(|| item_type.kind.into());
+                fields.entry("apiVersion").or_insert_with(|| item_type.version.into());
                 Self::new(fields, None)
             }
             content => Self { content, ..self },
         }
     }
+}
+
+fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> &'a str {
+    fields.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
 fn object<T: DeserializeOwned>(fields: Map<String, Value>, kind: Kind) -> Object<T> {
@@ -97,13 +165,71 @@ fn object<T: DeserializeOwned>(fields: Map<String, Value>, kind: Kind) -> Object
     serde_path_to_error::deserialize(document).map_err(|error| Refused::Unreadable(name, error.to_string()))
 }
 
-impl<'de> Deserialize<'de> for Document {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(DocumentVisitor)
+impl<'a> Reader<'a> {
+    /// For a document of `file`; the first has the number 1.
+    pub(super) fn new(file: &'a str, number: usize, wanted: &'a Wanted) -> Self {
+        Self { place: Place::Document { file, number }, depth: LIST_DEPTH_MAX, wanted }
+    }
+
+    /// For an item of the List that this one reads.
+    fn item(&self, index: usize) -> Reader<'_> {
+        Reader {
+            place: Place::Item { list: &self.place, index },
+            depth: self.depth.saturating_sub(1),
+            wanted: self.wanted,
+        }
+    }
+
+    /// Adds what a document says that this one has read.
+    pub(super) fn take(&self, document: Document, contents: &mut Contents) {
+        let Document { version, kind, content } = document;
+        let message = match content {
+            Content::Null => return,
+            Content::List(Some(items)) if self.depth > 0 => {
+                return self.take_items(items, ItemType::of_list(&version, &kind), contents);
+            }
+            Content::List(None) if self.depth > 0 => "the list has no items; ignored".to_owned(),
+            Content::Service(service) => return self.take_object(service, Kind::Services, contents, Contents::service),
+            Content::Slice(slice) => return self.take_object(slice, Kind::EndpointSlices, contents, Contents::slice),
+            Content::Node(node) => return self.take_object(node, Kind::Nodes, contents, Contents::node),
+            Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
+                ("", "") => "apiVersion and kind are missing; ignored".to_owned(),
+                ("", kind) => format!("{kind} without apiVersion; ignored"),
+                (_, "") => "kind is missing; ignored".to_owned(),
+                (version, kind) => {
+                    // One problem for all objects of a kind that is not used.
+                    let message = format!("{version} {kind} is not used by cproxy; ignored");
+                    return contents.problem(format_args!("kind {kind}"), &message);
+                }
+            },
+        };
+        contents.problem(self.place, &message);
+    }
+
+    fn take_items(&self, items: Items, item_type: ItemType<'_>, contents: &mut Contents) {
+        for Untyped { before, index, document } in items.untyped {
+            contents.append(before);
+            self.item(index).take(document.typed(item_type), contents);
+        }
+        contents.append(items.contents);
+    }
+
+    fn take_object<T>(
+        &self,
+        object: Object<T>,
+        kind: Kind,
+        contents: &mut Contents,
+        take: fn(&mut Contents, Box<T>, &Wanted),
+    ) {
+        match object {
+            Ok(object) => take(contents, object, self.wanted),
+            Err(Refused::Nameless(message)) => contents.problem(self.place, &message),
+            Err(Refused::Unreadable(name, message)) => {
+                contents.unreadable(kind, name, format!("{message} ({})", self.place));
+            }
+        }
     }
 }
-
-struct DocumentVisitor;
 
 /// What is neither map nor null says nothing.
 macro_rules! nothing {
@@ -116,7 +242,15 @@ macro_rules! nothing {
     };
 }
 
-impl<'de> Visitor<'de> for DocumentVisitor {
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
+    type Value = Document;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Document, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_> {
     type Value = Document;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -127,9 +261,10 @@ impl<'de> Visitor<'de> for DocumentVisitor {
         let (mut fields, mut items) = (Map::new(), None);
         while let Some(key) = map.next_key::<String>()? {
             if key == "items" {
-                items = map.next_value::<Items>()?.0;
-            } else {
-                fields.insert(key, map.next_value()?);
+                items = map.next_value_seed(ItemsReader::new(&self, &fields))?;
+            } else if fields.insert(key, map.next_value()?).is_some() && items.is_some() {
+                // The items have been read as what their list was said to be then.
+                return Err(A::Error::custom("a field of a list is there twice"));
             }
         }
         Ok(Document::new(fields, items))
@@ -147,39 +282,67 @@ impl<'de> Visitor<'de> for DocumentVisitor {
     nothing!(Document: visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str),);
 }
 
-/// `items`, if it is a list.
-#[derive(Default)]
-struct Items(Option<Vec<Document>>);
+/// Reads `items`, if it is a list.
+struct ItemsReader<'a> {
+    /// What reads the object that they are in.
+    list: &'a Reader<'a>,
+    /// What they are if they do not say it themselves; `None` if that is not known yet.
+    item_type: Option<ItemType<'a>>,
+    is_used: bool,
+}
 
-impl<'de> Deserialize<'de> for Items {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ItemsVisitor)
+impl<'a> ItemsReader<'a> {
+    /// `fields` are those before `items`.
+    fn new(list: &'a Reader<'a>, fields: &'a Map<String, Value>) -> Self {
+        let (version, kind) = (text(fields, "apiVersion"), text(fields, "kind"));
+        let is_known = !version.is_empty() && !kind.is_empty();
+        Self {
+            list,
+            item_type: is_known.then(|| ItemType::of_list(version, kind)),
+            is_used: list.depth > 0 && (kind.is_empty() || kind.ends_with("List")),
+        }
     }
 }
 
-struct ItemsVisitor;
+impl<'de> DeserializeSeed<'de> for ItemsReader<'_> {
+    type Value = Option<Items>;
 
-impl<'de> Visitor<'de> for ItemsVisitor {
-    type Value = Items;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<Items>, D::Error> {
+        if self.is_used {
+            return deserializer.deserialize_any(self);
+        }
+        IgnoredAny::deserialize(deserializer).map(|IgnoredAny| None)
+    }
+}
+
+impl<'de> Visitor<'de> for ItemsReader<'_> {
+    type Value = Option<Items>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of Kubernetes objects")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Items, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
-            items.push(item);
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Option<Items>, A::Error> {
+        let mut items = Items::default();
+        for index in 0.. {
+            let item = self.list.item(index);
+            let Some(document) = seq.next_element_seed(item)? else { break };
+            if self.item_type.is_none() && matches!(document.content, Content::Untyped(_)) {
+                let before = mem::take(&mut items.contents);
+                items.untyped.push(Untyped { before, index, document });
+            } else {
+                item.take(document.typed(self.item_type.unwrap_or_default()), &mut items.contents);
+            }
         }
-        Ok(Items(Some(items)))
+        Ok(Some(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Items, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<Items>, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Items::default())
+        Ok(None)
     }
 
     nothing!(
-        Items: visit_unit(), visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str),
+        Option<Items>: visit_unit(), visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str),
     );
 }

@@ -1,5 +1,4 @@
-//! The manifest files as they are now, each with its last good content: rows, which the store then shares, and never
-//! the objects.
+//! The manifest files as they are now, each with its last good content.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::parse::{Manifest, Said, lists, parse, read};
-use crate::{
-    k8s::objects::Node,
-    model::{Event, Kind, ObjectName, ObjectRow, Problem},
+use super::{
+    contents::{Contents, Id, Kept, Wanted, Whole, lists, whole},
+    parse::parse,
 };
+use crate::model::{Event, Kind, ObjectName, Problem};
 
 /// Why a path cannot be a source.
 #[derive(Debug, thiserror::Error)]
@@ -43,45 +42,23 @@ impl Change {
 #[derive(Debug)]
 pub struct Files {
     paths: Vec<PathBuf>,
-    /// The own node's name: rows are as seen from there.
-    node: Option<String>,
+    wanted: Wanted,
     files: BTreeMap<PathBuf, Option<Contents>>,
     problems: BTreeMap<PathBuf, Problem>,
 }
 
-/// What is kept of a file.
-#[derive(Debug, Default)]
-struct Contents {
-    objects: Vec<Kept>,
-    problems: BTreeSet<Problem>,
-}
-
-/// What is kept of an object.
-#[derive(Debug)]
-enum Kept {
-    Row(ObjectRow),
-    /// The own one; others do not count.
-    Node(Box<(ObjectName, Node)>),
-    Unreadable(Box<(Kind, ObjectName, String)>),
-}
-
 impl Files {
     /// Reads `paths`: files, or directories whose `.yaml`, `.yml` and `.json` files count (not those of directories
-    /// below, as with kubectl). `node` is the own node's name.
+    /// below, as with kubectl).
     ///
     /// # Errors
     /// A path cannot be read at all. A file that is read but cannot be parsed is a problem, not an error.
-    pub fn read(paths: &[PathBuf], node: Option<&str>) -> Result<Self, ManifestError> {
+    pub fn read(paths: &[PathBuf], wanted: Wanted) -> Result<Self, ManifestError> {
         for path in paths {
             let readable = if path.is_dir() { fs::read_dir(path).map(drop) } else { fs::File::open(path).map(drop) };
             readable.map_err(|error| ManifestError::Io(path.clone(), error))?;
         }
-        let mut files = Self {
-            paths: paths.to_vec(),
-            node: node.map(str::to_owned),
-            files: BTreeMap::new(),
-            problems: BTreeMap::new(),
-        };
+        let mut files = Self { paths: paths.to_vec(), wanted, files: BTreeMap::new(), problems: BTreeMap::new() };
         files.refresh(&Change::Everything);
         Ok(files)
     }
@@ -106,25 +83,24 @@ impl Files {
 
     /// The files as complete lists of all kinds.
     pub fn events(&self) -> impl Iterator<Item = Event> {
-        lists(self.objects().map(Kept::event))
+        lists(self.objects())
     }
 
-    /// The objects themselves, from the files as they are now.
+    /// The objects that were to be kept whole.
     #[must_use]
-    pub fn manifests(&self) -> Vec<Manifest> {
-        let read = |file: &PathBuf| parse(&file.display().to_string(), &self.read_text(file).ok()?).ok();
-        self.files.keys().filter_map(read).collect()
+    pub fn whole(&self) -> BTreeMap<(Kind, &ObjectName), &Whole> {
+        whole(self.objects())
     }
 
     fn objects(&self) -> impl Iterator<Item = &Kept> {
-        self.files.values().flatten().flat_map(|contents| &contents.objects)
+        self.files.values().flatten().flat_map(Contents::objects)
     }
 
     /// That the own Node, if it has a name, is not among the objects.
     #[must_use]
     pub fn missing_node(&self) -> Option<Problem> {
         let is_there = self.objects().any(|object| matches!(object, Kept::Node(_)));
-        let own = self.node.as_ref().filter(|_| !is_there)?;
+        let own = self.wanted.node.as_ref().filter(|_| !is_there)?;
         let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node ports \
                        are not served";
         Some(Problem::new(format_args!("Node {own}"), "", message))
@@ -135,13 +111,13 @@ impl Files {
     pub fn has_unreadable_service(&self, name: &ObjectName) -> bool {
         self.objects().any(|object| match object {
             Kept::Unreadable(object) => object.0 == Kind::Services && object.1 == *name,
-            Kept::Row(_) | Kept::Node(_) => false,
+            Kept::Row(_) | Kept::Whole(_) | Kept::Node(_) => false,
         })
     }
 
     /// What is wrong with files, and with objects that could not be read.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().chain(self.files.values().flatten().flat_map(|contents| &contents.problems))
+        self.problems.values().chain(self.files.values().flatten().flat_map(Contents::problems))
     }
 
     /// Whether a file could not be read or parsed.
@@ -167,32 +143,13 @@ impl Files {
             Ok(text) => Ok(text),
             Err(error) => Err(error.to_string()),
         };
-        match text.and_then(|text| self.contents(&file, &text)) {
+        match text.and_then(|text| parse(&file.display().to_string(), &text, &self.wanted)) {
             Ok(contents) => drop(self.files.insert(file, Some(contents))),
             Err(message) => {
                 self.problem(&file, &format!("{message}{stays}"));
                 self.files.entry(file).or_default();
             }
         }
-    }
-
-    fn contents(&self, file: &Path, text: &str) -> Result<Contents, String> {
-        let node = self.node.as_deref();
-        let mut contents = read(&file.display().to_string(), text, |contents: &mut Contents, said| match said {
-            Said::Service(service) => contents.objects.extend(ObjectRow::of_service(&service, node).map(Kept::Row)),
-            Said::Slice(slice) => contents.objects.extend(ObjectRow::of_slice(&slice, node).map(Kept::Row)),
-            Said::Node(other) if other.metadata.name.as_deref() != node => {}
-            Said::Node(own) => {
-                let name = ObjectName::new("", node.unwrap_or_default());
-                contents.objects.push(Kept::Node(Box::new((name, *own))));
-            }
-            Said::Unreadable(kind, name, message) => {
-                contents.objects.push(Kept::Unreadable(Box::new((kind, name, message))));
-            }
-            Said::Problem(problem) => drop(contents.problems.insert(problem)),
-        })?;
-        contents.objects.shrink_to_fit();
-        Ok(contents)
     }
 
     /// Reading a FIFO or a device may never end: such a file counts only if it was asked for by name, and once.
@@ -215,7 +172,7 @@ impl Files {
             .files
             .iter()
             .flat_map(|(file, contents)| {
-                contents.iter().flat_map(|contents| &contents.objects).map(move |object| (object.id(), file.as_path()))
+                contents.iter().flat_map(Contents::objects).map(move |object| (object.id(), file.as_path()))
             })
             .collect();
         all.sort_unstable();
@@ -232,30 +189,6 @@ fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
         _ => format!("{} {name}", kind.singular()),
     };
     Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))
-}
-
-/// Which object it is.
-type Id<'a> = (Kind, &'a ObjectName);
-
-impl Kept {
-    fn id(&self) -> Id<'_> {
-        match self {
-            Self::Row(row) => (row.kind(), row.name()),
-            Self::Node(node) => (Kind::Nodes, &node.0),
-            Self::Unreadable(object) => (object.0, &object.1),
-        }
-    }
-
-    fn event(&self) -> Event {
-        match self {
-            Self::Row(row) => Event::Row(row.clone()),
-            Self::Node(node) => Event::Node(Box::new(node.1.clone())),
-            Self::Unreadable(object) => {
-                let (kind, name, message) = &**object;
-                Event::Unreadable { kind: *kind, name: Some(name.clone()), message: message.clone() }
-            }
-        }
-    }
 }
 
 fn is_manifest(path: &Path) -> bool {

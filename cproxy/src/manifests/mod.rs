@@ -1,10 +1,13 @@
 //! Files as a source: Services and EndpointSlices in YAML or JSON, followed by inotify.
 
+mod contents;
 mod document;
 mod files;
 mod parse;
 mod watch;
+mod yaml;
 
+pub use contents::{Contents, Wanted, Whole};
 pub use files::{Change, Files, ManifestError};
-pub use parse::{Manifest, parse};
+pub use parse::parse;
 pub use watch::{Watcher, watch};

@@ -1,188 +1,119 @@
 //! The text of one manifest file: YAML with any number of documents or JSON, objects or Lists of them.
 
-use std::collections::BTreeSet;
+use serde::de::{DeserializeSeed, Deserializer};
 
-use super::document::{Content, Document, Object, Refused};
-use crate::{
-    k8s::objects::{EndpointSlice, Node, Service},
-    model::{Event, Kind, ObjectName, Problem},
+use super::{
+    contents::{Contents, Wanted},
+    document::Reader,
+    yaml,
 };
 
-/// What a file says.
-#[derive(Clone, Debug, Default)]
-pub struct Manifest {
-    /// Its Services.
-    pub services: Vec<Service>,
-    /// Its EndpointSlices.
-    pub slices: Vec<EndpointSlice>,
-    /// Its Nodes.
-    pub nodes: Vec<Node>,
-    /// Its objects that cannot be read: kind, name and what is wrong.
-    pub unreadable: Vec<(Kind, ObjectName, String)>,
-    /// What else was wrong with single objects.
-    pub problems: BTreeSet<Problem>,
-}
-
-/// Something that a file says.
-pub(super) enum Said {
-    Service(Box<Service>),
-    Slice(Box<EndpointSlice>),
-    Node(Box<Node>),
-    /// An object that cannot be read: kind, name and what is wrong.
-    Unreadable(Kind, ObjectName, String),
-    /// What else was wrong with a single object.
-    Problem(Problem),
-}
-
-/// How deep Lists may be nested.
-const LIST_DEPTH_MAX: usize = 4;
-/// How many parts of a file's documents may be there by aliases: a few lines can repeat each other a billion times.
+/// How many parts of a document may be there by aliases: a few lines can repeat each other a billion times.
 const REPEATED_MAX: usize = 100_000;
 
-/// Reads a file's text. `file` only names it in problems.
+/// Reads a file's text, document by document and item by item. `file` only names it in problems.
+///
+/// JSON is YAML too, but its own reader is ten times as fast.
 ///
 /// # Errors
 /// The text is neither YAML nor JSON: the first line of the parser's message.
-pub fn parse(file: &str, text: &str) -> Result<Manifest, String> {
-    read(file, text, |manifest: &mut Manifest, said| match said {
-        Said::Service(service) => manifest.services.push(*service),
-        Said::Slice(slice) => manifest.slices.push(*slice),
-        Said::Node(node) => manifest.nodes.push(*node),
-        Said::Unreadable(kind, name, message) => manifest.unreadable.push((kind, name, message)),
-        Said::Problem(problem) => drop(manifest.problems.insert(problem)),
-    })
+pub fn parse(file: &str, text: &str, wanted: &Wanted) -> Result<Contents, String> {
+    let json = text.trim_start().starts_with('{').then(|| Attempt::new(file, wanted).json(text));
+    let mut contents = match json {
+        Some(Ok(contents)) => contents,
+        None | Some(Err(_)) => Attempt::new(file, wanted).yaml(text)?,
+    };
+    contents.shrink_to_fit();
+    Ok(contents)
 }
 
-/// Reads a file's text document by document; what each says goes to `take`, and is nowhere else.
-///
-/// JSON is YAML too, but its own reader is ten times as fast.
-pub(super) fn read<Kept: Default>(file: &str, text: &str, take: impl Fn(&mut Kept, Said)) -> Result<Kept, String> {
-    if text.trim_start().starts_with('{') {
-        let documents = serde_json::Deserializer::from_str(text).into_iter();
-        if let Ok(kept) = read_documents(file, documents, &take) {
-            return Ok(kept);
-        }
+/// What has been read so far: of a text that is broken further on nothing counts.
+struct Attempt<'a> {
+    file: &'a str,
+    wanted: &'a Wanted,
+    /// How many documents there were.
+    documents: usize,
+    contents: Contents,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(file: &'a str, wanted: &'a Wanted) -> Self {
+        Self { file, wanted, documents: 0, contents: Contents::default() }
     }
-    // A manifest of ten thousand Services is no attack; nesting stays bounded, and what aliases repeat.
-    let options = serde_saphyr::options! {
+
+    fn json(mut self, text: &str) -> Result<Contents, serde_json::Error> {
+        let mut documents = serde_json::Deserializer::from_str(text);
+        while documents.end().is_err() {
+            self.read_document(&mut documents)?;
+        }
+        Ok(self.contents)
+    }
+
+    fn yaml(mut self, text: &str) -> Result<Contents, String> {
+        for (start, document) in yaml::documents(text) {
+            let read = |deserializer: serde_saphyr::Deserializer<'_, '_>| self.read_document(deserializer);
+            serde_saphyr::with_deserializer_from_str_with_options(document, yaml_options(), read)
+                .map_err(|error| yaml_message(&error, text.get(..start).unwrap_or_default()))?;
+        }
+        Ok(self.contents)
+    }
+
+    fn read_document<'de, D: Deserializer<'de>>(&mut self, deserializer: D) -> Result<(), D::Error> {
+        let reader = Reader::new(self.file, self.documents + 1, self.wanted);
+        let document = reader.deserialize(deserializer)?;
+        // Empty ones are between others, and nobody counts them.
+        self.documents += usize::from(!document.is_null());
+        reader.take(document, &mut self.contents);
+        Ok(())
+    }
+}
+
+/// A manifest of ten thousand Services is no attack; nesting stays bounded, and what aliases repeat.
+fn yaml_options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
         // Something may be named n or yes.
         strict_booleans: true,
+        with_snippet: false,
         budget: serde_saphyr::budget! {
-            max_reader_input_bytes: None,
             max_events: usize::MAX,
             max_nodes: usize::MAX,
-            max_documents: usize::MAX,
             max_recorded_anchor_events: REPEATED_MAX,
         },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
-    };
-    let kept = read_documents(file, serde_saphyr::read_with_options(&mut text.as_bytes(), options), &take);
-    kept.map_err(|error| error.to_string().lines().next().unwrap_or("not YAML").to_owned())
-}
-
-fn read_documents<Kept: Default, Error>(
-    file: &str,
-    documents: impl Iterator<Item = Result<Document, Error>>,
-    take: &impl Fn(&mut Kept, Said),
-) -> Result<Kept, Error> {
-    let mut kept = Kept::default();
-    for (index, document) in documents.enumerate() {
-        let place = format!("{file} (document {})", index + 1);
-        take_document(document?, &place, LIST_DEPTH_MAX, &mut |said| take(&mut kept, said));
-    }
-    Ok(kept)
-}
-
-impl Manifest {
-    /// The manifest as complete lists of all kinds.
-    pub fn events(&self) -> impl Iterator<Item = Event> {
-        let unreadable = self.unreadable.iter().cloned();
-        let objects = self.nodes.iter().map(|node| Event::Node(Box::new(node.clone())));
-        let objects = objects.chain(self.services.iter().map(|service| Event::Service(Box::new(service.clone()))));
-        let objects = objects.chain(self.slices.iter().map(|slice| Event::EndpointSlice(Box::new(slice.clone()))));
-        lists(objects.chain(unreadable.map(|(kind, name, message)| Event::Unreadable {
-            kind,
-            name: Some(name),
-            message,
-        })))
     }
 }
 
-/// These as complete lists of all kinds. Of several definitions the last counts, whether it can be read or not.
-pub(super) fn lists(objects: impl Iterator<Item = Event>) -> impl Iterator<Item = Event> {
-    let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
-    kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone))
-}
-
-fn take_document(document: Document, place: &str, depth: usize, take: &mut dyn FnMut(Said)) {
-    let Document { version, kind, content } = document;
-    let message = match content {
-        Content::Null => return,
-        Content::List(items) if depth > 0 => return take_list(items, &version, &kind, place, depth - 1, take),
-        Content::Service(service) => return take(said(service, place, Kind::Services, Said::Service)),
-        Content::Slice(slice) => {
-            return take(said(slice, place, Kind::EndpointSlices, |slice| Said::Slice(defaulted(slice))));
-        }
-        Content::Node(node) => return take(said(node, place, Kind::Nodes, Said::Node)),
-        Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
-            ("", "") => "apiVersion and kind are missing; ignored".to_owned(),
-            ("", kind) => format!("{kind} without apiVersion; ignored"),
-            (_, "") => "kind is missing; ignored".to_owned(),
-            (version, kind) => {
-                // One problem for all objects of a kind that is not used.
-                let message = format!("{version} {kind} is not used by cproxy; ignored");
-                return take(Said::Problem(Problem::new(format_args!("kind {kind}"), "", message)));
-            }
-        },
-    };
-    take(Said::Problem(Problem::new(place, "", message)));
-}
-
-fn take_list(
-    items: Option<Vec<Document>>,
-    version: &str,
-    kind: &str,
-    place: &str,
-    depth: usize,
-    take: &mut dyn FnMut(Said),
-) {
-    let Some(items) = items else {
-        return take(Said::Problem(Problem::new(place, "", "the list has no items; ignored")));
-    };
-    let kind = kind.strip_suffix("List").unwrap_or_default();
-    for (index, item) in items.into_iter().enumerate() {
-        take_document(item.of_list(version, kind), &format!("{place}, items[{index}]"), depth, take);
-    }
-}
-
-fn said<T>(object: Object<T>, place: &str, kind: Kind, said: impl Fn(Box<T>) -> Said) -> Said {
-    match object {
-        Ok(object) => said(object),
-        Err(Refused::Nameless(message)) => Said::Problem(Problem::new(place, "", message)),
-        Err(Refused::Unreadable(name, message)) => Said::Unreadable(kind, name, format!("{message} ({place})")),
-    }
-}
-
-/// What the API server fills in before anybody sees a slice: an unnamed port has the name "".
-fn defaulted(mut slice: Box<EndpointSlice>) -> Box<EndpointSlice> {
-    for port in slice.ports.iter_mut().flatten() {
-        port.name.get_or_insert_default();
-    }
-    slice
+/// What is wrong with a document that comes after this text, as one line.
+fn yaml_message(error: &serde_saphyr::Error, before: &str) -> String {
+    let lines = before.replace("\r\n", "\n").matches(['\n', '\r']).count();
+    let line_offset = u64::try_from(lines).unwrap_or_default();
+    let message = error.render_with_options(serde_saphyr::render_options! { line_offset: line_offset });
+    message.lines().next().unwrap_or("not YAML").to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        manifests::Whole,
+        model::{Event, Kind, ObjectName, Problem},
+    };
 
     const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.0.0.1}\n";
-    const SLICE: &str =
-        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1}\nports: [{port: 80}]\n";
+    const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\nports: [{port: 80}]\n";
 
+    fn contents(text: &str) -> Contents {
+        parse("f", text, &Wanted::default()).unwrap()
+    }
+
+    /// How many Services, slices and problems.
     fn counts(text: &str) -> (usize, usize, usize) {
-        let manifest = parse("f", text).unwrap();
-        let wrong = manifest.problems.len() + manifest.unreadable.len();
-        (manifest.services.len(), manifest.slices.len(), wrong)
+        let contents = contents(text);
+        let count =
+            |kind| contents.events().filter(|event| matches!(event, Event::Row(row) if row.kind() == kind)).count();
+        let unreadable = contents.events().filter(|event| matches!(event, Event::Unreadable { .. })).count();
+        (count(Kind::Services), count(Kind::EndpointSlices), unreadable + contents.problems().count())
     }
 
     #[test]
@@ -207,9 +138,64 @@ mod tests {
     #[test]
     fn text_that_is_no_yaml_is_an_error_of_one_line() {
         for text in ["{", "a: [", "\t: :\n- x: {", "kind: \"Service"] {
-            let error = parse("f", text).unwrap_err();
+            let error = parse("f", text, &Wanted::default()).unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{text:?}: {error:?}");
         }
+    }
+
+    #[test]
+    fn the_line_of_an_error_is_that_of_the_file() {
+        for (before, line) in [("", 1), ("a: 1\n---\n", 3), ("a: 1\r\n...\r\n# b\r\n", 4), ("a: 1\r---\r", 3)] {
+            let error = parse("f", &format!("{before}kind: [\n"), &Wanted::default()).unwrap_err();
+            assert_eq!(error, format!("unclosed bracket '[' at line {line}, column 7"), "{before:?}");
+        }
+    }
+
+    /// What is in a list's items, in words and in the order of the file.
+    fn said(fields: [&str; 3]) -> Vec<String> {
+        let contents = contents(&format!("{{{}}}", fields.join(", ")));
+        let said = contents.events().filter_map(|event| match event {
+            Event::Row(row) => Some(format!("{row:?}")),
+            Event::Unreadable { name, message, .. } => Some(format!("{}: {message}", name?)),
+            _ => None,
+        });
+        said.chain(contents.problems().map(Problem::to_string)).collect()
+    }
+
+    #[test]
+    fn the_fields_of_a_list_have_no_order() {
+        let items = r#""items": [{"metadata": {"name": "a"}},
+            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b"}, "spec": 5}, 5,
+            {"items": [{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "c"}}], "kind": "List"},
+            {"metadata": {"name": "d"}}, {"apiVersion": "v1", "kind": "Pod"}, {"apiVersion": "v1", "kind": "Pod"}]"#;
+        let pods = "kind Pod: v1 Pod is not used by cproxy; ignored";
+        let no_type = |index| format!("f (document 1), items[{index}]: apiVersion and kind are missing; ignored");
+        let wrong =
+            "default/b: spec: invalid type: integer `5`, expected struct ServiceSpec (f (document 1), items[1])";
+        for (kind, expected) in [
+            (
+                r#""kind": "ServiceList""#,
+                ["Service default/a", wrong, "Service default/c", "Service default/d", &no_type(2), pods].as_slice(),
+            ),
+            (r#""kind": "List""#, &[wrong, "Service default/c", &no_type(0), &no_type(2), &no_type(4), pods]),
+            (r#""kind": "ConfigMap""#, &["kind ConfigMap: v1 ConfigMap is not used by cproxy; ignored"]),
+        ] {
+            let version = r#""apiVersion": "v1""#;
+            for fields in [[version, kind, items], [version, items, kind], [items, kind, version]] {
+                assert_eq!(said(fields), expected, "{fields:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_broken_further_on_says_nothing() {
+        let service = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#;
+        for text in [format!(r#"{{"kind":"List","items":[{service},"#), format!("{service}\n{{")] {
+            assert!(parse("f", &text, &Wanted::default()).is_err(), "{text}");
+        }
+        // As YAML it is good.
+        let twice = format!("{{kind: List, items: [{service}]}}");
+        assert_eq!(counts(&format!("{service}\n---\n{twice}")), (2, 0, 0));
     }
 
     /// A few hundred bytes must not take seconds and most of a microVM's memory.
@@ -221,15 +207,18 @@ mod tests {
             let level = |n: u8| format!("{}: &{} [{}]\n", name(n), name(n), list(&format!("*{}", name(n - 1))));
             format!("a: &a [{}]\n{}", list("x"), (1..levels).map(level).collect::<String>())
         };
-        assert!(parse("f", &bomb(3)).is_ok());
-        let error = parse("f", &bomb(6)).unwrap_err();
+        assert!(parse("f", &bomb(3), &Wanted::default()).is_ok());
+        let error = parse("f", &bomb(6), &Wanted::default()).unwrap_err();
         assert!(error.contains("budget") && !error.contains('\n'), "{error}");
     }
 
     #[test]
     fn a_port_without_a_name_is_the_unnamed_port() {
-        let manifest = parse("f", SLICE).unwrap();
-        assert_eq!(manifest.slices[0].ports.as_ref().unwrap()[0].name.as_deref(), Some(""));
+        let wanted = Wanted { whole: Some(ObjectName::new("default", "web")), ..Wanted::default() };
+        let contents = parse("f", SLICE, &wanted).unwrap();
+        let whole: Vec<_> = contents.whole().into_values().collect();
+        let [Whole::Slice(slice)] = whole[..] else { panic!("{whole:?}") };
+        assert_eq!(slice.ports.as_ref().unwrap()[0].name.as_deref(), Some(""));
     }
 
     #[test]
@@ -238,6 +227,6 @@ mod tests {
         for _ in 0..40 {
             text = format!(r#"{{"kind":"List","items":[{text}]}}"#);
         }
-        assert!(parse("f", &text).is_ok());
+        assert_eq!(counts(&text), (0, 0, 1));
     }
 }

@@ -385,7 +385,7 @@ fn zones(found: &Found<'_>) -> String {
 mod tests {
     use super::*;
     use crate::{
-        manifests::parse,
+        manifests::{Wanted, Whole, parse},
         model::{Own, parse_address},
     };
 
@@ -415,24 +415,24 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
 
     /// A line for each explanation of the Service above with these slices, seen from the node here.
     fn lines(slices: &[String]) -> Vec<String> {
-        let manifest = parse("test", &format!("{SERVICE}{}", slices.concat())).unwrap();
-        let own = Own {
-            node_name: Some("here".to_owned()),
-            pod_ips: vec![parse_address("172.16.0.1").unwrap()],
-            ..Own::default()
-        };
+        let web = ObjectName::new("default", "web");
+        let wanted = Wanted { node: Some("here".to_owned()), whole: Some(web.clone()) };
+        let contents = parse("test", &format!("{SERVICE}{}", slices.concat()), &wanted).unwrap();
+        let own = Own { node_name: wanted.node, pod_ips: vec![parse_address("172.16.0.1").unwrap()], ..Own::default() };
         let mut store = Store::new(own);
-        manifest.events().for_each(|event| drop(store.apply(event)));
-        let name = |slice: &EndpointSlice| ObjectName::new("default", slice.metadata.name.clone().unwrap());
-        let slices: Vec<_> = manifest.slices.iter().map(|slice| (name(slice), slice)).collect();
-        let slices = slices.iter().map(|(name, slice)| (name, *slice));
+        contents.events().for_each(|event| drop(store.apply(event)));
+        let whole = contents.whole();
+        let slices = whole.iter().filter_map(|((_, name), object)| match object {
+            Whole::Service(_) => None,
+            Whole::Slice(slice) => Some((*name, slice)),
+        });
         let line = |explanation: Explanation| {
             let sources: Vec<_> = explanation.sources.iter().map(|source| source.as_str()).collect();
             let Explanation { endpoint, slice, usage, reason, .. } = &explanation;
             let slice = slice.as_ref().map_or("-", |slice| &slice.name);
             format!("{slice}: {} {endpoint} {} {reason}", sources.join(","), usage.as_str())
         };
-        explain(&store, &ObjectName::new("default", "web"), slices).into_iter().map(line).collect()
+        explain(&store, &web, slices).into_iter().map(line).collect()
     }
 
     #[test]

@@ -1,0 +1,168 @@
+//! What a file says: rows, which the store then shares, and never the objects, but for those that were asked for.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use crate::{
+    k8s::objects::{EndpointSlice, Node, Service},
+    model::{self, Event, Kind, ObjectName, ObjectRow, Problem, ServiceName, object_name},
+};
+
+/// For whom files are read.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// The own node's name: rows are as seen from there, and other Nodes do not count.
+    pub node: Option<String>,
+    /// This Service and its slices are kept whole, besides their rows.
+    pub whole: Option<ServiceName>,
+}
+
+/// What is kept of a file.
+#[derive(Debug, Default)]
+pub struct Contents {
+    objects: Vec<Kept>,
+    problems: BTreeSet<Problem>,
+}
+
+/// What is kept of an object.
+#[derive(Debug)]
+pub(super) enum Kept {
+    Row(ObjectRow),
+    /// One that was asked for, beside its row.
+    Whole(Box<(ObjectRow, Whole)>),
+    /// The own one.
+    Node(Box<(ObjectName, Node)>),
+    Unreadable(Box<(Kind, ObjectName, String)>),
+}
+
+/// An object as it was written.
+#[derive(Debug)]
+pub enum Whole {
+    /// A Service.
+    Service(Service),
+    /// An EndpointSlice.
+    Slice(EndpointSlice),
+}
+
+/// Which object it is.
+pub(super) type Id<'a> = (Kind, &'a ObjectName);
+
+impl Contents {
+    /// The file as complete lists of all kinds.
+    pub fn events(&self) -> impl Iterator<Item = Event> {
+        lists(&self.objects)
+    }
+
+    /// What is wrong with the file's objects, but for what their rows or the store tell.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.iter()
+    }
+
+    /// The objects that were to be kept whole.
+    #[must_use]
+    pub fn whole(&self) -> BTreeMap<(Kind, &ObjectName), &Whole> {
+        whole(&self.objects)
+    }
+
+    pub(super) fn objects(&self) -> &[Kept] {
+        &self.objects
+    }
+
+    pub(super) fn service(&mut self, service: Box<Service>, wanted: &Wanted) {
+        let Some(row) = ObjectRow::of_service(&service, wanted.node.as_deref()) else { return };
+        let is_whole = wanted.whole.is_some() && object_name(&service.metadata) == wanted.whole;
+        self.objects.push(Kept::new(row, is_whole.then_some(Whole::Service(*service))));
+    }
+
+    pub(super) fn slice(&mut self, slice: Box<EndpointSlice>, wanted: &Wanted) {
+        let slice = defaulted(*slice);
+        let Some(row) = ObjectRow::of_slice(&slice, wanted.node.as_deref()) else { return };
+        let is_whole = wanted.whole.as_ref().is_some_and(|service| model::is_slice_of(&slice, service));
+        self.objects.push(Kept::new(row, is_whole.then_some(Whole::Slice(slice))));
+    }
+
+    pub(super) fn node(&mut self, node: Box<Node>, wanted: &Wanted) {
+        if let Some(own) = wanted.node.as_deref().filter(|own| node.metadata.name.as_deref() == Some(own)) {
+            self.objects.push(Kept::Node(Box::new((ObjectName::new("", own), *node))));
+        }
+    }
+
+    pub(super) fn unreadable(&mut self, kind: Kind, name: ObjectName, message: String) {
+        self.objects.push(Kept::Unreadable(Box::new((kind, name, message))));
+    }
+
+    pub(super) fn problem(&mut self, object: impl fmt::Display, message: &str) {
+        self.problems.insert(Problem::new(object, "", message));
+    }
+
+    /// Adds what comes after this.
+    pub(super) fn append(&mut self, mut next: Self) {
+        self.objects.append(&mut next.objects);
+        self.problems.append(&mut next.problems);
+    }
+
+    /// Nothing more comes.
+    pub(super) fn shrink_to_fit(&mut self) {
+        self.objects.shrink_to_fit();
+    }
+}
+
+/// What the API server fills in before anybody sees a slice: an unnamed port has the name "".
+fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
+    for port in slice.ports.iter_mut().flatten() {
+        port.name.get_or_insert_default();
+    }
+    slice
+}
+
+/// These as complete lists of all kinds. Of several definitions the last counts, whether it can be read or not.
+pub(super) fn lists<'a>(objects: impl IntoIterator<Item = &'a Kept>) -> impl Iterator<Item = Event> {
+    let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
+    let objects = objects.into_iter().map(Kept::event);
+    kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone))
+}
+
+/// Those that were to be kept whole. Of several definitions that can be read the last counts.
+pub(super) fn whole<'a>(objects: impl IntoIterator<Item = &'a Kept>) -> BTreeMap<Id<'a>, &'a Whole> {
+    let mut all = BTreeMap::new();
+    for object in objects {
+        match object {
+            Kept::Whole(whole) => drop(all.insert(object.id(), &whole.1)),
+            Kept::Row(_) => drop(all.remove(&object.id())),
+            Kept::Node(_) | Kept::Unreadable(_) => {}
+        }
+    }
+    all
+}
+
+impl Kept {
+    fn new(row: ObjectRow, whole: Option<Whole>) -> Self {
+        match whole {
+            Some(whole) => Self::Whole(Box::new((row, whole))),
+            None => Self::Row(row),
+        }
+    }
+
+    pub(super) fn id(&self) -> Id<'_> {
+        match self {
+            Self::Row(row) => (row.kind(), row.name()),
+            Self::Whole(object) => (object.0.kind(), object.0.name()),
+            Self::Node(node) => (Kind::Nodes, &node.0),
+            Self::Unreadable(object) => (object.0, &object.1),
+        }
+    }
+
+    fn event(&self) -> Event {
+        match self {
+            Self::Row(row) => Event::Row(row.clone()),
+            Self::Whole(object) => Event::Row(object.0.clone()),
+            Self::Node(node) => Event::Node(Box::new(node.1.clone())),
+            Self::Unreadable(object) => {
+                let (kind, name, message) = &**object;
+                Event::Unreadable { kind: *kind, name: Some(name.clone()), message: message.clone() }
+            }
+        }
+    }
+}
