@@ -1,6 +1,6 @@
 //! Names of objects.
 
-use std::{borrow::Borrow, collections::BTreeSet, fmt, sync::Arc};
+use std::{borrow::Borrow, cmp::Ordering, collections::BTreeSet, fmt, sync::Arc};
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,8 +28,21 @@ impl fmt::Display for ObjectName {
 }
 
 /// A text that many have: one word, where a pointer to text itself would be two.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Text(Arc<String>);
+
+impl PartialOrd for Text {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Text {
+    /// The same text is nearly always the same place, and most of what is compared are names in one namespace.
+    fn cmp(&self, other: &Self) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+    }
+}
 
 impl std::ops::Deref for Text {
     type Target = str;
