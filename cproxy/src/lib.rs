@@ -18,3 +18,4 @@ pub mod model;
 pub mod own_address;
 pub mod report;
 pub mod sockets;
+pub mod wait;

@@ -116,6 +116,8 @@ const SUITES: [Suite; 12] = [
             "frontends",
             "--test",
             "room",
+            "--test",
+            "start",
         ],
         harness: ALONE,
         needs: KERNEL,

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{
-    AgentError,
+    AgentError, notify,
     run_dir::RunDir,
     stale::{Closer, Gauges},
     timeline::{Phase, Timeline},
@@ -302,6 +302,7 @@ impl Follower {
         if !self.is_ready {
             self.is_ready = true;
             self.run_dir.set_ready()?;
+            notify::ready();
             self.timeline.log_ready(self.store.service_names().len(), self.table.frontend_count());
         }
         if std::mem::take(&mut self.has_list) {

@@ -1,6 +1,7 @@
 //! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
 
 mod follow;
+mod notify;
 mod run_dir;
 mod stale;
 mod timeline;
@@ -69,11 +70,27 @@ pub enum AgentError {
     SourceEnded(String),
 }
 
+impl AgentError {
+    /// Whether another try on this machine would end the same.
+    fn is_lasting(&self) -> bool {
+        matches!(self, Self::Environment(_) | Self::Install(_))
+    }
+}
+
 /// Runs until SIGTERM, SIGINT or SIGHUP. The hooks and the table stay in the kernel.
 ///
 /// # Errors
 /// What prevents it from running; nothing is half attached.
 pub async fn run(config: Config) -> Result<(), AgentError> {
+    let run_dir = config.run_dir.clone();
+    let outcome = run_here(config).await;
+    if let Err(error) = &outcome {
+        run_dir::leave_word(&run_dir, error);
+    }
+    outcome
+}
+
+async fn run_here(config: Config) -> Result<(), AgentError> {
     let mut timeline = Timeline::start();
     // Whatever can be wrong with the input is found before anything is attached.
     let mut own = config.own;

@@ -9,9 +9,10 @@ use std::{
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::AgentError;
-use crate::admin;
-
-const READY: &str = "ready";
+use crate::{
+    admin,
+    wait::{FAILED, READY, UNUSABLE},
+};
 
 /// The run directory of this agent; what it put there goes with it.
 #[derive(Debug)]
@@ -50,6 +51,19 @@ pub(super) fn clear_unused(dir: &Path) -> Result<(), AgentError> {
     clear(dir).map_err(failed)
 }
 
+/// Leaves word of why an agent has ended before it was ready, for those who wait for it. Where another agent is alive,
+/// nothing is said; where it cannot be said, the log has it all the same.
+pub(super) fn leave_word(dir: &Path, error: &AgentError) {
+    let name = if error.is_lasting() { UNUSABLE } else { FAILED };
+    let leave = || {
+        fs::create_dir_all(dir)?;
+        let _lock = lock(dir)?;
+        clear(dir)?;
+        fs::write(dir.join(name), format!("{error}\n"))
+    };
+    leave().ok();
+}
+
 fn lock(dir: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(dir, flags, Mode::empty())?;
@@ -62,7 +76,7 @@ fn lock(dir: &Path) -> io::Result<OwnedFd> {
 }
 
 fn clear(dir: &Path) -> io::Result<()> {
-    for name in [READY, admin::SOCKET] {
+    for name in [READY, FAILED, UNUSABLE, admin::SOCKET] {
         match fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

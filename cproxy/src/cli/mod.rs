@@ -6,11 +6,13 @@ mod get;
 mod install;
 mod resolve;
 mod run;
+mod settings;
 mod version;
+mod wait;
 
-use std::{ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use crate::model::{Address, Own, parse_address, printable};
+use crate::model::{Address, Own, ServiceName, parse_address, printable};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
 /// Wrong usage.
@@ -30,6 +32,8 @@ enum Command {
     Run(Box<run::Options>),
     /// Say whether this kernel and this environment can run cproxy; changes nothing
     Check(check::Options),
+    /// Wait until a running agent's table is complete
+    Wait(wait::Options),
     /// Print what the kernel holds now; works with the agent dead
     Get(get::Options),
     /// Print what the table would be; touches no kernel
@@ -102,6 +106,15 @@ fn node_ip(text: &str) -> Result<Address, String> {
     if address.is_special() { Err("node ports cannot be served on this address".to_owned()) } else { Ok(address) }
 }
 
+fn service_name(text: &str) -> Result<ServiceName, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(ServiceName::new(namespace, name))
+        }
+        _ => Err("it looks like default/web".to_owned()),
+    }
+}
+
 /// How to print a table.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Format {
@@ -116,13 +129,19 @@ enum Format {
 #[must_use]
 pub fn main() -> ExitCode {
     forget_empty_variables();
+    let settings = settings::apply(variables);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    if let (Err(error), Command::Run(_) | Command::Wait(_)) = (&settings, &cli.command) {
+        complain(error);
+        return ExitCode::from(EXIT_USAGE);
+    }
     let result = match cli.command {
         Command::Run(options) => run::run(*options),
         Command::Check(options) => check::run(&options),
+        Command::Wait(options) => wait::run(options),
         Command::Get(options) => get::run(&options),
         Command::Resolve(options) => resolve::run(&options),
         Command::Cleanup(options) => cleanup::run(&options),
@@ -139,6 +158,14 @@ pub fn main() -> ExitCode {
             }
         },
     }
+}
+
+/// The variables that flags can come from.
+fn variables() -> BTreeSet<String> {
+    let cli = Cli::command();
+    let arguments = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    let variables = arguments.filter_map(|argument| argument.get_env());
+    variables.map(|variable| variable.to_string_lossy().into_owned()).collect()
 }
 
 /// A variable that is there and empty, as scripts and pod templates leave it, is none.

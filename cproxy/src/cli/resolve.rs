@@ -26,7 +26,7 @@ pub(super) struct Options {
     #[command(flatten)]
     own: OwnOptions,
     /// Say of each endpoint of this Service which rule takes it in or leaves it out
-    #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = service_name)]
+    #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = super::service_name)]
     explain: Option<ServiceName>,
     /// How to print the table
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
@@ -100,15 +100,6 @@ fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objec
     told.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
     if !others.is_empty() {
         eprintln!("cproxy: {} problems of other objects are shown without --explain", others.len());
-    }
-}
-
-fn service_name(text: &str) -> Result<ServiceName, String> {
-    match text.split_once('/') {
-        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-            Ok(ServiceName::new(namespace, name))
-        }
-        _ => Err("it looks like default/web".to_owned()),
     }
 }
 

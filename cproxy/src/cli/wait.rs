@@ -1,0 +1,70 @@
+//! `cproxy wait`: for init systems and hooks that start what needs ClusterIPs.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{RunDirOption, service_name};
+use crate::{
+    model::ServiceName,
+    wait::{Wanted, wait},
+};
+
+/// Flags of `cproxy wait`.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    #[command(flatten)]
+    run: RunDirOption,
+    /// How long to wait: seconds, or a number with ms, s or m
+    #[arg(long, env = "CPROXY_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = time)]
+    timeout: Duration,
+    /// Wait also until these Services have an endpoint (in the environment: with commas between them)
+    #[arg(long = "for", env = "CPROXY_FOR", value_name = "NAMESPACE/NAME", num_args = 1.., value_delimiter = ',', value_parser = service_name)]
+    services: Vec<ServiceName>,
+    /// What to do when the time is over, or cproxy cannot run on this kernel
+    #[arg(long, env = "CPROXY_ON_TIMEOUT", value_name = "POLICY", value_enum, default_value_t)]
+    on_timeout: Policy,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Policy {
+    /// Say why and exit with 1: nothing starts
+    #[default]
+    Fail,
+    /// Say why and exit with 0: what waits starts without Services
+    Start,
+}
+
+pub(super) fn run(options: Options) -> anyhow::Result<()> {
+    let wanted = Wanted { run_dir: options.run.run_dir, timeout: options.timeout, services: options.services };
+    match (wait(&wanted), options.on_timeout) {
+        (Err(error), Policy::Start) => {
+            super::complain(&format_args!("{error}; going on without it (--on-timeout start)"));
+            Ok(())
+        }
+        (outcome, _) => Ok(outcome?),
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let units = [("ms", Duration::from_millis(1)), ("s", Duration::from_secs(1)), ("m", Duration::from_secs(60))];
+    let unit = units.iter().find_map(|(unit, one)| Some((text.strip_suffix(unit)?, *one)));
+    let (number, one) = unit.unwrap_or((text, Duration::from_secs(1)));
+    let number: u32 = number.trim().parse().map_err(|_| "not a time; it looks like 30s, 500ms or 2m".to_owned())?;
+    Ok(one * number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, expected) in [("30s", 30_000), ("500ms", 500), ("2m", 120_000), ("7", 7_000), ("0", 0)] {
+            assert_eq!(time(text), Ok(Duration::from_millis(expected)), "{text}");
+        }
+        for text in ["", "s", "-1s", "1h", "1.5s", "99999999999s"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+}

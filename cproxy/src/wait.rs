@@ -1,0 +1,145 @@
+//! Whether an agent has come as far as somebody waits for, seen from its run directory.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    admin,
+    model::{ServiceName, printable},
+};
+
+/// In the run directory: the table has been complete since this agent started.
+pub const READY: &str = "ready";
+/// In the run directory: why the agent has ended before it was ready, in one line.
+pub const FAILED: &str = "failed";
+/// As [`FAILED`], where another try on this machine would end the same.
+pub const UNUSABLE: &str = "unusable";
+
+/// A file is looked for so often at first: a boot must not wait for who waits.
+const PAUSE: Duration = Duration::from_millis(2);
+/// As often when it has not come for a while, or when the agent is asked.
+const PAUSE_LONG: Duration = Duration::from_millis(50);
+/// From then on pauses are long.
+const EAGER: Duration = Duration::from_secs(1);
+
+/// What is waited for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Where the agent says how it is.
+    pub run_dir: PathBuf,
+    /// For how long.
+    pub timeout: Duration,
+    /// Services of which some frontend leads to an endpoint.
+    pub services: Vec<ServiceName>,
+}
+
+/// Why it has not come.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// The time is over.
+    #[error("not ready after {0:?}: {1}")]
+    TimedOut(Duration, String),
+    /// The agent cannot run on this machine.
+    #[error("cproxy cannot run here: {0}")]
+    Unusable(String),
+}
+
+/// Returns when everything that is wanted is there.
+///
+/// # Errors
+/// It has not come in time, and what is missing; or it never will.
+pub fn wait(wanted: &Wanted) -> Result<(), WaitError> {
+    let start = Instant::now();
+    loop {
+        let Some(missing) = missing(wanted)? else { return Ok(()) };
+        let waited = start.elapsed();
+        if waited >= wanted.timeout {
+            return Err(WaitError::TimedOut(wanted.timeout, missing.explain(&wanted.run_dir)));
+        }
+        let is_eager = matches!(missing, Missing::Ready) && waited < EAGER;
+        let pause = if is_eager { PAUSE } else { PAUSE_LONG };
+        thread::sleep(pause.min(wanted.timeout.saturating_sub(waited)));
+    }
+}
+
+/// What is still missing.
+enum Missing {
+    Ready,
+    Service(ServiceName),
+}
+
+fn missing(wanted: &Wanted) -> Result<Option<Missing>, WaitError> {
+    if !wanted.run_dir.join(READY).exists() {
+        let unusable = read_line(&wanted.run_dir.join(UNUSABLE)).ok();
+        return unusable.map_or(Ok(Some(Missing::Ready)), |reason| Err(WaitError::Unusable(reason)));
+    }
+    if wanted.services.is_empty() {
+        return Ok(None);
+    }
+    let rows = admin::ask_services(&wanted.run_dir).unwrap_or_default();
+    let is_served = |service: &&ServiceName| {
+        let name = service.to_string();
+        rows.iter().any(|row| row.service.as_ref() == Some(&name) && !row.backends.is_empty())
+    };
+    Ok(wanted.services.iter().find(|service| !is_served(service)).cloned().map(Missing::Service))
+}
+
+impl Missing {
+    fn explain(&self, run_dir: &Path) -> String {
+        if let Ok(reason) = read_line(&run_dir.join(FAILED)) {
+            return format!("the agent has ended: {reason}");
+        }
+        let gauges = match admin::ask_gauges(run_dir) {
+            Ok(gauges) => gauges,
+            Err(error) => return format!("no agent answers at {}: {error}", run_dir.join(admin::SOCKET).display()),
+        };
+        match self {
+            Self::Service(service) => format!("Service {service} has no endpoint that is ready"),
+            Self::Ready if gauges.contains_key("api_server_silent_seconds") => {
+                "the agent has reached its API server and has no complete list of all kinds yet; its log tells more"
+                    .to_owned()
+            }
+            Self::Ready => "the agent has heard nothing from its source yet; its log tells more".to_owned(),
+        }
+    }
+}
+
+fn read_line(path: &Path) -> io::Result<String> {
+    let text = fs::read_to_string(path)?;
+    Ok(printable(text.lines().next().unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(name: &str) -> Wanted {
+        let run_dir = std::env::temp_dir().join(format!("cproxy-wait-{}-{name}", std::process::id()));
+        fs::remove_dir_all(&run_dir).ok();
+        Wanted { run_dir, timeout: Duration::from_millis(30), services: Vec::new() }
+    }
+
+    fn outcome(wanted: &Wanted) -> String {
+        wait(wanted).map_or_else(|error| error.to_string(), |()| "ready".to_owned())
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let wanted = wanted("missing");
+        assert!(outcome(&wanted).starts_with("not ready after 30ms: no agent answers at "), "{}", outcome(&wanted));
+        fs::create_dir(&wanted.run_dir).unwrap();
+        fs::write(wanted.run_dir.join(FAILED), "no route\nat all").unwrap();
+        assert_eq!(outcome(&wanted), "not ready after 30ms: the agent has ended: no route");
+        fs::write(wanted.run_dir.join(UNUSABLE), "too old").unwrap();
+        assert_eq!(outcome(&Wanted { timeout: Duration::MAX, ..wanted.clone() }), "cproxy cannot run here: too old");
+        fs::write(wanted.run_dir.join(READY), "").unwrap();
+        assert_eq!(outcome(&wanted), "ready", "an earlier failure does not count");
+        let service = Wanted { services: vec![ServiceName::new("default", "web")], ..wanted.clone() };
+        assert!(outcome(&service).starts_with("not ready after 30ms: "), "{}", outcome(&service));
+        fs::remove_dir_all(&wanted.run_dir).unwrap();
+    }
+}

@@ -1,0 +1,166 @@
+//! How what needs Services starts after them: `cproxy wait`, word to the init system, and settings that come with the
+//! machine.
+
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{
+    os::unix::net::UnixDatagram,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use cproxy_tests::{
+    manifest::{self, Endpoint, Service, Slice},
+    process::{Agent, Daemon, cproxy, cproxy_binary},
+    sandbox::{Placement, Sandbox},
+};
+
+const VIP: &str = "10.96.0.10";
+const POD: &str = "10.244.0.1";
+const SYNC: Duration = Duration::from_secs(10);
+
+fn write_service(sandbox: &Sandbox, endpoint: Endpoint) {
+    let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
+    let slice = Slice::v4("web").tcp("http", 8080).endpoint(endpoint);
+    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
+}
+
+fn wait(sandbox: &Sandbox, flags: &[&str]) -> (i32, String) {
+    let output = cproxy(sandbox, &[&["wait"], flags].concat());
+    assert_eq!(output.stdout, "");
+    (output.code, output.stderr)
+}
+
+/// A `cproxy wait` in the background.
+fn waiter(sandbox: &Sandbox, flags: &[&str]) -> Daemon {
+    let mut command = Command::new(cproxy_binary());
+    command.arg("wait").arg("--run-dir").arg(sandbox.run_dir()).args(flags);
+    Daemon::spawn(sandbox, "wait", Placement::Hooked, command)
+}
+
+#[test]
+fn wait_ends_when_the_table_is_complete() {
+    let sandbox = Sandbox::new("cproxy-test");
+    write_service(&sandbox, Endpoint::not_ready(POD));
+    let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.starts_with("cproxy: not ready after 50ms: no agent answers at ") && message.lines().count() == 1,
+        "{message}"
+    );
+
+    let mut early = waiter(&sandbox, &["--timeout", "20s"]);
+    let mut served = waiter(&sandbox, &["--timeout", "20s", "--for", "default/web"]);
+    assert_eq!(early.exit_status(), None);
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    assert!(early.wait(SYNC).unwrap().success(), "{}", early.log());
+
+    assert_eq!(
+        wait(&sandbox, &["--for", "default/web", "--timeout", "50ms"]),
+        (1, "cproxy: not ready after 50ms: Service default/web has no endpoint that is ready\n".to_owned())
+    );
+    assert_eq!(served.exit_status(), None);
+    write_service(&sandbox, Endpoint::ready(POD));
+    assert!(served.wait(SYNC).unwrap().success(), "{}", served.log());
+    assert_eq!(wait(&sandbox, &["--timeout", "0"]), (0, String::new()));
+    agent.stop();
+    assert_eq!(wait(&sandbox, &["--timeout", "0"]).0, 1, "an agent that was stopped is not ready");
+}
+
+#[test]
+fn the_policy_decides_what_happens_when_the_time_is_over() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let (code, message) = wait(&sandbox, &["--timeout", "1ms", "--on-timeout", "start"]);
+    assert_eq!(code, 0);
+    assert!(message.ends_with("; going on without it (--on-timeout start)\n"), "{message}");
+    for (flags, named) in [
+        (["--timeout", "soon"], "30s, 500ms or 2m"),
+        (["--for", "web"], "default/web"),
+        (["--on-timeout", "hope"], "fail, start"),
+    ] {
+        let (code, message) = wait(&sandbox, &flags);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains(named) && message.lines().count() == 1, "{message}");
+    }
+}
+
+#[test]
+fn who_waits_is_told_at_once_that_the_agent_cannot_run_here() {
+    let sandbox = Sandbox::new("cproxy-test");
+    write_service(&sandbox, Endpoint::ready(POD));
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).cgroup("/proc").start();
+    assert!(!agent.wait(SYNC).unwrap().success());
+    let start = Instant::now();
+    let (code, message) = wait(&sandbox, &["--timeout", "20s"]);
+    assert!(start.elapsed() < SYNC);
+    assert_eq!(
+        (code, message.as_str()),
+        (
+            1,
+            "cproxy: cproxy cannot run here: --cgroup /proc: not a cgroup2 directory; pass a directory of a cgroup2 mount (mount -t cgroup2 none DIR)\n"
+        )
+    );
+
+    let mut agent = Agent::new(&sandbox).manifests("/nowhere").start();
+    assert!(!agent.wait(SYNC).unwrap().success());
+    let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
+    assert_eq!(code, 1);
+    assert!(message.contains("the agent has ended: --manifests /nowhere: No such file"), "{message}");
+
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    assert_eq!(wait(&sandbox, &[]), (0, String::new()), "what was before is forgotten");
+}
+
+#[test]
+fn the_init_system_is_told_when_the_agent_is_ready() {
+    let sandbox = Sandbox::new("cproxy-test");
+    write_service(&sandbox, Endpoint::ready(POD));
+    let path = sandbox.dir().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(SYNC)).unwrap();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("NOTIFY_SOCKET", &path).start();
+    let mut message = [0; 64];
+    let length = socket.recv(&mut message).unwrap();
+    assert_eq!(&message[..length], b"READY=1");
+    assert!(agent.is_ready(), "and not before");
+    agent.stop();
+}
+
+#[test]
+fn settings_come_from_a_file_unless_somebody_nearer_says_otherwise() {
+    let sandbox = Sandbox::new("cproxy-test");
+    write_service(&sandbox, Endpoint::ready(POD));
+    let file = sandbox.dir().join("cproxy.conf");
+    let start = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        Agent::new(&sandbox).env("CPROXY_CONFIG", &file)
+    };
+    let manifests =
+        format!("# where Services are from\nmanifests = {}\n\nlog-level = warn\n", sandbox.manifest_dir().display());
+    let mut agent = start(&manifests).start();
+    agent.wait_ready(SYNC);
+    assert_eq!(agent.log(), "", "the level is the file's");
+    agent.stop();
+    let mut agent = start(&manifests).arg("--log-level").arg("info").start();
+    agent.wait_ready(SYNC);
+    assert_ne!(agent.log(), "", "the level is the flag's");
+    agent.stop();
+    let mut agent = start("apiserver = https://10.0.0.1\n").manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    agent.stop();
+
+    for (text, message) in [
+        (
+            "log-level = warn\nlog-lvl = warn\n",
+            ", line 2: \"log-lvl\" is no setting; they are named as the flags: apiserver, ",
+        ),
+        ("apiserver\n", ", line 1: \"apiserver\" has no value; "),
+        ("log-level = loud\n", "invalid value 'loud' for '--log-level <LEVEL>'"),
+    ] {
+        let mut agent = start(text).manifests(sandbox.manifest_dir()).start();
+        assert_eq!(agent.wait(SYNC).unwrap().code(), Some(2));
+        assert!(agent.log().contains(message) && agent.log().lines().count() == 1, "{}", agent.log());
+    }
+}
