@@ -20,6 +20,7 @@ mod rows;
 mod access;
 mod changes;
 mod cleanup;
+mod kustomize;
 mod lists;
 mod memory;
 mod node;

@@ -1,0 +1,58 @@
+//! What images/kubernetes has for a cluster: the API server takes it, and it gives the rights that the agent needs and no
+//! others.
+
+use std::path::Path;
+
+use cproxy_tests::control_plane::ControlPlane;
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::fixture::PREFIX;
+
+const ACCOUNT: &str = "system:serviceaccount:kube-system:cproxy";
+
+fn rendered(control_plane: &ControlPlane<'_>, directory: &str) -> String {
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/kubernetes").join(directory);
+    control_plane.kubectl(&["kustomize", images.to_str().unwrap()], "")
+}
+
+/// Whether the account may do it, by what the API server says.
+fn may(control_plane: &ControlPlane<'_>, request: &[&str]) -> bool {
+    let arguments = [&["auth", "can-i", "--as", ACCOUNT], request].concat();
+    let output = control_plane.try_kubectl("admin", &arguments, "");
+    match output.stdout.trim() {
+        "yes" => true,
+        "no" => false,
+        other => panic!("{request:?}: {other}{}", output.stderr),
+    }
+}
+
+#[test]
+fn the_overlays_are_taken_by_the_api_server_and_give_just_the_rights_that_are_needed() {
+    let sandbox = Sandbox::new(PREFIX);
+    let control_plane = ControlPlane::start(&sandbox);
+    // The harness has rights of the same name for its own user.
+    control_plane.kubectl(&["delete", "clusterrole,clusterrolebinding", "cproxy"], "");
+    assert!(!may(&control_plane, &["watch", "services", "--all-namespaces"]));
+    control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "base"));
+    for overlay in ["overlays/baked-in", "overlays/sidecar"] {
+        let text = rendered(&control_plane, overlay);
+        let answer = control_plane.kubectl(&["apply", "--dry-run=server", "-f", "-"], &text);
+        assert_eq!(answer.matches("(server dry run)").count(), text.matches("\nkind: ").count(), "{overlay}: {answer}");
+    }
+    control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "overlays/baked-in"));
+
+    for verb in ["list", "watch"] {
+        for kind in ["services", "endpointslices.discovery.k8s.io"] {
+            assert!(may(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+        }
+        assert!(may(&control_plane, &[verb, "nodes/virtual-kubelet"]), "{verb} the own Node");
+        for kind in ["nodes", "nodes/other", "pods", "secrets", "configmaps", "endpoints"] {
+            assert!(!may(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+        }
+    }
+    for verb in ["get", "create", "update", "patch", "delete"] {
+        for kind in ["services", "endpointslices.discovery.k8s.io", "nodes", "secrets", "pods"] {
+            assert!(!may(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+        }
+    }
+}
