@@ -72,11 +72,11 @@ impl fmt::Display for Config {
         }
         self.exclude.fmt(f)?;
         let closed = match self.terminate_sockets {
-            Mode::None => "no",
-            Mode::Udp => "UDP",
-            Mode::All => "all",
+            Mode::None => "no stale sockets",
+            Mode::Udp => "stale UDP sockets",
+            Mode::All => "all stale sockets",
         };
-        write!(f, "; closes {closed} stale sockets")?;
+        write!(f, "; closes {closed}")?;
         write!(f, "; pins in {}, run directory {}", self.pin_dir.display(), self.run_dir.display())
     }
 }

@@ -227,6 +227,24 @@ fn an_object_that_cannot_be_read_does_not_end_the_watch() {
 }
 
 #[test]
+fn objects_of_another_kind_change_nothing_and_are_named() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, |target| {
+        let mut other = object(target);
+        other["kind"] = "Pod".into();
+        other["metadata"]["resourceVersion"] = "12".into();
+        let list = [event("ADDED", &object(target)), list_end()].into_iter().filter(|_| is_list_streamed(target));
+        Reply::chunks(list.chain([event("ADDED", &other), event("DELETED", &other)]).collect::<Vec<_>>()).open()
+    });
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    for kind in ["Service", "EndpointSlice"] {
+        agent.wait_log(&format!("Pod where {kind} is asked for"), PATIENCE);
+    }
+    assert_serves(&sandbox, &mut agent);
+}
+
+#[test]
 fn pages_are_followed_and_start_anew_when_they_have_expired() {
     let sandbox = Sandbox::new("cproxy-test");
     let mut has_expired = false;

@@ -99,7 +99,7 @@ fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objec
     };
     told.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
     if !others.is_empty() {
-        eprintln!("cproxy: {} problems of other objects are shown without --explain", others.len());
+        eprintln!("cproxy: {} problems of other objects; without --explain they are shown", others.len());
     }
 }
 

@@ -5,11 +5,13 @@ use std::borrow::Cow;
 
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::core::{ObjectMeta, Resource};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// v1 Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Service {
+    #[serde(default, rename = "kind", deserialize_with = "own_kind::<Service, _>")]
+    _kind: (),
     /// Names and labels.
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
@@ -108,6 +110,8 @@ pub struct ServicePortSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
+    #[serde(default, rename = "kind", deserialize_with = "own_kind::<EndpointSlice, _>")]
+    _kind: (),
     /// Names and labels.
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
@@ -175,6 +179,8 @@ pub struct EndpointPortSpec {
 /// v1 Node.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Node {
+    #[serde(default, rename = "kind", deserialize_with = "own_kind::<Node, _>")]
+    _kind: (),
     /// Names and labels.
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
@@ -197,6 +203,15 @@ pub struct NodeAddress {
     pub type_: Option<String>,
     /// The address.
     pub address: Option<String>,
+}
+
+/// An object that says that it is of another kind is none of this one.
+fn own_kind<'de, K: Resource<DynamicType = ()>, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+    let own = K::kind(&());
+    match Option::<String>::deserialize(deserializer)? {
+        Some(kind) if kind != own => Err(D::Error::custom(format_args!("{kind} where {own} is asked for"))),
+        _ => Ok(()),
+    }
 }
 
 /// Reads of `metadata` what is used; above all it leaves `managedFields` where they are.

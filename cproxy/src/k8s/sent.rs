@@ -33,17 +33,20 @@ fn why<T: DeserializeOwned>(object: Value) -> Option<String> {
     serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
 }
 
-impl<T: DeserializeOwned + Resource> Sent<T> {
+impl<T: DeserializeOwned + Resource<DynamicType = ()>> Sent<T> {
     /// Reads an object.
     ///
     /// # Errors
-    /// It is not even JSON.
+    /// It is not even JSON, or an object of another kind: whatever sends such things has no say in what there is.
     pub(super) fn read(json: &str) -> serde_json::Result<Self> {
         match serde_json::from_str(json) {
             Ok(object) => Ok(Self::Read(object)),
             Err(error) => {
                 serde_json::from_str::<IgnoredAny>(json)?;
                 let object: Value = serde_json::from_str(json).unwrap_or_default();
+                if object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind != T::kind(&())) {
+                    return Err(error);
+                }
                 let names = names(&object);
                 Ok(Self::Unreadable(Box::new(names), why::<T>(object).unwrap_or_else(|| error.to_string())))
             }
@@ -80,6 +83,14 @@ mod tests {
             let object = read(nameless);
             assert!(matches!(&object, Sent::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
         }
+    }
+
+    #[test]
+    fn an_object_of_another_kind_is_not_taken_for_one_of_this() {
+        let of = |kind| format!(r#"{{"kind": "{kind}", "metadata": {{"name": "a"}}}}"#);
+        assert!(matches!(Sent::<Service>::read(&of("Service")), Ok(Sent::Read(_))));
+        let error = Sent::<Service>::read(&of("Pod")).unwrap_err().to_string();
+        assert!(error.starts_with("Pod where Service is asked for"), "{error}");
     }
 
     #[test]

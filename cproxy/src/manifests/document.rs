@@ -196,6 +196,10 @@ impl<'a> Reader<'a> {
                 ("", "") => "apiVersion and kind are missing; ignored".to_owned(),
                 ("", kind) => format!("{kind} without apiVersion; ignored"),
                 (_, "") => "kind is missing; ignored".to_owned(),
+                (version, "Service" | "Node") => format!("{kind} of {version} where v1 is used; ignored"),
+                (version, "EndpointSlice") => {
+                    format!("{kind} of {version} where discovery.k8s.io/v1 is used; ignored")
+                }
                 (version, kind) => {
                     // One problem for all objects of a kind that is not used.
                     let message = format!("{version} {kind} is not used by cproxy; ignored");
@@ -261,6 +265,9 @@ impl<'de> Visitor<'de> for Reader<'_> {
         let (mut fields, mut items) = (Map::new(), None);
         while let Some(key) = map.next_key::<String>()? {
             if key == "items" {
+                if items.is_some() {
+                    return Err(A::Error::custom("items of a list are there twice"));
+                }
                 items = map.next_value_seed(ItemsReader::new(&self, &fields))?;
             } else if fields.insert(key, map.next_value()?).is_some() && items.is_some() {
                 // The items have been read as what their list was said to be then.

@@ -137,7 +137,8 @@ impl Files {
     fn read_file(&mut self, file: PathBuf) {
         self.problems.remove(&file);
         let is_known = matches!(self.files.get(&file), Some(Some(_)));
-        let stays = if is_known { "; its last content stays" } else { "; ignored" };
+        let stays =
+            if is_known { "; its last content stays" } else { "; its objects are not there until it can be read" };
         let text = match self.read_text(&file) {
             Ok(text) if text.is_empty() && is_known => Err("it is empty (delete it to remove its objects)".to_owned()),
             Ok(text) => Ok(text),
@@ -182,7 +183,8 @@ impl Files {
 }
 
 fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
-    let list: Vec<_> = same.iter().map(|(_, file)| file.display().to_string()).collect();
+    let mut list: Vec<_> = same.iter().map(|(_, file)| file.display().to_string()).collect();
+    list.dedup();
     let ((kind, name), last) = (same.first()?.0, list.last()?);
     let object = match kind {
         Kind::Nodes => format!("{} {}", kind.singular(), name.name),

@@ -188,6 +188,26 @@ mod tests {
     }
 
     #[test]
+    fn a_kind_of_another_version_is_named_with_its_place() {
+        let text = "{kind: EndpointSlice, apiVersion: v1}\n---\n{kind: Service, apiVersion: v2}\n";
+        let problems: Vec<_> = contents(text).problems().map(Problem::to_string).collect();
+        assert_eq!(
+            problems,
+            [
+                "f (document 1): EndpointSlice of v1 where discovery.k8s.io/v1 is used; ignored",
+                "f (document 2): Service of v2 where v1 is used; ignored"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_list_with_items_twice_is_refused() {
+        for text in [r#"{"kind": "List", "items": [], "items": []}"#, "kind: List\nitems: []\nitems: []\n"] {
+            assert!(parse("f", text, &Wanted::default()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_broken_further_on_says_nothing() {
         let service = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#;
         for text in [format!(r#"{{"kind":"List","items":[{service},"#), format!("{service}\n{{")] {
