@@ -8,6 +8,7 @@ use kube::core::{ObjectMeta, Resource};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// v1 Service.
+#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Service {
     #[serde(default, rename = "kind", deserialize_with = "own_kind::<Service, _>")]
@@ -107,6 +108,7 @@ pub struct ServicePortSpec {
 }
 
 /// discovery.k8s.io/v1 EndpointSlice.
+#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
@@ -177,6 +179,7 @@ pub struct EndpointPortSpec {
 }
 
 /// v1 Node.
+#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Node {
     #[serde(default, rename = "kind", deserialize_with = "own_kind::<Node, _>")]
