@@ -34,7 +34,7 @@ pub const SETS_MIN: u32 = 256;
 /// Most sets in `SETS`.
 pub const SETS_MAX: u32 = 262_144;
 /// Room in `BACKENDS` when it is smallest.
-pub const BACKENDS_MIN: u32 = 1_024;
+pub const BACKENDS_MIN: u32 = 1_536;
 /// Most slots in `BACKENDS`: 96 MiB of them.
 pub const BACKENDS_MAX: u32 = 4_194_304;
 /// Most clients with session affinity that `AFFINITY` holds; beyond them, who has been idle longest is forgotten.
@@ -636,7 +636,7 @@ mod tests {
             [34, 36, 4],
             [12, 68, 96],
             [40, 104, 136],
-            [256, 256, 1_024, 512, 1_024, 7],
+            [256, 256, 1_536, 512, 1_024, 7],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
             [1_882_088_029, 687_999_930],
             [1 << 46, 1 << 36],

@@ -255,7 +255,7 @@ fn a_marked_socket_is_not_translated() {
     live.sandbox.add_addresses([VIP_V4, VIP_V6]);
     let _servers = [VIP_V4, VIP_V6]
         .map(|vip| echo::tcp(&live.sandbox, SocketAddr::new(vip.parse().unwrap(), 80), "the VIP itself"));
-    let mut mark = SocketMark::open(&PinDir::new(&live.sandbox.pin_dir())).unwrap();
+    let mut mark = SocketMark::new(&PinDir::new(&live.sandbox.pin_dir()));
     for (form, vip) in vips(80) {
         let family = if vip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = rustix::net::socket(family, SocketType::STREAM, None).unwrap();

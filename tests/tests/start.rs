@@ -1,8 +1,6 @@
 //! How what needs Services starts after them: `cproxy wait`, word to the init system, and settings that come with the
 //! machine.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
-
 use std::{
     os::unix::net::UnixDatagram,
     process::Command,

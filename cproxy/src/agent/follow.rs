@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{
-    AgentError, notify,
+    AgentError, Pins, notify,
     run_dir::RunDir,
     stale::{Closer, Gauges},
     timeline::{Phase, Timeline},
@@ -18,7 +18,7 @@ use crate::{
     bpf::{self, PinDir},
     k8s::LastHeard,
     memory,
-    model::{Event, Exclusions, Limits, Op, Problem, Room, Store, Table},
+    model::{Event, Exclusions, KernelTable, Limits, Op, Problem, Room, Store, Table},
     report::ReportRow,
     sockets::Mode,
 };
@@ -71,9 +71,16 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Takes over what is in the kernel.
-    pub(super) fn open(pins: &PinDir, store: Store, run_dir: RunDir, timeline: Timeline) -> Result<Self, AgentError> {
-        let maps = bpf::Table::open(pins)?;
-        let table = Table::new(bpf::Table::LIMITS, maps.read()?);
+    pub(super) fn open(
+        pins: &Pins,
+        store: Store,
+        run_dir: RunDir,
+        timeline: Timeline,
+        heard: LastHeard,
+    ) -> Result<Self, AgentError> {
+        let maps = bpf::Table::open(&pins.dir)?;
+        let kernel = KernelTable { is_new: pins.are_new, ..maps.read()? };
+        let table = Table::new(bpf::Table::LIMITS, kernel);
         Ok(Self {
             store,
             table,
@@ -89,7 +96,7 @@ impl Follower {
             reported: BTreeSet::new(),
             retired: Arc::default(),
             gauges: Arc::default(),
-            heard: LastHeard::default(),
+            heard,
         })
     }
 
@@ -125,11 +132,6 @@ impl Follower {
     /// Who closes stale sockets when this one finds that backends have gone.
     pub(super) fn closer(&self, pins: PinDir, mode: Mode) -> Closer {
         Closer { pins, mode, retired: self.retired.clone(), gauges: self.gauges.clone() }
-    }
-
-    /// Who is told whenever the API server answers.
-    pub(super) fn heard(&self) -> LastHeard {
-        self.heard.clone()
     }
 
     /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.

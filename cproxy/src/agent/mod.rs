@@ -24,6 +24,7 @@ use crate::{
     own_address::OwnAddresses,
 };
 use follow::Follower;
+use http::Uri;
 use run_dir::RunDir;
 use timeline::{Phase, Timeline};
 use tokio::{net::UnixListener, sync::mpsc};
@@ -104,34 +105,59 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
         tracing::warn!("{problem}");
     }
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
-    let pins = PinDir::new(&environment.pin_dir);
+    let dir = PinDir::new(&environment.pin_dir);
     // Held until the end: the only agent on these pins. The run directory has a lock of its own.
-    let _lock = pins.lock()?;
+    let lock = dir.lock()?;
+    let pins = Pins { dir, are_new: lock.is_empty() };
     let run_dir = RunDir::create(&config.run_dir)?;
     let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
     let listener = admin::listen(&config.run_dir).map_err(failed)?;
     timeline.end(Phase::Prepare);
-    install(&environment)?;
+    let heard = LastHeard::default();
+    let api_server = source.api_server();
+    let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
+    // The source alone keeps the channel open: its end is noticed.
+    let others = sender.downgrade();
+    start(source, own.node_name.clone(), &pins.dir, heard.clone(), sender)?;
+    install(&environment).await?;
     timeline.end(Phase::Install);
-    // Its sockets need the installed maps, and nothing is derived before it is known.
-    let found = own.pod_ips.is_empty().then(|| find_own_addresses(&source, &pins)).transpose()?;
-    own.pod_ips.extend(found.iter().flat_map(OwnAddresses::addresses));
-    let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, timeline)?;
+    // Nothing is derived before it is known.
+    if own.pod_ips.is_empty() {
+        let found = OwnAddresses::find(SocketMark::new(&pins.dir), api_server);
+        own.pod_ips = found.addresses();
+        drop(tokio::spawn(found.follow(others)));
+    }
+    let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, timeline, heard)?;
     follower.configure(exclusions)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(own.pod_ips.clone()));
         follower.bootstrap(&store)?;
     }
     follower.opened();
-    let events = start(source, own, found, &pins, follower.heard())?;
-    drop(tokio::spawn(follower.closer(pins.clone(), config.terminate_sockets).run()));
+    drop(tokio::spawn(follower.closer(pins.dir.clone(), config.terminate_sockets).run()));
     follow_until_stopped(follower, events, listener).await
+}
+
+/// Where the kernel's objects are.
+struct Pins {
+    dir: PinDir,
+    /// Nothing was there before this agent.
+    are_new: bool,
 }
 
 /// A source that has been found usable and not yet been started.
 enum Prepared {
     ApiServer(Box<kube::Config>),
     Manifests(Watcher, Box<Files>),
+}
+
+impl Prepared {
+    fn api_server(&self) -> Option<Uri> {
+        match self {
+            Self::ApiServer(config) => Some(config.cluster_url.clone()),
+            Self::Manifests(..) => None,
+        }
+    }
 }
 
 async fn prepare(source: &Source, wanted: Wanted) -> Result<Prepared, AgentError> {
@@ -142,12 +168,13 @@ async fn prepare(source: &Source, wanted: Wanted) -> Result<Prepared, AgentError
     })
 }
 
-/// Loads and attaches in a child, whose memory goes with it.
-fn install(environment: &Environment) -> Result<(), AgentError> {
+/// Loads and attaches in a child, whose memory goes with it. Meanwhile the source may deliver.
+async fn install(environment: &Environment) -> Result<(), AgentError> {
     let path = PathBuf::from("/proc/self/exe");
     let mut command = Command::new(&path);
     command.arg("install").arg("--cgroup").arg(&environment.cgroup).arg("--pin-dir").arg(&environment.pin_dir);
-    let output = command.output().map_err(|error| AgentError::Child(path, error))?;
+    let ended = tokio::task::spawn_blocking(move || command.output()).await;
+    let output = ended.map_err(io::Error::other).flatten().map_err(|error| AgentError::Child(path, error))?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
         tracing::info!("attached to {}: {}", environment.cgroup.display(), stdout.trim().replace('\n', ", "));
@@ -175,27 +202,14 @@ fn read_bootstrap(path: &Path, own: &Own, wanted: &Wanted) -> Result<Store, Agen
     Ok(store)
 }
 
-/// The VM's own addresses, where they are not given.
-fn find_own_addresses(source: &Prepared, pins: &PinDir) -> Result<OwnAddresses, AgentError> {
-    let api_server = match source {
-        Prepared::ApiServer(config) => Some(config.cluster_url.clone()),
-        Prepared::Manifests(..) => None,
-    };
-    Ok(OwnAddresses::find(SocketMark::open(pins)?, api_server))
-}
-
+/// Lets the source deliver. The API server may be asked before the programs are installed: see [`SocketMark::mark`].
 fn start(
     source: Prepared,
-    own: Own,
-    found: Option<OwnAddresses>,
+    node_name: Option<String>,
     pins: &PinDir,
     heard: LastHeard,
-) -> Result<mpsc::Receiver<Vec<Event>>, AgentError> {
-    let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
-    if let Some(found) = found {
-        // The source alone keeps the channel open: its end is noticed.
-        drop(tokio::spawn(found.follow(sender.downgrade())));
-    }
+    sender: mpsc::Sender<Vec<Event>>,
+) -> Result<(), AgentError> {
     match source {
         Prepared::Manifests(watcher, files) => drop(tokio::spawn(async move {
             if let Err(error) = manifests::watch(*files, watcher, sender).await {
@@ -203,12 +217,12 @@ fn start(
             }
         })),
         Prepared::ApiServer(config) => {
-            let client = k8s::client(&config, SocketMark::open(pins)?, heard)?;
+            let client = k8s::client(&config, SocketMark::new(pins), heard)?;
             tracing::info!("following the API server at {}", config.cluster_url);
-            drop(tokio::spawn(k8s::watch(client, config.cluster_url, own.node_name, sender)));
+            drop(tokio::spawn(k8s::watch(client, config.cluster_url, node_name, sender)));
         }
     }
-    Ok(receiver)
+    Ok(())
 }
 
 async fn follow_until_stopped(

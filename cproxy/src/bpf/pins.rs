@@ -135,6 +135,15 @@ pub struct PinDir {
 #[derive(Debug)]
 pub struct PinLock {
     _dir: OwnedFd,
+    is_empty: bool,
+}
+
+impl PinLock {
+    /// Whether nothing was pinned there: no program uses any map of ours.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.is_empty
+    }
 }
 
 impl PinDir {
@@ -181,7 +190,7 @@ impl PinDir {
         made.map_err(|error| PinError::Io(versioned.clone(), error))?;
         let lock = self.flock(&versioned)?;
         self.check_maps()?;
-        Ok(lock)
+        Ok(PinLock { is_empty: list(&versioned)?.is_empty(), ..lock })
     }
 
     /// Fails unless a complete table of this layout is pinned.
@@ -238,7 +247,7 @@ impl PinDir {
         let dir = rustix::fs::open(versioned, flags, Mode::empty()).map_err(io)?;
         match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
             // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart; one is no worse for that.
-            Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { _dir: dir }),
+            Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { _dir: dir, is_empty: false }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(PinError::Locked(self.dir.clone())),
             Err(error) => Err(io(error)),
         }

@@ -452,27 +452,39 @@ unsafe impl Send for Mapped {}
 
 /// Marks sockets that are never translated: the agent's own, before they connect.
 #[derive(Debug)]
-pub struct SocketMark(SkStorage<MapData, SocketState>);
+pub struct SocketMark {
+    pin: PathBuf,
+    map: Option<SkStorage<MapData, SocketState>>,
+}
 
 impl SocketMark {
-    /// Opens the pinned map.
-    ///
-    /// # Errors
-    /// It is missing or may not be used.
-    pub fn open(pins: &PinDir) -> Result<Self, TableError> {
-        let error = |error| TableError::Open(pins.object("SOCKETS"), error);
-        let map = MapData::from_pin(pins.object("SOCKETS")).map_err(error)?;
-        Ok(Self(SkStorage::try_from(Map::SkStorage(map)).map_err(error)?))
+    /// By the pinned map; nothing is opened yet.
+    #[must_use]
+    pub fn new(pins: &PinDir) -> Self {
+        Self { pin: pins.object("SOCKETS"), map: None }
     }
 
-    /// Marks a socket.
+    /// Marks a socket. As long as there is no map, there are no programs that would translate what the socket does next, and it
+    /// stays as it is: the agent may ask its API server while the programs are being installed.
     ///
     /// # Errors
-    /// The kernel refused.
+    /// The map may not be used, or the kernel refused.
     pub fn mark(&mut self, socket: &impl std::os::fd::AsRawFd) -> io::Result<()> {
-        self.0
-            .insert(socket, SocketState { flags: SOCKET_UNTRANSLATED, ..SocketState::default() }, 0)
+        if self.map.is_none() {
+            self.map = self.open().map_err(io::Error::other)?;
+        }
+        let Some(map) = &mut self.map else { return Ok(()) };
+        map.insert(socket, SocketState { flags: SOCKET_UNTRANSLATED, ..SocketState::default() }, 0)
             .map_err(io::Error::other)
+    }
+
+    fn open(&self) -> Result<Option<SkStorage<MapData, SocketState>>, TableError> {
+        let error = |error| TableError::Open(self.pin.clone(), error);
+        if !self.pin.exists() {
+            return Ok(None);
+        }
+        let map = MapData::from_pin(&self.pin).map_err(error)?;
+        Ok(Some(SkStorage::try_from(Map::SkStorage(map)).map_err(error)?))
     }
 }
 

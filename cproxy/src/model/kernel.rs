@@ -204,6 +204,8 @@ pub struct KernelTable {
     pub filter: Filter,
     /// How much the maps can hold now.
     pub room: Room,
+    /// No program has ever read it.
+    pub is_new: bool,
 }
 
 /// A set as read back from the maps.

@@ -138,7 +138,7 @@ impl Table {
     /// Takes over what the kernel holds; empty on a fresh start.
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
-        let KernelTable { frontends, addresses, mut sets, filter: written, room } = kernel;
+        let KernelTable { frontends, addresses, mut sets, filter: written, room, is_new } = kernel;
         // Of the keys without a port, and not a set of ours.
         sets.remove(&0);
         let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.members.backends.len() as u32 };
@@ -178,7 +178,7 @@ impl Table {
             slots,
             ids,
             elements_freed: false,
-            is_untouched: true,
+            is_untouched: !is_new,
             is_synced: false,
             has_retired: false,
             has_other_problems: false,

@@ -560,6 +560,7 @@ impl Kernel {
             (set, KernelSet { first_slot, members, affinity })
         };
         KernelTable {
+            is_new: false,
             frontends: self.frontends.clone(),
             addresses: self.addresses.clone(),
             sets: sets.into_iter().map(read).collect(),
@@ -914,6 +915,18 @@ fn a_new_agent_waits_for_what_the_last_one_gave_up() {
 }
 
 /// A program still holds the set's id from a frontend that was deleted; then the set goes to another Service's port.
+#[test]
+fn nobody_is_waited_for_where_there_was_nobody() {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
+    let store = store(cluster.lists());
+    let waits = |is_new| {
+        let kernel = KernelTable { is_new, room: AMPLE.least, ..KernelTable::default() };
+        Table::new(AMPLE, kernel).sync(&store).contains(&Op::Drain)
+    };
+    assert!(waits(false) && !waits(true));
+}
+
 #[test]
 fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
     let steps = [
