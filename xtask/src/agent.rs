@@ -105,13 +105,13 @@ fn check(binary: &Path) -> Result<()> {
 }
 
 /// A size as people read it.
-fn mebibytes(bytes: u64) -> String {
+pub(crate) fn mebibytes(bytes: u64) -> String {
     let hundredths = (bytes * 100) >> 20;
     format!("{}.{:02} MiB", hundredths / 100, hundredths % 100)
 }
 
 /// Whether a little-endian 64-bit ELF file has a program header that names a dynamic loader.
-fn has_interpreter(image: &[u8]) -> Result<bool> {
+pub(crate) fn has_interpreter(image: &[u8]) -> Result<bool> {
     const PT_INTERP: u32 = 3;
     if !image.starts_with(b"\x7fELF\x02\x01") {
         bail!("wrong magic number, class or byte order");

@@ -6,6 +6,7 @@ mod bench;
 mod control_plane;
 mod demo;
 mod fuzz;
+mod image;
 mod licences;
 mod lint;
 mod paths;
@@ -35,6 +36,8 @@ enum Verb {
     Setup(setup::Arguments),
     /// Builds the static, stripped agent and prints its size and, last, its path
     Build,
+    /// Makes what a platform bakes into its guests: files to unpack, an initramfs or an OCI image
+    Image(image::Arguments),
     /// Shows a ClusterIP at work on this machine (needs root)
     Demo(demo::Arguments),
     /// Runs every test suite and ends with one line that counts them (needs root)
@@ -65,6 +68,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Setup(arguments) => setup::run(&arguments)?,
         Verb::Build => agent::run()?,
+        Verb::Image(arguments) => image::run(&arguments)?,
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
         Verb::Lint => return lint::run(),

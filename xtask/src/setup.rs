@@ -24,6 +24,8 @@ enum Part {
     Cluster,
     /// The tests with programs in Go, Java, JavaScript and C, and with redis
     Programs,
+    /// The tests that hold images against the tools of others
+    Images,
 }
 
 /// Sets the machine up and says what was found and what was done.
@@ -35,6 +37,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if is_wanted(Part::Programs) {
         packages::ensure_programs()?;
+    }
+    if is_wanted(Part::Images) {
+        for_image_tests()?;
     }
     if is_wanted(Part::Cluster) || is_wanted(Part::Programs) {
         go::check()?;
@@ -56,6 +61,17 @@ pub(crate) fn for_control_plane() -> Result<()> {
 /// The part of the setup that running against the control plane needs.
 pub(crate) fn for_cluster() -> Result<()> {
     packages::ensure_cluster()
+}
+
+/// The part of the setup that making images needs.
+pub(crate) fn for_images() -> Result<()> {
+    packages::ensure_images()
+}
+
+/// The part of the setup that the tests of images need.
+pub(crate) fn for_image_tests() -> Result<()> {
+    packages::ensure_images()?;
+    packages::ensure_image_tests()
 }
 
 /// The part of the setup that the tests with programs need.

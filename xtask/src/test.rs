@@ -39,6 +39,8 @@ enum Part {
     Cluster,
     /// A short run of each fuzz target
     Fuzz,
+    /// Tests of what is baked into guests
+    Images,
     /// Tests of the socket programs in this machine's kernel
     Live,
     /// Tests with programs in Go, Java, JavaScript and C, and with redis
@@ -75,6 +77,7 @@ enum Need {
     Root,
     Cgroup2,
     ControlPlane,
+    Images,
     Programs,
 }
 
@@ -87,10 +90,13 @@ const BUDGETS: &[&str] = &["--test-threads=1", "--no-capture"];
 /// The variable that tells random tests to take their time.
 const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 
+/// The variable that tells tests of images where this program is.
+const XTASK_VARIABLE: &str = "CPROXY_XTASK";
+
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 12] = [
+const SUITES: [Suite; 13] = [
     Suite {
         name: "unit",
         targets: &["--lib", "--bins", "--test", "allocations"],
@@ -133,6 +139,7 @@ const SUITES: [Suite; 12] = [
         needs: PROGRAMS,
         part: Some(Part::Programs),
     },
+    Suite { name: "images", targets: &["--test", "images"], harness: ALONE, needs: IMAGES, part: Some(Part::Images) },
     Suite {
         name: "cluster",
         targets: &["--test", "cluster"],
@@ -164,6 +171,7 @@ const SIZE: &str = "size";
 
 const KERNEL: &[Need] = &[Need::Root, Need::Cgroup2];
 const PROGRAMS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Programs];
+const IMAGES: &[Need] = &[Need::Root, Need::Cgroup2, Need::Images];
 const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
 
 /// What suites are given.
@@ -175,6 +183,8 @@ struct Fixture {
     control_plane: Result<PathBuf, String>,
     /// Whether the programs are installed, or why not.
     programs: Result<(), String>,
+    /// Whether what images are held against is installed, or why not.
+    images: Result<(), String>,
     is_without_cluster: bool,
     is_soak: bool,
     filter: Option<String>,
@@ -224,9 +234,24 @@ impl Fixture {
         } else {
             setup::for_programs().map_err(|error| format!("{error:#}"))
         };
+        let images = if arguments.without.contains(&Part::Images) {
+            Err("left out".to_owned())
+        } else {
+            setup::for_image_tests().map_err(|error| format!("{error:#}"))
+        };
         let color = arguments.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok());
         let (is_soak, filter) = (arguments.soak, arguments.filter.clone());
-        Ok(Self { agent: agent.shipped, size, control_plane, programs, is_without_cluster, is_soak, filter, color })
+        Ok(Self {
+            agent: agent.shipped,
+            size,
+            control_plane,
+            programs,
+            images,
+            is_without_cluster,
+            is_soak,
+            filter,
+            color,
+        })
     }
 
     fn compile(&self, suite: &Suite) -> Result<()> {
@@ -240,6 +265,9 @@ impl Fixture {
         command.env(agent::VARIABLE, &self.agent).stdin(Stdio::null());
         if let Ok(directory) = &self.control_plane {
             command.env(control_plane::VARIABLE, directory);
+        }
+        if let Ok(this) = env::current_exe() {
+            command.env(XTASK_VARIABLE, this);
         }
         if self.is_soak {
             command.env(SOAK_VARIABLE, "1");
@@ -289,6 +317,11 @@ impl Fixture {
                 Need::ControlPlane => {
                     if let Err(reason) = &self.control_plane {
                         bail!("no control plane: {reason}");
+                    }
+                }
+                Need::Images => {
+                    if let Err(reason) = &self.images {
+                        bail!("programs are missing: {reason}");
                     }
                 }
                 Need::Programs => {

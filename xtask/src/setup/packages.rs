@@ -40,6 +40,12 @@ static PROGRAMS: [Provided; 6] = [
     ("redis-cli", &["redis-tools"]),
 ];
 
+/// What is put into images.
+static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
+
+/// What images are held against.
+static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
+
 /// Installs the packages of the commands that are missing.
 pub(crate) fn ensure_commands() -> Result<()> {
     ensure("commands", &COMMANDS)
@@ -53,6 +59,16 @@ pub(crate) fn ensure_cluster() -> Result<()> {
 /// Installs the packages of the programs that are missing.
 pub(crate) fn ensure_programs() -> Result<()> {
     ensure("programs", &PROGRAMS)
+}
+
+/// Installs the packages of what is put into images, where it is missing.
+pub(crate) fn ensure_images() -> Result<()> {
+    ensure("images", &IMAGES)
+}
+
+/// Installs the packages that images are tested with and that are missing.
+pub(crate) fn ensure_image_tests() -> Result<()> {
+    ensure("image tests", &IMAGE_TESTS)
 }
 
 fn ensure(what: &str, commands: &[Provided]) -> Result<()> {

@@ -1,0 +1,151 @@
+//! `cargo xtask image`: the agent and what goes with it in the forms that platforms bake into their guests. From the
+//! same commit come the same bytes.
+
+mod cpio;
+mod oci;
+mod stamp;
+mod tar;
+mod tree;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use flate2::{Compression, GzBuilder};
+use sha2::{Digest as _, Sha256};
+
+use self::stamp::Stamp;
+use self::tree::Tree;
+use crate::{agent, paths, run, setup};
+
+/// Where the agent is in a guest.
+const AGENT: &str = "usr/bin/cproxy";
+/// Where busybox is in the initramfs.
+const BUSYBOX: &str = "bin/busybox";
+/// Where the initramfs has nothing and its `init` mounts something.
+const MOUNT_POINTS: [&str; 5] = ["dev", "etc/cproxy", "proc", "run", "sys"];
+
+/// What to make, and of what.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The form
+    what: Form,
+    /// Takes this file instead of building the agent
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+    /// Where to put it; default: target/image
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Form {
+    /// rootfs.tar: the agent, its units and settings, to unpack over a guest's root file system
+    Rootfs,
+    /// initramfs.cpio.gz: a guest that runs the agent and one workload
+    Initramfs,
+    /// oci: an image layout with the agent alone, for registries and `COPY --from`
+    Oci,
+}
+
+/// Makes an image and says what it has written.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let agent = match &arguments.agent {
+        Some(file) => file.clone(),
+        None => agent::build()?.shipped,
+    };
+    let agent = fs::read(&agent).with_context(|| format!("reading {}", agent.display()))?;
+    let out = arguments.out.clone().unwrap_or_else(|| paths::target().join("image"));
+    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    let stamp = Stamp::find()?;
+    let written = match arguments.what {
+        Form::Rootfs => write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent)?, stamp)?)?,
+        Form::Initramfs => {
+            setup::for_images()?;
+            write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&initramfs(agent)?, stamp)?)?)?
+        }
+        Form::Oci => oci::write(out.join("oci"), agent, stamp)?,
+    };
+    println!("size: {} ({} bytes)", agent::mebibytes(written.bytes), written.bytes);
+    println!("digest: {}", written.digest);
+    println!("{}", written.path.display());
+    Ok(())
+}
+
+/// What has been written.
+struct Written {
+    path: PathBuf,
+    bytes: u64,
+    digest: String,
+}
+
+fn write(path: PathBuf, content: &[u8]) -> Result<Written> {
+    fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+    Ok(Written { path, bytes: content.len() as u64, digest: digest(content) })
+}
+
+fn rootfs(agent: Vec<u8>) -> Result<Tree> {
+    let mut tree = Tree::read(&paths::workspace().join("images/rootfs"))?;
+    tree.add_program(AGENT, agent);
+    Ok(tree)
+}
+
+fn initramfs(agent: Vec<u8>) -> Result<Tree> {
+    let (busybox, applets) = busybox()?;
+    let init = paths::workspace().join("images/init");
+    let mut tree = Tree::default();
+    for applet in applets.lines() {
+        tree.add_link(applet, format!("/{BUSYBOX}"));
+    }
+    tree.add_program("init", fs::read(&init).with_context(|| format!("reading {}", init.display()))?);
+    tree.add_program(AGENT, agent);
+    tree.add_program(BUSYBOX, busybox);
+    MOUNT_POINTS.iter().for_each(|dir| tree.add_directory(dir));
+    Ok(tree)
+}
+
+/// This machine's busybox, and a line for the path of each of its applets.
+fn busybox() -> Result<(Vec<u8>, String)> {
+    let path = paths::program("busybox").context("no busybox in PATH")?;
+    let program = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    if agent::has_interpreter(&program).with_context(|| path.display().to_string())? {
+        bail!("{} is not static, and the initramfs has no libraries: install busybox-static", path.display());
+    }
+    let applets = run::capture(Command::new(&path).arg("--list-full"))?;
+    Ok((program, applets))
+}
+
+/// Without a name and a time.
+fn gzip(content: &[u8]) -> Result<Vec<u8>> {
+    let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
+    encoder.write_all(content).and_then(|()| encoder.finish()).context("compressing")
+}
+
+/// As OCI writes it: `sha256:` and hexadecimal digits.
+fn digest(content: &[u8]) -> String {
+    let hex: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_overlay_and_the_agent_are_in_the_rootfs() {
+        let tree = rootfs(b"agent".to_vec()).unwrap();
+        let modes: Vec<_> = tree.entries().map(|(path, entry)| (path, entry.mode())).collect();
+        assert!(modes.contains(&("etc/init.d/cproxy", 0o100_755)), "{modes:?}");
+        assert!(modes.contains(&("usr/lib/systemd/system/cproxy.service", 0o100_644)), "{modes:?}");
+        assert!(modes.contains(&(AGENT, 0o100_755)) && modes.contains(&("usr", 0o040_755)), "{modes:?}");
+    }
+
+    #[test]
+    fn digests_are_written_as_oci_does() {
+        let expected = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(digest(b"abc"), expected);
+    }
+}

@@ -1,0 +1,153 @@
+//! An OCI image layout (opencontainers/image-spec) with one image of one layer: the agent, and nothing else.
+
+use std::collections::BTreeMap;
+use std::env::consts::ARCH;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::stamp::{Stamp, revision};
+use super::tree::Tree;
+use super::{AGENT, Written, digest, gzip, tar};
+
+/// The file that makes a directory a layout.
+const LAYOUT: &str = "oci-layout";
+/// The agent's, and the BPF programs' in it.
+const LICENSES: &str = "Apache-2.0 AND (MIT OR GPL-2.0-only)";
+
+/// Writes the layout in place of an earlier one.
+pub(super) fn write(dir: PathBuf, agent: Vec<u8>, stamp: Stamp) -> Result<Written> {
+    clear(&dir)?;
+    let mut tree = Tree::default();
+    tree.add_program(AGENT, agent);
+    let unpacked = tar::archive(&tree, stamp)?;
+    let mut layout = Layout { dir, bytes: 0 };
+    let labels = labels(stamp);
+    let layer = layout.blob("application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&unpacked)?)?;
+    let config = config(&labels, &digest(&unpacked), stamp)?;
+    let config = layout.blob("application/vnd.oci.image.config.v1+json", &text(&config)?)?;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": config,
+        "layers": [layer],
+        "annotations": labels,
+    });
+    let mut manifest = layout.blob("application/vnd.oci.image.manifest.v1+json", &text(&manifest)?)?;
+    let digest = manifest.get("digest").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if let Some(descriptor) = manifest.as_object_mut() {
+        descriptor.insert("annotations".into(), json!({"org.opencontainers.image.ref.name": version()}));
+        descriptor.insert("platform".into(), json!({"os": "linux", "architecture": architecture()?}));
+    }
+    let index = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [manifest],
+    });
+    layout.file("index.json", &text(&index)?)?;
+    layout.file(LAYOUT, &text(&json!({"imageLayoutVersion": "1.0.0"}))?)?;
+    Ok(Written { path: layout.dir, bytes: layout.bytes, digest })
+}
+
+/// Removes an earlier layout, and nothing else.
+fn clear(dir: &Path) -> Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    if !dir.join(LAYOUT).is_file() {
+        bail!("{} is there and is no OCI image layout: move it away", dir.display());
+    }
+    fs::remove_dir_all(dir).with_context(|| format!("removing {}", dir.display()))
+}
+
+/// A layout on its way.
+struct Layout {
+    dir: PathBuf,
+    bytes: u64,
+}
+
+impl Layout {
+    fn file(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        let path = self.dir.join(name);
+        let made = path.parent().map_or(Ok(()), fs::create_dir_all);
+        made.and_then(|()| fs::write(&path, content)).with_context(|| format!("writing {}", path.display()))?;
+        self.bytes += content.len() as u64;
+        Ok(())
+    }
+
+    /// Writes a content under its digest and gives back its descriptor.
+    fn blob(&mut self, media_type: &str, content: &[u8]) -> Result<Value> {
+        let digest = digest(content);
+        self.file(&format!("blobs/{}", digest.replace(':', "/")), content)?;
+        Ok(json!({"mediaType": media_type, "digest": digest, "size": content.len()}))
+    }
+}
+
+fn text(value: &Value) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).context("writing JSON")
+}
+
+fn config(labels: &BTreeMap<String, String>, layer: &str, stamp: Stamp) -> Result<Value> {
+    Ok(json!({
+        "created": stamp.text(),
+        "architecture": architecture()?,
+        "os": "linux",
+        "config": {
+            // Loading programs, attaching them to the machine's cgroup and closing other processes' sockets takes
+            // capabilities that runtimes give to nobody but root. By number: the image has no /etc/passwd.
+            "User": "0:0",
+            "Entrypoint": [format!("/{AGENT}")],
+            "Cmd": ["run"],
+            "Env": ["PATH=/usr/bin"],
+            "WorkingDir": "/",
+            "Labels": labels,
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer]},
+        "history": [{"created": stamp.text(), "created_by": "cargo xtask image oci"}],
+    }))
+}
+
+/// What is not known is left out.
+fn labels(stamp: Stamp) -> BTreeMap<String, String> {
+    let known = [
+        ("title", Some("cproxy".to_owned())),
+        ("version", Some(version().to_owned())),
+        ("created", Some(stamp.text())),
+        ("revision", revision()),
+        ("source", Some(env!("CARGO_PKG_REPOSITORY").to_owned()).filter(|url| !url.is_empty())),
+        ("licenses", Some(LICENSES.to_owned())),
+    ];
+    known.into_iter().filter_map(|(name, value)| Some((format!("org.opencontainers.image.{name}"), value?))).collect()
+}
+
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// This machine's, which the agent is built for, by Go's name for it.
+fn architecture() -> Result<&'static str> {
+    match ARCH {
+        "x86_64" => Ok("amd64"),
+        "aarch64" => Ok("arm64"),
+        other => bail!("no OCI name is known for {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_layout_is_removed() {
+        let dir = std::env::temp_dir().join(format!("cproxy-oci-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("precious"), "").unwrap();
+        let error = clear(&dir).unwrap_err().to_string();
+        assert!(error.ends_with("is no OCI image layout: move it away"), "{error}");
+        fs::write(dir.join(LAYOUT), "{}").unwrap();
+        clear(&dir).unwrap();
+        assert!(!dir.exists());
+    }
+}

@@ -1,0 +1,98 @@
+//! The one time that everything in an image has, so that it does not depend on when it is made.
+
+use std::env;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::{paths, run};
+
+/// The convention of reproducible builds.
+const VARIABLE: &str = "SOURCE_DATE_EPOCH";
+
+const DAY_SECONDS: u64 = 86_400;
+
+/// Seconds since 1970.
+#[derive(Clone, Copy)]
+pub(super) struct Stamp(u64);
+
+impl Stamp {
+    /// The environment's, else the last commit's.
+    ///
+    /// # Errors
+    /// There is neither, or it is no number.
+    pub(super) fn find() -> Result<Self> {
+        let seconds = match env::var(VARIABLE) {
+            Ok(seconds) => seconds,
+            Err(_) => run::capture(git().args(["log", "-1", "--format=%ct"]))
+                .with_context(|| format!("no commit to take the time of: set {VARIABLE}"))?,
+        };
+        seconds.trim().parse().map(Self).with_context(|| format!("{VARIABLE}: {seconds:?} is no number of seconds"))
+    }
+
+    #[cfg(test)]
+    pub(super) fn new(seconds: u64) -> Self {
+        Self(seconds)
+    }
+
+    pub(super) fn seconds(self) -> u64 {
+        self.0
+    }
+
+    /// As RFC 3339 has it.
+    pub(super) fn text(self) -> String {
+        let (year, month, day) = date(self.0 / DAY_SECONDS);
+        let second = self.0 % DAY_SECONDS;
+        format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+    }
+}
+
+/// The commit that this is made from, with a word if there are changes to it; none outside a repository.
+pub(super) fn revision() -> Option<String> {
+    let arguments = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"];
+    run::capture(git().args(arguments)).ok().map(|revision| revision.trim().to_owned())
+}
+
+fn git() -> Command {
+    let mut command = Command::new("git");
+    command.arg("-C").arg(paths::workspace());
+    command
+}
+
+/// Year, month and day of a day since 1970, in the calendar of today.
+fn date(mut day: u64) -> (u64, u64, u64) {
+    let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for days in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if day < days {
+            break;
+        }
+        day -= days;
+        month += 1;
+    }
+    (year, month, day + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_rfc_3339_does() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(Stamp::new(seconds).text(), text);
+        }
+    }
+}
