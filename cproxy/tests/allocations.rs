@@ -7,6 +7,7 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
     collections::BTreeSet,
+    time::Instant,
 };
 
 use cproxy::{
@@ -165,4 +166,24 @@ fn a_file_is_never_there_as_objects() {
         assert_eq!(contents.events().filter(|event| matches!(event, Event::Row(_))).count(), 2_000, "{what}");
         assert!(bytes <= FILE_BYTES_MAX, "{what}: {bytes} bytes");
     }
+}
+
+/// Sixteen times the ports may cost sixteen times as much, and some more, but not two hundred and fifty times.
+#[test]
+fn the_cost_of_a_service_grows_with_its_ports_and_not_with_their_square() {
+    let cost = |ports: u16| {
+        let (mut store, mut table) = synced(1);
+        let start = Instant::now();
+        for first in [1, 2] {
+            let ports: Vec<_> =
+                (first..first + ports).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+            let object = json!({"metadata": {"name": "large"}, "spec": {"clusterIP": "10.255.0.1", "ports": ports}});
+            store.apply(Event::Service(Box::new(serde_json::from_value(object).unwrap())));
+            let dirty = store.take_dirty();
+            assert!(!table.update(&store, dirty).is_empty());
+        }
+        start.elapsed()
+    };
+    let (few, many) = (cost(1_000), cost(16_000));
+    assert!(many < 80 * few, "{many:?} for 16,000 ports, {few:?} for 1,000");
 }

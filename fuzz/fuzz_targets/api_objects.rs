@@ -83,7 +83,7 @@ fn watched<K: Resource + serde::de::DeserializeOwned>(
         Ok(WatchEvent::Deleted(object)) => {
             let meta = object.meta();
             let name = |name: &Option<String>| name.clone().unwrap_or_default();
-            vec![deleted(ObjectName::new(name(&meta.namespace), name(&meta.name)))]
+            vec![deleted(ObjectName::new(&name(&meta.namespace), name(&meta.name)))]
         }
         Ok(WatchEvent::Bookmark(_) | WatchEvent::Error(_)) | Err(_) => Vec::new(),
     }

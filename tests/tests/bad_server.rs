@@ -317,6 +317,7 @@ fn a_watch_that_is_too_old_is_listed_anew() {
         });
         let mut agent = start(&sandbox, &api);
         agent.wait_log("the watch of services is too old to be resumed: listing anew", PATIENCE);
+        agent.wait_ready(PATIENCE);
         eventually(PATIENCE, "it is served", || {
             let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
             if rows.pointer("/0/address") == Some(&ADDRESS.into()) { Ok(()) } else { Err(rows) }

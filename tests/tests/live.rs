@@ -459,6 +459,7 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", &text);
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
     agent.wait_log("cannot watch services at https://127.0.0.1:1", SYNC);
+    agent.wait_log("of --bootstrap until the first complete sync", SYNC);
     assert!(!agent.is_ready());
     assert_eq!(ask_tcp(vips(80)[0].1).unwrap(), "pod-3");
     agent.stop();

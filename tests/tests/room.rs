@@ -115,7 +115,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
     let sandbox = Sandbox::new("cproxy-test");
     let _server = serve(&sandbox);
     let mut agent = start(&sandbox);
-    assert_eq!(room(&sandbox), (256, 1_024));
+    assert_eq!(room(&sandbox), (256, 1_536));
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         let done = Done(&is_done);

@@ -133,7 +133,11 @@ impl Growing {
             }
         }
         let path = self.pins.object(self.kind.name);
-        Err(TableError::Pin(path, io::Error::other("the map that it holds is not pinned beside it")))
+        let what = match self.id()? {
+            Some(_) => "the map that it holds is not pinned beside it",
+            None => "it is empty: cproxy is just being installed, or that was broken off; `cproxy run` mends it",
+        };
+        Err(TableError::Pin(path, io::Error::other(what)))
     }
 
     fn open_map(&self, id: u32, info: &MapInfo) -> Result<Current, TableError> {

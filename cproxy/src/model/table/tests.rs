@@ -1017,27 +1017,6 @@ fn what_does_not_fit_is_not_computed_anew_before_there_is_room() {
     assert_ne!(table.update(&store, BTreeSet::new()), [], "there is room");
 }
 
-/// Sixteen times the ports may cost sixteen times as much, and some more, but not two hundred and fifty times.
-#[test]
-fn the_cost_of_a_service_grows_with_its_ports_and_not_with_their_square() {
-    let cost = |ports: u16| {
-        let mut store = store(Vec::new());
-        list(&mut store, Vec::new());
-        let limits = Limits { frontends: 1 << 17, sets: 1 << 17, slots: 1 << 17, ..AMPLE };
-        let mut table = Table::new(limits, KernelTable::default());
-        table.sync(&store);
-        let start = std::time::Instant::now();
-        for first in [1, 2] {
-            store.apply(many_ports("large", "10.0.0.1", first..first + ports));
-            let dirty = store.take_dirty();
-            table.update(&store, dirty);
-        }
-        start.elapsed()
-    };
-    let (few, many) = (cost(1_000), cost(16_000));
-    assert!(many < 80 * few, "{many:?} for 16,000 ports, {few:?} for 1,000");
-}
-
 /// The new owner of a frontend has too many endpoints, so the frontend keeps another Service's set, and does so over a
 /// restart; when the owner moves to another address, that set must not move with it.
 #[test]
