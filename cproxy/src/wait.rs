@@ -14,7 +14,7 @@ use crate::{
 
 /// In the run directory: the table has been complete since this agent started.
 pub const READY: &str = "ready";
-/// In the run directory: why the agent has ended before it was ready, in one line.
+/// In the run directory: why the last agent has ended, in one line.
 pub const FAILED: &str = "failed";
 /// As [`FAILED`], where another try on this machine would end the same.
 pub const UNUSABLE: &str = "unusable";

@@ -25,7 +25,7 @@ use cproxy_tests::sandbox::Sandbox;
 use futures_util::TryStreamExt as _;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -157,9 +157,15 @@ async fn create(client: &Client, (service, slice): (Value, Value)) -> Result<()>
 async fn measure(client: &Client, changes: usize) -> Result<Vec<Sample>> {
     let api = Api::<EndpointSlice>::default_namespaced(client.clone());
     let name = format!("{SUBJECT}-ipv4");
-    let slice = api.get(&name).await.context("reading the EndpointSlice")?;
+    // Not the object's own version: after thousands of other objects that is too old to watch from.
+    let listed = api.list(&ListParams::default().limit(1)).await.context("asking for the present version")?;
     let (heard, mut events) = mpsc::unbounded_channel();
-    let watcher = tokio::spawn(watch(api.clone(), slice.resource_version().unwrap_or_default(), heard));
+    let watching = watch(api.clone(), listed.metadata.resource_version.unwrap_or_default(), heard);
+    let watcher = tokio::spawn(async {
+        if let Err(error) = watching.await {
+            eprintln!("the watch beside the agent's: {error:#}");
+        }
+    });
     let prober = Prober::start();
     prober.wait_for(BACKENDS[0]).await.context("waiting for the first backend")?;
     let mut samples = Vec::with_capacity(changes);
@@ -227,7 +233,11 @@ async fn watch(
         let mut stream = pin!(api.watch(&params, &version).await?);
         while let Some(event) = stream.try_next().await? {
             let at = Instant::now();
-            let WatchEvent::Modified(slice) = event else { continue };
+            let slice = match event {
+                WatchEvent::Modified(slice) => slice,
+                WatchEvent::Error(error) => bail!("{error:?}"),
+                _ => continue,
+            };
             version = slice.resource_version().unwrap_or_default();
             let address = slice.endpoints.unwrap_or_default().into_iter().find_map(|e| e.addresses.into_iter().next());
             heard.send((at, address.unwrap_or_default()))?;

@@ -51,8 +51,8 @@ pub(super) fn clear_unused(dir: &Path) -> Result<(), AgentError> {
     clear(dir).map_err(failed)
 }
 
-/// Leaves word of why an agent has ended before it was ready, for those who wait for it. Where another agent is alive,
-/// nothing is said; where it cannot be said, the log has it all the same.
+/// Leaves word of why the agent has ended, for those who wait for it. Where another agent is alive, nothing is said; where
+/// it cannot be said, the log has it all the same.
 pub(super) fn leave_word(dir: &Path, error: &AgentError) {
     let name = if error.is_lasting() { UNUSABLE } else { FAILED };
     let leave = || {

@@ -914,7 +914,6 @@ fn a_new_agent_waits_for_what_the_last_one_gave_up() {
     play(&steps, AMPLE, |kernel, store, _| assert_eq!(kernel.table(), naive(store)));
 }
 
-/// A program still holds the set's id from a frontend that was deleted; then the set goes to another Service's port.
 #[test]
 fn nobody_is_waited_for_where_there_was_nobody() {
     let mut cluster = Cluster::default();
@@ -927,6 +926,7 @@ fn nobody_is_waited_for_where_there_was_nobody() {
     assert!(waits(false) && !waits(true));
 }
 
+/// A program still holds the set's id from a frontend that was deleted; then the set goes to another Service's port.
 #[test]
 fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
     let steps = [
