@@ -137,7 +137,11 @@ fn ask_agent<T: serde::de::DeserializeOwned>(run_dir: &Path, request: &str) -> i
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
+    stream.read_to_end(&mut answer).map_err(|error| match error.kind() {
+        // What the system calls it when the time is over would tell nobody anything.
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {TIMEOUT:?}")),
+        _ => error,
+    })?;
     Ok(serde_json::from_slice(&answer)?)
 }
 

@@ -24,6 +24,9 @@ pub const ADDRESS_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 
 /// The API server's port.
 pub const PORT: u16 = 6443;
 
+/// A name for the API server, for whoever runs a nameserver that knows it.
+pub const NAME: &str = "api.test";
+
 /// The ClusterIP of `default/kubernetes`.
 pub const KUBERNETES_VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
 
@@ -31,7 +34,8 @@ pub const KUBERNETES_VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
 const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:10:96::/112";
 
 /// What the API server's certificate is good for.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
+    NAME,
     "192.0.2.1",
     "2001:db8::1",
     "127.0.0.1",

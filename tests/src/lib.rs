@@ -15,6 +15,7 @@
 pub mod api;
 pub mod control_plane;
 pub mod echo;
+pub mod guest;
 pub mod http;
 pub mod manifest;
 pub mod memory;

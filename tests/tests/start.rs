@@ -106,6 +106,12 @@ fn who_waits_is_told_at_once_that_the_agent_cannot_run_here() {
     assert_eq!(code, 1);
     assert!(message.contains("the agent has ended: --manifests /nowhere: No such file"), "{message}");
 
+    let mut agent = Agent::new(&sandbox).arg("--apiserver").arg("nonsense").start();
+    assert_eq!(agent.wait(SYNC).unwrap().code(), Some(2));
+    let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
+    assert_eq!(code, 1);
+    assert!(message.contains("the agent has ended: invalid value 'nonsense' for '--apiserver"), "{message}");
+
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     agent.wait_ready(SYNC);
     assert_eq!(wait(&sandbox, &[]), (0, String::new()), "what was before is forgotten");

@@ -9,7 +9,7 @@ mod tree;
 
 use std::fs;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 
 use self::stamp::Stamp;
 use self::tree::Tree;
-use crate::{agent, paths, run, setup};
+use crate::{agent, kernels, paths, run, setup};
 
 /// Where the agent is in a guest.
 const AGENT: &str = "usr/bin/cproxy";
@@ -36,6 +36,9 @@ pub(crate) struct Arguments {
     /// Takes this file instead of building the agent
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
+    /// Leaves an option out of the kernel that images/kernel asks for, without its CONFIG_
+    #[arg(long, value_name = "OPTION")]
+    without: Vec<String>,
     /// Where to put it; default: target/image
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -49,30 +52,49 @@ enum Form {
     Initramfs,
     /// oci: an image layout with the agent alone, for registries and `COPY --from`
     Oci,
+    /// kernel: a guest's bzImage, built from Debian's sources with the options of images/kernel
+    Kernel,
 }
 
 /// Makes an image and says what it has written.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let agent = match &arguments.agent {
-        Some(file) => file.clone(),
-        None => agent::build()?.shipped,
-    };
-    let agent = fs::read(&agent).with_context(|| format!("reading {}", agent.display()))?;
-    let out = arguments.out.clone().unwrap_or_else(|| paths::target().join("image"));
+    let out = arguments.out.clone().unwrap_or_else(default_out);
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    let agent = || match &arguments.agent {
+        Some(file) => read(file),
+        None => read(&agent::build()?.shipped),
+    };
     let stamp = Stamp::find()?;
     let written = match arguments.what {
-        Form::Rootfs => write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent)?, stamp)?)?,
-        Form::Initramfs => {
-            setup::for_images()?;
-            write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&initramfs(agent)?, stamp)?)?)?
-        }
-        Form::Oci => oci::write(out.join("oci"), agent, stamp)?,
+        Form::Rootfs => write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent()?)?, stamp)?)?,
+        Form::Initramfs => write_initramfs(&out, agent()?)?,
+        Form::Oci => oci::write(out.join("oci"), agent()?, stamp)?,
+        Form::Kernel => write(out.join("kernel"), &read(&kernels::built(&arguments.without)?.join("kernel"))?)?,
     };
     println!("size: {} ({} bytes)", agent::mebibytes(written.bytes), written.bytes);
     println!("digest: {}", written.digest);
     println!("{}", written.path.display());
     Ok(())
+}
+
+/// The initramfs with this agent, for tests.
+pub(crate) fn initramfs_of(agent: &Path) -> Result<PathBuf> {
+    let out = default_out();
+    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    Ok(write_initramfs(&out, read(agent)?)?.path)
+}
+
+fn default_out() -> PathBuf {
+    paths::target().join("image")
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("reading {}", file.display()))
+}
+
+fn write_initramfs(out: &Path, agent: Vec<u8>) -> Result<Written> {
+    setup::for_images()?;
+    write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&initramfs(agent)?, Stamp::find()?)?)?)
 }
 
 /// What has been written.
@@ -100,7 +122,7 @@ fn initramfs(agent: Vec<u8>) -> Result<Tree> {
     for applet in applets.lines() {
         tree.add_link(applet, format!("/{BUSYBOX}"));
     }
-    tree.add_program("init", fs::read(&init).with_context(|| format!("reading {}", init.display()))?);
+    tree.add_program("init", read(&init)?);
     tree.add_program(AGENT, agent);
     tree.add_program(BUSYBOX, busybox);
     MOUNT_POINTS.iter().for_each(|dir| tree.add_directory(dir));
@@ -110,7 +132,7 @@ fn initramfs(agent: Vec<u8>) -> Result<Tree> {
 /// This machine's busybox, and a line for the path of each of its applets.
 fn busybox() -> Result<(Vec<u8>, String)> {
     let path = paths::program("busybox").context("no busybox in PATH")?;
-    let program = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    let program = read(&path)?;
     if agent::has_interpreter(&program).with_context(|| path.display().to_string())? {
         bail!("{} is not static, and the initramfs has no libraries: install busybox-static", path.display());
     }

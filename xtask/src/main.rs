@@ -7,6 +7,7 @@ mod control_plane;
 mod demo;
 mod fuzz;
 mod image;
+mod kernels;
 mod licences;
 mod lint;
 mod paths;
@@ -16,6 +17,7 @@ mod sizes;
 mod sweep;
 mod test;
 mod tidy;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -36,8 +38,11 @@ enum Verb {
     Setup(setup::Arguments),
     /// Builds the static, stripped agent and prints its size and, last, its path
     Build,
-    /// Makes what a platform bakes into its guests: files to unpack, an initramfs or an OCI image
+    /// Makes what a platform bakes into its guests: files to unpack, an initramfs, an OCI image or a kernel
     Image(image::Arguments),
+    /// Starts guests with kernels of their own
+    #[command(subcommand)]
+    Vm(vm::Verb),
     /// Shows a ClusterIP at work on this machine (needs root)
     Demo(demo::Arguments),
     /// Runs every test suite and ends with one line that counts them (needs root)
@@ -69,6 +74,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Setup(arguments) => setup::run(&arguments)?,
         Verb::Build => agent::run()?,
         Verb::Image(arguments) => image::run(&arguments)?,
+        Verb::Vm(verb) => return vm::run(&verb),
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
         Verb::Lint => return lint::run(),

@@ -3,7 +3,7 @@
 
 mod go;
 mod linker;
-mod packages;
+pub(crate) mod packages;
 mod toolchain;
 
 use anyhow::Result;
@@ -72,6 +72,16 @@ pub(crate) fn for_images() -> Result<()> {
 pub(crate) fn for_image_tests() -> Result<()> {
     packages::ensure_images()?;
     packages::ensure_image_tests()
+}
+
+/// The part of the setup that guests need.
+pub(crate) fn for_guests() -> Result<()> {
+    packages::ensure_guests()
+}
+
+/// The part of the setup that building guest kernels needs.
+pub(crate) fn for_kernels() -> Result<()> {
+    packages::ensure_kernels()
 }
 
 /// The part of the setup that the tests with programs need.

@@ -1,11 +1,11 @@
 //! `cargo xtask test`: every suite, one after the other, and one line at the end that counts them all. A suite that
 //! cannot run here fails: only who names it with `--without` leaves it out.
 
-mod summary;
+pub(crate) mod summary;
 
 use std::env;
 use std::io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 
 use self::summary::{Counts, Outcome};
 use crate::fuzz::Fuzzer;
-use crate::{agent, control_plane, run, setup, sizes, sweep};
+use crate::{agent, control_plane, run, setup, sizes, sweep, vm};
 
 /// Which tests to run, and how to show them.
 #[derive(Args)]
@@ -39,6 +39,8 @@ enum Part {
     Cluster,
     /// A short run of each fuzz target
     Fuzz,
+    /// Tests in virtual machines
+    Guests,
     /// Tests of what is baked into guests
     Images,
     /// Tests of the socket programs in this machine's kernel
@@ -77,6 +79,7 @@ enum Need {
     Root,
     Cgroup2,
     ControlPlane,
+    Guests,
     Images,
     Programs,
 }
@@ -96,7 +99,7 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-const SUITES: [Suite; 13] = [
+const SUITES: [Suite; 14] = [
     Suite {
         name: "unit",
         targets: &["--lib", "--bins", "--test", "allocations"],
@@ -140,6 +143,7 @@ const SUITES: [Suite; 13] = [
         part: Some(Part::Programs),
     },
     Suite { name: "images", targets: &["--test", "images"], harness: ALONE, needs: IMAGES, part: Some(Part::Images) },
+    Suite { name: "guests", targets: &["--test", "guests"], harness: ALONE, needs: GUESTS, part: Some(Part::Guests) },
     Suite {
         name: "cluster",
         targets: &["--test", "cluster"],
@@ -172,6 +176,7 @@ const SIZE: &str = "size";
 const KERNEL: &[Need] = &[Need::Root, Need::Cgroup2];
 const PROGRAMS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Programs];
 const IMAGES: &[Need] = &[Need::Root, Need::Cgroup2, Need::Images];
+const GUESTS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Guests];
 const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
 
 /// What suites are given.
@@ -185,6 +190,8 @@ struct Fixture {
     programs: Result<(), String>,
     /// Whether what images are held against is installed, or why not.
     images: Result<(), String>,
+    /// What guests are started with, or why they are not.
+    guests: Result<(vm::Fixture, PathBuf), String>,
     is_without_cluster: bool,
     is_soak: bool,
     filter: Option<String>,
@@ -239,6 +246,11 @@ impl Fixture {
         } else {
             setup::for_image_tests().map_err(|error| format!("{error:#}"))
         };
+        let guests = if arguments.without.contains(&Part::Guests) {
+            Err("left out".to_owned())
+        } else {
+            guests(&agent.shipped).map_err(|error| format!("{error:#}"))
+        };
         let color = arguments.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok());
         let (is_soak, filter) = (arguments.soak, arguments.filter.clone());
         Ok(Self {
@@ -247,6 +259,7 @@ impl Fixture {
             control_plane,
             programs,
             images,
+            guests,
             is_without_cluster,
             is_soak,
             filter,
@@ -266,6 +279,9 @@ impl Fixture {
         if let Ok(directory) = &self.control_plane {
             command.env(control_plane::VARIABLE, directory);
         }
+        if let Ok((guests, kernel)) = &self.guests {
+            guests.tell(&mut command, kernel);
+        }
         if let Ok(this) = env::current_exe() {
             command.env(XTASK_VARIABLE, this);
         }
@@ -279,7 +295,7 @@ impl Fixture {
         run::say(format!("test: running suite {}", suite.name));
         let start = Instant::now();
         let outcome = match self.run(suite) {
-            Ok((counts, status)) => self.judge(suite.name, counts, status),
+            Ok((counts, status)) => judge(suite.name, counts, status, self.filter.is_some()),
             Err(error) => Outcome::failed(suite.name, format!("{error:#}")),
         };
         outcome.took(start.elapsed())
@@ -319,6 +335,11 @@ impl Fixture {
                         bail!("no control plane: {reason}");
                     }
                 }
+                Need::Guests => {
+                    if let Err(reason) = &self.guests {
+                        bail!("no guests: {reason}");
+                    }
+                }
                 Need::Images => {
                     if let Err(reason) = &self.images {
                         bail!("programs are missing: {reason}");
@@ -333,17 +354,22 @@ impl Fixture {
         }
         Ok(())
     }
+}
 
-    fn judge(&self, name: &'static str, counts: Counts, status: ExitStatus) -> Outcome {
-        let outcome = Outcome::new(name, counts);
-        if !status.success() && counts.failed == 0 {
-            return outcome.with_failure(format!("a test binary ended before its tests did ({status})"));
-        }
-        if counts.passed + counts.failed == 0 && self.filter.is_none() {
-            return outcome.with_failure("ran no test".to_owned());
-        }
-        outcome
+/// What a run of test binaries amounts to.
+pub(crate) fn judge(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
+    let outcome = Outcome::new(name, counts);
+    if !status.success() && counts.failed == 0 {
+        return outcome.with_failure(format!("a test binary ended before its tests did ({status})"));
     }
+    if counts.passed + counts.failed == 0 && !is_filtered {
+        return outcome.with_failure("ran no test".to_owned());
+    }
+    outcome
+}
+
+fn guests(agent: &Path) -> Result<(vm::Fixture, PathBuf)> {
+    Ok((vm::Fixture::new(agent)?, vm::Fixture::kernel()?))
 }
 
 fn compile_fuzz_targets() -> Result<Fuzzer> {
@@ -353,7 +379,7 @@ fn compile_fuzz_targets() -> Result<Fuzzer> {
 
 /// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,
 /// so that what cargo says stays in order with what the tests say.
-fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
+pub(crate) fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
     let (output, input) = io::pipe().context("making a pipe")?;
     let twin = input.try_clone().context("sharing a pipe")?;
     let mut child = command.stdout(input).stderr(twin).spawn().with_context(|| run::cannot_start(command))?;

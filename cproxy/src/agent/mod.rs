@@ -22,6 +22,7 @@ use crate::{
     manifests::{self, Files, ManifestError, Wanted, Watcher},
     model::{Event, Exclusions, Own, Store},
     own_address::OwnAddresses,
+    wait::{FAILED, UNUSABLE},
 };
 use follow::Follower;
 use http::Uri;
@@ -86,9 +87,15 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let run_dir = config.run_dir.clone();
     let outcome = run_here(config).await;
     if let Err(error) = &outcome {
-        run_dir::leave_word(&run_dir, error);
+        let name = if error.is_lasting() { UNUSABLE } else { FAILED };
+        run_dir::leave_word(&run_dir, name, &error.to_string());
     }
     outcome
+}
+
+/// Leaves word of an agent that could not begin, because of its settings, for those who wait for it.
+pub fn leave_word(run_dir: &Path, reason: &str) {
+    run_dir::leave_word(run_dir, FAILED, reason);
 }
 
 async fn run_here(config: Config) -> Result<(), AgentError> {

@@ -53,13 +53,12 @@ pub(super) fn clear_unused(dir: &Path) -> Result<(), AgentError> {
 
 /// Leaves word of why the agent has ended, for those who wait for it. Where another agent is alive, nothing is said; where
 /// it cannot be said, the log has it all the same.
-pub(super) fn leave_word(dir: &Path, error: &AgentError) {
-    let name = if error.is_lasting() { UNUSABLE } else { FAILED };
+pub(super) fn leave_word(dir: &Path, name: &str, reason: &str) {
     let leave = || {
         fs::create_dir_all(dir)?;
         let _lock = lock(dir)?;
         clear(dir)?;
-        fs::write(dir.join(name), format!("{error}\n"))
+        fs::write(dir.join(name), format!("{reason}\n"))
     };
     leave().ok();
 }

@@ -12,7 +12,10 @@ mod wait;
 
 use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use crate::model::{Address, Own, ServiceName, parse_address, printable};
+use crate::{
+    agent,
+    model::{Address, Own, ServiceName, parse_address, printable},
+};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
 /// Wrong usage.
@@ -55,11 +58,14 @@ struct PinDirOption {
     pin_dir: PathBuf,
 }
 
+/// Where agents are found that were not told otherwise.
+const RUN_DIR: &str = "/run/cproxy";
+
 /// Where a running agent is found.
 #[derive(Args, Debug)]
 struct RunDirOption {
     /// Directory of the files `ready` and `cproxy.sock`
-    #[arg(long, env = "CPROXY_RUN_DIR", value_name = "DIR", default_value = "/run/cproxy")]
+    #[arg(long, env = "CPROXY_RUN_DIR", value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
 }
 
@@ -134,9 +140,9 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    if let (Err(error), Command::Run(_) | Command::Wait(_)) = (&settings, &cli.command) {
-        complain(error);
-        return ExitCode::from(EXIT_USAGE);
+    // Who waits for the agent hears from it, and then does what was chosen for that.
+    if let (Err(error), Command::Run(_)) = (&settings, &cli.command) {
+        return misuse(error);
     }
     let result = match cli.command {
         Command::Run(options) => run::run(*options),
@@ -190,8 +196,28 @@ fn usage(error: &clap::Error) -> ExitCode {
     let what: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let command = std::env::args().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
     let help = command.map_or_else(|| "cproxy --help".to_owned(), |command| format!("cproxy {command} --help"));
-    complain(&format!("{} (see {help})", what.join(" ").trim_start_matches("error: ")));
+    misuse(&format!("{} (see {help})", what.join(" ").trim_start_matches("error: ")))
+}
+
+/// An agent that cannot even begin leaves word of it, as one that ends later does.
+fn misuse(error: &dyn Display) -> ExitCode {
+    complain(error);
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|command| command == "run") {
+        agent::leave_word(&run_dir(arguments), &one_line(error));
+    }
     ExitCode::from(EXIT_USAGE)
+}
+
+/// The run directory that was meant, where not all arguments can be read.
+fn run_dir(arguments: impl Iterator<Item = OsString>) -> PathBuf {
+    let mut arguments = arguments.skip_while(|argument| !argument.as_encoded_bytes().starts_with(b"--run-dir"));
+    let flag = arguments.next();
+    let given = match flag.as_ref().and_then(|flag| flag.to_str()?.split_once('=')) {
+        Some((_, value)) => Some(value.into()),
+        None => arguments.next(),
+    };
+    given.or_else(|| std::env::var_os("CPROXY_RUN_DIR")).map_or_else(|| RUN_DIR.into(), PathBuf::from)
 }
 
 fn complain(error: &dyn Display) {

@@ -169,8 +169,10 @@ fn start_log(level: LogLevel, format: LogFormat) {
     let lines = fmt::layer().with_target(false).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => {
+            // As everywhere (no-color.org). A serial console is a terminal, too.
+            let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
             let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            tracing_subscriber::registry().with(lines.with_ansi(is_terminal)).with(own).init();
+            tracing_subscriber::registry().with(lines.with_ansi(is_terminal && !is_plain)).with(own).init();
         }
         LogFormat::Json => tracing_subscriber::registry().with(lines.json().flatten_event(true)).with(own).init(),
     }

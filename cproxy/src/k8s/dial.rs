@@ -38,7 +38,7 @@ impl Mark {
 /// Connects, marked, to the host of a URI.
 #[derive(Clone, Debug)]
 pub(super) struct Dialer {
-    mark: Mark,
+    pub(super) mark: Mark,
     timeout: Option<Duration>,
 }
 

@@ -122,7 +122,8 @@ impl Resolver {
         names
     }
 
-    /// A failure of one name or one family does not hide what another has.
+    /// A failure of one name or one family does not hide what another has; but where nobody answers, nobody would answer
+    /// the rest of the questions, and whoever reads the log should not wait for them.
     async fn resolve(&self, host: &str, mark: &Mark) -> io::Result<Vec<IpAddr>> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it");
         for name in self.candidates(host) {
@@ -130,6 +131,7 @@ impl Resolver {
             for kind in [TYPE::A, TYPE::AAAA] {
                 match self.ask(&name, kind, mark).await {
                     Ok(addresses) => found.extend(addresses),
+                    Err(error) if found.is_empty() && error.kind() == io::ErrorKind::TimedOut => return Err(error),
                     Err(error) => last = error,
                 }
             }
@@ -242,6 +244,10 @@ fn address(rdata: &RData<'_>) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        bpf::{PinDir, SocketMark},
+        k8s::dial::Dialer,
+    };
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -268,6 +274,25 @@ mod tests {
         assert_eq!(resolver.candidates("a.b.c.d.e.f")[0], "a.b.c.d.e.f");
         assert_eq!(resolver.candidates("api.example."), ["api.example"]);
         assert_eq!(Resolver::parse("").nameservers, ["127.0.0.1:53".parse().unwrap()]);
+    }
+
+    #[test]
+    fn a_nameserver_that_is_silent_is_not_asked_for_everything() {
+        let nameserver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        nameserver.set_nonblocking(true).unwrap();
+        let resolver = Resolver {
+            nameservers: vec![nameserver.local_addr().unwrap()],
+            search: vec!["svc".to_owned(), "local".to_owned()],
+            ndots: 5,
+            timeout: Duration::from_millis(20),
+            attempts: 2,
+        };
+        let mark = Dialer::new(SocketMark::new(&PinDir::new("/nowhere".as_ref())), None).mark;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(resolver.resolve("api", &mark)).unwrap_err();
+        assert_eq!(error.to_string(), "nameserver 127.0.0.1: no answer in time");
+        let questions = std::iter::from_fn(|| nameserver.recv(&mut [0; 512]).ok());
+        assert_eq!(questions.count(), 2, "as many as there are attempts");
     }
 
     #[test]

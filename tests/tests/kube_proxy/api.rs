@@ -1,5 +1,7 @@
 //! The objects on the API server.
 
+use std::fmt;
+
 use cproxy_tests::control_plane::{ControlPlane, NODE};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind, TypeMeta};
@@ -17,7 +19,13 @@ pub(crate) struct Objects {
 
 /// The API server's words on an object that it does not take.
 #[derive(Debug)]
-pub(crate) struct Refused(#[expect(dead_code, reason = "a panic shows it")] String);
+pub(crate) struct Refused(String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 impl Objects {
     pub(crate) fn new(control_plane: &ControlPlane<'_>) -> Self {

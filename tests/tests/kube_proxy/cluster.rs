@@ -25,7 +25,7 @@ pub(crate) const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 pub(crate) const POD_IPS: [&str; 2] = ["10.244.255.250", "fd00:10:244::ff:250"];
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Cluster<'s> {
     sandbox: &'s Sandbox,

@@ -5,9 +5,10 @@ use std::fmt;
 use serde_json::Value;
 
 use crate::api::Objects;
-use crate::cluster::ZONES;
+use crate::cluster::{PATIENCE, ZONES};
 use crate::services::Service;
 use crate::slices::{HINTS, Hints, Slice};
+use cproxy_tests::process::eventually;
 use cproxy_tests::random::Random;
 
 /// Namespaces and the Services in each: the same names again.
@@ -213,7 +214,8 @@ impl Put {
 
     fn recreate(&self, objects: &Objects) {
         objects.delete(&self.object);
-        objects.create(&self.object).unwrap();
+        // The API server has been seen to give a Service's node ports free some time after the Service was gone.
+        eventually(PATIENCE, format_args!("it comes anew: {}", self.object), || objects.create(&self.object));
     }
 }
 

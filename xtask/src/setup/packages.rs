@@ -46,6 +46,21 @@ static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 /// What images are held against.
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
+/// What starts guests.
+static GUESTS: [Provided; 5] = [
+    ("busybox", &["busybox-static"]),
+    ("cpio", &["cpio"]),
+    ("dnsmasq", &["dnsmasq-base"]),
+    ("qemu-system-x86_64", &["qemu-system-x86"]),
+    ("xz", &["xz-utils"]),
+];
+
+/// What builds guest kernels, besides a compiler.
+static KERNELS: [Provided; 4] = [("bc", &["bc"]), ("bison", &["bison"]), ("flex", &["flex"]), ("xz", &["xz-utils"])];
+
+/// The library that the kernel's own tools are linked with.
+const KERNEL_LIBRARY: &str = "libelf-dev";
+
 /// Installs the packages of the commands that are missing.
 pub(crate) fn ensure_commands() -> Result<()> {
     ensure("commands", &COMMANDS)
@@ -69,6 +84,17 @@ pub(crate) fn ensure_images() -> Result<()> {
 /// Installs the packages that images are tested with and that are missing.
 pub(crate) fn ensure_image_tests() -> Result<()> {
     ensure("image tests", &IMAGE_TESTS)
+}
+
+/// Installs the packages that guests need and that are missing.
+pub(crate) fn ensure_guests() -> Result<()> {
+    ensure("guests", &GUESTS)
+}
+
+/// Installs the packages that building kernels needs and that are missing.
+pub(crate) fn ensure_kernels() -> Result<()> {
+    ensure("kernels", &KERNELS)?;
+    if is_debian() { install(&missing(&[KERNEL_LIBRARY])) } else { Ok(()) }
 }
 
 fn ensure(what: &str, commands: &[Provided]) -> Result<()> {
@@ -113,10 +139,15 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
         bail!("missing packages: run `apt-get update && apt-get install {names}` as root, then this again");
     }
     run::say(format!("packages: installing {names}"));
-    run::run_logged(apt_get().arg("update"), "updating the package lists").context("apt-get update")?;
+    update()?;
     let mut command = apt_get();
     command.args(["install", "--yes", "--no-install-recommends"]).args(packages);
     run::run_logged(&mut command, "installing packages")
+}
+
+/// Learns which packages there are now.
+pub(crate) fn update() -> Result<()> {
+    run::run_logged(apt_get().arg("update"), "updating the package lists").context("apt-get update")
 }
 
 fn apt_get() -> Command {

@@ -38,7 +38,7 @@ impl AddAssign for Counts {
 
 /// What became of a suite.
 pub(crate) struct Outcome {
-    name: &'static str,
+    name: String,
     counts: Counts,
     seconds: f64,
     /// Why it failed or was left out, where the tests' own output does not say.
@@ -46,17 +46,17 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn new(name: &'static str, counts: Counts) -> Self {
-        Self { name, counts, seconds: 0.0, note: String::new() }
+    pub(crate) fn new(name: impl Into<String>, counts: Counts) -> Self {
+        Self { name: name.into(), counts, seconds: 0.0, note: String::new() }
     }
 
     /// A suite that could not be run; it counts as one failure.
-    pub(crate) fn failed(name: &'static str, why: String) -> Self {
+    pub(crate) fn failed(name: impl Into<String>, why: String) -> Self {
         Self::new(name, Counts::default()).with_failure(why)
     }
 
     /// A suite that was not asked for; it counts as one that was skipped.
-    pub(crate) fn left_out(name: &'static str) -> Self {
+    pub(crate) fn left_out(name: impl Into<String>) -> Self {
         let counts = Counts { skipped: 1, ..Counts::default() };
         Self { note: "left out with --without".to_owned(), ..Self::new(name, counts) }
     }
@@ -84,7 +84,7 @@ impl Outcome {
         let (verdict, code) = self.verdict();
         let verdict = if color { format!("\x1b[{code}m{verdict:<7}\x1b[0m") } else { format!("{verdict:<7}") };
         let row = format!(
-            "{:<10} {verdict} {passed:>6} {failed:>6} {skipped:>7} {:>8.1}  {}",
+            "{:<11} {verdict} {passed:>6} {failed:>6} {skipped:>7} {:>8.1}  {}",
             self.name, self.seconds, self.note
         );
         row.trim_end().to_owned()
@@ -93,7 +93,7 @@ impl Outcome {
 
 /// Prints a row for each suite and, last and plain, the sum.
 pub(crate) fn print(outcomes: &[Outcome], color: bool) -> Counts {
-    println!("\n{:<10} {:<7} {:>6} {:>6} {:>7} {:>8}", "suite", "", "passed", "failed", "skipped", "seconds");
+    println!("\n{:<11} {:<7} {:>6} {:>6} {:>7} {:>8}", "suite", "", "passed", "failed", "skipped", "seconds");
     let mut total = Counts::default();
     for outcome in outcomes {
         println!("{}", outcome.row(color));
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn rows_tell_failed_from_skipped_and_passed() {
         let passed = Outcome::new("unit", Counts { passed: 3, ..Counts::default() });
-        assert!(passed.row(false).starts_with("unit       ok           3"));
+        assert!(passed.row(false).starts_with("unit        ok           3"));
         assert!(passed.row(true).contains("\x1b[32mok     \x1b[0m"));
         assert!(Outcome::left_out("live").row(false).contains("skipped"));
         let failed = Outcome::failed("live", "not root".to_owned());

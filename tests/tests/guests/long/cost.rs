@@ -1,0 +1,90 @@
+//! What a small guest pays for having cproxy: memory, and time until its workload starts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cproxy_tests::population::Shape;
+use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::writer::Writer;
+
+use crate::cluster::{API_SERVER, Cluster, PREFIX, report, said};
+
+/// A list of five thousand Services takes its time on an emulated processor.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// What a guest of 128 MiB may pay for 100 Services with 10 endpoints each.
+const BUDGET_KIB: u64 = 12 * 1024;
+
+/// Says when it started, how much memory is free, and what of the rest is the agent's own.
+const MEASURE: &str = "#!/bin/sh
+read -r uptime rest </proc/uptime
+echo \"uptime: $uptime\"
+sleep 3
+sync
+echo 3 >/proc/sys/vm/drop_caches
+sed -n 's/^MemFree: *\\([0-9]*\\) kB/free: \\1/p' /proc/meminfo
+for status in /proc/[0-9]*/status; do
+    grep -q '^Name:.cproxy$' $status && sed -n 's/^RssAnon:[^0-9]*\\([0-9]*\\) kB/anonymous: \\1/p' $status
+done
+true
+";
+
+/// The same machine as without cproxy: its file is gone, and nothing is mounted but what the workload needs.
+const WITHOUT: &str = "#!/bin/sh
+rm /usr/bin/cproxy
+mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run; mount -t cgroup2 cgroup2 /sys/fs/cgroup
+ip link set lo up
+/etc/cproxy/workload
+poweroff -f
+";
+
+/// What one guest says.
+struct Measured {
+    uptime: f64,
+    free_kib: u64,
+    anonymous_kib: u64,
+}
+
+fn measure(cluster: &Cluster<'_>, parameters: &[&str]) -> Measured {
+    let image = cluster.guest().program("etc/cproxy/workload", MEASURE).program("guest/without", WITHOUT);
+    let image = parameters.iter().fold(image, |image, parameter| image.parameter(*parameter));
+    let console = image.start().wait_end(PATIENCE);
+    let number = |label| said(&console, label).first().map_or_else(|| "0".to_owned(), |text| (*text).to_owned());
+    assert_ne!(number("free: "), "0", "{console}");
+    Measured {
+        uptime: number("uptime: ").parse().unwrap(),
+        free_kib: number("free: ").parse().unwrap(),
+        anonymous_kib: number("anonymous: ").parse().unwrap(),
+    }
+}
+
+#[test]
+fn a_small_guest_hardly_notices() {
+    let sandbox = Sandbox::new(PREFIX);
+    let cluster = Cluster::start(&sandbox);
+    let writer = Writer::new(&cluster.control_plane);
+    let mut measured = BTreeMap::new();
+    measured.insert("without", measure(&cluster, &["GUEST_INIT=/guest/without"]));
+    let before = ["cproxy.apiserver=https://192.0.2.1:6444", "cproxy.timeout=2s", "cproxy.on-timeout=start"];
+    measured.insert("before sync", measure(&cluster, &before));
+    for (name, services) in [("100 x 10", 0..100), ("5,000 x 10", 100..5000)] {
+        writer.create(Shape::new(5000, 10).objects(services));
+        measured.insert(name, measure(&cluster, &[API_SERVER, "cproxy.timeout=300s"]));
+    }
+    let without = &measured["without"];
+    let cost = |name: &str| without.free_kib.saturating_sub(measured[name].free_kib);
+    let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
+    for name in ["before sync", "100 x 10", "5,000 x 10"] {
+        let anonymous = measured[name].anonymous_kib;
+        report(
+            &format!("9 memory with cproxy instead of without, {name}"),
+            &format!("{}, of it the agent's own {}", mib(cost(name)), mib(anonymous)),
+        );
+    }
+    let later = measured["100 x 10"].uptime - without.uptime;
+    report(
+        "9 kernel's start to workload's, emulated, without and with 100 x 10",
+        &format!("{:.2} s, {:.2} s (+{later:.2} s)", without.uptime, measured["100 x 10"].uptime),
+    );
+    assert!(cost("100 x 10") <= BUDGET_KIB, "{} KiB", cost("100 x 10"));
+}

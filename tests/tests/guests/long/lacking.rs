@@ -1,0 +1,36 @@
+//! Kernels without what cproxy needs: one line says so, nobody waits, and the policy decides.
+
+use std::time::{Duration, Instant};
+
+use cproxy_tests::guest::{GuestImage, Kernel};
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::cluster::{PATIENCE, PREFIX, said};
+
+/// What is said where an option is missing.
+const WORDS: [(&str, &str); 2] = [("CGROUP_BPF", "CONFIG_CGROUP_BPF"), ("CGROUPS", "cgroup2")];
+
+#[test]
+fn a_kernel_that_lacks_an_option_is_told_in_a_line() {
+    let kernels =
+        std::env::var("CPROXY_LACKING_KERNELS").expect("CPROXY_LACKING_KERNELS is not set: run `cargo xtask vm test`");
+    let sandbox = Sandbox::new(PREFIX);
+    for kernel in kernels.split(',') {
+        let (option, directory) = kernel.split_once('=').unwrap();
+        let words = WORDS.iter().find(|(name, _)| *name == option).unwrap().1;
+        for (policy, code) in [("fail", 1), ("start", 0)] {
+            let started = Instant::now();
+            let image = GuestImage::new(&sandbox, &Kernel::at(directory))
+                .parameter("cproxy.apiserver=https://192.0.2.1:6443")
+                .parameter("cproxy.timeout=300s")
+                .parameter(format!("cproxy.on-timeout={policy}"))
+                .program("etc/cproxy/workload", "#!/bin/sh\necho 'workload: running'\n");
+            let console = image.start().wait_end(PATIENCE);
+            assert!(started.elapsed() < Duration::from_secs(300), "nobody waits for what never comes: {console}");
+            let line = console.lines().find(|line| line.starts_with("cproxy: cproxy cannot run here: "));
+            assert!(line.is_some_and(|line| line.contains(words)), "{option}: {console}");
+            assert_eq!(said(&console, "workload: ").is_empty(), code == 1, "{console}");
+            assert!(console.contains(&format!("init: ending with {code}")), "{console}");
+        }
+    }
+}

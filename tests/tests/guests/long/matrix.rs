@@ -1,0 +1,45 @@
+//! Every socket call that the suite `matrix` knows, on this kernel.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cproxy_tests::guest::{GuestImage, Kernel};
+use cproxy_tests::process::cproxy_binary;
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::cluster::{PREFIX, report, said};
+
+/// Interpreted programs on an emulated processor.
+const PATIENCE: Duration = Duration::from_secs(30 * 60);
+
+#[test]
+fn every_socket_call_is_as_on_any_other_kernel() {
+    let sandbox = Sandbox::new(PREFIX);
+    let matrix = std::env::var_os("CPROXY_MATRIX").map(PathBuf::from);
+    let matrix = matrix.expect("CPROXY_MATRIX is not set: run `cargo xtask vm test`");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let ip = std::env::split_paths(&path).map(|directory| directory.join("ip")).find(|file| file.is_file());
+    let workload = format!(
+        "#!/bin/sh\nmkdir -p /tmp\nPATH=/usr/sbin:/usr/bin:/sbin:/bin:/host\nexport PATH\n\
+         CPROXY_BIN=/usr/bin/cproxy {} --test-threads=1 2>&1\n",
+        matrix.display()
+    );
+    let image = GuestImage::new(&sandbox, &Kernel::from_env())
+        .memory_mib(1024)
+        .program_of_host(&ip.expect("no program ip in PATH"))
+        .program_of_host(&matrix)
+        .parameter("GUEST_INIT=/guest/matrix")
+        .program("guest/matrix", format!("#!/bin/sh\n{SET_UP}\n/guest/workload\necho \"matrix: $?\"\npoweroff -f\n"))
+        .program("guest/workload", workload);
+    assert!(cproxy_binary().is_file());
+    let console = image.start().wait_end(PATIENCE);
+    let result = said(&console, "test result: ").first().copied().unwrap_or("it did not end");
+    report("8 every socket call", result.split(" finished").next().unwrap_or(result));
+    assert_eq!(said(&console, "matrix: "), ["0"], "{console}");
+}
+
+/// There is no agent but that of the tests.
+const SET_UP: &str = "mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run
+mkdir -p /tmp /sys/fs/cgroup /sys/fs/bpf
+mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf
+ip link set lo up";

@@ -1,0 +1,3 @@
+mod cost;
+mod lacking;
+mod matrix;

@@ -1,0 +1,19 @@
+//! The image of a minimal guest in virtual machines with kernels of their own, with an API server, pods and a nameserver
+//! outside: what is there when the workload starts, what happens when something is missing, and what it costs.
+//!
+//! Run with `--test-threads=1`, by `cargo xtask test`, or by `cargo xtask vm test` with each of several kernels.
+
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test that finds something else than it expects has failed"
+)]
+
+mod cluster;
+
+mod bad;
+mod start;
+
+/// What takes minutes under emulation, or kernels that are built for it.
+mod long;

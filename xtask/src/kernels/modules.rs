@@ -1,0 +1,84 @@
+//! The modules that a guest of a distribution's kernel needs, and what those need.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// The network card of a virtual machine, and what tells the agent of sockets.
+const WANTED: [&str; 5] = ["virtio_pci", "virtio_net", "inet_diag", "tcp_diag", "udp_diag"];
+
+/// Files of modules by their names, as the kernel has them.
+type Files = BTreeMap<String, PathBuf>;
+
+/// Writes what a guest needs of the modules below `from` to `to`, in the order in which they are to be loaded.
+pub(super) fn take(from: &Path, to: &Path) -> Result<()> {
+    let mut files = Files::new();
+    collect(from, &mut files)?;
+    fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
+    let mut order = Vec::new();
+    for name in WANTED {
+        add(name, &files, &mut order)?;
+    }
+    for (number, (name, content)) in order.iter().enumerate() {
+        let path = to.join(format!("{number:02}-{name}.ko"));
+        fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn collect(directory: &Path, files: &mut Files) -> Result<()> {
+    for entry in fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))? {
+        let path = entry.context("reading a directory entry")?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if let Some((name, _)) = path.file_name().and_then(|name| name.to_str()?.split_once(".ko")) {
+            files.insert(name.replace('-', "_"), path);
+        }
+    }
+    Ok(())
+}
+
+/// A module behind those it needs. What is no file is in the kernel itself.
+fn add(name: &str, files: &Files, order: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
+    let Some(path) = files.get(name).filter(|_| !order.iter().any(|(known, _)| known == name)) else { return Ok(()) };
+    let content = read(path)?;
+    for needed in dependencies(&content) {
+        add(&needed, files, order)?;
+    }
+    order.push((name.to_owned(), content));
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    if path.extension().is_some_and(|extension| extension == "xz") {
+        let output = Command::new("xz").arg("-dc").arg(path).output().context("cannot start `xz`")?;
+        ensure!(output.status.success(), "xz -dc {} failed", path.display());
+        return Ok(output.stdout);
+    }
+    fs::read(path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// What a module's section `.modinfo` says that it depends on: texts with a zero byte behind each.
+fn dependencies(content: &[u8]) -> Vec<String> {
+    let list = content.split(|&byte| byte == 0).find_map(|text| text.strip_prefix(b"depends="));
+    let names = String::from_utf8_lossy(list.unwrap_or_default()).into_owned();
+    names.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_module_needs_is_in_its_information() {
+        assert_eq!(
+            dependencies(b"\x7fELF\0license=GPL\0depends=virtio-ring,net_failover\0x\0"),
+            ["virtio_ring", "net_failover"]
+        );
+        assert_eq!(dependencies(b"\0depends=\0"), [""; 0]);
+        assert_eq!(dependencies(b"\0license=GPL\0"), [""; 0]);
+    }
+}

@@ -1,0 +1,206 @@
+//! `cargo xtask vm`: guests with kernels of their own, in QEMU, which emulates the processor and so needs nothing of the
+//! machine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use crate::kernels::{self, LINUX_6_1, LINUX_6_12};
+use crate::test::summary::{self, Outcome};
+use crate::{agent, control_plane, image, paths, run, setup, test};
+
+/// The variables that tell tests what to start a guest with.
+const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
+const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
+/// Kernels that lack what cproxy needs, each behind the name of the option that it lacks.
+const LACKING_VARIABLE: &str = "CPROXY_LACKING_KERNELS";
+/// The program with the tests of every socket call, to be run in a guest.
+const MATRIX_VARIABLE: &str = "CPROXY_MATRIX";
+/// Where a test writes what it has found out about its kernel.
+const REPORT_VARIABLE: &str = "CPROXY_GUEST_REPORT";
+
+/// What stock guest kernels leave out and cproxy can do without.
+const LEAN: [&str; 1] = ["BPF_JIT"];
+/// What it cannot do without.
+const NEEDED: [&str; 2] = ["CGROUP_BPF", "CGROUPS"];
+
+/// What to do with guests.
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// Boots each kernel and runs in it every socket call and the agent, against an API server outside (needs root)
+    Test(TestArguments),
+    /// Shows a microVM start, with an API server outside (needs root)
+    Demo(DemoArguments),
+}
+
+/// Which kernels to test.
+#[derive(Args)]
+pub(crate) struct TestArguments {
+    /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds
+    #[arg(long, value_name = "FILE")]
+    kernel: Vec<PathBuf>,
+    /// No other kernels than those named
+    #[arg(long, requires = "kernel")]
+    only: bool,
+}
+
+/// Which kernel to show.
+#[derive(Args)]
+pub(crate) struct DemoArguments {
+    /// A kernel's file; default: Debian's 6.1 for virtual machines
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+}
+
+pub(crate) fn run(verb: &Verb) -> Result<ExitCode> {
+    match verb {
+        Verb::Test(arguments) => test_all(arguments),
+        Verb::Demo(arguments) => demo(arguments).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// What every guest is started with, besides its kernel.
+#[derive(Clone)]
+pub(crate) struct Fixture {
+    agent: PathBuf,
+    initramfs: PathBuf,
+    control_plane: PathBuf,
+}
+
+impl Fixture {
+    pub(crate) fn new(agent: &Path) -> Result<Self> {
+        setup::for_guests()?;
+        setup::for_cluster()?;
+        let initramfs = image::initramfs_of(agent)?;
+        Ok(Self { agent: agent.to_owned(), initramfs, control_plane: control_plane::ensure()? })
+    }
+
+    /// The kernel that guests have where one is enough.
+    pub(crate) fn kernel() -> Result<PathBuf> {
+        kernels::packaged(LINUX_6_1)
+    }
+
+    /// Tells a command of it.
+    pub(crate) fn tell(&self, command: &mut Command, kernel: &Path) {
+        command.env(agent::VARIABLE, &self.agent).env(control_plane::VARIABLE, &self.control_plane);
+        command.env(INITRAMFS_VARIABLE, &self.initramfs).env(KERNEL_VARIABLE, kernel);
+    }
+}
+
+fn demo(arguments: &DemoArguments) -> Result<()> {
+    run::require_root("the demonstration")?;
+    let fixture = Fixture::new(&agent::build()?.shipped)?;
+    let kernel = arguments.kernel.as_deref().map_or_else(Fixture::kernel, kernels::of_file)?;
+    let mut command = run::cargo();
+    command.args(["run", "--quiet", "--package", "cproxy-tests", "--bin", "vm-demo"]);
+    fixture.tell(&mut command, &kernel);
+    run::run(&mut command)
+}
+
+fn test_all(arguments: &TestArguments) -> Result<ExitCode> {
+    run::require_root("tests of guests")?;
+    let fixture = Fixture::new(&agent::build()?.shipped)?;
+    let matrix = matrix()?;
+    let reports = paths::target().join("vm");
+    fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
+    let mut outcomes = Vec::new();
+    let mut rows = Vec::new();
+    for (name, kernel) in wanted(arguments)? {
+        let report = reports.join(format!("{name}.json"));
+        fs::remove_file(&report).ok();
+        let mut command = tests(&fixture, &kernel, &["--test", "guests", "--test", "guest_matrix"]);
+        command.env(MATRIX_VARIABLE, &matrix).env(REPORT_VARIABLE, &report);
+        outcomes.push(outcome(&name, &mut command));
+        rows.push(row(&name, &report));
+    }
+    if !arguments.only {
+        let mut lacking = Vec::new();
+        for option in NEEDED {
+            lacking.push(format!("{option}={}", kernels::built(&[option.to_owned()])?.display()));
+        }
+        let mut command = tests(&fixture, &Fixture::kernel()?, &["--test", "guest_lacking"]);
+        outcomes.push(outcome("lacking", command.env(LACKING_VARIABLE, lacking.join(","))));
+    }
+    print_table(&rows);
+    let total = summary::print(&outcomes, false);
+    Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The kernels and what to call them.
+fn wanted(arguments: &TestArguments) -> Result<Vec<(String, PathBuf)>> {
+    let mut wanted = Vec::new();
+    if !arguments.only {
+        wanted.push(("debian-6.1".to_owned(), kernels::packaged(LINUX_6_1)?));
+        wanted.push(("debian-6.12".to_owned(), kernels::packaged(LINUX_6_12)?));
+        wanted.push(("built-6.1".to_owned(), kernels::built(&LEAN.map(str::to_owned))?));
+    }
+    for file in &arguments.kernel {
+        let directory = file.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+        wanted.push((directory.unwrap_or("other").to_owned(), kernels::of_file(file)?));
+    }
+    Ok(wanted)
+}
+
+fn tests(fixture: &Fixture, kernel: &Path, targets: &[&str]) -> Command {
+    let mut command = run::cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]).args(targets);
+    command.args(["--", "--test-threads=1", "--no-capture"]);
+    fixture.tell(&mut command, kernel);
+    command
+}
+
+fn outcome(name: &str, command: &mut Command) -> Outcome {
+    run::say(format!("vm: {name}"));
+    let start = Instant::now();
+    let outcome = match test::stream(command) {
+        Ok((counts, status)) => test::judge(name, counts, status, false),
+        Err(error) => Outcome::failed(name, format!("{error:#}")),
+    };
+    outcome.took(start.elapsed())
+}
+
+/// The file of the tests of every socket call.
+fn matrix() -> Result<PathBuf> {
+    let mut command = run::cargo();
+    command.args(["test", "--workspace", "--test", "matrix", "--no-run", "--message-format=json"]);
+    let messages = run::capture(&mut command)?;
+    let executable = messages.lines().find_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let is_matrix = message.pointer("/target/name")?.as_str()? == "matrix";
+        is_matrix.then(|| message.get("executable")?.as_str().map(PathBuf::from))?
+    });
+    executable.context("cargo names no file of the test `matrix`")
+}
+
+/// What the tests found out about a kernel.
+type Row = BTreeMap<String, String>;
+
+fn row(name: &str, report: &Path) -> Row {
+    let text = fs::read_to_string(report).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let facts = lines.filter_map(|fact| {
+        let word = |name: &str| fact.get(name)?.as_str().map(str::to_owned);
+        Some((word("what")?, word("is")?))
+    });
+    facts.chain([("kernel".to_owned(), name.to_owned())]).collect()
+}
+
+/// As docs/kernels.md has it.
+fn print_table(rows: &[Row]) {
+    let mut facts: Vec<&String> = rows.iter().flat_map(BTreeMap::keys).filter(|fact| *fact != "kernel").collect();
+    facts.sort();
+    facts.dedup();
+    let cells = |fact: &str| -> String {
+        rows.iter().map(|row| format!(" {} |", row.get(fact).map_or("", String::as_str))).collect()
+    };
+    println!("\n| |{}", cells("kernel"));
+    println!("|---|{}", "---|".repeat(rows.len()));
+    facts.iter().for_each(|fact| println!("| {fact} |{}", cells(fact)));
+    println!();
+}
