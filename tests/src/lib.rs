@@ -1,7 +1,7 @@
 //! What the live tests, the demonstration and the benchmarks stand on: a place of their own inside this machine
 //! ([`sandbox`]), the programs that run in it ([`process`], [`echo`], [`witness`], [`http`]), a real Kubernetes control
-//! plane ([`control_plane`]), the objects that are fed to it ([`manifest`], [`population`], [`writer`]) and what a program
-//! costs ([`usage`], [`pinned`]).
+//! plane ([`control_plane`]), the objects that are fed to it ([`manifest`], [`population`], [`writer`]), virtual machines
+//! ([`guest`], [`outside`]) and what a program costs ([`usage`], [`pinned`]).
 //!
 //! Everything here is undone when its value is dropped, on success, on failure and while a panic unwinds. Nothing is
 //! mocked: namespaces, cgroups, system calls, etcd and kube-apiserver are the real ones, which is why it needs root.
@@ -20,12 +20,14 @@ pub mod http;
 pub mod manifest;
 pub mod memory;
 pub mod nonce;
+pub mod outside;
 pub mod pinned;
 pub mod population;
 pub mod process;
 pub mod random;
 pub mod sandbox;
 pub mod seccomp;
+pub mod supervised;
 pub mod usage;
 pub mod witness;
 pub mod writer;

@@ -6,7 +6,6 @@
 
 use std::fmt::Display;
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -16,10 +15,9 @@ use cproxy_tests::echo::Server;
 use cproxy_tests::http;
 use cproxy_tests::manifest::{self, Service, Slice};
 use cproxy_tests::process::{self, Agent, Output, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::{self, Placement, Sandbox};
-use rustix::process::Pid;
+use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::supervised;
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
 
 /// What the names of everything made here begin with.
 const PREFIX: &str = "cproxy-demo";
@@ -73,9 +71,6 @@ const INDENT: &str = "     ";
 /// One sentence that says what is wrong, or nothing.
 type Result<T = ()> = std::result::Result<T, String>;
 
-/// Set in the process that does it; see [`supervise`].
-const SUPERVISED: &str = "CPROXY_DEMO_SUPERVISED";
-
 fn main() -> ExitCode {
     let cluster = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
         [] => false,
@@ -85,57 +80,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if std::env::var_os(SUPERVISED).is_none() {
-        return supervise();
-    }
-    // The harness panics with sentences that say what to do; where in the source it did so helps nobody here.
-    std::panic::set_hook(Box::new(|info| {
-        eprintln!("demo: {}", info.payload_as_str().unwrap_or("a part of it panicked"));
-    }));
-    match catch_unwind(AssertUnwindSafe(|| demonstrate(cluster))) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            eprintln!("demo: {error}");
-            ExitCode::FAILURE
-        }
-        Err(_) => ExitCode::FAILURE,
-    }
-}
-
-/// Runs the demonstration in a child and takes away what it leaves when it is interrupted: a process that a signal ends
-/// cannot clean up after itself.
-fn supervise() -> ExitCode {
-    let outcome = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
-        let code = runtime.block_on(run_child());
-        runtime.shutdown_background();
-        code
-    });
-    sandbox::sweep(PREFIX);
-    outcome.unwrap_or_else(|error| {
-        eprintln!("demo: {error}");
-        ExitCode::FAILURE
-    })
-}
-
-async fn run_child() -> std::io::Result<ExitCode> {
-    let [mut interrupt, mut terminate] = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
-    let mut command = Command::new(std::env::current_exe()?);
-    let mut child = command.args(std::env::args_os().skip(1)).env(SUPERVISED, "1").spawn()?;
-    let pid = Pid::from_child(&child);
-    let mut ended = tokio::task::spawn_blocking(move || child.wait());
-    let number = tokio::select! {
-        status = &mut ended => {
-            let code = status.map_err(std::io::Error::other)??.code().and_then(|code| u8::try_from(code).ok());
-            return Ok(ExitCode::from(code.unwrap_or(1)));
-        }
-        _ = interrupt.recv() => 2,
-        _ = terminate.recv() => 15,
-    };
-    // It may have got the signal too, and have ended.
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
-    ended.await.map_err(std::io::Error::other)??;
-    eprintln!("demo: interrupted; removing what is left");
-    Ok(ExitCode::from(128 + number))
+    supervised::run(PREFIX, || demonstrate(cluster))
 }
 
 /// The whole of it, from the first line to the last.

@@ -1,9 +1,10 @@
 //! What is missing or wrong when a guest starts: one line says so, and the policy decides whether the workload runs.
 
 use cproxy_tests::guest::GuestImage;
+use cproxy_tests::outside::{API_SERVER, Outside, SECRETS, pod};
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::cluster::{API_SERVER, Cluster, PATIENCE, PREFIX, SECRETS, pod, said};
+use crate::common::{PATIENCE, PREFIX, said};
 
 const WORKLOAD: &str = "#!/bin/sh\necho 'workload: running'\n";
 
@@ -26,9 +27,9 @@ fn assert_said(console: &str, words: &[&str]) {
 #[test]
 fn a_guest_without_what_it_needs_says_what_is_missing() {
     let sandbox = Sandbox::new(PREFIX);
-    let cluster = Cluster::start(&sandbox);
+    let outside = Outside::start(&sandbox);
 
-    let without_network = || cluster.guest().parameter("cproxy.apiserver=https://192.0.2.1:6443").without_network();
+    let without_network = || outside.guest().parameter("cproxy.apiserver=https://192.0.2.1:6443").without_network();
     for policy in ["fail", "start"] {
         let console = console(without_network(), policy);
         assert_said(&console, &["WARN", "192.0.2.1:6443", "etwork"]);
@@ -36,7 +37,7 @@ fn a_guest_without_what_it_needs_says_what_is_missing() {
     }
 
     let other_authority = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap().cert.pem();
-    let wrong_ca = cluster.guest().parameter(API_SERVER).file(&format!("{SECRETS}/ca.crt"), other_authority);
+    let wrong_ca = outside.guest().parameter(API_SERVER).file(&format!("{SECRETS}/ca.crt"), other_authority);
     let console_of_wrong_ca = console(wrong_ca, "fail");
     assert_said(&console_of_wrong_ca, &["WARN", "api.test:6443", "certificate"]);
 
@@ -45,7 +46,7 @@ fn a_guest_without_what_it_needs_says_what_is_missing() {
         ("cproxy.apiserver=somewhere", "invalid value 'somewhere' for '--apiserver"),
         ("cproxy.api-server=https://api.test:6443", "kernel parameter cproxy.api-server: \"api-server\" is no setting"),
     ] {
-        let console = console(cluster.guest().parameter(parameter), "start");
+        let console = console(outside.guest().parameter(parameter), "start");
         assert_said(&console, &["cproxy: not ready after 4s: the agent has ended: ", words]);
     }
 }
@@ -53,14 +54,14 @@ fn a_guest_without_what_it_needs_says_what_is_missing() {
 #[test]
 fn an_api_server_that_comes_late_is_followed_then() {
     let sandbox = Sandbox::new(PREFIX);
-    let mut cluster = Cluster::start(&sandbox);
-    cluster.control_plane.stop_api_server();
-    let image = cluster.guest().parameter(API_SERVER).parameter("cproxy.timeout=1s");
+    let mut outside = Outside::start(&sandbox);
+    outside.control_plane.stop_api_server();
+    let image = outside.guest().parameter(API_SERVER).parameter("cproxy.timeout=1s");
     let workload = "echo 'workload: running'\nuntil wget -qO- http://web.default.svc; do sleep 1; done\n\
          echo 'workload: served'\n";
     let mut guest = pod(image.parameter("cproxy.on-timeout=start"), workload).start();
     guest.wait_line("workload: running", PATIENCE);
-    cluster.control_plane.start_api_server();
+    outside.control_plane.start_api_server();
     guest.wait_line("workload: served", PATIENCE);
     assert!(guest.wait_end(PATIENCE).contains("init: ending with 0"));
 }
@@ -68,8 +69,8 @@ fn an_api_server_that_comes_late_is_followed_then() {
 #[test]
 fn a_root_that_cannot_be_written_is_enough() {
     let sandbox = Sandbox::new(PREFIX);
-    let cluster = Cluster::start(&sandbox);
-    let image = cluster.guest().parameter(API_SERVER).parameter("GUEST_INIT=/guest/read-only");
+    let outside = Outside::start(&sandbox);
+    let image = outside.guest().parameter(API_SERVER).parameter("GUEST_INIT=/guest/read-only");
     let read_only =
         "#!/bin/sh\nmount -o remount,ro / && ! touch /x 2>/dev/null && echo 'guest: read-only'\nexec /init\n";
     let image = image.program("guest/read-only", read_only).program("etc/cproxy/workload", WORKLOAD);

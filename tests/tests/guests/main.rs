@@ -10,7 +10,7 @@
     reason = "a test that finds something else than it expects has failed"
 )]
 
-mod cluster;
+mod common;
 
 mod bad;
 mod start;

@@ -1,10 +1,11 @@
 //! The order in which things start, and what the workload finds.
 
 use cproxy_tests::manifest;
+use cproxy_tests::outside::{API_SERVER, Outside, nameserver_objects, pod};
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::Value;
 
-use crate::cluster::{API_SERVER, Cluster, PATIENCE, PREFIX, nameserver_objects, pod, report, said};
+use crate::common::{PATIENCE, PREFIX, report, said};
 
 /// Says what there is when it starts.
 const WORKLOAD: &str = r#"
@@ -20,8 +21,8 @@ echo "check: $(cproxy check -o json | tr -d '\n')"
 #[test]
 fn the_workload_finds_services_by_name_from_its_first_moment() {
     let sandbox = Sandbox::new(PREFIX);
-    let cluster = Cluster::start(&sandbox);
-    let console = pod(cluster.guest().parameter(API_SERVER), WORKLOAD).start().wait_end(PATIENCE);
+    let outside = Outside::start(&sandbox);
+    let console = pod(outside.guest().parameter(API_SERVER), WORKLOAD).start().wait_end(PATIENCE);
     let found = said(&console, "workload: ");
     assert_eq!(found[0], "the table is complete", "{console}");
     assert!(["web is pod-1", "web is pod-2"].contains(&found[1]), "{console}");
@@ -61,8 +62,8 @@ fn report_kernel(console: &str) {
 #[test]
 fn what_the_bootstrap_names_is_served_before_the_first_sync() {
     let sandbox = Sandbox::new(PREFIX);
-    let cluster = Cluster::start(&sandbox);
-    let image = cluster
+    let outside = Outside::start(&sandbox);
+    let image = outside
         .guest()
         // Where nobody listens.
         .parameter("cproxy.apiserver=https://api.test:6444")

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use cproxy_tests::outside::{API_SERVER, Outside};
 use cproxy_tests::population::Shape;
 use cproxy_tests::sandbox::Sandbox;
 use cproxy_tests::writer::Writer;
 
-use crate::cluster::{API_SERVER, Cluster, PREFIX, report, said};
+use crate::common::{PREFIX, report, said};
 
 /// A list of five thousand Services takes its time on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -45,8 +46,8 @@ struct Measured {
     anonymous_kib: u64,
 }
 
-fn measure(cluster: &Cluster<'_>, parameters: &[&str]) -> Measured {
-    let image = cluster.guest().program("etc/cproxy/workload", MEASURE).program("guest/without", WITHOUT);
+fn measure(outside: &Outside<'_>, parameters: &[&str]) -> Measured {
+    let image = outside.guest().program("etc/cproxy/workload", MEASURE).program("guest/without", WITHOUT);
     let image = parameters.iter().fold(image, |image, parameter| image.parameter(*parameter));
     let console = image.start().wait_end(PATIENCE);
     let number = |label| said(&console, label).first().map_or_else(|| "0".to_owned(), |text| (*text).to_owned());
@@ -61,15 +62,15 @@ fn measure(cluster: &Cluster<'_>, parameters: &[&str]) -> Measured {
 #[test]
 fn a_small_guest_hardly_notices() {
     let sandbox = Sandbox::new(PREFIX);
-    let cluster = Cluster::start(&sandbox);
-    let writer = Writer::new(&cluster.control_plane);
+    let outside = Outside::start(&sandbox);
+    let writer = Writer::new(&outside.control_plane);
     let mut measured = BTreeMap::new();
-    measured.insert("without", measure(&cluster, &["GUEST_INIT=/guest/without"]));
+    measured.insert("without", measure(&outside, &["GUEST_INIT=/guest/without"]));
     let before = ["cproxy.apiserver=https://192.0.2.1:6444", "cproxy.timeout=2s", "cproxy.on-timeout=start"];
-    measured.insert("before sync", measure(&cluster, &before));
+    measured.insert("before sync", measure(&outside, &before));
     for (name, services) in [("100 x 10", 0..100), ("5,000 x 10", 100..5000)] {
         writer.create(Shape::new(5000, 10).objects(services));
-        measured.insert(name, measure(&cluster, &[API_SERVER, "cproxy.timeout=300s"]));
+        measured.insert(name, measure(&outside, &[API_SERVER, "cproxy.timeout=300s"]));
     }
     let without = &measured["without"];
     let cost = |name: &str| without.free_kib.saturating_sub(measured[name].free_kib);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cproxy_tests::guest::{GuestImage, Kernel};
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::cluster::{PATIENCE, PREFIX, said};
+use crate::common::{PATIENCE, PREFIX, said};
 
 /// What is said where an option is missing.
 const WORDS: [(&str, &str); 2] = [("CGROUP_BPF", "CONFIG_CGROUP_BPF"), ("CGROUPS", "cgroup2")];

@@ -7,7 +7,7 @@ use cproxy_tests::guest::{GuestImage, Kernel};
 use cproxy_tests::process::cproxy_binary;
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::cluster::{PREFIX, report, said};
+use crate::common::{PREFIX, report, said};
 
 /// Interpreted programs on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);

@@ -1,35 +1,31 @@
 //! What is outside of the guests: a control plane, pods, and a nameserver that is a pod, too.
 
-use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use cproxy_tests::Server;
-use cproxy_tests::control_plane::{self, ControlPlane, NODE};
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::http;
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::process::Daemon;
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use crate::Server;
+use crate::control_plane::{self, ControlPlane, NODE};
+use crate::guest::{GuestImage, Kernel};
+use crate::http;
+use crate::manifest::{Service, Slice};
+use crate::process::Daemon;
+use crate::sandbox::{Placement, Sandbox};
 use serde_json::Value;
 
-/// What begins the names of the sandboxes here.
-pub(crate) const PREFIX: &str = "cproxy-vm";
-
-/// Long enough for a guest that emulates its processor on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
-
 /// The API server by its name.
-pub(crate) const API_SERVER: &str = "cproxy.apiserver=https://api.test:6443";
+pub const API_SERVER: &str = "cproxy.apiserver=https://api.test:6443";
 
 /// Where the agent finds its token, without being told.
-pub(crate) const SECRETS: &str = "var/run/secrets/kubernetes.io/serviceaccount";
+pub const SECRETS: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
 /// What a pod has for its resolver; the guest's own knows the API server.
 const RESOLV_CONF: &str = "nameserver 10.96.0.10
 search default.svc.cluster.local svc.cluster.local cluster.local
 options ndots:5
 ";
+
+/// How long the nameserver may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 const NAMESERVER_VIP: &str = "10.96.0.10";
 const NAMESERVER: &str = "10.244.0.53";
@@ -38,16 +34,21 @@ const PODS: [(&str, &str); 2] = [("pod-1", "10.244.0.1"), ("pod-2", "10.244.0.2"
 const POD_PORT: u16 = 8080;
 
 /// It serves until it is dropped.
-pub(crate) struct Cluster<'s> {
-    pub(crate) sandbox: &'s Sandbox,
-    pub(crate) control_plane: ControlPlane<'s>,
+pub struct Outside<'s> {
+    sandbox: &'s Sandbox,
+    /// The control plane.
+    pub control_plane: ControlPlane<'s>,
     kernel: Kernel,
     _pods: Vec<Server>,
     _nameserver: Daemon,
 }
 
-impl<'s> Cluster<'s> {
-    pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
+impl<'s> Outside<'s> {
+    /// Starts all of it in the sandbox's network.
+    ///
+    /// # Panics
+    /// As [`ControlPlane::start`], or when there is no dnsmasq.
+    pub fn start(sandbox: &'s Sandbox) -> Self {
         let control_plane = ControlPlane::start(sandbox);
         sandbox.add_addresses([NAMESERVER].into_iter().chain(PODS.map(|(_, address)| address)));
         let pods = PODS.map(|(name, address)| http::serve(sandbox, (address, POD_PORT), name));
@@ -57,7 +58,7 @@ impl<'s> Cluster<'s> {
     }
 
     /// A guest whose agent follows this cluster, once it is told where it is.
-    pub(crate) fn guest(&self) -> GuestImage<'s> {
+    pub fn guest(&self) -> GuestImage<'s> {
         let resolv_conf = format!("nameserver {NAMESERVER}\n");
         GuestImage::new(self.sandbox, &self.kernel)
             .parameter(format!("cproxy.node-name={NODE}"))
@@ -68,7 +69,7 @@ impl<'s> Cluster<'s> {
 }
 
 /// Runs a script as a pod: with a resolver of its own, as a container runtime gives one to containers.
-pub(crate) fn pod<'s>(image: GuestImage<'s>, script: &str) -> GuestImage<'s> {
+pub fn pod<'s>(image: GuestImage<'s>, script: &str) -> GuestImage<'s> {
     let runtime = "#!/bin/sh\nexec unshare -m /etc/cproxy/pod\n";
     let pod = format!("#!/bin/sh\nmount --bind /etc/cproxy/resolv.conf /etc/resolv.conf\n{script}");
     let image = image.file("etc/cproxy/resolv.conf", RESOLV_CONF).program("etc/cproxy/pod", pod);
@@ -76,7 +77,7 @@ pub(crate) fn pod<'s>(image: GuestImage<'s>, script: &str) -> GuestImage<'s> {
 }
 
 /// The nameserver as a manifest, for `--bootstrap`.
-pub(crate) fn nameserver_objects() -> [Value; 2] {
+pub fn nameserver_objects() -> [Value; 2] {
     let service = Service::new("kube-dns").namespace("kube-system").cluster_ips([NAMESERVER_VIP]);
     let slice = Slice::v4("kube-dns").namespace("kube-system").ready([NAMESERVER]);
     [service.udp("dns", 53, 53).tcp("dns-tcp", 53, 53).into(), slice.udp("dns", 53).tcp("dns-tcp", 53).into()]
@@ -96,20 +97,6 @@ fn start_nameserver(sandbox: &Sandbox) -> Daemon {
     dnsmasq.arg(format!("--host-record={},{}", control_plane::NAME, control_plane::ADDRESS));
     dnsmasq.arg(format!("--host-record=web.default.svc.cluster.local,{WEB_VIP}"));
     let mut daemon = Daemon::spawn(sandbox, "dnsmasq", Placement::Unhooked, dnsmasq);
-    daemon.wait_log("started", PATIENCE);
+    daemon.wait_log("started", START_TIMEOUT);
     daemon
-}
-
-/// Says what was found out, for whoever asked for it: `cargo xtask vm test` makes a table of it.
-pub(crate) fn report(what: &str, is: &str) {
-    println!("{what}: {is}");
-    let Some(path) = std::env::var_os("CPROXY_GUEST_REPORT") else { return };
-    let mut text = fs::read_to_string(&path).unwrap_or_default();
-    text += &format!("{}\n", serde_json::json!({"what": what, "is": is}));
-    fs::write(&path, text).expect("cannot write the report");
-}
-
-/// What follows `label` on a line of a console.
-pub(crate) fn said<'t>(console: &'t str, label: &str) -> Vec<&'t str> {
-    console.lines().filter_map(|line| line.strip_prefix(label)).map(str::trim).collect()
 }
