@@ -116,6 +116,12 @@ async fn ask<T>(
     receiver.await.map_err(io::Error::other)
 }
 
+/// Whether somebody listens in the run directory.
+#[must_use]
+pub fn is_answered(run_dir: &Path) -> bool {
+    connect(&socket_path(run_dir)).is_ok()
+}
+
 /// Asks a running agent for its table.
 ///
 /// # Errors
@@ -132,7 +138,19 @@ pub fn ask_gauges(run_dir: &Path) -> io::Result<BTreeMap<String, u64>> {
     ask_agent(run_dir, REQUEST_GAUGES)
 }
 
-fn ask_agent<T: serde::de::DeserializeOwned>(run_dir: &Path, request: &str) -> io::Result<T> {
+/// Asks a running agent to choose from a new seed: `ok`, or `error: ` and why not.
+///
+/// # Errors
+/// None is running there, or it does not answer in time.
+pub fn ask_to_reseed(run_dir: &Path) -> io::Result<String> {
+    String::from_utf8(request(run_dir, REQUEST_RESEED)?).map_err(io::Error::other)
+}
+
+fn ask_agent<T: serde::de::DeserializeOwned>(run_dir: &Path, question: &str) -> io::Result<T> {
+    Ok(serde_json::from_slice(&request(run_dir, question)?)?)
+}
+
+fn request(run_dir: &Path, request: &str) -> io::Result<Vec<u8>> {
     let mut stream = connect(&socket_path(run_dir))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(request.as_bytes())?;
@@ -142,7 +160,7 @@ fn ask_agent<T: serde::de::DeserializeOwned>(run_dir: &Path, request: &str) -> i
         io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {TIMEOUT:?}")),
         _ => error,
     })?;
-    Ok(serde_json::from_slice(&answer)?)
+    Ok(answer)
 }
 
 /// Connects without waiting: where an agent has stopped and its queue is full, a blocking call would never return.

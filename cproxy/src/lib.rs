@@ -15,6 +15,7 @@ pub mod k8s;
 pub mod manifests;
 pub mod memory;
 pub mod model;
+pub mod network_changes;
 pub mod own_address;
 pub mod report;
 pub mod sockets;

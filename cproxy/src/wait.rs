@@ -19,6 +19,8 @@ pub const FAILED: &str = "failed";
 /// As [`FAILED`], where another try on this machine would end the same.
 pub const UNUSABLE: &str = "unusable";
 
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// A file is looked for so often at first: a boot must not wait for who waits.
 const PAUSE: Duration = Duration::from_millis(2);
 /// As often when it has not come for a while, or when the agent is asked.
@@ -73,7 +75,7 @@ enum Missing {
 }
 
 fn missing(wanted: &Wanted) -> Result<Option<Missing>, WaitError> {
-    if !wanted.run_dir.join(READY).exists() {
+    if !is_ready(&wanted.run_dir.join(READY)) {
         let unusable = read_line(&wanted.run_dir.join(UNUSABLE)).ok();
         return unusable.map_or(Ok(Some(Missing::Ready)), |reason| Err(WaitError::Unusable(reason)));
     }
@@ -86,6 +88,17 @@ fn missing(wanted: &Wanted) -> Result<Option<Missing>, WaitError> {
         rows.iter().any(|row| row.service.as_ref() == Some(&name) && !row.backends.is_empty())
     };
     Ok(wanted.services.iter().find(|service| !is_served(service)).cloned().map(Missing::Service))
+}
+
+/// Whether the file is there, and of this boot.
+fn is_ready(file: &Path) -> bool {
+    fs::read_to_string(file).is_ok_and(|boot| boot.is_empty() || boot == this_boot())
+}
+
+/// What tells this boot from others; empty where the kernel does not say.
+#[must_use]
+pub fn this_boot() -> String {
+    fs::read_to_string(BOOT_ID).unwrap_or_default()
 }
 
 impl Missing {
@@ -136,7 +149,9 @@ mod tests {
         assert_eq!(outcome(&wanted), "not ready after 30ms: the agent has ended: no route");
         fs::write(wanted.run_dir.join(UNUSABLE), "too old").unwrap();
         assert_eq!(outcome(&Wanted { timeout: Duration::MAX, ..wanted.clone() }), "cproxy cannot run here: too old");
-        fs::write(wanted.run_dir.join(READY), "").unwrap();
+        fs::write(wanted.run_dir.join(READY), "of another boot\n").unwrap();
+        assert_eq!(outcome(&wanted), "cproxy cannot run here: too old");
+        fs::write(wanted.run_dir.join(READY), this_boot()).unwrap();
         assert_eq!(outcome(&wanted), "ready", "an earlier failure does not count");
         let service = Wanted { services: vec![ServiceName::new("default", "web")], ..wanted.clone() };
         assert!(outcome(&service).starts_with("not ready after 30ms: "), "{}", outcome(&service));

@@ -3,7 +3,7 @@
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
-use std::{fs, iter, time::Duration};
+use std::{fs, iter, process::Command, time::Duration};
 
 use cproxy_tests::{
     api::{Api, Reply},
@@ -69,6 +69,29 @@ fn listed(target: &str) -> Reply {
 
 fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
     Agent::new(sandbox).kubeconfig(api.kubeconfig(sandbox)).args(["--pod-ip", "10.244.0.9"]).start()
+}
+
+/// A VM's network may be made after everything in it has started.
+#[test]
+fn a_network_that_comes_late_ends_the_pause_between_attempts() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, streamed);
+    let address = |verb| {
+        let mut ip = Command::new("ip");
+        assert!(ip.args(["address", verb, "127.0.0.1/8", "dev", "lo"]).status().unwrap().success());
+    };
+    address("del");
+    let mut agent = start(&sandbox, &api);
+    // From then on a pause is 6.4 s at least.
+    for kind in ["services", "endpointslices"] {
+        agent.wait_until(PATIENCE, "four attempts have failed", |agent| {
+            let failed = agent.log().matches(&format!("cannot watch {kind} at ")).count();
+            if failed >= 4 { Ok(()) } else { Err(format!("{failed} of {kind}")) }
+        });
+    }
+    address("add");
+    agent.wait_ready(Duration::from_secs(5));
+    assert_serves(&sandbox, &mut agent);
 }
 
 fn assert_serves(sandbox: &Sandbox, agent: &mut RunningAgent) {

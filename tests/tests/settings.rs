@@ -186,16 +186,17 @@ fn affinity_policy_and_what_serves_are_read_back_from_the_kernel() {
 
 #[test]
 fn choices_are_reseeded_on_request() {
-    let (_agent, _servers, sandbox) = start(&[]);
-    let ask = |request: &str| {
-        let mut stream = UnixStream::connect(sandbox.run_dir().join("cproxy.sock")).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    };
-    assert_eq!(ask("reseed\n"), "ok\n");
-    assert!(ask("what\n").starts_with("error: the requests are"));
+    let (mut agent, _servers, sandbox) = start(&[]);
+    assert_eq!(cproxy(&sandbox, &["reseed"]).success().stdout, "endpoints are chosen from a new seed\n");
+    let mut stream = UnixStream::connect(sandbox.run_dir().join("cproxy.sock")).unwrap();
+    stream.write_all(b"what\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("error: the requests are"), "{answer}");
+    agent.stop();
+    let output = cproxy(&sandbox, &["reseed"]);
+    assert_eq!(output.code, 1);
+    assert!(output.stderr.starts_with("cproxy: no agent answers at "), "{}", output.stderr);
 }
 
 trait EndpointOf {

@@ -6,10 +6,9 @@ mod build;
 mod modules;
 mod packages;
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -22,7 +21,7 @@ const KERNEL: &str = "kernel";
 /// Its configuration.
 const CONFIG: &str = "config";
 
-/// A kernel from a file: a bzImage, beside which there may be its configuration, `config`.
+/// A kernel from a file: a bzImage with drivers for virtio's network card on PCI in it, since no modules come along.
 pub(crate) fn of_file(file: &Path) -> Result<PathBuf> {
     let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
     ensure!(file.is_file(), "{}: a bzImage is wanted", file.display());
@@ -33,22 +32,28 @@ pub(crate) fn of_file(file: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
+/// Held while a kernel is made: builds share their object files.
+fn lock() -> Result<File> {
+    let parent = paths::cache()?.join("kernels");
+    fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
+    let path = parent.join("lock");
+    let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+    file.lock().with_context(|| format!("locking {}", path.display()))?;
+    Ok(file)
+}
+
 /// The directory `name` of the cache, which `make` fills if it is not there yet: beside its final place, so that what was
-/// interrupted never looks like what is finished.
+/// interrupted never looks like what is finished. To be called under the [`lock`].
 fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let parent = paths::cache()?.join("kernels");
     let directory = parent.join(name);
     if directory.is_dir() {
         return Ok(directory);
     }
-    let temporary = parent.join(format!("building-{}", process::id()));
+    let temporary = parent.join(format!("{name}.unfinished"));
     fs::remove_dir_all(&temporary).ok();
     fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
-    let made = make(&temporary);
-    if made.is_err() {
-        fs::remove_dir_all(&temporary).ok();
-    }
-    made?;
+    make(&temporary)?;
     fs::rename(&temporary, &directory).with_context(|| format!("renaming to {}", directory.display()))?;
     Ok(directory)
 }

@@ -87,6 +87,9 @@ enum Need {
 /// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
 const ALONE: &[&str] = &["--test-threads=1"];
 
+/// The same without what takes minutes under emulation or other kernels: that is for `cargo xtask vm test`.
+const SHORT: &[&str] = &["--test-threads=1", "--skip", "long::"];
+
 /// The figures are of interest also when they are within their budgets.
 const BUDGETS: &[&str] = &["--test-threads=1", "--no-capture"];
 
@@ -143,7 +146,7 @@ const SUITES: [Suite; 14] = [
         part: Some(Part::Programs),
     },
     Suite { name: "images", targets: &["--test", "images"], harness: ALONE, needs: IMAGES, part: Some(Part::Images) },
-    Suite { name: "guests", targets: &["--test", "guests"], harness: ALONE, needs: GUESTS, part: Some(Part::Guests) },
+    Suite { name: "guests", targets: &["--test", "guests"], harness: SHORT, needs: GUESTS, part: Some(Part::Guests) },
     Suite {
         name: "cluster",
         targets: &["--test", "cluster"],

@@ -25,6 +25,9 @@ const MATRIX_VARIABLE: &str = "CPROXY_MATRIX";
 /// Where a test writes what it has found out about its kernel.
 const REPORT_VARIABLE: &str = "CPROXY_GUEST_REPORT";
 
+/// The tests, by their names, that start other kernels than the one that is tested.
+const LACKING: &str = "lacking::";
+
 /// What stock guest kernels leave out and cproxy can do without.
 const LEAN: [&str; 1] = ["BPF_JIT"];
 /// What it cannot do without.
@@ -114,7 +117,7 @@ fn test_all(arguments: &TestArguments) -> Result<ExitCode> {
     for (name, kernel) in wanted(arguments)? {
         let report = reports.join(format!("{name}.json"));
         fs::remove_file(&report).ok();
-        let mut command = tests(&fixture, &kernel, &["--test", "guests", "--test", "guest_matrix"]);
+        let mut command = tests(&fixture, &kernel, &["--skip", LACKING]);
         command.env(MATRIX_VARIABLE, &matrix).env(REPORT_VARIABLE, &report);
         outcomes.push(outcome(&name, &mut command));
         rows.push(row(&name, &report));
@@ -124,7 +127,7 @@ fn test_all(arguments: &TestArguments) -> Result<ExitCode> {
         for option in NEEDED {
             lacking.push(format!("{option}={}", kernels::built(&[option.to_owned()])?.display()));
         }
-        let mut command = tests(&fixture, &Fixture::kernel()?, &["--test", "guest_lacking"]);
+        let mut command = tests(&fixture, &Fixture::kernel()?, &[LACKING]);
         outcomes.push(outcome("lacking", command.env(LACKING_VARIABLE, lacking.join(","))));
     }
     print_table(&rows);
@@ -147,10 +150,9 @@ fn wanted(arguments: &TestArguments) -> Result<Vec<(String, PathBuf)>> {
     Ok(wanted)
 }
 
-fn tests(fixture: &Fixture, kernel: &Path, targets: &[&str]) -> Command {
+fn tests(fixture: &Fixture, kernel: &Path, filter: &[&str]) -> Command {
     let mut command = run::cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).args(targets);
-    command.args(["--", "--test-threads=1", "--no-capture"]);
+    command.args(["test", "--workspace", "--test", "guests", "--", "--test-threads=1", "--no-capture"]).args(filter);
     fixture.tell(&mut command, kernel);
     command
 }

@@ -9,7 +9,7 @@ mod timeline;
 use std::{
     io,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitStatus},
 };
 
 use crate::{
@@ -49,6 +49,9 @@ pub enum AgentError {
     /// The programs could not be installed; the child's own words.
     #[error("{0}")]
     Install(String),
+    /// Something, such as want of memory, has ended the child that installs.
+    #[error("the child that installs the programs was ended: {0}")]
+    InstallEnded(ExitStatus),
     /// The child could not be started.
     #[error("cannot start {0}: {1}")]
     Child(PathBuf, io::Error),
@@ -75,7 +78,11 @@ pub enum AgentError {
 impl AgentError {
     /// Whether another try on this machine would end the same.
     fn is_lasting(&self) -> bool {
-        matches!(self, Self::Environment(_) | Self::Install(_))
+        match self {
+            Self::Environment(error) => !matches!(error, EnvironmentError::Io(..)),
+            Self::Install(_) => true,
+            _ => false,
+        }
     }
 }
 
@@ -188,7 +195,9 @@ async fn install(environment: &Environment) -> Result<(), AgentError> {
         return Ok(());
     }
     let mut lines: Vec<_> = stderr.lines().collect();
-    let last = lines.pop().unwrap_or("the installing child ended without a word");
+    let Some(last) = lines.pop().filter(|_| output.status.code().is_some()) else {
+        return Err(AgentError::InstallEnded(output.status));
+    };
     // The verifier's log, if there is one, comes first.
     lines.iter().for_each(|line| eprintln!("{line}"));
     Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned()))

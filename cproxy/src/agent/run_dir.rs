@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use super::AgentError;
 use crate::{
     admin,
-    wait::{FAILED, READY, UNUSABLE},
+    wait::{self, FAILED, READY, UNUSABLE},
 };
 
 /// The run directory of this agent; what it put there goes with it.
@@ -32,11 +32,11 @@ impl RunDir {
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// Lets `ready` appear, whole at once.
+    /// Lets `ready` appear, whole at once. It says in which boot that was: on a lasting file system it may outlive the machine.
     pub(super) fn set_ready(&self) -> Result<(), AgentError> {
         let temporary = self.dir.join(".ready");
         let failed = |error| AgentError::RunDir(self.dir.clone(), error);
-        fs::write(&temporary, "").map_err(failed)?;
+        fs::write(&temporary, wait::this_boot()).map_err(failed)?;
         fs::rename(&temporary, self.dir.join(READY)).map_err(failed)
     }
 }
@@ -54,6 +54,10 @@ pub(super) fn clear_unused(dir: &Path) -> Result<(), AgentError> {
 /// Leaves word of why the agent has ended, for those who wait for it. Where another agent is alive, nothing is said; where
 /// it cannot be said, the log has it all the same.
 pub(super) fn leave_word(dir: &Path, name: &str, reason: &str) {
+    // Besides the lock, which not every kernel has.
+    if admin::is_answered(dir) {
+        return;
+    }
     let leave = || {
         fs::create_dir_all(dir)?;
         let _lock = lock(dir)?;

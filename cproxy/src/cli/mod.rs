@@ -4,6 +4,7 @@ mod check;
 mod cleanup;
 mod get;
 mod install;
+mod reseed;
 mod resolve;
 mod run;
 mod settings;
@@ -41,6 +42,8 @@ enum Command {
     Get(get::Options),
     /// Print what the table would be; touches no kernel
     Resolve(resolve::Options),
+    /// Choose endpoints from a new seed: for each copy of a VM that was restored from a snapshot
+    Reseed(reseed::Options),
     /// Detach and unpin everything that is cproxy's, and nothing else
     Cleanup(cleanup::Options),
     /// Print the version
@@ -150,6 +153,7 @@ pub fn main() -> ExitCode {
         Command::Wait(options) => wait::run(options),
         Command::Get(options) => get::run(&options),
         Command::Resolve(options) => resolve::run(&options),
+        Command::Reseed(options) => reseed::run(&options),
         Command::Cleanup(options) => cleanup::run(&options),
         Command::Version => version::run(),
         Command::Install(options) => install::run(&options),
@@ -166,10 +170,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The variables that flags can come from.
+/// The variables that flags of a guest's agent, and of those who wait for it, can come from.
 fn variables() -> BTreeSet<String> {
     let cli = Cli::command();
-    let arguments = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    let commands = ["run", "wait"].into_iter().filter_map(|name| cli.find_subcommand(name));
+    let arguments = commands.flat_map(clap::Command::get_arguments);
     let variables = arguments.filter_map(|argument| argument.get_env());
     variables.map(|variable| variable.to_string_lossy().into_owned()).collect()
 }
@@ -194,7 +199,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.to_string();
     let what: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let command = std::env::args().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
+    let command = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
+    let command = command.filter(|word| Cli::command().find_subcommand(word).is_some());
     let help = command.map_or_else(|| "cproxy --help".to_owned(), |command| format!("cproxy {command} --help"));
     misuse(&format!("{} (see {help})", what.join(" ").trim_start_matches("error: ")))
 }
@@ -209,14 +215,16 @@ fn misuse(error: &dyn Display) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
+fn value_of(argument: &OsString) -> Option<OsString> {
+    argument.to_str()?.strip_prefix("--run-dir=").map(OsString::from)
+}
+
 /// The run directory that was meant, where not all arguments can be read.
 fn run_dir(arguments: impl Iterator<Item = OsString>) -> PathBuf {
-    let mut arguments = arguments.skip_while(|argument| !argument.as_encoded_bytes().starts_with(b"--run-dir"));
+    let mut arguments = arguments.skip_while(|argument| argument != "--run-dir" && value_of(argument).is_none());
     let flag = arguments.next();
-    let given = match flag.as_ref().and_then(|flag| flag.to_str()?.split_once('=')) {
-        Some((_, value)) => Some(value.into()),
-        None => arguments.next(),
-    };
+    let next = || arguments.next().filter(|value| !value.as_encoded_bytes().starts_with(b"-"));
+    let given = flag.as_ref().and_then(value_of).or_else(next);
     given.or_else(|| std::env::var_os("CPROXY_RUN_DIR")).map_or_else(|| RUN_DIR.into(), PathBuf::from)
 }
 

@@ -17,6 +17,8 @@ const FILE: &str = "/etc/cproxy/cproxy.conf";
 const FILE_VARIABLE: &str = "CPROXY_CONFIG";
 const VARIABLE_PREFIX: &str = "CPROXY_";
 
+const LINE_CHARS_MAX: usize = 80;
+
 /// Ways to name the source: what names one is no default beside a flag or a variable that names another.
 const API_SERVER: [&str; 3] = ["CPROXY_KUBECONFIG", "CPROXY_APISERVER", "CPROXY_TLS_SERVER_NAME"];
 const MANIFESTS: &str = "CPROXY_MANIFESTS";
@@ -30,6 +32,8 @@ pub(super) enum SettingsError {
     Unknown(String, String, String),
     #[error("{0}: {1:?} has no value; it looks like apiserver = https://10.0.0.1:6443")]
     NoValue(String, String),
+    #[error("{0}: the value has a zero byte in it")]
+    ZeroByte(String),
 }
 
 /// A setting, and where it is from.
@@ -52,38 +56,50 @@ impl Setting {
 /// To be called while there is one thread.
 ///
 /// # Errors
-/// A setting that has no value or is not known (the others are in force all the same), or a file that cannot be read.
+/// A setting that has no value or is not known, or a file that cannot be read. The others are in force all the same.
 #[expect(clippy::disallowed_methods, reason = "nothing else runs yet")]
 pub(super) fn apply(known: impl FnOnce() -> BTreeSet<String>) -> Result<(), SettingsError> {
-    let (path, text) = read(env::var_os(FILE_VARIABLE).map(PathBuf::from))?;
-    let mut found = of_kernel(&fs::read_to_string(KERNEL_COMMAND_LINE).unwrap_or_default());
-    found.extend(of_file(&path, &text)?);
+    let (file, wrong) = of_files(env::var_os(FILE_VARIABLE).map(PathBuf::from));
+    let kernel = fs::read(KERNEL_COMMAND_LINE).unwrap_or_default();
+    let found = nearest_first(of_kernel(&String::from_utf8_lossy(&kernel)), file);
     if found.is_empty() {
-        return Ok(());
+        return wrong.map_or(Ok(()), Err);
     }
     let known = known();
     let (settings, unknown): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|setting| known.contains(&setting.variable()));
-    let given = |variable: &str| env::var_os(variable).is_some() || is_flag_given(variable, env::args());
+    let arguments = || env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+    let given = |variable: &str| env::var_os(variable).is_some() || is_flag_given(variable, arguments());
     for (variable, value) in defaults(&settings, given) {
         // SAFETY: nothing has started a thread yet.
         unsafe { env::set_var(variable, value) };
     }
-    unknown.into_iter().next().map_or(Ok(()), |setting| {
+    let unknown = unknown.into_iter().next().map(|setting| {
         let names: Vec<_> = known.iter().map(|variable| flag_of(variable)).collect();
-        Err(SettingsError::Unknown(setting.place, setting.name, names.join(", ")))
-    })
+        SettingsError::Unknown(setting.place, cut(&setting.name), names.join(", "))
+    });
+    wrong.or(unknown).map_or(Ok(()), Err)
 }
 
-/// A file that nobody named need not be there.
-fn read(named: Option<PathBuf>) -> Result<(PathBuf, String), SettingsError> {
+/// What the file says, and what is wrong with it first. One that nobody named need not be there.
+fn of_files(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| FILE.into());
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok((path, text)),
-        Err(error) if !is_named && error.kind() == io::ErrorKind::NotFound => Ok((path, String::new())),
-        Err(error) => Err(SettingsError::Io(path, error)),
+    match fs::read(&path) {
+        Ok(text) => of_file(&path, &String::from_utf8_lossy(&text)),
+        Err(error) if !is_named && error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
+        Err(error) => (Vec::new(), Some(SettingsError::Io(path, error))),
     }
+}
+
+/// As much of a line as an error shows.
+fn cut(line: &str) -> String {
+    line.chars().take(LINE_CHARS_MAX).collect()
+}
+
+/// What is said twice in one place counts as it is said last, as with the kernel's own parameters.
+fn nearest_first(kernel: Vec<Setting>, file: Vec<Setting>) -> Vec<Setting> {
+    kernel.into_iter().rev().chain(file.into_iter().rev()).collect()
 }
 
 /// What becomes a variable: the first of each name, unless a flag or variable that is `given` says otherwise.
@@ -112,14 +128,14 @@ fn is_flag_given(variable: &str, mut arguments: impl Iterator<Item = String>) ->
     arguments.any(|argument| argument.split('=').next() == Some(&flag))
 }
 
-/// The parameters for cproxy. A value with spaces in it is in double quotes, as the kernel has it.
+/// The parameters for cproxy, as far as `--`: what follows is for others. A value with spaces in it is in double quotes, as the kernel has it.
 fn of_kernel(command_line: &str) -> Vec<Setting> {
     let mut is_quoted = false;
     let parameters = command_line.split(|char: char| {
         is_quoted ^= char == '"';
         char.is_whitespace() && !is_quoted
     });
-    let parameters = parameters.map(|parameter| parameter.replace('"', ""));
+    let parameters = parameters.take_while(|&parameter| parameter != "--").map(|parameter| parameter.replace('"', ""));
     let setting = |parameter: String| {
         let (name, value) = parameter.strip_prefix(KERNEL_PREFIX)?.split_once('=')?;
         let place = format!("kernel parameter {KERNEL_PREFIX}{name}");
@@ -129,18 +145,21 @@ fn of_kernel(command_line: &str) -> Vec<Setting> {
     parameters.filter_map(setting).collect()
 }
 
-fn of_file(path: &Path, text: &str) -> Result<Vec<Setting>, SettingsError> {
+fn of_file(path: &Path, text: &str) -> (Vec<Setting>, Option<SettingsError>) {
+    let text = text.trim_start_matches('\u{feff}');
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
     let settings = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
         let place = format!("{}, line {number}", path.display());
         match line.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+            Some((_, value)) if value.contains('\0') => Err(SettingsError::ZeroByte(place)),
             Some((name, value)) if !value.is_empty() => {
                 Ok(Setting { place, name: name.to_owned(), value: value.to_owned() })
             }
-            _ => Err(SettingsError::NoValue(place, line.to_owned())),
+            _ => Err(SettingsError::NoValue(place, cut(line))),
         }
     });
-    settings.collect()
+    let (good, wrong): (Vec<_>, Vec<_>) = settings.partition(Result::is_ok);
+    (good.into_iter().flatten().collect(), wrong.into_iter().find_map(Result::err))
 }
 
 #[cfg(test)]
@@ -154,7 +173,7 @@ mod tests {
     #[test]
     fn kernel_parameters_may_be_quoted() {
         let line = "console=ttyS0 cproxy.apiserver=https://10.0.0.1:6443 \"cproxy.bootstrap=/a b\" cproxy.node_name=\"n 1\" \
-                    xcproxy.a=1 cproxy.pod-ip= cproxy.exclude-port=53,54\n";
+                    xcproxy.a=1 cproxy.pod-ip= cproxy.exclude-port=53,54 -- /app cproxy.mode=fast\n";
         assert_eq!(
             pairs(&of_kernel(line)),
             [
@@ -169,11 +188,15 @@ mod tests {
     #[test]
     fn lines_of_a_file_have_names_and_values() {
         let file = |text: &str| of_file(Path::new("f"), text);
-        let settings = file("# comment\n\napiserver = https://h?a=b\n  node-name=n\n").unwrap();
+        let (settings, wrong) = file("\u{feff}# comment\r\n\r\napiserver = https://h?a=b\r\n  node-name=n\n");
         assert_eq!(pairs(&settings), [("apiserver", "https://h?a=b"), ("node-name", "n")]);
-        for text in ["apiserver", "node-name =", "a = 1\n[section]"] {
-            assert!(file(text).unwrap_err().to_string().starts_with("f, line "), "{text}");
+        assert!(wrong.is_none());
+        for text in ["apiserver\na = 1", "a = 1\nnode-name =", "a = 1\n[section]", "a = 1\nb = 1\0"] {
+            let (settings, wrong) = file(text);
+            assert_eq!(pairs(&settings), [("a", "1")], "the rest counts");
+            assert!(wrong.unwrap().to_string().starts_with("f, line "), "{text}");
         }
+        assert!(file(&"x".repeat(1 << 20)).1.unwrap().to_string().len() < 200);
     }
 
     #[test]
@@ -189,6 +212,15 @@ mod tests {
         assert_eq!(variables(&["CPROXY_MANIFESTS"]), [""; 0]);
         assert_eq!(variables(&["CPROXY_APISERVER"]), [""; 0]);
         assert_eq!(variables(&["CPROXY_NODE_NAME"]), ["CPROXY_APISERVER=kernel"]);
+    }
+
+    #[test]
+    fn of_two_in_one_place_the_last_counts() {
+        let kernel = of_kernel("cproxy.timeout=3s cproxy.for=a/b cproxy.timeout=9s");
+        let (file, _) = of_file(Path::new("f"), "timeout = 1s\nlog-level = info\nlog-level = warn\n");
+        let settings = nearest_first(kernel, file);
+        let defaults: Vec<_> = defaults(&settings, |_| false).into_values().collect();
+        assert_eq!(defaults, ["a/b", "warn", "9s"]);
     }
 
     #[test]

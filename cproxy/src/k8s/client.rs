@@ -59,10 +59,15 @@ pub enum ClientError {
     Kubeconfig(PathBuf, String),
     /// There is neither a kubeconfig nor a ServiceAccount.
     #[error(
-        "no API server is known: pass --kubeconfig FILE, --manifests PATH, or run in a pod with a ServiceAccount \
-         ({0}); with --apiserver URL only its token and ca.crt are needed"
+        "no API server is known: pass --kubeconfig FILE, --apiserver URL or --manifests PATH, or run in a pod with a ServiceAccount \
+         ({0})"
     )]
     NoServiceAccount(String),
+    /// There is an address, and nothing to show there.
+    #[error(
+        "no credentials for {0}: token and ca.crt are wanted in {dir}, or --kubeconfig FILE ({1})", dir = SERVICE_ACCOUNT_DIR
+    )]
+    NoCredentials(Uri, String),
     /// The token cannot be read.
     #[error("token file {0}: {1}")]
     Token(PathBuf, std::io::Error),
@@ -112,11 +117,12 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, String> {
 /// ClusterIP that nobody but cproxy serves.
 async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let Some(url) = url else {
+        let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
         tracing::warn!(
             "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: \
              if it cannot be reached, pass --apiserver with the API server's real address"
         );
-        return Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)));
+        return Ok(config);
     };
     let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
     let cluster =
@@ -124,7 +130,7 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
     let kubeconfig = kubeconfig::of(cluster, user);
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    config.map_err(|error| ClientError::NoServiceAccount(chain(&error)))
+    config.map_err(|error| ClientError::NoCredentials(url.clone(), chain(&error)))
 }
 
 /// When the API server answered last. Its watches end and are resumed every few minutes, so a silence that lasts means

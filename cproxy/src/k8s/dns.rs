@@ -126,12 +126,16 @@ impl Resolver {
     /// the rest of the questions, and whoever reads the log should not wait for them.
     async fn resolve(&self, host: &str, mark: &Mark) -> io::Result<Vec<IpAddr>> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it");
+        let mut has_answer = false;
         for name in self.candidates(host) {
             let mut found = Vec::new();
             for kind in [TYPE::A, TYPE::AAAA] {
                 match self.ask(&name, kind, mark).await {
-                    Ok(addresses) => found.extend(addresses),
-                    Err(error) if found.is_empty() && error.kind() == io::ErrorKind::TimedOut => return Err(error),
+                    Ok(addresses) => {
+                        has_answer = true;
+                        found.extend(addresses);
+                    }
+                    Err(error) if !has_answer && error.kind() == io::ErrorKind::TimedOut => return Err(error),
                     Err(error) => last = error,
                 }
             }

@@ -24,7 +24,10 @@ use super::{
     sent::Sent,
     split::{Items, LONGEST_BYTES, Lines, Part, SplitError},
 };
-use crate::model::{Event, object_name};
+use crate::{
+    model::{Event, object_name},
+    network_changes::NetworkChanges,
+};
 
 const RELIST_JITTER_MAX: Duration = Duration::from_millis(500);
 
@@ -33,6 +36,9 @@ const WATCH_SECONDS: &str = "290";
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
 /// In the middle of a list, a server that is alive hardly pauses at all.
 const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// A network that does not come to rest is no reason to ask more often than this.
+const PAUSE_LEAST: Duration = Duration::from_millis(200);
 
 /// How many objects a server that lists by pages is to send at once. Pages are not what bounds memory here, and each is
 /// one more request.
@@ -62,6 +68,21 @@ pub async fn watch(client: Client, url: Uri, node_name: Option<String>, events: 
         _ = async { tokio::join!(source.follow::<Service>(services), source.follow::<EndpointSlice>(slices), node) } => {}
         () = source.events.closed() => {}
     }
+}
+
+/// A server that cannot be reached may be there as soon as the VM has its network.
+async fn pause_unless_network_changes(pause: Duration) {
+    let changes = NetworkChanges::open();
+    let least = pause.min(PAUSE_LEAST);
+    tokio::time::sleep(least).await;
+    let changed = async {
+        match changes {
+            Ok(changes) if changes.wait().await.is_ok() => {}
+            // Without word of changes, time tells.
+            _ => std::future::pending().await,
+        }
+    };
+    tokio::time::timeout(pause.saturating_sub(least), changed).await.ok();
 }
 
 /// Which objects of a kind are asked for.
@@ -233,7 +254,10 @@ impl Source {
         if matches!(failure.cause, Cause::NoVersion | Cause::Silent(_)) {
             course.version = None;
         }
-        tokio::time::sleep(course.backoff.next()).await;
+        match failure.cause {
+            Cause::Connection(_) => pause_unless_network_changes(course.backoff.next()).await,
+            _ => tokio::time::sleep(course.backoff.next()).await,
+        }
     }
 
     /// Lists from the server's cache, which may send all at once or by pages.

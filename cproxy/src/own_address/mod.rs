@@ -1,7 +1,6 @@
 //! The VM's own addresses, at most one of each family: what the kernel takes as the source of what is sent to the API
 //! server, else of what leaves by the default route. `loadBalancerSourceRanges` are held against them.
 
-mod changes;
 mod route;
 
 use std::{fmt, net::IpAddr};
@@ -10,18 +9,18 @@ use http::Uri;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 
-use self::changes::Changes;
 use crate::{
     bpf::SocketMark,
     k8s,
     model::{Address, Event},
+    network_changes::NetworkChanges,
 };
 
 /// The own addresses, found and followed.
 #[derive(Debug)]
 pub struct OwnAddresses {
     finder: Finder,
-    changes: Result<Changes, Errno>,
+    changes: Result<NetworkChanges, Errno>,
     found: Found,
 }
 
@@ -31,7 +30,7 @@ impl OwnAddresses {
     #[must_use]
     pub fn find(mark: SocketMark, api_server: Option<Uri>) -> Self {
         // The other way round, a change between the two would be missed.
-        let changes = Changes::open();
+        let changes = NetworkChanges::open();
         let mut finder = Finder { mark, api_server };
         let found = finder.find();
         tracing::info!("own addresses: {found}");

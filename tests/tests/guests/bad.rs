@@ -1,6 +1,6 @@
 //! What is missing or wrong when a guest starts: one line says so, and the policy decides whether the workload runs.
 
-use cproxy_tests::guest::GuestImage;
+use cproxy_tests::guest::{GuestImage, Kernel};
 use cproxy_tests::outside::{API_SERVER, Outside, SECRETS, pod};
 use cproxy_tests::sandbox::Sandbox;
 
@@ -77,4 +77,20 @@ fn a_root_that_cannot_be_written_is_enough() {
     let console = image.start().wait_end(PATIENCE);
     assert!(console.contains("guest: read-only") && console.contains("ready after"), "{console}");
     assert!(console.contains("workload: running") && console.contains("init: ending with 0"), "{console}");
+}
+
+/// Ctrl-Alt-Del, as Firecracker sends it, is this signal.
+#[test]
+fn who_ends_the_machine_need_not_wait_for_services() {
+    let sandbox = Sandbox::new(PREFIX);
+    let image = GuestImage::new(&sandbox, &Kernel::from_env())
+        .parameter("cproxy.manifests=/nowhere")
+        .parameter("cproxy.timeout=300s")
+        .parameter("cproxy.on-timeout=start")
+        .parameter("GUEST_INIT=/guest/impatient")
+        .program("guest/impatient", "#!/bin/sh\n(sleep 5; kill -INT 1) &\nexec /init\n")
+        .program("etc/cproxy/workload", WORKLOAD);
+    let console = image.start().wait_end(PATIENCE);
+    assert!(console.contains("init: ending with 143"), "{console}");
+    assert!(!console.contains("workload: ") && !console.contains("Kernel panic"), "{console}");
 }

@@ -1,9 +1,9 @@
 //! Whether each backend is as likely as any other.
 
-use std::io::{Read, Write};
 use std::net::IpAddr;
-use std::os::unix::net::UnixStream;
 use std::thread;
+
+use cproxy_tests::process::cproxy;
 
 use crate::choice::backend;
 use crate::world::{Case, Form, PORT, World, pod, ready, vip};
@@ -37,11 +37,7 @@ fn the_choice_is_even() {
 #[test]
 fn the_choice_is_even_after_a_new_seed() {
     let world = world();
-    let mut stream = UnixStream::connect(world.sandbox.run_dir().join("cproxy.sock")).unwrap();
-    stream.write_all(b"reseed\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert_eq!(answer, "ok\n");
+    cproxy(&world.sandbox, &["reseed"]).success();
     every_choice_is_even(20_000);
 }
 

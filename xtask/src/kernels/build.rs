@@ -26,6 +26,7 @@ pub(crate) fn built(without: &[String]) -> Result<PathBuf> {
         bail!("--without {unknown}: images/kernel asks for no CONFIG_{unknown}");
     }
     setup::for_kernels()?;
+    let _lock = super::lock()?;
     let version = packages::version(SOURCE)?;
     cached(&format!("{SOURCE}_{version}-{}", key(&wanted, without)), |directory| {
         let unpacked = unpacked(&version)?;

@@ -18,6 +18,7 @@ pub(crate) const LINUX_6_12: &str = "linux-image-6.12-cloud-amd64";
 
 /// The kernel that the package `meta` depends on, with the modules that a guest needs.
 pub(crate) fn packaged(meta: &str) -> Result<PathBuf> {
+    let _lock = super::lock()?;
     let package = dependency(meta)?;
     let version = version(&package)?;
     cached(&format!("{package}_{version}"), |directory| {

@@ -16,6 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// What a guest of 128 MiB may pay for 100 Services with 10 endpoints each.
 const BUDGET_KIB: u64 = 12 * 1024;
 
+/// How often a start is timed.
+const TURNS: usize = 3;
+
+const WITHOUT_CPROXY: [&str; 2] = ["GUEST_INIT=/guest/without", "quiet"];
+const WITH_CPROXY: [&str; 2] = [API_SERVER, "cproxy.timeout=300s"];
+
 /// Says when it started, how much memory is free, and what of the rest is the agent's own.
 const MEASURE: &str = "#!/bin/sh
 read -r uptime rest </proc/uptime
@@ -65,12 +71,15 @@ fn a_small_guest_hardly_notices() {
     let outside = Outside::start(&sandbox);
     let writer = Writer::new(&outside.control_plane);
     let mut measured = BTreeMap::new();
-    measured.insert("without", measure(&outside, &["GUEST_INIT=/guest/without"]));
+    measured.insert("without", measure(&outside, &WITHOUT_CPROXY));
     let before = ["cproxy.apiserver=https://192.0.2.1:6444", "cproxy.timeout=2s", "cproxy.on-timeout=start"];
     measured.insert("before sync", measure(&outside, &before));
-    for (name, services) in [("100 x 10", 0..100), ("5,000 x 10", 100..5000)] {
-        writer.create(Shape::new(5000, 10).objects(services));
-        measured.insert(name, measure(&outside, &[API_SERVER, "cproxy.timeout=300s"]));
+    for (name, before, services) in [("100 x 10", 0, 100), ("5,000 x 10", 100, 5000)] {
+        writer.create(Shape::new(5000, 10).objects(before..services));
+        measured.insert(name, measure(&outside, &WITH_CPROXY));
+        if services == 100 {
+            report_time(&outside);
+        }
     }
     let without = &measured["without"];
     let cost = |name: &str| without.free_kib.saturating_sub(measured[name].free_kib);
@@ -82,10 +91,16 @@ fn a_small_guest_hardly_notices() {
             &format!("{}, of it the agent's own {}", mib(cost(name)), mib(anonymous)),
         );
     }
-    let later = measured["100 x 10"].uptime - without.uptime;
-    report(
-        "9 kernel's start to workload's, emulated, without and with 100 x 10",
-        &format!("{:.2} s, {:.2} s (+{later:.2} s)", without.uptime, measured["100 x 10"].uptime),
-    );
     assert!(cost("100 x 10") <= BUDGET_KIB, "{} KiB", cost("100 x 10"));
+}
+
+/// The least of a few, in turn: what else the machine does only adds to it.
+fn report_time(outside: &Outside<'_>) {
+    let least = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
+    let turns = |_| [WITHOUT_CPROXY, WITH_CPROXY].map(|parameters| measure(outside, &parameters).uptime);
+    let (without, with): (Vec<_>, Vec<_>) = (0..TURNS).map(turns).map(|[without, with]| (without, with)).unzip();
+    report(
+        "9 kernel's start to workload's, without and with cproxy at 100 x 10, emulated",
+        &format!("{:.2} s, {:.2} s", least(&without), least(&with)),
+    );
 }

@@ -24,11 +24,14 @@ const DELAY: Duration = Duration::from_millis(50);
 
 /// A socket that has something to read when something has changed.
 #[derive(Debug)]
-pub(super) struct Changes(AsyncFd<OwnedFd>);
+pub struct NetworkChanges(AsyncFd<OwnedFd>);
 
-impl Changes {
-    /// Listens from now on.
-    pub(super) fn open() -> Result<Self, Errno> {
+impl NetworkChanges {
+    /// Listens from now on. Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel has no such sockets, or no room for one.
+    pub fn open() -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // No protocol is NETLINK_ROUTE, which is 0.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
@@ -39,7 +42,10 @@ impl Changes {
     }
 
     /// Waits until something has changed, and a little longer for what comes with it.
-    pub(super) async fn wait(&self) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    /// The socket is of no use any more.
+    pub async fn wait(&self) -> Result<(), Errno> {
         loop {
             let mut ready = self.0.readable().await.map_err(|error| errno(&error))?;
             let has_changed = self.drain()?;
