@@ -203,6 +203,9 @@ fn print_table(rows: &[Row]) {
     };
     println!("\n| |{}", cells("kernel"));
     println!("|---|{}", "---|".repeat(rows.len()));
-    facts.iter().for_each(|fact| println!("| {fact} |{}", cells(fact)));
+    for fact in facts {
+        // A number says where in the table it belongs.
+        println!("| {} |{}", fact.trim_start_matches(|char: char| char.is_ascii_digit() || char == ' '), cells(fact));
+    }
     println!();
 }

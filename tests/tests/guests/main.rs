@@ -15,5 +15,4 @@ mod common;
 mod bad;
 mod start;
 
-/// What takes minutes under emulation, or kernels that are built for it.
 mod long;

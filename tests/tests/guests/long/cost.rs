@@ -84,10 +84,10 @@ fn a_small_guest_hardly_notices() {
     let without = &measured["without"];
     let cost = |name: &str| without.free_kib.saturating_sub(measured[name].free_kib);
     let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
-    for name in ["before sync", "100 x 10", "5,000 x 10"] {
+    for (number, name) in ["before sync", "100 x 10", "5,000 x 10"].into_iter().enumerate() {
         let anonymous = measured[name].anonymous_kib;
         report(
-            &format!("9 memory with cproxy instead of without, {name}"),
+            &format!("9{number} memory with cproxy instead of without, {name}"),
             &format!("{}, of it the agent's own {}", mib(cost(name)), mib(anonymous)),
         );
     }
@@ -100,7 +100,7 @@ fn report_time(outside: &Outside<'_>) {
     let turns = |_| [WITHOUT_CPROXY, WITH_CPROXY].map(|parameters| measure(outside, &parameters).uptime);
     let (without, with): (Vec<_>, Vec<_>) = (0..TURNS).map(turns).map(|[without, with]| (without, with)).unzip();
     report(
-        "9 kernel's start to workload's, without and with cproxy at 100 x 10, emulated",
-        &format!("{:.2} s, {:.2} s", least(&without), least(&with)),
+        "99 seconds from the kernel's start to the workload's, without and with cproxy at 100 x 10, emulated",
+        &format!("{:.2}, {:.2}", least(&without), least(&with)),
     );
 }
