@@ -69,13 +69,16 @@ pub enum InstallError {
     #[error("the embedded object has no program {0}: this build is broken")]
     Missing(&'static str),
     /// The kernel refused a program.
-    #[error("the kernel refused program {program}: {reason}")]
+    #[error(
+        "the kernel refused program {program}: {reason}{}",
+        if verifier_log.is_empty() { "; is the kernel built with CONFIG_CGROUP_BPF?" } else { "" }
+    )]
     Load {
         /// The program.
         program: &'static str,
         /// What `bpf(2)` said.
         reason: String,
-        /// What the verifier said, perhaps nothing: many lines, for a bug report.
+        /// What the verifier said: many lines, for a bug report. Nothing, where the kernel knows no such programs at all.
         verifier_log: String,
     },
     /// It could not be attached.

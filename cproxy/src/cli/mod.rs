@@ -229,7 +229,9 @@ fn run_dir(arguments: impl Iterator<Item = OsString>) -> PathBuf {
 }
 
 fn complain(error: &dyn Display) {
-    eprintln!("cproxy: {}", one_line(error));
+    // At once: on a console, lines that are written in parts mix with others.
+    let line = format!("cproxy: {}\n", one_line(error));
+    std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).ok();
 }
 
 fn one_line(text: &dyn Display) -> String {

@@ -21,7 +21,7 @@ fn a_kernel_that_lacks_an_option_is_told_in_a_line() {
         for (policy, code) in [("fail", 1), ("start", 0)] {
             let started = Instant::now();
             let image = GuestImage::new(&sandbox, &Kernel::at(directory))
-                .parameter("cproxy.apiserver=https://192.0.2.1:6443")
+                .parameter("cproxy.manifests=/etc/cproxy")
                 .parameter("cproxy.timeout=300s")
                 .parameter(format!("cproxy.on-timeout={policy}"))
                 .program("etc/cproxy/workload", "#!/bin/sh\necho 'workload: running'\n");
