@@ -26,6 +26,8 @@ enum Part {
     Programs,
     /// The tests that hold images against the tools of others
     Images,
+    /// The tests in virtual machines
+    Guests,
 }
 
 /// Sets the machine up and says what was found and what was done.
@@ -40,6 +42,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if is_wanted(Part::Images) {
         for_image_tests()?;
+    }
+    if is_wanted(Part::Guests) {
+        for_guests()?;
     }
     if is_wanted(Part::Cluster) || is_wanted(Part::Programs) {
         go::check()?;
