@@ -47,8 +47,8 @@ const QEMU_TIMEOUT: Duration = Duration::from_secs(20);
 /// Tells the guests of one process apart.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A guest kernel: the file `kernel` of a directory and the modules, in `modules`, that it is to load, in the order of their
-/// names.
+/// A guest kernel: the file `vmlinux` of a directory, or `kernel`, and the modules, in `modules`, that it is to load, in the
+/// order of their names.
 #[derive(Clone, Debug)]
 pub struct Kernel(PathBuf);
 
@@ -64,6 +64,12 @@ impl Kernel {
     /// The one in this directory.
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         Self(directory.into())
+    }
+
+    /// The ELF file where there is one: started without firmware, as Firecracker does.
+    fn file(&self) -> PathBuf {
+        let elf = self.0.join("vmlinux");
+        if elf.exists() { elf } else { self.0.join("kernel") }
     }
 
     fn modules(&self) -> Vec<PathBuf> {
@@ -203,7 +209,7 @@ impl<'s> GuestImage<'s> {
         }
         command.arg("-chardev").arg(format!("socket,id=console,server=on,path={}", console.display()));
         command.args(["-serial", "chardev:console"]);
-        command.arg("-kernel").arg(self.kernel.0.join("kernel")).arg("-initrd").arg(initrd);
+        command.arg("-kernel").arg(self.kernel.file()).arg("-initrd").arg(initrd);
         command.arg("-append").arg(self.command_line());
         command
     }

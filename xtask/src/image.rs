@@ -52,7 +52,7 @@ enum Form {
     Initramfs,
     /// oci: an image layout with the agent alone, for registries and `COPY --from`
     Oci,
-    /// kernel: a guest's bzImage, built from Debian's sources with the options of images/kernel
+    /// kernel and vmlinux: a guest's, as bzImage and as ELF file, built from Debian's sources with the options of images/kernel
     Kernel,
 }
 
@@ -66,14 +66,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     let stamp = Stamp::find()?;
     let written = match arguments.what {
-        Form::Rootfs => write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent()?)?, stamp)?)?,
-        Form::Initramfs => write_initramfs(&out, agent()?)?,
-        Form::Oci => oci::write(out.join("oci"), agent()?, stamp)?,
-        Form::Kernel => write(out.join("kernel"), &read(&kernels::built(&arguments.without)?.join("kernel"))?)?,
+        Form::Rootfs => vec![write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent()?)?, stamp)?)?],
+        Form::Initramfs => vec![write_initramfs(&out, agent()?)?],
+        Form::Oci => vec![oci::write(out.join("oci"), agent()?, stamp)?],
+        Form::Kernel => {
+            let built = kernels::built(&arguments.without)?;
+            let copy = |name: &str| write(out.join(name), &read(&built.join(name))?);
+            vec![copy(kernels::ELF)?, copy(kernels::KERNEL)?]
+        }
     };
-    println!("size: {} ({} bytes)", agent::mebibytes(written.bytes), written.bytes);
-    println!("digest: {}", written.digest);
-    println!("{}", written.path.display());
+    for Written { path, bytes, digest } in written {
+        println!("size: {} ({bytes} bytes)", agent::mebibytes(bytes));
+        println!("digest: {digest}");
+        println!("{}", path.display());
+    }
     Ok(())
 }
 

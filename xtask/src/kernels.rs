@@ -1,6 +1,6 @@
 //! Kernels that guests are started with: those of Debian's packages, and those that are built from Debian's sources with
 //! the options that this repository asks for. Each is a directory in the cache: `kernel`, `config` and, where it has some,
-//! `modules`, named in the order in which they are to be loaded.
+//! `vmlinux` and `modules`, these named in the order in which they are to be loaded.
 
 mod build;
 mod modules;
@@ -17,7 +17,9 @@ pub(crate) use self::packages::{LINUX_6_1, LINUX_6_12, packaged};
 use crate::paths;
 
 /// The kernel's image in its directory.
-const KERNEL: &str = "kernel";
+pub(crate) const KERNEL: &str = "kernel";
+/// The same as an ELF file, where it was built.
+pub(crate) const ELF: &str = "vmlinux";
 /// Its configuration.
 const CONFIG: &str = "config";
 

@@ -11,6 +11,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
+    thread,
 };
 
 use aya::{
@@ -25,6 +26,9 @@ use super::{
     root_cause,
     syscalls::{link_cgroup_id, link_update, obj_get},
 };
+
+/// Of a thread that makes a map: a few system calls and a path.
+const STACK_BYTES: usize = 64 << 10;
 
 /// The programs, built by `build.rs`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cproxy-programs"));
@@ -150,18 +154,40 @@ fn install_all(
         loader.map_pin_path(name, path);
     }
     let mut object = load_object(&mut loader)?;
-    let mut counts = Vec::new();
-    for program in Program::ALL {
-        counts.push((program, load(&mut object, program)?));
-    }
-    for kind in [growing::FRONTENDS, growing::SETS, growing::BACKENDS] {
-        made.0.extend(kind.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
-        Growing::prepare(pins, kind).map_err(|error| InstallError::Object(error.to_string()))?;
-    }
+    let counts = while_maps_are_made(pins, made, || {
+        Program::ALL.into_iter().map(|program| Ok((program, load(&mut object, program)?))).collect()
+    })?;
     for program in Program::ALL {
         attach(find(&mut object, program)?, program, pins, cgroup, made)?;
     }
     Ok(counts)
+}
+
+/// Makes the first maps of those that grow, and does `work` meanwhile: putting a map into a map of maps waits for a grace
+/// period of RCU, which takes longer than loading a program and no CPU time.
+fn while_maps_are_made<R>(
+    pins: &PinDir,
+    made: &mut Made,
+    work: impl FnOnce() -> Result<R, InstallError>,
+) -> Result<R, InstallError> {
+    let failed = |error: &dyn std::fmt::Display| InstallError::Object(error.to_string());
+    let kinds = [growing::FRONTENDS, growing::SETS, growing::BACKENDS];
+    for kind in kinds {
+        made.0.extend(kind.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
+    }
+    thread::scope(|scope| {
+        let spawn = |kind| {
+            let thread = thread::Builder::new().stack_size(STACK_BYTES);
+            thread.spawn_scoped(scope, move || Growing::prepare(pins, kind)).map_err(|error| failed(&error))
+        };
+        let threads = kinds.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
+        let done = work();
+        for thread in threads {
+            let made = thread.join().map_err(|_| failed(&"a thread has panicked"))?;
+            made.map_err(|error| failed(&error))?;
+        }
+        done
+    })
 }
 
 /// The map of constants, `.rodata`, has no pin: it belongs to the programs and goes with them.

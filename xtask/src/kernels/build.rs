@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use super::{CONFIG, KERNEL, cached, packages};
+use super::{CONFIG, ELF, KERNEL, cached, packages};
 use crate::{paths, run, setup};
 
 /// Sources of the long-term kernel that is the oldest one with everything in it that cproxy uses.
@@ -41,7 +41,8 @@ pub(crate) fn built(without: &[String]) -> Result<PathBuf> {
         for (from, to) in [("arch/x86/boot/bzImage", KERNEL), (".config", CONFIG)] {
             fs::copy(out.join(from), directory.join(to)).with_context(|| format!("copying {from}"))?;
         }
-        Ok(())
+        // Without symbols. The note that names the entry point for machines without firmware is loaded, and stays.
+        run::run(Command::new("objcopy").arg("--strip-all").args([out.join("vmlinux"), directory.join(ELF)]))
     })
 }
 
