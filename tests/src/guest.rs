@@ -88,6 +88,7 @@ pub struct GuestImage<'s> {
     workload: Option<String>,
     memory_mib: u32,
     has_network: bool,
+    counts_instructions: bool,
 }
 
 impl<'s> GuestImage<'s> {
@@ -103,6 +104,7 @@ impl<'s> GuestImage<'s> {
             workload: None,
             memory_mib: 128,
             has_network: true,
+            counts_instructions: false,
         };
         let modules = kernel.modules();
         modules.iter().filter_map(|path| path.file_name()?.to_str().map(|name| (path, name))).fold(
@@ -174,6 +176,14 @@ impl<'s> GuestImage<'s> {
         self
     }
 
+    /// A nanosecond of the guest's clocks is an instruction that its processor has carried out: what is timed in it is not an
+    /// emulator's speed on a busy machine.
+    #[must_use]
+    pub fn counting_instructions(mut self) -> Self {
+        self.counts_instructions = true;
+        self
+    }
+
     /// Switches the machine on.
     ///
     /// # Panics
@@ -204,6 +214,9 @@ impl<'s> GuestImage<'s> {
         command.args(["-M", "q35", "-accel", "tcg", "-cpu", "qemu64,+rdrand", "-smp", "1"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-m").arg(self.memory_mib.to_string());
+        if self.counts_instructions {
+            command.args(["-icount", "shift=0"]);
+        }
         if self.has_network {
             command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
         }

@@ -186,6 +186,29 @@ impl Sandbox {
         netns
     }
 
+    /// A network namespace with a macvlan interface on the link of a neighbour, as a pod has one on its node's: what it sends
+    /// passes the neighbour's interface, not its network stack. `number` tells several apart.
+    ///
+    /// # Errors
+    /// What `ip` complains about: the kernel may have no macvlan.
+    pub fn behind_macvlan(&self, neighbour: &Netns, number: u8) -> io::Result<Netns> {
+        let pod = Netns::create();
+        let link = neighbour.run(|| Command::new("ip").args(["-oneline", "link", "show", "far"]).output())?;
+        let link = String::from_utf8_lossy(&link.stdout).into_owned();
+        // `ip` takes the index of an interface for its name: the other end, which is here.
+        let near = link.split_once("far@").and_then(|(_, rest)| rest.split_once(':')).map(|(near, _)| near);
+        let near = near.ok_or_else(|| io::Error::other(format!("no link called far: {link}")))?;
+        let (gateway, address) = (format!("10.200.{number}.1"), format!("10.200.{number}.2"));
+        let add = format!("link add pod link far netns {} type macvlan mode bridge\n", pod.path().display());
+        neighbour.run(|| self.try_ip(&add, |ip| ip))?;
+        let up = format!(
+            "link set lo up\naddress add {address}/24 dev pod\nlink set pod up\nroute add default via {gateway}\n"
+        );
+        pod.run(|| self.try_ip(&up, |ip| ip))?;
+        self.netns().run(|| self.try_ip(&format!("address add {gateway}/24 dev {near}\n"), |ip| ip))?;
+        Ok(pod)
+    }
+
     /// Has iproute2 carry out `commands`, one a line, inside the sandbox.
     ///
     /// # Panics
@@ -195,14 +218,16 @@ impl Sandbox {
     }
 
     fn run_ip(&self, commands: &str, place: impl Fn(&mut Command) -> &mut Command) {
+        self.try_ip(commands, place).unwrap_or_else(|error| panic!("`ip` (of iproute2): {error}"));
+    }
+
+    fn try_ip(&self, commands: &str, place: impl Fn(&mut Command) -> &mut Command) -> io::Result<()> {
         let batch = self.dir().join("ip-batch");
-        let run = || -> io::Result<std::process::Output> {
-            fs::write(&batch, commands)?;
-            let mut ip = Command::new("ip");
-            ip.arg("-batch").arg(&batch).stdin(Stdio::null());
-            place(&mut ip).output()
-        };
-        let output = run().unwrap_or_else(|error| panic!("cannot run `ip`: install iproute2 ({error})"));
-        assert!(output.status.success(), "`ip` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        fs::write(&batch, commands)?;
+        let mut ip = Command::new("ip");
+        ip.arg("-batch").arg(&batch).stdin(Stdio::null());
+        let output = place(&mut ip).output()?;
+        let complaint = || io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        if output.status.success() { Ok(()) } else { Err(complaint()) }
     }
 }

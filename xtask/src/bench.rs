@@ -24,6 +24,8 @@ enum Benchmark {
     Propagation,
     /// What the socket programs cost, run by run and call by call
     Datapath,
+    /// All peers in a virtual machine
+    Guest,
 }
 
 impl Benchmark {
@@ -32,11 +34,12 @@ impl Benchmark {
             Self::Agent => "agent",
             Self::Propagation => "propagation",
             Self::Datapath => "datapath",
+            Self::Guest => "traffic",
         }
     }
 
     fn needs_control_plane(self) -> bool {
-        matches!(self, Self::Agent | Self::Propagation)
+        matches!(self, Self::Agent | Self::Propagation | Self::Guest)
     }
 }
 
@@ -45,6 +48,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     run::require_root("a benchmark")?;
     let mut command = run::cargo();
     command.args(["run", "--release", "--package", "cproxy-benches", "--bin", arguments.benchmark.binary(), "--"]);
+    if let Benchmark::Guest = arguments.benchmark {
+        command.arg("guest");
+        setup::for_guests()?;
+        command.env("CPROXY_GUEST_KERNEL", crate::kernels::packaged_for_kube_proxy(crate::kernels::LINUX_6_1)?);
+        command.env("CPROXY_INITRAMFS", crate::image::initramfs_of(&agent::build()?.shipped)?);
+    }
     command.args(&arguments.arguments);
     command.env(agent::VARIABLE, agent::build()?.shipped);
     if arguments.benchmark.needs_control_plane() {

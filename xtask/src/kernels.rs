@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 
 pub(crate) use self::build::built;
-pub(crate) use self::packages::{LINUX_6_1, LINUX_6_12, packaged};
+pub(crate) use self::packages::{LINUX_6_1, LINUX_6_12, packaged, packaged_for_kube_proxy};
 use crate::paths;
 
 /// The kernel's image in its directory.

@@ -141,7 +141,10 @@ fn wanted(arguments: &TestArguments) -> Result<Vec<(String, PathBuf)>> {
     if !arguments.only {
         wanted.push(("debian-6.1".to_owned(), kernels::packaged(LINUX_6_1)?));
         wanted.push(("debian-6.12".to_owned(), kernels::packaged(LINUX_6_12)?));
-        wanted.push(("built-6.1".to_owned(), kernels::built(&LEAN.map(str::to_owned))?));
+        wanted.push(("built-6.1".to_owned(), kernels::built(&[])?));
+    }
+    if arguments.kernel.is_empty() {
+        wanted.push(("interpreting-6.1".to_owned(), kernels::built(&LEAN.map(str::to_owned))?));
     }
     for file in &arguments.kernel {
         let directory = file.parent().and_then(Path::file_name).and_then(|name| name.to_str());

@@ -8,22 +8,74 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 /// The network card of a virtual machine, and what tells the agent of sockets.
-const WANTED: [&str; 5] = ["virtio_pci", "virtio_net", "inet_diag", "tcp_diag", "udp_diag"];
+pub(super) const GUEST: [&str; 5] = ["virtio_pci", "virtio_net", "inet_diag", "tcp_diag", "udp_diag"];
+
+/// What kube-proxy's rules are made of, in all its modes, and what its pods are connected by.
+pub(super) const KUBE_PROXY: [&str; 48] = [
+    "veth",
+    "dummy",
+    "ip_tables",
+    "iptable_filter",
+    "iptable_mangle",
+    "iptable_nat",
+    "ip6_tables",
+    "ip6table_filter",
+    "ip6table_mangle",
+    "ip6table_nat",
+    "ipt_REJECT",
+    "ip6t_REJECT",
+    "nf_conntrack",
+    "nf_conntrack_netlink",
+    "nf_nat",
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_mark",
+    "xt_MASQUERADE",
+    "xt_multiport",
+    "xt_nat",
+    "xt_recent",
+    "xt_set",
+    "xt_statistic",
+    "xt_tcpudp",
+    "ip_set",
+    "ip_set_bitmap_port",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_hash_net",
+    "ip_vs",
+    "ip_vs_lc",
+    "ip_vs_rr",
+    "ip_vs_sh",
+    "ip_vs_wrr",
+    "nf_tables",
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_fib_inet",
+    "nft_hash",
+    "nft_masq",
+    "nft_nat",
+    "nft_numgen",
+    "nft_reject_ipv4",
+    "nft_reject_ipv6",
+];
 
 /// Files of modules by their names, as the kernel has them.
 type Files = BTreeMap<String, PathBuf>;
 
-/// Writes what a guest needs of the modules below `from` to `to`, in the order in which they are to be loaded.
-pub(super) fn take(from: &Path, to: &Path) -> Result<()> {
+/// Writes the modules that are wanted, and what they need, of those below `from` to `to`, in the order in which they are to be loaded.
+pub(super) fn take(from: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
     let mut files = Files::new();
     collect(from, &mut files)?;
     fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
     let mut order = Vec::new();
-    for name in WANTED {
+    for name in wanted {
         add(name, &files, &mut order)?;
     }
     for (number, (name, content)) in order.iter().enumerate() {
-        let path = to.join(format!("{number:02}-{name}.ko"));
+        let path = to.join(format!("{number:03}-{name}.ko"));
         fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())

@@ -18,17 +18,26 @@ pub(crate) const LINUX_6_12: &str = "linux-image-6.12-cloud-amd64";
 
 /// The kernel that the package `meta` depends on, with the modules that a guest needs.
 pub(crate) fn packaged(meta: &str) -> Result<PathBuf> {
+    packaged_with(meta, "", &[&modules::GUEST])
+}
+
+/// The same with the modules that all modes of kube-proxy need, too.
+pub(crate) fn packaged_for_kube_proxy(meta: &str) -> Result<PathBuf> {
+    packaged_with(meta, "-kube-proxy", &[&modules::GUEST, &modules::KUBE_PROXY])
+}
+
+fn packaged_with(meta: &str, suffix: &str, wanted: &[&[&str]]) -> Result<PathBuf> {
     let _lock = super::lock()?;
     let package = dependency(meta)?;
     let version = version(&package)?;
-    cached(&format!("{package}_{version}"), |directory| {
+    cached(&format!("{package}_{version}{suffix}"), |directory| {
         run::say(format!("kernels: taking {package} {version} from Debian"));
         let root = directory.join("root");
         unpack(&package, &root)?;
         let boot = root.join("boot");
         take(&find(&boot, "vmlinuz-")?, &directory.join(KERNEL))?;
         take(&find(&boot, "config-")?, &directory.join(CONFIG))?;
-        modules::take(&root.join("lib/modules"), &directory.join("modules"))?;
+        modules::take(&root.join("lib/modules"), &directory.join("modules"), &wanted.concat())?;
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))
     })
 }

@@ -9,7 +9,6 @@
 //! transaction. That of cproxy is until the file `ready` is there, which appears when everything is written.
 
 mod change;
-mod kube_proxy;
 mod measure;
 mod peer;
 mod report;

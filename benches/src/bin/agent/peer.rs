@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
+use cproxy_benches::kube_proxy::KubeProxy;
 use cproxy_tests::control_plane::{ControlPlane, NODE};
 use cproxy_tests::echo::Server;
 use cproxy_tests::population::Shape;
@@ -14,7 +15,7 @@ use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy, cproxy_binary};
 use cproxy_tests::sandbox::{Netns, Sandbox};
 use cproxy_tests::writer::Writer;
 
-use crate::{change, kube_proxy};
+use crate::change;
 
 /// Somebody who follows the API server.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -76,7 +77,9 @@ impl Peer {
         let backends = change::serve(&netns);
         let seen = change::look_for(&netns, change::backend(changes));
         let started = Instant::now();
-        let daemon = kube_proxy::spawn(sandbox, control_plane, &netns, mode)?;
+        let kubeconfig = control_plane.kubeconfig_for("system:kube-proxy");
+        let daemon =
+            KubeProxy { binary: control_plane.binary("kube-proxy"), kubeconfig }.spawn(sandbox, &netns, mode)?;
         let ready = seen.wait().with_context(|| format!("kube-proxy's log: {}", daemon.tail()))?;
         let process = Process::KubeProxy(daemon);
         Ok((Running { sandbox, process, netns, _backends: backends }, ready - started))

@@ -5,25 +5,40 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use cproxy_tests::control_plane::{ControlPlane, NODE};
+use cproxy_tests::control_plane::NODE;
 use cproxy_tests::process::Daemon;
 use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
 use serde_json::{Value, json};
 
-/// Starts it in a network namespace of its own.
-pub(crate) fn spawn(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, netns: &Netns, mode: &str) -> Result<Daemon> {
-    let file = sandbox.dir().join("kube-proxy.config");
-    let kubeconfig = control_plane.kubeconfig_for("system:kube-proxy");
-    std::fs::write(&file, configuration(&json!(kubeconfig), mode).to_string()).context("writing into the sandbox")?;
-    // Becomes kube-proxy, with the same process id.
-    let mut command = Command::new("nsenter");
-    command.arg(format!("--net={}", netns.path().display())).arg(control_plane.binary("kube-proxy"));
-    command.arg("--config").arg(file);
-    if mode == "iptables" {
-        let path = legacy_iptables(sandbox)?.into_os_string().into_string().ok().context("a path that is no text")?;
-        command.env("PATH", format!("{path}:{}", std::env::var("PATH").unwrap_or_default()));
+/// What it is started with.
+#[derive(Clone, Debug)]
+pub struct KubeProxy {
+    /// The program.
+    pub binary: PathBuf,
+    /// How it finds the API server, and as whom.
+    pub kubeconfig: PathBuf,
+}
+
+impl KubeProxy {
+    /// Starts it in a network namespace of its own, in one of its modes.
+    ///
+    /// # Errors
+    /// Its configuration cannot be written.
+    pub fn spawn(&self, sandbox: &Sandbox, netns: &Netns, mode: &str) -> Result<Daemon> {
+        // It ends when its file changes.
+        let file = sandbox.dir().join(format!("kube-proxy-{mode}.config"));
+        std::fs::write(&file, configuration(&json!(self.kubeconfig), mode).to_string())
+            .context("writing into the sandbox")?;
+        // Becomes kube-proxy, with the same process id.
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", netns.path().display())).arg(&self.binary).arg("--config").arg(file);
+        if mode != "nftables" {
+            let path =
+                legacy_iptables(sandbox)?.into_os_string().into_string().ok().context("a path that is no text")?;
+            command.env("PATH", format!("{path}:{}", std::env::var("PATH").unwrap_or_default()));
+        }
+        Ok(Daemon::spawn(sandbox, &format!("kube-proxy-{mode}"), Placement::Unhooked, command))
     }
-    Ok(Daemon::spawn(sandbox, "kube-proxy", Placement::Unhooked, command))
 }
 
 /// A directory with the commands of the iptables that writes iptables' rules, not nftables': with that one of Debian 12,
@@ -41,6 +56,9 @@ fn legacy_iptables(sandbox: &Sandbox) -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// How long IPVS remembers a connection on which nobody says anything: 15 minutes if nothing is said.
+const IPVS_TCP_TIMEOUT: &str = "3s";
+
 /// Nothing of it reaches beyond its network namespace: sysctls of the whole machine stay as they are.
 fn configuration(kubeconfig: &Value, mode: &str) -> Value {
     json!({
@@ -53,6 +71,7 @@ fn configuration(kubeconfig: &Value, mode: &str) -> Value {
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
         "oomScoreAdj": 0,
+        "ipvs": {"tcpTimeout": IPVS_TCP_TIMEOUT},
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     })
 }

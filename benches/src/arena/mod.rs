@@ -1,0 +1,387 @@
+//! Where peers are measured side by side: the same servers behind the same Services, and for each peer a network namespace
+//! of its own with a link to them, so that nobody's rules slow another.
+//!
+//! The servers are in the sandbox's namespace, which has no rules at all. The programs of cproxy see the clients of cproxy
+//! alone, which are in the sandbox's cgroup; all others are outside of it.
+
+pub mod worker;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use cproxy_tests::control_plane::{ControlPlane, NODE};
+use cproxy_tests::echo::{self, Server};
+use cproxy_tests::manifest::{self, Service, Slice};
+use cproxy_tests::population::Shape;
+use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy};
+use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
+use cproxy_tests::writer::Writer;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use self::worker::Worker;
+use crate::kube_proxy::KubeProxy;
+
+/// Longer than anybody takes to follow the API server.
+const TIMEOUT: Duration = Duration::from_secs(900);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Whoever has been ready for so long has done what comes after it.
+const SETTLING: Duration = Duration::from_secs(3);
+
+/// The node's own address.
+const NODE_IP: &str = "192.0.2.10";
+
+/// The first of the ClusterIPs that tell that everything before them is in force.
+const FIRST_MARKER: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 0);
+/// Who answers behind them.
+const MARKER_BACKEND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 255, 1)), 8080);
+
+/// Who brings a connection to its backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Peer {
+    /// Nobody: the client connects to the pod.
+    Direct,
+    /// cproxy.
+    Cproxy,
+    /// kube-proxy's mode iptables, with legacy iptables.
+    Iptables,
+    /// kube-proxy's mode nftables.
+    Nftables,
+    /// kube-proxy's mode ipvs.
+    Ipvs,
+}
+
+impl Peer {
+    /// Those that run on any kernel that a developer has; IPVS is seldom there.
+    pub const USUAL: [Self; 4] = [Self::Direct, Self::Cproxy, Self::Iptables, Self::Nftables];
+
+    /// What kube-proxy calls it.
+    fn mode(self) -> Option<&'static str> {
+        match self {
+            Self::Direct | Self::Cproxy => None,
+            Self::Iptables => Some("iptables"),
+            Self::Nftables => Some("nftables"),
+            Self::Ipvs => Some("ipvs"),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Direct => "direct",
+            Self::Cproxy => "cproxy",
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+            Self::Ipvs => "ipvs",
+        })
+    }
+}
+
+/// A Service that is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject {
+    /// Its name.
+    pub name: &'static str,
+    /// Its ClusterIP and port.
+    pub vip: SocketAddr,
+    /// Its endpoints.
+    pub backends: &'static [SocketAddr],
+    /// Whether the port is there for UDP, too.
+    pub is_udp_too: bool,
+}
+
+impl Subject {
+    /// The Service and its slice.
+    #[must_use]
+    pub fn objects(&self) -> [Value; 2] {
+        let port = self.backends.first().map_or(0, SocketAddr::port);
+        let mut service = Service::new(self.name).cluster_ips([self.vip.ip()]).tcp("tcp", self.vip.port(), port);
+        let mut slice = Slice::v4(self.name).tcp("tcp", port).ready(self.backends.iter().map(SocketAddr::ip));
+        if self.is_udp_too {
+            service = service.udp("udp", self.vip.port(), port);
+            slice = slice.udp("udp", port);
+        }
+        [service.into(), slice.into()]
+    }
+}
+
+/// How the API server is reached and by whom it is filled.
+pub struct Cluster<'s> {
+    /// As the agent.
+    pub agent_kubeconfig: PathBuf,
+    /// kube-proxy, and as kube-proxy.
+    pub kube_proxy: KubeProxy,
+    /// `None` where somebody else has filled it.
+    pub writer: Option<Writer>,
+    _control_plane: Option<ControlPlane<'s>>,
+}
+
+impl<'s> Cluster<'s> {
+    /// A control plane in the sandbox.
+    #[must_use]
+    pub fn start(sandbox: &'s Sandbox) -> Self {
+        let control_plane = ControlPlane::start(sandbox);
+        create_node(sandbox, &control_plane);
+        Self {
+            agent_kubeconfig: control_plane.agent_kubeconfig(),
+            kube_proxy: KubeProxy {
+                binary: control_plane.binary("kube-proxy"),
+                kubeconfig: control_plane.kubeconfig_for("system:kube-proxy"),
+            },
+            writer: Some(Writer::new(&control_plane)),
+            _control_plane: Some(control_plane),
+        }
+    }
+
+    /// One that is elsewhere.
+    #[must_use]
+    pub fn elsewhere(agent_kubeconfig: PathBuf, kube_proxy: KubeProxy) -> Self {
+        Self { agent_kubeconfig, kube_proxy, writer: None, _control_plane: None }
+    }
+}
+
+/// The node that all peers are on: without one kube-proxy waits for half a minute.
+pub fn create_node(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) {
+    sandbox.add_addresses([NODE_IP]);
+    control_plane.apply([manifest::node(NODE, "zone-a")]);
+    let status = manifest::node_status([NODE_IP]).to_string();
+    control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
+}
+
+/// A peer's network namespace, and the process that keeps it as the API server says.
+pub struct Stand<'s> {
+    sandbox: &'s Sandbox,
+    /// Whose it is.
+    pub peer: Peer,
+    /// Where its clients are.
+    pub netns: Netns,
+    /// A client.
+    pub worker: Worker,
+    process: Process,
+}
+
+/// A client that is not in its node's network namespace.
+#[derive(Debug)]
+pub struct Pod {
+    /// The client.
+    pub worker: Worker,
+    _netns: Netns,
+}
+
+enum Process {
+    None,
+    Cproxy(Box<RunningAgent>),
+    KubeProxy(Daemon),
+}
+
+/// All of it.
+pub struct Arena<'s> {
+    sandbox: &'s Sandbox,
+    cluster: Cluster<'s>,
+    /// One for each peer that could be started.
+    pub stands: Vec<Stand<'s>>,
+    services: u32,
+    markers: u32,
+    _marker_backend: Server,
+}
+
+impl<'s> Arena<'s> {
+    /// Starts all peers; the Services that are measured are there.
+    ///
+    /// # Errors
+    /// A peer does not start.
+    pub fn new(sandbox: &'s Sandbox, cluster: Cluster<'s>, peers: &[Peer], subjects: &[Subject]) -> Result<Self> {
+        sandbox.add_address(MARKER_BACKEND.ip());
+        let marker_backend = echo::tcp(sandbox, MARKER_BACKEND, "marker");
+        if let Some(writer) = &cluster.writer {
+            writer.create(subjects.iter().flat_map(Subject::objects));
+        }
+        let stands = peers.iter().map(|&peer| Stand::start(sandbox, &cluster, peer)).collect::<Result<_>>()?;
+        Ok(Self { sandbox, cluster, stands, services: 0, markers: 0, _marker_backend: marker_backend })
+    }
+
+    /// Makes it so many Services besides those that are measured, and waits until each peer has them all in force.
+    ///
+    /// # Errors
+    /// A peer does not follow.
+    pub fn grow(&mut self, shape: Shape) -> Result<()> {
+        if self.services == shape.services {
+            return Ok(());
+        }
+        // Nobody works on what is half there.
+        self.stop();
+        if let Some(writer) = &self.cluster.writer {
+            eprintln!("creating {} Services with {} endpoints each", shape.services, shape.endpoints);
+            writer.create(shape.objects(self.services..shape.services));
+            writer.create(marker(self.markers).objects());
+        }
+        self.services = shape.services;
+        self.resume();
+        let marker = marker(self.markers);
+        self.markers += 1;
+        for stand in &mut self.stands {
+            stand.wait_for(marker.vip).with_context(|| format!("{} with {} Services", stand.peer, shape.services))?;
+        }
+        thread::sleep(SETTLING);
+        Ok(())
+    }
+
+    /// Stops what follows the API server, and leaves its work in force: what it does must not disturb what is measured.
+    pub fn stop(&mut self) {
+        self.stands.iter_mut().for_each(|stand| stand.signal(Signal::STOP));
+    }
+
+    /// Undoes [`Arena::stop`].
+    pub fn resume(&mut self) {
+        self.stands.iter_mut().for_each(|stand| stand.signal(Signal::CONT));
+    }
+
+    /// How many Services there are besides those that are measured.
+    #[must_use]
+    pub fn services(&self) -> u32 {
+        self.services
+    }
+
+    /// What kube-proxy is started with.
+    #[must_use]
+    pub fn kube_proxy(&self) -> &KubeProxy {
+        &self.cluster.kube_proxy
+    }
+
+    /// A client in a pod on a macvlan interface of a peer's namespace, which is its node.
+    ///
+    /// # Errors
+    /// This kernel has no macvlan.
+    pub fn behind_macvlan(&self, stand: &Stand<'_>, number: u8) -> Result<Pod> {
+        let netns = self.sandbox.behind_macvlan(&stand.netns, number)?;
+        let worker = Worker::start(client(self.sandbox, &netns, stand.peer, own_program()?))?;
+        Ok(Pod { worker, _netns: netns })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn sandbox(&self) -> &'s Sandbox {
+        self.sandbox
+    }
+}
+
+/// The Service that tells that so many steps are in force.
+#[must_use]
+pub fn marker(number: u32) -> Subject {
+    const NAMES: [&str; 8] =
+        ["marker-0", "marker-1", "marker-2", "marker-3", "marker-4", "marker-5", "marker-6", "marker-7"];
+    let address = Ipv4Addr::from_bits(FIRST_MARKER.to_bits() + number);
+    Subject {
+        name: NAMES.into_iter().cycle().nth(number as usize).unwrap_or_default(),
+        vip: SocketAddr::new(address.into(), 80),
+        backends: &[MARKER_BACKEND],
+        is_udp_too: false,
+    }
+}
+
+impl<'s> Stand<'s> {
+    fn start(sandbox: &'s Sandbox, cluster: &Cluster<'s>, peer: Peer) -> Result<Self> {
+        let netns = sandbox.neighbour::<IpAddr>([]);
+        for (name, value) in SYSCTLS {
+            netns.run(|| std::fs::write(name, value)).with_context(|| name.to_owned())?;
+        }
+        let process = match peer.mode() {
+            None if peer == Peer::Cproxy => {
+                let agent = Agent::new(sandbox).kubeconfig(&cluster.agent_kubeconfig).args(["--node-name", NODE]);
+                Process::Cproxy(Box::new(agent.start()))
+            }
+            None => Process::None,
+            Some(mode) => Process::KubeProxy(cluster.kube_proxy.spawn(sandbox, &netns, mode)?),
+        };
+        let worker = Worker::start(client(sandbox, &netns, peer, own_program()?))?;
+        Ok(Self { sandbox, peer, netns, worker, process })
+    }
+
+    /// Where clients of this peer connect to.
+    #[must_use]
+    pub fn address(&self, subject: &Subject) -> SocketAddr {
+        match (self.peer, subject.backends) {
+            (Peer::Direct, [first, ..]) => *first,
+            _ => subject.vip,
+        }
+    }
+
+    /// Has a program run as a client of this peer.
+    #[must_use]
+    pub fn client(&self, program: impl AsRef<OsStr>) -> Command {
+        client(self.sandbox, &self.netns, self.peer, program)
+    }
+
+    fn daemon(&mut self) -> Option<&mut Daemon> {
+        match &mut self.process {
+            Process::None => None,
+            Process::Cproxy(agent) => Some(agent),
+            Process::KubeProxy(daemon) => Some(daemon),
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        if let Some(daemon) = self.daemon() {
+            daemon.signal(signal);
+        }
+    }
+
+    /// Waits until somebody answers behind a ClusterIP.
+    fn wait_for(&mut self, vip: SocketAddr) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        while self.peer != Peer::Direct && self.worker.connect(1, vip).is_err() {
+            let Some(daemon) = self.daemon() else { return Ok(()) };
+            if let Some(status) = daemon.exit_status() {
+                anyhow::bail!("it has ended ({status}): {}", daemon.tail());
+            }
+            ensure!(Instant::now() < deadline, "not in force within {TIMEOUT:?}: {}", daemon.tail());
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+}
+
+fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("this program has no path")
+}
+
+/// A command in a peer's namespace and, if it is cproxy's, in the cgroup that the programs are attached to.
+fn client(sandbox: &Sandbox, netns: &Netns, peer: Peer, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", netns.path().display())).arg(program);
+    sandbox.place(&mut command, if peer == Peer::Cproxy { Placement::Hooked } else { Placement::Unhooked });
+    command
+}
+
+/// Of the clients' namespaces. Many short connections to one address must not run out of ports while those that have
+/// ended wait, whoever is measured.
+const SYSCTLS: [(&str, &str); 2] =
+    [("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535"), ("/proc/sys/net/ipv4/tcp_tw_reuse", "1")];
+
+impl Drop for Stand<'_> {
+    fn drop(&mut self) {
+        // Whoever is stopped does not end.
+        if let Some(daemon) = self.daemon()
+            && daemon.exit_status().is_none()
+        {
+            daemon.signal(Signal::CONT);
+        }
+        match &mut self.process {
+            Process::None => {}
+            Process::Cproxy(agent) => {
+                agent.stop();
+                cproxy(self.sandbox, &["cleanup"]);
+            }
+            Process::KubeProxy(daemon) => drop(daemon.kill()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A client that connects when it is told to: a process of its own, in its peer's namespace and cgroup.
+
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// The argument with which a benchmark becomes a worker.
+pub const ARGUMENT: &str = "worker";
+
+/// How long a connection or an answer may take: it may pass hundreds of thousands of rules.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A running worker. It ends when this value is dropped.
+#[derive(Debug)]
+pub struct Worker {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    /// Starts it by a command that was made for the path of this program.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(mut command: Command) -> Result<Self> {
+        command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("starting a worker")?;
+        let (Some(orders), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("a worker has no pipes")
+        };
+        Ok(Self { child, orders, answers: BufReader::new(answers) })
+    }
+
+    /// Connects so often, one after the other, and gives back how long each connect(2) took.
+    ///
+    /// # Errors
+    /// The first one that failed.
+    pub fn connect(&mut self, times: u32, address: SocketAddr) -> Result<Vec<u32>> {
+        let answer = self.ask(&format!("connect {times} {address}"))?;
+        answer.split_whitespace().map(|word| word.parse().context("a worker's answer")).collect()
+    }
+
+    /// Opens so many connections that are kept, and gives back the names that the servers greet with.
+    ///
+    /// # Errors
+    /// The first one that failed.
+    pub fn hold(&mut self, count: u32, address: SocketAddr) -> Result<Vec<String>> {
+        Ok(self.ask(&format!("hold {count} {address}"))?.split_whitespace().map(str::to_owned).collect())
+    }
+
+    /// How many of the connections that are kept still answer. They are closed.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub fn alive(&mut self) -> Result<u32> {
+        self.ask("alive")?.trim().parse().context("a worker's answer")
+    }
+
+    fn ask(&mut self, order: &str) -> Result<String> {
+        writeln!(self.orders, "{order}").context("a worker has ended")?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).context("a worker has ended")?;
+        match answer.trim_end().split_once(' ') {
+            Some(("ok", rest)) => Ok(rest.to_owned()),
+            Some(("error", message)) => Err(anyhow!("{message}")),
+            _ => bail!("a worker has ended"),
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Refused only when it has ended.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// What a worker does: an answer of one line to each line.
+///
+/// # Errors
+/// Whoever gave the orders has gone.
+pub fn run() -> io::Result<()> {
+    let (mut held, mut output) = (Vec::new(), io::stdout().lock());
+    for order in io::stdin().lock().lines() {
+        match carry_out(&order?, &mut held) {
+            Ok(answer) => writeln!(output, "ok {answer}")?,
+            Err(error) => writeln!(output, "error {}", format!("{error:#}").replace('\n', " "))?,
+        }
+        output.flush()?;
+    }
+    Ok(())
+}
+
+fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String> {
+    let words: Vec<_> = order.split_whitespace().collect();
+    match *words {
+        ["connect", times, address] => {
+            let (times, address) = (times.parse::<u32>()?, address.parse()?);
+            let took = (0..times).map(|_| Ok(timed_connect(address)?.as_nanos().to_string()));
+            Ok(took.collect::<Result<Vec<_>>>()?.join(" "))
+        }
+        ["hold", count, address] => {
+            let (count, address) = (count.parse::<u32>()?, address.parse()?);
+            let names = (0..count).map(|_| {
+                let (name, stream) = greeted(address)?;
+                held.push(stream);
+                Ok(name)
+            });
+            Ok(names.collect::<Result<Vec<_>>>()?.join(" "))
+        }
+        ["alive"] => Ok(held.drain(..).filter_map(|stream| ping(stream).ok()).count().to_string()),
+        _ => bail!("no such order: {order}"),
+    }
+}
+
+/// The system call alone. The connection is closed with a reset, which leaves nothing behind.
+fn timed_connect(address: SocketAddr) -> Result<Duration> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(CALL_TIMEOUT))?;
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
+    let start = Instant::now();
+    let connected = rustix::net::connect(&socket, &address);
+    let took = start.elapsed();
+    match connected {
+        Ok(()) => Ok(took),
+        // What the timeout for sending ends.
+        Err(Errno::INPROGRESS) => bail!("{address} does not answer within {CALL_TIMEOUT:?}"),
+        Err(error) => Err(error).with_context(|| format!("connecting to {address}")),
+    }
+}
+
+/// Connects to one of the servers that say who they are, which they do in two lines.
+fn greeted(address: SocketAddr) -> Result<(String, BufReader<TcpStream>)> {
+    let stream = TcpStream::connect_timeout(&address, CALL_TIMEOUT)?;
+    stream.set_read_timeout(Some(CALL_TIMEOUT))?;
+    let mut stream = BufReader::new(stream);
+    let (mut name, mut own) = (String::new(), String::new());
+    stream.read_line(&mut name)?;
+    stream.read_line(&mut own)?;
+    Ok((name.trim().to_owned(), stream))
+}
+
+fn ping(mut stream: BufReader<TcpStream>) -> Result<()> {
+    stream.get_mut().write_all(b"ping\n")?;
+    let mut answer = String::new();
+    stream.read_line(&mut answer)?;
+    if answer == "ping\n" { Ok(()) } else { bail!("closed") }
+}

@@ -1,0 +1,56 @@
+//! connect(2), call by call.
+
+use anyhow::Result;
+use cproxy_benches::arena::Arena;
+use cproxy_benches::report::Report;
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::contest::{self, Measured, Metric};
+use crate::{PREFIX, Plan, servers};
+
+/// Connections of one peer in one round.
+const BATCH: u32 = 1_000;
+const ROUNDS: u32 = 100;
+const SERVICES: [u32; 5] = [10, 100, 1_000, 5_000, 20_000];
+
+const METRICS: [Metric; 4] = [
+    Metric { key: "p50_us", meaning: "connect(2), p50, us", digits: 1, is_compared: true },
+    Metric { key: "p90_us", meaning: "p90, us", digits: 1, is_compared: true },
+    Metric { key: "p99_us", meaning: "p99, us", digits: 1, is_compared: true },
+    Metric { key: "p999_us", meaning: "p99.9, us", digits: 0, is_compared: false },
+];
+
+pub(crate) fn run(plan: &Plan) -> Result<Report> {
+    let sandbox = Sandbox::new(PREFIX);
+    let subject = servers::SINK;
+    servers::sink(&sandbox, &subject)?;
+    let mut arena = plan.arena(&sandbox, &[subject])?;
+    let all = plan.at_each(&mut arena, &plan.services(&SERVICES), |arena| Ok(measure(arena, plan.rounds(ROUNDS))))?;
+    let mut report = servers::report("connect", &sandbox, &arena.kube_proxy().binary);
+    contest::add(&mut report, "connect(2)", "connect", &all);
+    report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", 0, &all));
+    report.notes.push(format!(
+        "A round is {BATCH} connections of each, one after the other, each closed with a reset; {} rounds. A peer's clients, its \
+         rules and the server are joined by a veth pair. \"To the pod\" connects to the pod's own address where the peer's rules \
+         are in force: what the rest of a pod's traffic pays.",
+        plan.rounds(ROUNDS)
+    ));
+    Ok(report)
+}
+
+/// At the number of Services that there are now.
+pub(crate) fn measure(arena: &mut Arena<'_>, rounds: u32) -> Measured {
+    let participants = contest::participants_and_bystanders(arena);
+    contest::measure(arena, &participants, &servers::SINK, &METRICS, rounds, |stand, address| {
+        Ok(percentiles(stand.worker.connect(BATCH, address)?))
+    })
+}
+
+fn percentiles(mut took_ns: Vec<u32>) -> Vec<f64> {
+    took_ns.sort_unstable();
+    let at = |permille: usize| {
+        let rank = (took_ns.len() * permille).div_ceil(1000).saturating_sub(1);
+        took_ns.get(rank).map_or(f64::NAN, |&ns| f64::from(ns) / 1e3)
+    };
+    [500, 900, 990, 999].map(at).into()
+}

@@ -1,0 +1,220 @@
+//! Peers measured in turns: in every round each has one, and what a round finds is compared with what the direct
+//! connection had in the same round.
+
+use anyhow::Result;
+use cproxy_benches::arena::{Arena, Peer, Stand, Subject};
+use cproxy_benches::paired::Estimate;
+use cproxy_benches::plot::{Axis, Chart, Point, Series};
+use cproxy_benches::report::{Report, Table};
+use serde_json::{Map, Value, json};
+use std::net::SocketAddr;
+
+/// More than this between the quarters of the direct connection's own samples, as a part of their median: a noisy machine.
+const NOISY: f64 = 0.10;
+
+/// One figure that is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Metric {
+    /// In files.
+    pub(crate) key: &'static str,
+    /// In tables, with its unit.
+    pub(crate) meaning: &'static str,
+    pub(crate) digits: usize,
+    /// Whether its ratio to the direct connection's is of interest.
+    pub(crate) is_compared: bool,
+}
+
+/// Who takes part: a peer's clients, through the ClusterIP or, past the peer, to the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Participant {
+    stand: usize,
+    is_to_pod: bool,
+}
+
+/// What was found with one number of Services.
+pub(crate) struct Measured {
+    metrics: &'static [Metric],
+    participants: Vec<(String, Outcome)>,
+}
+
+/// The samples of each metric, round by round, or why there are none.
+enum Outcome {
+    Samples(Vec<Vec<f64>>),
+    Failed(String),
+}
+
+/// Each peer through the ClusterIP.
+pub(crate) fn participants(arena: &Arena<'_>) -> Vec<Participant> {
+    (0..arena.stands.len()).map(|stand| Participant { stand, is_to_pod: false }).collect()
+}
+
+/// The same, and with each peer's rules in place to the pod: what the rest of a pod's traffic pays.
+pub(crate) fn participants_and_bystanders(arena: &Arena<'_>) -> Vec<Participant> {
+    let bystanders = participants_of_proxies(arena);
+    let bystanders = bystanders.into_iter().map(|proxy| Participant { is_to_pod: true, ..proxy });
+    participants(arena).into_iter().chain(bystanders).collect()
+}
+
+/// Each that chooses a backend.
+pub(crate) fn participants_of_proxies(arena: &Arena<'_>) -> Vec<Participant> {
+    let chooses =
+        |participant: &Participant| arena.stands.get(participant.stand).is_some_and(|stand| stand.peer != Peer::Direct);
+    participants(arena).into_iter().filter(chooses).collect()
+}
+
+/// Measures in rounds. Who fails once takes no further part.
+pub(crate) fn measure(
+    arena: &mut Arena<'_>,
+    participants: &[Participant],
+    subject: &Subject,
+    metrics: &'static [Metric],
+    rounds: u32,
+    mut once: impl FnMut(&mut Stand<'_>, SocketAddr) -> Result<Vec<f64>>,
+) -> Measured {
+    let names = participants.iter().map(|participant| participant.name(arena)).collect::<Vec<_>>();
+    let mut outcomes: Vec<_> = names.iter().map(|_| Outcome::Samples(vec![Vec::new(); metrics.len()])).collect();
+    for round in 0..rounds as usize {
+        // Nobody is always the one behind the same other.
+        for index in (0..participants.len()).map(|index| (index + round) % participants.len()) {
+            let (Some(participant), Some(outcome)) = (participants.get(index), outcomes.get_mut(index)) else {
+                continue;
+            };
+            let (Some(stand), Outcome::Samples(samples)) = (arena.stands.get_mut(participant.stand), &mut *outcome)
+            else {
+                continue;
+            };
+            let pod = subject.backends.first().copied().filter(|_| participant.is_to_pod);
+            let address = pod.unwrap_or_else(|| stand.address(subject));
+            match once(stand, address) {
+                Ok(figures) => samples.iter_mut().zip(figures).for_each(|(samples, figure)| samples.push(figure)),
+                Err(error) => {
+                    eprintln!("{} failed: {error:#}", names.get(index).map_or("", String::as_str));
+                    *outcome = Outcome::Failed(format!("{error:#}"));
+                }
+            }
+        }
+    }
+    Measured { metrics, participants: names.into_iter().zip(outcomes).collect() }
+}
+
+impl Participant {
+    fn name(self, arena: &Arena<'_>) -> String {
+        let peer = arena.stands.get(self.stand).map_or(String::new(), |stand| stand.peer.to_string());
+        if self.is_to_pod { format!("{peer}, to the pod") } else { peer }
+    }
+}
+
+impl Measured {
+    fn samples(&self, name: &str, metric: usize) -> Option<&[f64]> {
+        let (_, outcome) = self.participants.iter().find(|(other, _)| other == name)?;
+        match outcome {
+            Outcome::Samples(samples) => samples.get(metric).map(Vec::as_slice),
+            Outcome::Failed(_) => None,
+        }
+    }
+
+    fn direct(&self, metric: usize) -> Option<&[f64]> {
+        self.samples(&Peer::Direct.to_string(), metric)
+    }
+
+    /// A line for each metric, and one for its ratio to the direct connection's.
+    pub(crate) fn table(&self, title: String) -> Table {
+        let columns = self.participants.iter().map(|(name, _)| name.clone()).collect();
+        let mut rows = Vec::new();
+        for (index, metric) in self.metrics.iter().enumerate() {
+            let cells = |of: &dyn Fn(&[f64]) -> Option<String>| -> Vec<String> {
+                let cell = |(name, outcome): &(String, Outcome)| match outcome {
+                    Outcome::Failed(_) => "failed".to_owned(),
+                    Outcome::Samples(_) => self.samples(name, index).and_then(of).unwrap_or_else(|| "-".to_owned()),
+                };
+                self.participants.iter().map(cell).collect()
+            };
+            let digits = metric.digits;
+            let absolute = |samples: &[f64]| Some(shown(Estimate::of(samples.iter().copied())?, samples.len(), digits));
+            rows.push((metric.meaning.to_owned(), cells(&absolute)));
+            if let Some(direct) = self.direct(index).filter(|_| metric.is_compared) {
+                let ratio = |samples: &[f64]| Some(shown(Estimate::of_ratios(samples, direct)?, samples.len(), 3));
+                rows.push(("  to direct".to_owned(), cells(&ratio)));
+            }
+        }
+        Table { title, columns, rows }
+    }
+
+    /// What a reader must know: who failed, and whether the machine was noisy.
+    pub(crate) fn notes(&self, when: &str) -> Vec<String> {
+        let failed = self.participants.iter().filter_map(|(name, outcome)| match outcome {
+            Outcome::Failed(message) => Some(format!("{when}: {name} failed: {message}")),
+            Outcome::Samples(_) => None,
+        });
+        let is_noisy = self.direct(0).and_then(spread).is_some_and(|spread| spread > NOISY);
+        let noise = is_noisy.then(|| {
+            let percent = self.direct(0).and_then(spread).unwrap_or_default() * 100.0;
+            format!(
+                "{when}: a noisy run: between the quarters of the direct connection's own rounds there are {percent:.0} % of \
+                 their median; the intervals are as wide as that makes them"
+            )
+        });
+        failed.chain(noise).collect()
+    }
+
+    fn json(&self) -> Value {
+        let of = |(name, outcome): &(String, Outcome)| {
+            let value = match outcome {
+                Outcome::Failed(message) => json!({"failed": message}),
+                Outcome::Samples(samples) => {
+                    let metrics = self.metrics.iter().zip(samples);
+                    metrics
+                        .map(|(metric, samples)| (metric.key.to_owned(), json!(samples)))
+                        .collect::<Map<_, _>>()
+                        .into()
+                }
+            };
+            (name.clone(), value)
+        };
+        self.participants.iter().map(of).collect::<Map<_, _>>().into()
+    }
+}
+
+/// Adds a table for each number of Services, the samples, and a chart of the first metric's ratios.
+pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measured)]) {
+    for (services, measured) in all {
+        let when = format!("{services} Services");
+        report.tables.push(measured.table(format!("{what}, {when}")));
+        report.notes.extend(measured.notes(&format!("{what}, {when}")));
+    }
+    let samples = all.iter().map(|(services, measured)| (services.to_string(), measured.json()));
+    if let Value::Object(object) = &mut report.samples {
+        object.insert(key.to_owned(), samples.collect::<Map<_, _>>().into());
+    }
+}
+
+/// The ratio of a metric to the direct connection's, over the number of Services.
+pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measured)]) -> Chart {
+    let names = all.first().map(|(_, measured)| measured.participants.iter().map(|(name, _)| name.clone()));
+    let series = names.into_iter().flatten().filter(|name| *name != Peer::Direct.to_string()).map(|name| {
+        let point = |(services, measured): &(u32, Measured)| {
+            let y = Estimate::of_ratios(measured.samples(&name, metric)?, measured.direct(metric)?)?;
+            Some(Point { x: f64::from(*services), y })
+        };
+        Series { points: all.iter().filter_map(point).collect(), name: name.clone() }
+    });
+    Chart {
+        name: name.to_owned(),
+        title: title.to_owned(),
+        x: Axis { label: "Services".to_owned(), is_log: true },
+        y: Axis { label: "ratio to the direct connection".to_owned(), is_log: false },
+        series: series.collect(),
+    }
+}
+
+fn shown(estimate: Estimate, samples: usize, digits: usize) -> String {
+    if samples == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
+}
+
+/// The distance between the quarters, as a part of the median.
+fn spread(samples: &[f64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let at = |quarter: usize| sorted.get((sorted.len() * quarter / 4).min(sorted.len().checked_sub(1)?)).copied();
+    Some((at(3)? - at(1)?) / at(2)?)
+}

@@ -1,0 +1,246 @@
+//! All peers in one virtual machine, since IPVS is in few kernels that developers have. The processor is emulated, and a
+//! nanosecond of its clocks is an instruction that it has carried out: its times are counts of instructions.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, create_node, marker};
+use cproxy_benches::kube_proxy::KubeProxy;
+use cproxy_benches::paired::Estimate;
+use cproxy_benches::report::{Report, Table};
+use cproxy_tests::control_plane::{ADDRESS, ControlPlane, PORT};
+use cproxy_tests::guest::{GuestImage, Kernel};
+use cproxy_tests::population::Shape;
+use cproxy_tests::process::cproxy_binary;
+use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::writer::Writer;
+use serde_json::{Value, json};
+
+use crate::{PREFIX, Plan, balance, connect, contest, redis, servers, wrk};
+
+const SERVICES: [u32; 2] = [10, 5_000];
+const PEERS: [Peer; 5] = [Peer::Direct, Peer::Cproxy, Peer::Iptables, Peer::Nftables, Peer::Ipvs];
+const SUBJECTS: [Subject; 5] = [servers::SINK, servers::WEB, servers::TWO, servers::THREE, servers::TEN];
+
+const MEMORY_MIB: u32 = 4096;
+/// kube-proxy thrice, and wrk, on an emulated processor.
+const PATIENCE: Duration = Duration::from_secs(60 * 60);
+
+const ROUNDS: u32 = 5;
+const WRK_ROUNDS: u32 = 3;
+const WRK_SECONDS: u32 = 2;
+const BALANCE_ROUNDS: u32 = 20;
+
+/// What comes before the result on the console.
+const RESULT: &str = "result: ";
+/// Where the guest has what it was given.
+const GIVEN: &str = "/given";
+
+/// Programs of this machine that run in the guest, too.
+const PROGRAMS: [&str; 7] = ["ip", "nsenter", "nginx", "wrk", "nft", "ipset", "xtables-legacy-multi"];
+/// Where extensions of iptables are.
+const EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
+
+pub(crate) fn run(plan: &Plan) -> Result<Report> {
+    let mut report = Report::new("guest");
+    report.samples = json!({});
+    let mut throughput = Vec::new();
+    for services in plan.services(&SERVICES) {
+        let result = boot(plan, services)?;
+        merge(&mut report, services, &result)?;
+        throughput.push((services, result));
+    }
+    let founding = founding(&throughput);
+    report.tables.insert(0, founding);
+    report.notes.push(
+        "One virtual machine has all peers, each in a network namespace of its own, and the servers. Its processor is emulated \
+         (QEMU, TCG, one CPU); a nanosecond of its clocks is one instruction carried out (-icount shift=0). Times are therefore \
+         counts of instructions, and requests per second are those of a machine that carries out 1,000 million instructions a \
+         second whatever they are: caches, branches and memory cost nothing there. Ratios say how much work the kernel does; they \
+         are not times of any real processor."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+/// A cluster with so many Services, and a guest that measures.
+fn boot(plan: &Plan, services: u32) -> Result<Value> {
+    let sandbox = Sandbox::new(PREFIX);
+    let control_plane = ControlPlane::start(&sandbox);
+    create_node(&sandbox, &control_plane);
+    let writer = Writer::new(&control_plane);
+    eprintln!("creating {services} Services with {} endpoints each", plan.endpoints);
+    writer.create(SUBJECTS.iter().flat_map(Subject::objects));
+    writer.create(Shape::new(services, plan.endpoints).objects(0..services));
+    writer.create(marker(0).objects());
+    let own = std::env::current_exe().context("this program has no path")?;
+    let quick = if plan.quick { "--quick" } else { "" };
+    let peers: String = plan.peers.iter().map(|peer| format!("--peer {peer} ")).collect();
+    let script = format!(
+        "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {} {peers}{quick} 2>&1\n\
+         echo \"ended: $?\"\npoweroff -f\n",
+        own.display(),
+        plan.endpoints
+    );
+    let kube_proxy = control_plane.binary("kube-proxy");
+    let mut image = GuestImage::new(&sandbox, &Kernel::from_env())
+        .memory_mib(MEMORY_MIB)
+        .counting_instructions()
+        .program_of_host(&own)
+        .program("usr/bin/kube-proxy", read(&kube_proxy)?)
+        .program("usr/bin/cproxy", read(&cproxy_binary())?)
+        .file("given/ca.crt", control_plane.ca_pem())
+        .file("given/agent", inside_guest(&control_plane, &control_plane.agent_kubeconfig())?)
+        .file("given/kube-proxy", inside_guest(&control_plane, &control_plane.kubeconfig_for("system:kube-proxy"))?)
+        .file("etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+        .file("etc/group", "root:x:0:\nnogroup:x:65534:\n")
+        .parameter("GUEST_INIT=/guest/bench")
+        .program("guest/bench", script);
+    for name in PROGRAMS {
+        image = image.program_of_host(&program(name)?);
+    }
+    for extension in fs::read_dir(EXTENSIONS).context(EXTENSIONS)?.flatten() {
+        image = image.program_of_host(&extension.path());
+    }
+    eprintln!("{services} Services: measuring in a guest");
+    let mut guest = image.start();
+    let console = guest.wait_end(PATIENCE);
+    let result = console.lines().find_map(|line| line.strip_prefix(RESULT));
+    let Some(result) = result else {
+        let tail: Vec<_> = console.lines().rev().take(60).collect();
+        bail!("the guest has no result: {}", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    };
+    serde_json::from_str(result).context("the guest's result")
+}
+
+/// What every Linux has when its first process begins.
+const SET_UP: &str = "mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run
+mkdir -p /tmp /sys/fs/cgroup /sys/fs/bpf /var/log/nginx /var/lib/nginx
+mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+ulimit -n 20000
+ip link set lo up";
+
+/// A kubeconfig that names the authority's certificate where the guest has it.
+fn inside_guest(control_plane: &ControlPlane<'_>, kubeconfig: &Path) -> Result<String> {
+    let text = String::from_utf8(read(kubeconfig)?).context("a kubeconfig")?;
+    Ok(text.replace(&control_plane.ca_file().display().to_string(), &format!("{GIVEN}/ca.crt")))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("reading {}", path.display()))
+}
+
+fn program(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file());
+    found.with_context(|| format!("no program {name} in PATH"))
+}
+
+/// What happens in the guest.
+pub(crate) fn inside(plan: &Plan) -> Result<()> {
+    let sandbox = Sandbox::new(PREFIX);
+    relay(&sandbox)?;
+    let given = Path::new(GIVEN);
+    let kube_proxy = KubeProxy { binary: "/usr/bin/kube-proxy".into(), kubeconfig: given.join("kube-proxy") };
+    let cluster = Cluster::elsewhere(given.join("agent"), kube_proxy);
+    servers::sink(&sandbox, &servers::SINK)?;
+    let _nginx = servers::nginx(&sandbox, &servers::WEB)?;
+    let _named = servers::named_servers(&sandbox, &servers::TEN);
+    let peers = if plan.peers.is_empty() { &PEERS } else { plan.peers.as_slice() };
+    let mut arena = Arena::new(&sandbox, cluster, peers, &SUBJECTS)?;
+    let services = plan.services(&SERVICES);
+    let mut report = servers::report("guest", &sandbox, &arena.kube_proxy().binary);
+    plan.at_each(&mut arena, &services, |arena| {
+        let services = arena.services();
+        eprintln!("connect(2)");
+        let connects = connect::measure(arena, plan.rounds(ROUNDS));
+        contest::add(&mut report, "connect(2)", "connect", &[(services, connects)]);
+        eprintln!("wrk");
+        let participants = contest::participants(arena);
+        let requests = wrk::measure(arena, &participants, plan.rounds(WRK_ROUNDS), WRK_SECONDS)?;
+        contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &[(services, requests)]);
+        eprintln!("balance");
+        balance::add(&mut report, arena, plan.rounds(BALANCE_ROUNDS));
+        eprintln!("idle connections");
+        redis::idle(arena, &mut report)
+    })?;
+    let tables: Vec<_> = report.tables.iter().map(table_json).collect();
+    let (notes, versions, samples) = (&report.notes, &report.versions, &report.samples);
+    println!("{RESULT}{}", json!({"tables": tables, "notes": notes, "versions": versions, "samples": samples}));
+    Ok(())
+}
+
+/// The API server at its own address, in the sandbox's namespace, which leads nowhere.
+fn relay(sandbox: &Sandbox) -> Result<()> {
+    let address = SocketAddr::new(ADDRESS, PORT);
+    sandbox.add_address(ADDRESS);
+    let listener =
+        sandbox.netns().run(|| TcpListener::bind(address)).context("listening for the API server's clients")?;
+    let outside = sandbox.outside().clone();
+    thread::spawn(move || {
+        while let Ok((near, _)) = listener.accept() {
+            let Ok(far) = outside.run(|| TcpStream::connect(address)) else { continue };
+            let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else { continue };
+            thread::spawn(move || copy(near, far));
+            thread::spawn(move || copy(far_too, near_too));
+        }
+    });
+    Ok(())
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream) {
+    // Whichever end goes first, the other is told.
+    io::copy(&mut from, &mut to).ok();
+    to.shutdown(std::net::Shutdown::Write).ok();
+}
+
+fn table_json(table: &Table) -> Value {
+    json!({"title": table.title, "columns": table.columns, "rows": table.rows})
+}
+
+fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
+    let part = |name: &str| result.get(name).cloned().with_context(|| format!("the guest's result has no {name}"));
+    for table in part("tables")?.as_array().into_iter().flatten() {
+        let field = |name: &str| table.get(name).cloned().unwrap_or_default();
+        report.tables.push(Table {
+            title: serde_json::from_value(field("title")).context("a table of the guest")?,
+            columns: serde_json::from_value(field("columns")).context("a table of the guest")?,
+            rows: serde_json::from_value(field("rows")).context("a table of the guest")?,
+        });
+    }
+    let notes: Vec<String> = serde_json::from_value(part("notes")?).context("notes of the guest")?;
+    notes.into_iter().for_each(|note| {
+        if !report.notes.contains(&note) {
+            report.notes.push(note);
+        }
+    });
+    report.versions = serde_json::from_value(part("versions")?).context("versions of the guest")?;
+    if let Value::Object(samples) = &mut report.samples {
+        samples.insert(services.to_string(), part("samples")?);
+    }
+    Ok(())
+}
+
+/// Requests per second as those who compare modes of kube-proxy know the table.
+fn founding(results: &[(u32, Value)]) -> Table {
+    let median = |result: &Value, services: u32, peer: Peer| {
+        let samples = result.pointer(&format!("/samples/wrk/{services}/{peer}/requests_per_second"))?;
+        let samples: Vec<f64> = serde_json::from_value(samples.clone()).ok()?;
+        Some(format!("{:.0}", Estimate::of(samples)?.median))
+    };
+    let row = |(services, result): &(u32, Value)| {
+        let cells = PEERS.map(|peer| median(result, *services, peer).unwrap_or_else(|| "-".to_owned()));
+        (format!("{services} Services"), cells.into())
+    };
+    Table {
+        title: "wrk, 2,000 connections, requests/s of an emulated processor at 1,000 MIPS".to_owned(),
+        columns: PEERS.map(|peer| peer.to_string()).into(),
+        rows: results.iter().map(row).collect(),
+    }
+}

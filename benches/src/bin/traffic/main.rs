@@ -1,0 +1,139 @@
+//! What connections through a ClusterIP cost, beside what people would use instead: each peer in a network namespace of its
+//! own, the same servers behind the same Services, one peer after the other in every round.
+
+mod balance;
+mod connect;
+mod contest;
+mod guest;
+mod redis;
+mod servers;
+mod udp;
+mod wrk;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser};
+use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, worker};
+use cproxy_benches::report::Report;
+use cproxy_tests::population::Shape;
+use cproxy_tests::sandbox::Sandbox;
+
+const PREFIX: &str = "cproxy-bench";
+
+/// Which benchmark.
+#[derive(Parser)]
+#[command(name = "traffic", about = "What connections through a ClusterIP cost, beside what people would use instead")]
+enum Benchmark {
+    /// How long connect(2) takes
+    Connect(Plan),
+    /// Short HTTP connections, 2,000 at a time
+    Wrk(Plan),
+    /// redis, by connections that stay and by short ones; a client behind a macvlan; connections that are idle for long
+    Redis(Plan),
+    /// DNS over UDP, and one stream of many bytes
+    Udp(Plan),
+    /// How evenly connections are spread over backends
+    Balance(Plan),
+    /// The same in a virtual machine, whose kernel has IPVS, timed in instructions
+    Guest(Plan),
+    /// What runs in that virtual machine
+    #[command(hide = true)]
+    Inside(Plan),
+    /// Carries out orders
+    #[command(name = worker::ARGUMENT, hide = true)]
+    Worker,
+}
+
+/// How much is measured.
+#[derive(Args, Clone)]
+struct Plan {
+    /// How many Services there are; may be given again
+    #[arg(long = "services", value_name = "N", value_delimiter = ',')]
+    services: Vec<u32>,
+    /// How many endpoints each has
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    endpoints: u32,
+    /// Whose costs; may be given again; default: all that this machine's kernel has
+    #[arg(long = "peer", value_name = "PEER")]
+    peers: Vec<Peer>,
+    /// How many rounds; in each, every peer has its turn
+    #[arg(long, value_name = "N")]
+    rounds: Option<u32>,
+    /// Few Services, one round: shows that everything works; the figures mean little
+    #[arg(long, conflicts_with = "rounds")]
+    quick: bool,
+    /// Where every sample goes; default: the benchmark's name and .json, in the directory `bench` of cargo's output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+impl Plan {
+    fn services(&self, default: &[u32]) -> Vec<u32> {
+        let mut services = match (self.quick, &*self.services) {
+            (true, []) => vec![10],
+            (false, []) => default.to_vec(),
+            (_, given) => given.to_vec(),
+        };
+        services.sort_unstable();
+        services
+    }
+
+    fn rounds(&self, default: u32) -> u32 {
+        if self.quick { 1 } else { self.rounds.unwrap_or(default) }
+    }
+
+    fn peers(&self) -> &[Peer] {
+        if self.peers.is_empty() { &Peer::USUAL } else { &self.peers }
+    }
+
+    /// Measures at each number of Services.
+    fn at_each<R>(
+        &self,
+        arena: &mut Arena<'_>,
+        services: &[u32],
+        mut measure: impl FnMut(&mut Arena<'_>) -> Result<R>,
+    ) -> Result<Vec<(u32, R)>> {
+        let mut all = Vec::new();
+        for &services in services {
+            arena.grow(Shape::new(services, self.endpoints))?;
+            arena.stop();
+            eprintln!("{services} Services: measuring");
+            all.push((services, measure(arena)?));
+            arena.resume();
+        }
+        Ok(all)
+    }
+
+    /// All peers, with these Services to measure.
+    fn arena<'s>(&self, sandbox: &'s Sandbox, subjects: &[Subject]) -> Result<Arena<'s>> {
+        Arena::new(sandbox, Cluster::start(sandbox), self.peers(), subjects)
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let (plan, report) = match Benchmark::parse() {
+        Benchmark::Worker => {
+            worker::run()?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Benchmark::Connect(plan) => (plan.clone(), connect::run(&plan)?),
+        Benchmark::Wrk(plan) => (plan.clone(), wrk::run(&plan)?),
+        Benchmark::Redis(plan) => (plan.clone(), redis::run(&plan)?),
+        Benchmark::Udp(plan) => (plan.clone(), udp::run(&plan)?),
+        Benchmark::Inside(plan) => {
+            guest::inside(&plan)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Benchmark::Guest(plan) => (plan.clone(), guest::run(&plan)?),
+        Benchmark::Balance(plan) => (plan.clone(), balance::run(&plan)?),
+    };
+    finish(&report, &plan)
+}
+
+fn finish(report: &Report, plan: &Plan) -> Result<ExitCode> {
+    report.print();
+    println!("every sample: {}", report.write(plan.output.as_deref())?.display());
+    Ok(ExitCode::SUCCESS)
+}

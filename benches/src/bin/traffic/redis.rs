@@ -1,0 +1,143 @@
+//! redis: connections that stay, short ones, a client behind a macvlan, and connections that are idle for long.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cproxy_benches::arena::{Arena, Peer};
+use cproxy_benches::report::{Report, Table, version_of};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::{Value, json};
+
+use crate::contest::{self, Metric};
+use crate::{PREFIX, Plan, servers};
+
+const ROUNDS: u32 = 7;
+const SERVICES: [u32; 2] = [10, 5_000];
+const CLIENTS: &str = "50";
+
+const METRICS: [Metric; 3] = [
+    Metric { key: "requests_per_second", meaning: "requests/s", digits: 0, is_compared: true },
+    Metric { key: "p50_ms", meaning: "latency p50, ms", digits: 2, is_compared: true },
+    Metric { key: "p99_ms", meaning: "p99, ms", digits: 2, is_compared: true },
+];
+
+/// Connections that are left idle, on a Service with several endpoints.
+const IDLE: u32 = 30;
+/// What conntrack's five days for an established connection are shortened to, and for how long nothing is sent.
+const EXPIRY_SECONDS: &str = "3";
+const SILENCE: Duration = Duration::from_secs(8);
+const EXPIRY: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
+
+pub(crate) fn run(plan: &Plan) -> Result<Report> {
+    let sandbox = Sandbox::new(PREFIX);
+    let (redis, three) = (servers::REDIS, servers::THREE);
+    let _redis = servers::redis(&sandbox, &redis)?;
+    let _three = servers::named_servers(&sandbox, &three);
+    let mut arena = plan.arena(&sandbox, &[redis, three])?;
+    let mut report = servers::report("redis", &sandbox, &arena.kube_proxy().binary);
+    report.versions.push(("redis".to_owned(), version_of("redis-server", &["--version"])));
+    let (mut staying, mut short) = (Vec::new(), Vec::new());
+    let (all, few) = if plan.quick { ("2000", "500") } else { ("100000", "20000") };
+    for services in plan.services(&SERVICES) {
+        for (keep_alive, requests, into) in [("1", all, &mut staying), ("0", few, &mut short)] {
+            into.extend(plan.at_each(&mut arena, &[services], |arena| {
+                let participants = contest::participants(arena);
+                let rounds = plan.rounds(ROUNDS);
+                Ok(contest::measure(arena, &participants, &redis, &METRICS, rounds, |stand, address| {
+                    let mut client = stand.client("redis-benchmark");
+                    client.args(["-h", &address.ip().to_string(), "-p", &address.port().to_string(), "-c", CLIENTS]);
+                    client.args(["-n", requests, "-k", keep_alive, "-t", "get", "--csv"]);
+                    figures(&mut client)
+                }))
+            })?);
+        }
+    }
+    contest::add(&mut report, "redis-benchmark, connections that stay", "keep_alive", &staying);
+    contest::add(&mut report, "redis-benchmark, a connection for each request", "short", &short);
+    report.notes.push(format!(
+        "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {} rounds.",
+        plan.rounds(ROUNDS)
+    ));
+    idle(&mut arena, &mut report)?;
+    macvlan(&mut arena, &redis.vip, &mut report)?;
+    Ok(report)
+}
+
+/// `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"`
+fn figures(client: &mut Command) -> Result<Vec<f64>> {
+    let output = client.output().context("starting redis-benchmark")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find(|line| line.starts_with("\"GET\""));
+    let words = line.map(|line| line.split(',').filter_map(|word| word.trim_matches('"').parse().ok()).collect());
+    let words: Vec<f64> = words.unwrap_or_default();
+    let &[per_second, _, _, p50, _, p99, _] = words.as_slice() else {
+        anyhow::bail!("redis-benchmark: {}{text}", String::from_utf8_lossy(&output.stderr));
+    };
+    Ok(vec![per_second, p50, p99])
+}
+
+/// Connections on which nobody says anything for longer than conntrack remembers them.
+pub(crate) fn idle(arena: &mut Arena<'_>, report: &mut Report) -> Result<()> {
+    for stand in &mut arena.stands {
+        // There is none where nothing has asked for conntrack.
+        stand.netns.run(|| fs::write(EXPIRY, EXPIRY_SECONDS)).ok();
+        let address = stand.address(&servers::THREE);
+        stand.worker.hold(IDLE, address).with_context(|| format!("{}: idle connections", stand.peer))?;
+    }
+    thread::sleep(SILENCE);
+    let mut alive = Vec::new();
+    for stand in &mut arena.stands {
+        alive.push((stand.peer, stand.worker.alive()?));
+    }
+    report.tables.push(Table {
+        title: format!(
+            "connections to 3 endpoints, idle for {} s, conntrack's timeout {EXPIRY_SECONDS} s",
+            SILENCE.as_secs()
+        ),
+        columns: alive.iter().map(|(peer, _)| peer.to_string()).collect(),
+        rows: vec![("alive".to_owned(), alive.iter().map(|(_, alive)| format!("{alive} of {IDLE}")).collect())],
+    });
+    let json = alive.iter().map(|(peer, alive)| (peer.to_string(), json!(alive)));
+    note_samples(report, "idle_alive", json.collect::<serde_json::Map<_, _>>().into());
+    report.notes.push(format!(
+        "Idle connections: conntrack forgets an established connection after 5 days, IPVS after 15 minutes; here \
+         nf_conntrack_tcp_timeout_established and kube-proxy's ipvs.tcpTimeout are {EXPIRY_SECONDS} s."
+    ));
+    Ok(())
+}
+
+/// A pod on a macvlan interface of its node: what it sends does not pass the node's own network stack, where the rules are.
+fn macvlan(arena: &mut Arena<'_>, vip: &SocketAddr, report: &mut Report) -> Result<()> {
+    let mut cells = Vec::new();
+    for (number, stand) in arena.stands.iter().enumerate() {
+        let outcome = match arena.behind_macvlan(stand, number as u8) {
+            Ok(mut pod) => match pod.worker.connect(1, *vip) {
+                Ok(_) => "reached".to_owned(),
+                Err(error) => format!("not reached: {error:#}"),
+            },
+            Err(error) => format!("not measured: {error:#}"),
+        };
+        // It has no rules: by the ClusterIP nobody is reached.
+        if stand.peer != Peer::Direct {
+            cells.push((stand.peer.to_string(), outcome));
+        }
+    }
+    report.tables.push(Table {
+        title: "the ClusterIP from a pod on a macvlan interface of the node".to_owned(),
+        columns: cells.iter().map(|(peer, _)| peer.clone()).collect(),
+        rows: vec![("connect(2)".to_owned(), cells.iter().map(|(_, outcome)| outcome.clone()).collect())],
+    });
+    let json = cells.into_iter().map(|(peer, outcome)| (peer, json!(outcome)));
+    note_samples(report, "macvlan", json.collect::<serde_json::Map<_, _>>().into());
+    Ok(())
+}
+
+fn note_samples(report: &mut Report, key: &str, value: Value) {
+    if let Value::Object(samples) = &mut report.samples {
+        samples.insert(key.to_owned(), value);
+    }
+}

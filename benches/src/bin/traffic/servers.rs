@@ -1,0 +1,167 @@
+//! The servers that are connected to, and the Services before them.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cproxy_benches::arena::Subject;
+use cproxy_benches::report::{Report, version_of};
+use cproxy_tests::echo::{self, Server};
+use cproxy_tests::process::{Daemon, cproxy};
+use cproxy_tests::sandbox::{Placement, Sandbox};
+use serde_json::json;
+
+/// How long a server may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+const fn address(a: u8, b: u8, c: u8, d: u8, port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), port)
+}
+
+/// Takes connections and closes them.
+pub(crate) const SINK: Subject = Subject {
+    name: "sink",
+    vip: address(10, 96, 2, 1, 80),
+    backends: &[address(10, 244, 1, 1, 8080)],
+    is_udp_too: false,
+};
+
+/// nginx.
+pub(crate) const WEB: Subject = Subject {
+    name: "web",
+    vip: address(10, 96, 2, 2, 80),
+    backends: &[address(10, 244, 2, 1, 8080)],
+    is_udp_too: false,
+};
+
+/// redis.
+pub(crate) const REDIS: Subject = Subject {
+    name: "redis",
+    vip: address(10, 96, 2, 3, 6379),
+    backends: &[address(10, 244, 3, 1, 6379)],
+    is_udp_too: false,
+};
+
+/// A nameserver.
+pub(crate) const DNS: Subject =
+    Subject { name: "dns", vip: address(10, 96, 2, 4, 53), backends: &[address(10, 244, 4, 1, 53)], is_udp_too: true };
+
+/// iperf3.
+pub(crate) const BULK: Subject = Subject {
+    name: "bulk",
+    vip: address(10, 96, 2, 5, 5201),
+    backends: &[address(10, 244, 5, 1, 5201)],
+    is_udp_too: true,
+};
+
+/// Servers that say who they are.
+pub(crate) const TWO: Subject =
+    Subject { name: "two", vip: address(10, 96, 2, 6, 80), backends: &NAMED_2, is_udp_too: false };
+/// As [`TWO`].
+pub(crate) const THREE: Subject =
+    Subject { name: "three", vip: address(10, 96, 2, 7, 80), backends: &NAMED_3, is_udp_too: false };
+/// As [`TWO`].
+pub(crate) const TEN: Subject =
+    Subject { name: "ten", vip: address(10, 96, 2, 8, 80), backends: &NAMED_10, is_udp_too: false };
+
+const NAMED_2: [SocketAddr; 2] = [named(1), named(2)];
+const NAMED_3: [SocketAddr; 3] = [named(1), named(2), named(3)];
+const NAMED_10: [SocketAddr; 10] =
+    [named(1), named(2), named(3), named(4), named(5), named(6), named(7), named(8), named(9), named(10)];
+
+const fn named(host: u8) -> SocketAddr {
+    address(10, 244, 6, host, 8080)
+}
+
+/// A report that says which cproxy and which kube-proxy were measured.
+pub(crate) fn report(benchmark: &'static str, sandbox: &Sandbox, kube_proxy: &std::path::Path) -> Report {
+    let mut report = Report::new(benchmark);
+    report.samples = json!({});
+    report.versions.push(("cproxy".to_owned(), cproxy(sandbox, &["version"]).success().stdout.trim().to_owned()));
+    report.versions.push(("kube-proxy".to_owned(), version_of(&kube_proxy.display().to_string(), &["--version"])));
+    report
+}
+
+/// Serves a Service's endpoints by servers that say who they are.
+pub(crate) fn named_servers(sandbox: &Sandbox, subject: &Subject) -> Vec<Server> {
+    sandbox.add_addresses(subject.backends.iter().map(SocketAddr::ip));
+    subject.backends.iter().map(|backend| echo::tcp(sandbox, backend, &backend.ip().to_string())).collect()
+}
+
+/// Takes connections and closes them, until this process ends.
+pub(crate) fn sink(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
+    let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
+    sandbox.add_address(backend.ip());
+    let listener = sandbox.netns().run(|| std::net::TcpListener::bind(backend)).context("listening")?;
+    thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            drop(stream);
+        }
+    });
+    Ok(())
+}
+
+/// nginx as it would be deployed, without a log.
+pub(crate) fn nginx(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
+    let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
+    let dir = sandbox.dir().join("nginx");
+    fs::create_dir_all(&dir).context("writing into the sandbox")?;
+    let configuration = format!(
+        "daemon off; worker_processes auto; pid {0}/pid; error_log stderr crit; worker_rlimit_nofile 16384;\n\
+         events {{ worker_connections 8192; }}\n\
+         http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {0}/body; proxy_temp_path {0}/proxy;\n\
+         fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
+         server {{ listen {backend} backlog=8192 reuseport; location / {{ return 200 \"hello\\n\"; }} }} }}\n",
+        dir.display()
+    );
+    let file = dir.join("nginx.conf");
+    fs::write(&file, configuration).context("writing into the sandbox")?;
+    sandbox.netns().run(|| fs::write("/proc/sys/net/core/somaxconn", "8192")).context("net.core.somaxconn")?;
+    let mut command = Command::new("nginx");
+    command.arg("-c").arg(&file).arg("-p").arg(&dir).args(["-e", "stderr"]);
+    start(sandbox, "nginx", command, *backend)
+}
+
+/// redis without persistence.
+pub(crate) fn redis(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
+    let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
+    let mut command = Command::new("redis-server");
+    command.args(["--bind", &backend.ip().to_string(), "--port", &backend.port().to_string()]);
+    command.args(["--save", "", "--appendonly", "no", "--protected-mode", "no", "--maxclients", "4000"]);
+    command.arg("--dir").arg(sandbox.dir());
+    start(sandbox, "redis", command, *backend)
+}
+
+/// A nameserver that knows one name.
+pub(crate) fn dnsmasq(sandbox: &Sandbox, subject: &Subject, name: &str) -> Result<Daemon> {
+    let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
+    let mut command = Command::new("dnsmasq");
+    command.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--pid-file="]);
+    command.args(["--log-facility=-", "--bind-interfaces", "--dns-forward-max=10000"]);
+    command.arg(format!("--listen-address={}", backend.ip())).arg(format!("--host-record={name},192.0.2.7"));
+    start(sandbox, "dnsmasq", command, *backend)
+}
+
+/// iperf3, one client after the other.
+pub(crate) fn iperf(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
+    let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
+    let mut command = Command::new("iperf3");
+    command.args(["--server", "--bind", &backend.ip().to_string(), "--port", &backend.port().to_string()]);
+    start(sandbox, "iperf3", command, *backend)
+}
+
+/// Starts a server and waits until it listens.
+fn start(sandbox: &Sandbox, name: &str, command: Command, listens: SocketAddr) -> Result<Daemon> {
+    sandbox.add_address(listens.ip());
+    let mut daemon = Daemon::spawn(sandbox, name, Placement::Unhooked, command);
+    let deadline = Instant::now() + START_TIMEOUT;
+    while sandbox.netns().run(|| TcpStream::connect(listens)).is_err() {
+        ensure!(daemon.exit_status().is_none(), "{name} has ended: {}", daemon.tail());
+        ensure!(Instant::now() < deadline, "{name} does not listen within {START_TIMEOUT:?}: {}", daemon.tail());
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(daemon)
+}

@@ -1,0 +1,100 @@
+//! DNS over UDP, and one stream of many bytes.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use cproxy_benches::report::{Report, version_of};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::Value;
+
+use crate::contest::{self, Metric};
+use crate::{PREFIX, Plan, servers};
+
+const ROUNDS: u32 = 7;
+const SECONDS: u32 = 3;
+const SERVICES: [u32; 2] = [10, 5_000];
+const NAME: &str = "known.test";
+
+const DNS: [Metric; 3] = [
+    Metric { key: "queries_per_second", meaning: "queries/s", digits: 0, is_compared: true },
+    Metric { key: "latency_us", meaning: "mean latency, us", digits: 1, is_compared: true },
+    Metric { key: "lost", meaning: "queries lost", digits: 0, is_compared: false },
+];
+const BULK: [Metric; 2] = [
+    Metric { key: "gbit_per_second", meaning: "TCP, Gbit/s", digits: 2, is_compared: true },
+    Metric { key: "cpu_percent", meaning: "sender's CPU, %", digits: 0, is_compared: false },
+];
+
+pub(crate) fn run(plan: &Plan) -> Result<Report> {
+    let sandbox = Sandbox::new(PREFIX);
+    let (dns, bulk) = (servers::DNS, servers::BULK);
+    let _dnsmasq = servers::dnsmasq(&sandbox, &dns, NAME)?;
+    let _iperf = servers::iperf(&sandbox, &bulk)?;
+    let queries = sandbox.dir().join("queries");
+    fs::write(&queries, format!("{NAME} A\n")).context("writing into the sandbox")?;
+    let mut arena = plan.arena(&sandbox, &[dns, bulk])?;
+    let mut report = servers::report("udp", &sandbox, &arena.kube_proxy().binary);
+    report.versions.push(("dnsperf".to_owned(), dnsperf_version()));
+    report.versions.push(("dnsmasq".to_owned(), version_of("dnsmasq", &["--version"])));
+    report.versions.push(("iperf3".to_owned(), version_of("iperf3", &["--version"])));
+    let (rounds, seconds) = (plan.rounds(ROUNDS), if plan.quick { 1 } else { SECONDS }.to_string());
+    let (mut of_dns, mut of_bulk) = (Vec::new(), Vec::new());
+    for services in plan.services(&SERVICES) {
+        of_dns.extend(plan.at_each(&mut arena, &[services], |arena| {
+            let participants = contest::participants(arena);
+            Ok(contest::measure(arena, &participants, &dns, &DNS, rounds, |stand, address| {
+                let mut dnsperf = stand.client("dnsperf");
+                dnsperf.args(["-s", &address.ip().to_string(), "-p", &address.port().to_string(), "-l", &seconds]);
+                // One at a time on each socket: what is measured is the way there and back, not a queue.
+                dnsperf.args(["-c", "2", "-q", "2", "-d"]).arg(&queries);
+                dns_figures(&mut dnsperf)
+            }))
+        })?);
+        of_bulk.extend(plan.at_each(&mut arena, &[services], |arena| {
+            let participants = contest::participants(arena);
+            Ok(contest::measure(arena, &participants, &bulk, &BULK, rounds, |stand, address| {
+                let mut iperf = stand.client("iperf3");
+                iperf.args(["-c", &address.ip().to_string(), "-p", &address.port().to_string(), "-t", &seconds, "-J"]);
+                bulk_figures(&mut iperf)
+            }))
+        })?);
+    }
+    contest::add(&mut report, "dnsperf, UDP", "dns", &of_dns);
+    contest::add(&mut report, "iperf3, one TCP stream", "bulk", &of_bulk);
+    report.notes.push(format!(
+        "dnsperf -c 2 -q 2 -l {seconds} to dnsmasq, one question at a time on each of two sockets; iperf3 -t {seconds}; {rounds} rounds."
+    ));
+    Ok(report)
+}
+
+/// In its second line.
+fn dnsperf_version() -> String {
+    let output = Command::new("dnsperf").arg("-h").output();
+    let text = output.map(|output| String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned());
+    let text = text.unwrap_or_default();
+    text.lines().find(|line| line.starts_with("Version")).unwrap_or("unknown").to_owned()
+}
+
+fn dns_figures(dnsperf: &mut Command) -> Result<Vec<f64>> {
+    let output = dnsperf.output().context("starting dnsperf")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let figure = |name: &str| {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    let figures = [figure("Queries per second:"), figure("Average Latency (s):"), figure("Queries lost:")];
+    let [Some(per_second), Some(latency_s), Some(lost)] = figures else {
+        anyhow::bail!("dnsperf: {}{text}", String::from_utf8_lossy(&output.stderr));
+    };
+    Ok(vec![per_second, latency_s * 1e6, lost])
+}
+
+fn bulk_figures(iperf: &mut Command) -> Result<Vec<f64>> {
+    let output = iperf.output().context("starting iperf3")?;
+    let result: Value = serde_json::from_slice(&output.stdout).context("iperf3's answer")?;
+    let figure = |pointer| result.pointer(pointer).and_then(Value::as_f64);
+    let figures = [figure("/end/sum_received/bits_per_second"), figure("/end/cpu_utilization_percent/host_total")];
+    let [Some(bits), Some(cpu)] = figures else { anyhow::bail!("iperf3: {result}") };
+    Ok(vec![bits / 1e9, cpu])
+}

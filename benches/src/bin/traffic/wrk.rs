@@ -1,0 +1,92 @@
+//! wrk with short HTTP connections to nginx.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use cproxy_benches::arena::Arena;
+use cproxy_benches::report::{Report, version_of};
+use cproxy_tests::sandbox::Sandbox;
+
+use crate::contest::{self, Measured, Metric, Participant};
+use crate::{PREFIX, Plan, servers};
+
+const CONNECTIONS: u32 = 2_000;
+const THREADS: u32 = 2;
+const ROUNDS: u32 = 7;
+const SECONDS: u32 = 4;
+const SERVICES: [u32; 5] = [10, 100, 1_000, 5_000, 20_000];
+
+const METRICS: [Metric; 6] = [
+    Metric { key: "requests_per_second", meaning: "requests/s", digits: 0, is_compared: true },
+    Metric { key: "p50_ms", meaning: "latency p50, ms", digits: 1, is_compared: false },
+    Metric { key: "p90_ms", meaning: "p90, ms", digits: 1, is_compared: false },
+    Metric { key: "p99_ms", meaning: "p99, ms", digits: 1, is_compared: true },
+    Metric { key: "p999_ms", meaning: "p99.9, ms", digits: 1, is_compared: false },
+    Metric { key: "errors", meaning: "errors", digits: 0, is_compared: false },
+];
+
+/// wrk prints no p99.9 by itself.
+const SCRIPT: &str = r#"
+done = function(summary, latency, requests)
+  local errors = summary.errors
+  io.write(string.format("result %d %d %d %d %d %d %d\n", summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(90), latency:percentile(99), latency:percentile(99.9),
+    errors.connect + errors.read + errors.write + errors.status + errors.timeout))
+end
+"#;
+
+pub(crate) fn run(plan: &Plan) -> Result<Report> {
+    let sandbox = Sandbox::new(PREFIX);
+    let subject = servers::WEB;
+    let _nginx = servers::nginx(&sandbox, &subject)?;
+    let mut arena = plan.arena(&sandbox, &[subject])?;
+    let seconds = if plan.quick { 1 } else { SECONDS };
+    let all = plan.at_each(&mut arena, &plan.services(&SERVICES), |arena| {
+        let participants = contest::participants_and_bystanders(arena);
+        measure(arena, &participants, plan.rounds(ROUNDS), seconds)
+    })?;
+    let mut report = servers::report("wrk", &sandbox, &arena.kube_proxy().binary);
+    report.versions.push(("wrk".to_owned(), version_of("wrk", &["-v"])));
+    report.versions.push(("nginx".to_owned(), version_of("nginx", &["-v"])));
+    contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &all);
+    report.charts.push(contest::chart("throughput", "Short HTTP connections per second through a ClusterIP", 0, &all));
+    report.notes.push(format!(
+        "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, on the same \
+         CPUs; {} rounds. \"To the pod\" is the pod's own address where the peer's rules are in force. \"Errors\" are \
+         connections that failed or timed out, in all of a round.",
+        plan.rounds(ROUNDS)
+    ));
+    Ok(report)
+}
+
+/// At the number of Services that there are now.
+pub(crate) fn measure(
+    arena: &mut Arena<'_>,
+    participants: &[Participant],
+    rounds: u32,
+    seconds: u32,
+) -> Result<Measured> {
+    let script = arena.sandbox().dir().join("result.lua");
+    fs::write(&script, SCRIPT).context("writing into the sandbox")?;
+    Ok(contest::measure(arena, participants, &servers::WEB, &METRICS, rounds, |stand, address| {
+        let mut wrk = stand.client("wrk");
+        wrk.args(["-t", &THREADS.to_string(), "-c", &CONNECTIONS.to_string(), "-d", &format!("{seconds}s")]);
+        wrk.args(["-H", "Connection: close", "-s"]).arg(&script).arg(format!("http://{address}/"));
+        figures(&mut wrk)
+    }))
+}
+
+fn figures(wrk: &mut Command) -> Result<Vec<f64>> {
+    let output = wrk.output().context("starting wrk")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let result = text.lines().find_map(|line| line.strip_prefix("result "));
+    let words = result.map(|line| line.split_whitespace().filter_map(|word| word.parse::<f64>().ok()));
+    let words = words.map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+    let &[requests, duration_us, p50, p90, p99, p999, errors] = words.as_slice() else {
+        anyhow::bail!("wrk: {}{text}", String::from_utf8_lossy(&output.stderr));
+    };
+    ensure!(requests > 0.0, "no request was answered: {text}");
+    let per_second = requests / (duration_us / 1e6);
+    Ok([per_second].into_iter().chain([p50, p90, p99, p999].map(|us| us / 1e3)).chain([errors]).collect())
+}

@@ -1,0 +1,290 @@
+//! What a benchmark has found: tables and notes for whoever waits at the terminal, and everything in files.
+
+mod date;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use crate::machine::Machine;
+use crate::plot::Chart;
+
+/// What a benchmark has found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What `cargo xtask bench` calls it.
+    pub benchmark: &'static str,
+    /// Each program that was measured, or that took part, and its version.
+    pub versions: Vec<(String, String)>,
+    /// In the order in which they are shown.
+    pub tables: Vec<Table>,
+    /// Each is a file beside that of the results.
+    pub charts: Vec<Chart>,
+    /// How it was measured, what is not comparable: sentences, each a paragraph.
+    pub notes: Vec<String>,
+    /// Every single sample.
+    pub samples: Value,
+}
+
+/// Rows and columns of text.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// What it is about.
+    pub title: String,
+    /// The headings, without that of the first column, which names the rows.
+    pub columns: Vec<String>,
+    /// Names, and a cell for each column.
+    pub rows: Vec<(String, Vec<String>)>,
+}
+
+impl Report {
+    /// A report without anything in it.
+    #[must_use]
+    pub fn new(benchmark: &'static str) -> Self {
+        let (versions, tables, charts, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { benchmark, versions, tables, charts, notes, samples: Value::Null }
+    }
+
+    /// Tells whoever waits at the terminal.
+    pub fn print(&self) {
+        for table in &self.tables {
+            println!("{}", table.text());
+        }
+        println!("{}", self.foot(&Machine::this(), &command()));
+    }
+
+    /// Writes everything to `output`, by default `<benchmark>.json` in the directory `bench` of cargo's output, and each
+    /// chart as `<benchmark>-<chart's name>.svg` beside it. Returns the first.
+    ///
+    /// # Errors
+    /// A file, or its directory, cannot be written.
+    pub fn write(&self, output: Option<&Path>) -> Result<PathBuf> {
+        let output = output.map_or_else(|| default_output(self.benchmark), Path::to_owned);
+        let result = self.json(&Machine::this(), &date::utc(SystemTime::now()), &command());
+        write_file(&output, &format!("{result:#}\n"))?;
+        for chart in &self.charts {
+            write_file(&output.with_file_name(self.file_of(chart)), &chart.svg())?;
+        }
+        Ok(output)
+    }
+
+    fn file_of(&self, chart: &Chart) -> String {
+        format!("{}-{}.svg", self.benchmark, chart.name)
+    }
+
+    fn foot(&self, machine: &Machine, command: &str) -> String {
+        let versions = self.versions.iter().map(|(name, version)| format!("{name}: {version}\n           "));
+        let versions = versions.collect::<String>();
+        let mut foot = format!("machine:   {machine}\nversions:  {}\ncommand:   {command}\n", versions.trim_end());
+        for note in &self.notes {
+            foot.push('\n');
+            foot.push_str(&wrapped(note));
+        }
+        foot
+    }
+
+    fn json(&self, machine: &Machine, date: &str, command: &str) -> Value {
+        let version = |(name, version): &(String, String)| json!({"name": name, "version": version});
+        let chart = |chart: &Chart| {
+            let mut json = chart.json();
+            if let Some(fields) = json.as_object_mut() {
+                fields.insert("file".to_owned(), self.file_of(chart).into());
+            }
+            json
+        };
+        json!({
+            "benchmark": self.benchmark, "date": date, "machine": machine.json(), "kernel": machine.kernel,
+            "versions": self.versions.iter().map(version).collect::<Vec<_>>(), "command": command,
+            "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
+            "charts": self.charts.iter().map(chart).collect::<Vec<_>>(),
+            "notes": self.notes, "samples": self.samples,
+        })
+    }
+}
+
+impl Table {
+    /// Its columns below each other: names to the left, cells to the right.
+    fn text(&self) -> String {
+        let width_of =
+            |cells: &mut dyn Iterator<Item = &String>| cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let first = width_of(&mut self.rows.iter().map(|(name, _)| name));
+        let widths = self.columns.iter().enumerate().map(|(number, heading)| {
+            let cells = self.rows.iter().filter_map(|(_, cells)| cells.get(number));
+            width_of(&mut cells.chain([heading]))
+        });
+        let widths = widths.collect::<Vec<_>>();
+        let line = |name: &str, cells: &[String]| {
+            let cells = widths.iter().zip(cells).map(|(&width, cell)| format!("  {cell:>width$}")).collect::<String>();
+            format!("  {name:<first$}{cells}").trim_end().to_owned() + "\n"
+        };
+        let rows = self.rows.iter().map(|(name, cells)| line(name, cells)).collect::<String>();
+        format!("{}\n{}{rows}", self.title, line("", &self.columns))
+    }
+
+    fn json(&self) -> Value {
+        let row = |(name, cells): &(String, Vec<String>)| json!({"name": name, "cells": cells});
+        json!({
+            "title": self.title, "columns": self.columns, "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown` when
+/// there is none.
+#[must_use]
+pub fn version_of(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output();
+    let lines = output.map(|output| [output.stdout, output.stderr].map(|bytes| first_line(&bytes))).unwrap_or_default();
+    lines.into_iter().flatten().next().unwrap_or_else(|| "unknown".to_owned())
+}
+
+fn first_line(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(bytes);
+    text.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+}
+
+/// What this process was started with, without the directory of the program, as a shell takes it.
+fn command() -> String {
+    let mut words = env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let program = words.next().unwrap_or_default();
+    let name = Path::new(&program).file_name().map_or(program.clone(), |name| name.to_string_lossy().into_owned());
+    [name].into_iter().chain(words.map(|word| quoted(&word))).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let is_plain = |char: char| char.is_alphanumeric() || "-_=./,:+@%".contains(char);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// In lines of at most 120 characters, where words allow.
+fn wrapped(text: &str) -> String {
+    const WIDTH: usize = 120;
+    let (mut lines, mut length) = (String::new(), 0);
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        if length > 0 && length + 1 + width > WIDTH {
+            lines.push('\n');
+            length = 0;
+        } else if length > 0 {
+            lines.push(' ');
+            length += 1;
+        }
+        lines.push_str(word);
+        length += width;
+    }
+    lines + "\n"
+}
+
+fn write_file(path: &Path, text: &str) -> Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::write(path, text))
+        .with_context(|| format!("writing {}", path.display()))
+}
+
+/// The benchmark itself runs from cargo's output.
+fn default_output(benchmark: &str) -> PathBuf {
+    let own = env::current_exe().unwrap_or_default();
+    own.ancestors().nth(2).unwrap_or(Path::new(".")).join("bench").join(benchmark).with_extension("json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paired::Estimate;
+    use crate::plot::{Axis, Point, Series};
+
+    fn report() -> Report {
+        let axis = || Axis { label: "x".to_owned(), is_log: false };
+        let y = Estimate { median: 1.0, low: 1.0, high: 1.0 };
+        let series = vec![Series { name: "cproxy".to_owned(), points: vec![Point { x: 1.0, y }] }];
+        let row = |name: &str, cells: [&str; 2]| (name.to_owned(), cells.map(str::to_owned).into());
+        Report {
+            versions: vec![("cproxy".to_owned(), "cproxy 1".to_owned()), ("wrk".to_owned(), "wrk 4".to_owned())],
+            tables: vec![Table {
+                title: "Cost (ms)".to_owned(),
+                columns: ["p50", "the longest"].map(str::to_owned).into(),
+                rows: vec![row("a", ["1.0", "2.0"]), row("longer", ["10.0", "é"])],
+            }],
+            charts: vec![Chart { name: "cost".to_owned(), title: "Cost".to_owned(), x: axis(), y: axis(), series }],
+            notes: vec!["Compare with care.".to_owned()],
+            samples: json!([1, 2]),
+            ..Report::new("agent")
+        }
+    }
+
+    fn machine() -> Machine {
+        Machine { processor: "P".to_owned(), cpus: 2, kernel: "6.1".to_owned() }
+    }
+
+    #[test]
+    fn columns_stand_below_their_headings() {
+        let text = report().tables[0].text();
+        assert_eq!(
+            text,
+            "Cost (ms)\n           p50  the longest\n  a        1.0          2.0\n  longer  10.0            é\n"
+        );
+        assert_eq!(Table::default().text(), "\n\n");
+    }
+
+    #[test]
+    fn the_foot_says_on_what_and_how() {
+        let foot = report().foot(&machine(), "agent --quick");
+        assert_eq!(
+            foot,
+            "machine:   P, 2 CPUs, Linux 6.1\nversions:  cproxy: cproxy 1\n           wrk: wrk 4\ncommand:   agent \
+             --quick\n\nCompare with care.\n"
+        );
+    }
+
+    #[test]
+    fn everything_is_in_the_result() {
+        let json = report().json(&machine(), "2026-01-02T03:04:05Z", "agent");
+        let text = |pointer| json.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        assert_eq!(text("/charts/0/file"), "agent-cost.svg");
+        assert_eq!(text("/tables/0/rows/1/cells/0"), "10.0");
+        assert_eq!((text("/kernel"), text("/machine/kernel")), ("6.1", "6.1"));
+        assert_eq!((text("/versions/1/name"), text("/notes/0")), ("wrk", "Compare with care."));
+        assert_eq!(json.pointer("/samples/1"), Some(&Value::from(2)));
+    }
+
+    #[test]
+    fn files_are_written_beside_each_other() {
+        let dir = env::temp_dir().join(format!("cproxy-benches-report-{}", std::process::id()));
+        let output = dir.join("below/result.json");
+        assert_eq!(report().write(Some(&output)).unwrap(), output);
+        let json: Value = serde_json::from_str(&fs::read_to_string(&output).unwrap()).unwrap();
+        assert_eq!(json["benchmark"], "agent");
+        assert!(fs::read_to_string(dir.join("below/agent-cost.svg")).unwrap().starts_with("<svg"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn versions_come_from_either_output() {
+        assert_eq!(version_of("sh", &["-c", "echo; echo ' one '; echo two"]), "one");
+        assert_eq!(version_of("sh", &["-c", "echo one >&2; exit 1"]), "one");
+        assert_eq!(version_of("true", &[]), "unknown");
+        assert_eq!(version_of("/does/not/exist", &[]), "unknown");
+    }
+
+    #[test]
+    fn arguments_are_quoted_where_a_shell_needs_it() {
+        assert_eq!(["--shape=1x2", "a b", "it's", ""].map(quoted), ["--shape=1x2", "'a b'", r"'it'\''s'", "''"]);
+    }
+
+    #[test]
+    fn long_notes_are_wrapped_between_words() {
+        let text = wrapped(&"word ".repeat(60));
+        assert!(text.lines().all(|line| line.len() <= 120) && text.lines().count() == 3, "{text}");
+        assert_eq!(text.split_whitespace().count(), 60);
+        assert_eq!(wrapped(""), "\n");
+    }
+}
