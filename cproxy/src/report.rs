@@ -1,13 +1,22 @@
 //! The table in the form of the JSON contract, and as text.
 
-use std::net::IpAddr;
+mod backends;
+mod sockets;
+
+use std::{collections::HashMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Action, Backend, Explanation, Frontend, KernelSet, Protocol, Row, printable};
 
-/// How many backends a line of text names before it only counts.
-const BACKENDS_NAMED_MAX: usize = 6;
+pub use backends::{BackendFrontend, BackendRow, backend_rows, backends_json, backends_text};
+pub use sockets::{SocketRow, sockets_json, sockets_text};
+
+/// What an agent has told of frontends; nothing without one.
+pub type Names = HashMap<Frontend, ReportRow>;
+
+/// How many backends, or Services, a line of text names before it only counts.
+const NAMED_MAX: usize = 6;
 
 /// A frontend as commands print it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -41,6 +50,12 @@ pub struct ReportBackend {
     pub port: u16,
 }
 
+impl From<&Backend> for ReportBackend {
+    fn from(backend: &Backend) -> Self {
+        Self { address: backend.address.into(), port: backend.port }
+    }
+}
+
 impl From<&Row> for ReportRow {
     fn from(row: &Row) -> Self {
         Self {
@@ -71,7 +86,7 @@ impl ReportRow {
             source: None,
             action: action.as_str().to_owned(),
             session_affinity_seconds: affinity_seconds,
-            backends: backends.iter().map(|b| ReportBackend { address: b.address.into(), port: b.port }).collect(),
+            backends: backends.iter().map(ReportBackend::from).collect(),
         }
     }
 
@@ -184,19 +199,26 @@ fn aligned<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
 }
 
 fn cells(row: &ReportRow) -> [String; 7] {
-    let or_dash = |cell: &Option<String>| {
-        cell.as_deref().filter(|cell| !cell.is_empty()).map_or_else(|| "-".to_owned(), printable)
-    };
     let frontend = row.frontend().map_or_else(String::new, |frontend| frontend.to_string());
     let affinity = row.session_affinity_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s"));
-    let (service, port, source) = (or_dash(&row.service), or_dash(&row.port_name), or_dash(&row.source));
+    let (service, port, source) =
+        (or_dash(row.service.as_deref()), or_dash(row.port_name.as_deref()), or_dash(row.source.as_deref()));
     [service, port, frontend, source, row.action.clone(), affinity, backends(row)]
 }
 
 fn backends(row: &ReportRow) -> String {
     let name = |backend: &ReportBackend| Backend { address: backend.address.into(), port: backend.port }.to_string();
-    let mut names: Vec<_> = row.backends.iter().take(BACKENDS_NAMED_MAX).map(name).collect();
-    match row.backends.len().saturating_sub(BACKENDS_NAMED_MAX) {
+    some_of(row.backends.len(), row.backends.iter().map(name))
+}
+
+fn or_dash(cell: Option<&str>) -> String {
+    cell.filter(|cell| !cell.is_empty()).map_or_else(|| "-".to_owned(), printable)
+}
+
+/// The first of so many names.
+fn some_of(count: usize, names: impl Iterator<Item = String>) -> String {
+    let mut names: Vec<_> = names.take(NAMED_MAX).collect();
+    match count.saturating_sub(NAMED_MAX) {
         0 => {}
         more => names.push(format!("and {more} more")),
     }

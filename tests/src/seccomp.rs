@@ -19,6 +19,18 @@ pub fn forbid_maps_of_the_agent() {
     refuse(libc::SYS_bpf, &[(0, BPF_MAP_CREATE), (2, 44)], libc::ENOMEM);
 }
 
+/// No system call that writes to a BPF map.
+///
+/// # Panics
+/// When the kernel does not take the filter.
+pub fn forbid_writes_to_maps() {
+    const BPF_MAP_UPDATE_ELEM: u32 = 2;
+    const BPF_MAP_DELETE_ELEM: u32 = 3;
+    for command in [BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM] {
+        refuse(libc::SYS_bpf, &[(0, command)], libc::EPERM);
+    }
+}
+
 /// Fails a call with these arguments, by index, of which the lower half is compared.
 fn refuse(call: libc::c_long, arguments: &[(u32, u32)], errno: i32) {
     const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {

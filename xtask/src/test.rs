@@ -130,6 +130,8 @@ const SUITES: [Suite; 14] = [
             "room",
             "--test",
             "start",
+            "--test",
+            "get",
         ],
         harness: ALONE,
         needs: KERNEL,

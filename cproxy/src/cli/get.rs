@@ -1,15 +1,17 @@
 //! `cproxy get`: what the kernel holds, with names where an agent is there to tell them.
 
-use std::collections::HashMap;
-
 use clap::{Args, ValueEnum};
 
-use super::{Format, PinDirOption, RunDirOption, print, print_rows};
+use super::{Format, PinDirOption, RunDirOption, complain, print, print_rows};
 use crate::{
     admin,
     bpf::{PinDir, Table, read_counters},
     model::{Frontend, KernelSet},
-    report::{ReportRow, counters_json, counters_text},
+    report::{
+        Names, ReportRow, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
+        sockets_json, sockets_text,
+    },
+    sockets,
 };
 
 /// Flags of `cproxy get`.
@@ -31,6 +33,10 @@ pub(super) struct Options {
 enum What {
     /// Frontends and their backends.
     Services,
+    /// Backends, and the frontends that lead to them.
+    Backends,
+    /// Sockets of all processes that are connected through cproxy, and whether their backends still serve.
+    Sockets,
     /// What has been counted since the programs were installed.
     Counters,
 }
@@ -40,6 +46,8 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     pins.check_installed()?;
     match options.what {
         What::Services => services(options, &pins),
+        What::Backends => backends(options, &pins),
+        What::Sockets => sockets(options, &pins),
         What::Counters => counters(options, &pins),
     }
 }
@@ -59,6 +67,31 @@ fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     print_rows(&frontends.iter().map(named).collect::<Vec<_>>(), options.output)
 }
 
+fn backends(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+    let rows = backend_rows(&Table::snapshot(pins)?, &names(options));
+    print(&match options.output {
+        Format::Table => backends_text(&rows),
+        Format::Json => format!("{}\n", backends_json(&rows)?),
+    })
+}
+
+fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+    let listing = sockets::list(pins)?;
+    let names = names(options);
+    let rows: Vec<_> = listing.sockets.iter().map(|socket| SocketRow::new(socket, &names)).collect();
+    print(&match options.output {
+        Format::Table => sockets_text(&rows),
+        Format::Json => format!("{}\n", sockets_json(&rows)?),
+    })?;
+    if listing.unseen != 0 {
+        let unseen = listing.unseen;
+        complain(&format!(
+            "network namespaces and processes that may not be looked into, whose sockets are missing: {unseen}"
+        ));
+    }
+    Ok(())
+}
+
 fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent its own are not there, and that is no error.
@@ -70,7 +103,7 @@ fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 }
 
 /// Without an agent there are no names, and that is no error.
-fn names(options: &Options) -> HashMap<Frontend, ReportRow> {
+fn names(options: &Options) -> Names {
     let rows = admin::ask_services(&options.run.run_dir).unwrap_or_default();
     rows.into_iter().filter_map(|row| Some((row.frontend()?, row))).collect()
 }

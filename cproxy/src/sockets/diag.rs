@@ -34,7 +34,7 @@ impl Diag {
     }
 
     /// All sockets of a kind that have a peer. A socket that comes or goes meanwhile may be in it or not.
-    pub(super) fn dump(&mut self, kind: Kind) -> Result<Vec<Shown>, Errno> {
+    pub(super) fn dump(&mut self, kind: Kind) -> Result<Vec<(SocketId, Shown)>, Errno> {
         let mut shown = Vec::new();
         for _ in 0..TRIES {
             shown.clear();
@@ -58,7 +58,7 @@ impl Diag {
     }
 
     /// False when the dump met a change.
-    fn dump_states(&mut self, kind: Kind, states: u32, shown: &mut Vec<Shown>) -> Result<bool, Errno> {
+    fn dump_states(&mut self, kind: Kind, states: u32, shown: &mut Vec<(SocketId, Shown)>) -> Result<bool, Errno> {
         let sequence = self.next();
         self.ask(&dump_request(kind, states, sequence))?;
         self.answer(sequence, DUMP_BYTES, shown)
@@ -73,7 +73,7 @@ impl Diag {
         retry_on_intr(|| send(&self.socket, request, SendFlags::empty())).map(drop)
     }
 
-    fn answer(&self, sequence: u32, datagram_bytes: usize, shown: &mut Vec<Shown>) -> Result<bool, Errno> {
+    fn answer(&self, sequence: u32, datagram_bytes: usize, shown: &mut Vec<(SocketId, Shown)>) -> Result<bool, Errno> {
         let mut buffer = vec![0; datagram_bytes];
         let mut is_whole = true;
         loop {
@@ -83,7 +83,7 @@ impl Diag {
             is_whole &= !answer.is_interrupted;
             for message in answer.messages {
                 match message {
-                    Message::Socket(socket) => shown.push(socket),
+                    Message::Socket(id, socket) => shown.push((id, socket)),
                     Message::End(result) => return result.map(|()| is_whole),
                     Message::Other => {}
                 }
@@ -116,7 +116,7 @@ mod tests {
         let shown = Diag::open().unwrap().dump(UDP).unwrap();
         let of = |socket: &UdpSocket| {
             let cookie = socket_cookie(socket).unwrap();
-            shown.iter().find(|shown| shown.id.cookie() == cookie).map(|shown| shown.peer)
+            shown.iter().find(|(id, _)| id.cookie() == cookie).map(|(_, shown)| shown.peer)
         };
         let peer = (v4_mapped(u32::from_ne_bytes([127, 0, 0, 9])), 4660u16.to_be());
         assert_eq!(sockets.each_ref().map(of), [None, Some(peer)]);
@@ -134,7 +134,7 @@ mod tests {
         let mut diag = Diag::open().unwrap();
         for _ in 0..2 {
             let shown = diag.dump(UDP).unwrap();
-            assert!(sockets.iter().all(|(cookie, _)| shown.iter().any(|shown| shown.id.cookie() == *cookie)));
+            assert!(sockets.iter().all(|(cookie, _)| shown.iter().any(|(id, _)| id.cookie() == *cookie)));
         }
     }
 }

@@ -63,7 +63,7 @@ pub(super) struct Kind {
 }
 
 /// An address, IPv4 as IPv4-mapped, and a port, both in network order.
-pub(super) type Peer = ([u32; 4], u16);
+pub(super) type AddressPort = ([u32; 4], u16);
 
 /// `struct inet_diag_sockid`: addresses, ports, interface and cookie. What the kernel gave is what it gets back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,31 +79,42 @@ impl SocketId {
         half(40) | half(44) << 32
     }
 
-    fn peer(&self, family: u8) -> Option<Peer> {
-        let word = |at| u32_at(&self.0, at);
+    fn local(&self, family: u8) -> Option<AddressPort> {
+        self.address_port(family, 4, 0)
+    }
+
+    fn peer(&self, family: u8) -> Option<AddressPort> {
+        self.address_port(family, 20, 2)
+    }
+
+    fn address_port(&self, family: u8, address_at: usize, port_at: usize) -> Option<AddressPort> {
+        let word = |index: usize| u32_at(&self.0, address_at + 4 * index);
         let address = match family {
-            INET => v4_mapped(word(20)?),
-            INET6 => [word(20)?, word(24)?, word(28)?, word(32)?],
+            INET => v4_mapped(word(0)?),
+            INET6 => [word(0)?, word(1)?, word(2)?, word(3)?],
             _ => return None,
         };
-        Some((address, u16_at(&self.0, 2)?))
+        Some((address, u16_at(&self.0, port_at)?))
     }
 }
 
-/// A socket as a dump shows it.
+/// A socket that has a peer, as the kernel shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
-    pub(super) id: SocketId,
-    pub(super) peer: Peer,
+    pub(super) local: AddressPort,
+    /// Where packets really go.
+    pub(super) peer: AddressPort,
+    /// Its owner.
+    pub(super) uid: u32,
     /// By which descriptors show it; 0 when it has none.
-    pub(super) inode: u32,
+    pub(super) inode: u64,
 }
 
 /// One message of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// A socket.
-    Socket(Shown),
+    Socket(SocketId, Shown),
     /// The end: of a dump, or of anything that went wrong.
     End(Result<(), Errno>),
     /// Of no interest here.
@@ -167,7 +178,7 @@ pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Answer> {
 
 fn message(kind: u16, payload: &[u8]) -> Option<Message> {
     Some(match kind {
-        SOCK_DIAG_BY_FAMILY => shown(payload)?.map_or(Message::Other, Message::Socket),
+        SOCK_DIAG_BY_FAMILY => shown(payload)?.map_or(Message::Other, |(id, shown)| Message::Socket(id, shown)),
         // 0 is an acknowledgement.
         NLMSG_ERROR => Message::End(result(i32_at(payload, 0)?)),
         // The kernel's older way to end had no payload.
@@ -176,11 +187,12 @@ fn message(kind: u16, payload: &[u8]) -> Option<Message> {
     })
 }
 
-fn shown(payload: &[u8]) -> Option<Option<Shown>> {
+fn shown(payload: &[u8]) -> Option<Option<(SocketId, Shown)>> {
     let diag = payload.get(..DIAG_BYTES)?;
     let id = SocketId(diag.get(4..4 + ID_BYTES)?.try_into().ok()?);
-    let (family, inode) = (*diag.first()?, u32_at(diag, 68)?);
-    Some(id.peer(family).map(|peer| Shown { id, peer, inode }))
+    let (family, uid, inode) = (*diag.first()?, u32_at(diag, 64)?, u32_at(diag, 68)?.into());
+    let ends = id.local(family).zip(id.peer(family));
+    Some(ends.map(|(local, peer)| (id, Shown { local, peer, uid, inode })))
 }
 
 /// An error number outside the kernel's range (include/linux/err.h, `MAX_ERRNO`) is none: rustix would panic on it.
@@ -228,13 +240,14 @@ mod tests {
     #[test]
     fn the_kernels_own_messages_are_understood() {
         let answer = parse(&[bytes(SOCKET), bytes(END)].concat(), 7).unwrap();
-        let [Message::Socket(shown), Message::End(Ok(()))] = answer.messages[..] else { panic!("{answer:?}") };
+        let [Message::Socket(id, shown), Message::End(Ok(()))] = answer.messages[..] else { panic!("{answer:?}") };
         assert!(!answer.is_interrupted);
-        assert_eq!(shown.peer, (v4_mapped(u32::from_ne_bytes([127, 0, 0, 9])), 4660u16.to_be()));
-        assert_eq!((shown.inode, shown.id.cookie()), (0x000e_e01e, 9));
+        let at = |host, port: u16| (v4_mapped(u32::from_ne_bytes([127, 0, 0, host])), port.to_be());
+        assert_eq!(shown, Shown { local: at(1, 0xd429), peer: at(9, 4660), uid: 0, inode: 0x000e_e01e });
+        assert_eq!(id.cookie(), 9);
         assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap().messages, [Message::End(Err(Errno::NOENT))]);
         assert_eq!(parse(&bytes(END), 8).unwrap().messages, [], "an answer to another request");
-        let destroy = destroy_request(UDP6, &shown.id, 8);
+        let destroy = destroy_request(UDP6, &id, 8);
         assert_eq!(
             (destroy.len(), &destroy[24..72]),
             (72, &bytes(SOCKET)[20..68]),

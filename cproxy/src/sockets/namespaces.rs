@@ -9,15 +9,16 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Calls `visit` once in each network namespace, on the calling thread, which stays in the last of them. Returns how
-/// many namespaces could not be entered, although they are there.
+/// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last of
+/// them. Returns how many namespaces could not be entered, although they are there.
 ///
 /// One that lives only by an open descriptor or by the sockets in it is not found.
-pub(super) fn visit_all(visit: impl FnMut()) -> io::Result<u32> {
+pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
     let mut tour = Tour { visit, met: HashSet::new(), refused: 0 };
     // Where the thread is already takes no privilege.
-    tour.met.insert(fs::read_link("/proc/thread-self/ns/net")?);
-    (tour.visit)();
+    let here = fs::read_link("/proc/thread-self/ns/net")?;
+    (tour.visit)(inode_of(&here, "net").unwrap_or_default());
+    tour.met.insert(here);
     for process in numbered(Path::new("/proc"))? {
         // A process may be gone at any moment.
         for thread in numbered(&process.join("task")).unwrap_or_default() {
@@ -37,7 +38,7 @@ struct Tour<V> {
     refused: u32,
 }
 
-impl<V: FnMut()> Tour<V> {
+impl<V: FnMut(u64)> Tour<V> {
     fn stop_by_link(&mut self, link: &Path) {
         if let Ok(name) = fs::read_link(link) {
             self.stop(name, link);
@@ -49,7 +50,7 @@ impl<V: FnMut()> Tour<V> {
             return;
         }
         match enter(path) {
-            Ok(()) => (self.visit)(),
+            Ok(()) => (self.visit)(inode_of(&name, "net").unwrap_or_default()),
             // Whoever was in it is gone; somebody else may still be.
             Err(error) if is_gone(&error) => return,
             Err(_) => self.refused += 1,
@@ -74,6 +75,11 @@ pub(super) fn numbered(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries.filter(|entry| is_number(&entry.file_name())).map(|entry| entry.path()).collect())
 }
 
+/// The inode number in what links of a kind read, such as `socket:[12345]`.
+pub(super) fn inode_of(target: &Path, kind: &str) -> Option<u64> {
+    target.to_str()?.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
+}
+
 /// Network namespaces in the text of `mountinfo` (proc_pid_mountinfo(5)): fields 4 and 5 are root and mount point, the
 /// type follows the separator.
 fn mounts(mountinfo: &str) -> impl Iterator<Item = (&str, PathBuf)> {
@@ -94,6 +100,16 @@ fn unescape(point: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_have_inode_numbers() {
+        for (target, expected) in
+            [("socket:[12345]", Some(12_345)), ("pipe:[1]", None), ("socket:[x]", None), ("", None)]
+        {
+            assert_eq!(inode_of(Path::new(target), "socket"), expected, "{target}");
+        }
+        assert_eq!(inode_of(Path::new("net:[4026531840]"), "net"), Some(4_026_531_840));
+    }
 
     #[test]
     fn mounted_network_namespaces_are_found_by_root_and_type() {

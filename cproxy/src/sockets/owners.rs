@@ -18,16 +18,16 @@ use rustix::{
     thread::{CapabilitySet, capabilities},
 };
 
-use super::namespaces::{is_gone, numbered};
+use super::namespaces::{inode_of, is_gone, numbered};
 
-/// Looks for the sockets with these inodes and shows each to `is_settled` by a duplicate of a descriptor, until it says
-/// so; it is then no longer wanted. Returns how many processes could not be looked into, although they are there.
+/// Looks for the sockets with these inodes and shows each to `is_settled`, by a duplicate of a process's descriptor, until it
+/// says so; it is then no longer wanted. Returns how many processes could not be looked into, although they are there.
 ///
 /// Sockets that no process has among its descriptors are not found: those on their way through a Unix socket, those
 /// registered with io_uring alone, those of a thread with descriptors of its own.
 pub(super) fn find<T>(
     wanted: &mut HashMap<u64, T>,
-    mut is_settled: impl FnMut(&T, &OwnedFd) -> bool,
+    mut is_settled: impl FnMut(&T, &OwnedFd, Pid) -> bool,
 ) -> io::Result<u32> {
     let mut refused = 0;
     if wanted.is_empty() {
@@ -47,7 +47,7 @@ pub(super) fn find<T>(
 fn find_in<T>(
     process: &Path,
     wanted: &mut HashMap<u64, T>,
-    is_settled: &mut impl FnMut(&T, &OwnedFd) -> bool,
+    is_settled: &mut impl FnMut(&T, &OwnedFd, Pid) -> bool,
 ) -> io::Result<()> {
     let Some(pid) = last_number(process).and_then(Pid::from_raw) else { return Ok(()) };
     let mut pidfd = None;
@@ -56,7 +56,7 @@ fn find_in<T>(
             Err(error) if is_gone(&error) => continue,
             target => target?,
         };
-        let (Some(inode), Some(number)) = (socket_inode(&target), last_number(&descriptor)) else { continue };
+        let (Some(inode), Some(number)) = (inode_of(&target, "socket"), last_number(&descriptor)) else { continue };
         let Some(sought) = wanted.get(&inode) else { continue };
         let pidfd = match &pidfd {
             Some(pidfd) => pidfd,
@@ -65,7 +65,7 @@ fn find_in<T>(
         match pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty()) {
             // It may be another one by now, or closed (BADF).
             Ok(socket) if fstat(&socket)?.st_ino != inode => {}
-            Ok(socket) if is_settled(sought, &socket) => drop(wanted.remove(&inode)),
+            Ok(socket) if is_settled(sought, &socket, pid) => drop(wanted.remove(&inode)),
             Ok(_) | Err(Errno::BADF) => {}
             Err(error) => return Err(error.into()),
         }
@@ -92,9 +92,4 @@ pub(super) fn probe() -> Result<(), String> {
 
 fn last_number(path: &Path) -> Option<i32> {
     path.file_name()?.to_str()?.parse().ok()
-}
-
-/// The inode in `socket:[12345]`.
-fn socket_inode(target: &Path) -> Option<u64> {
-    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }

@@ -1,14 +1,14 @@
-//! What `/proc/net` shows of sockets, for kernels without socket monitoring: enough to count, not to close.
+//! What `/proc/net` shows of sockets, for kernels without socket monitoring: enough to list and count, not to close.
 
 use std::fs;
 
 use cproxy_ebpf::v4_mapped;
 
-use super::message::{CONNECTED, INET, Kind, Peer, Transport};
+use super::message::{AddressPort, CONNECTED, INET, Kind, Shown, Transport};
 
-/// Peers and inodes of the sockets of a kind, in the calling thread's network namespace. MPTCP has no such file, but its
+/// The connected sockets of a kind, in the calling thread's network namespace. MPTCP has no such file, but its
 /// subflows are among TCP's.
-pub(super) fn list(kind: Kind) -> impl Iterator<Item = (Peer, u64)> {
+pub(super) fn list(kind: Kind) -> Vec<Shown> {
     let path = match (kind.transport, kind.family) {
         (Transport::Udp, INET) => "/proc/thread-self/net/udp",
         (Transport::Udp, _) => "/proc/thread-self/net/udp6",
@@ -18,20 +18,25 @@ pub(super) fn list(kind: Kind) -> impl Iterator<Item = (Peer, u64)> {
     };
     // A kernel without IPv6 has none of its files.
     let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(parse_line).collect::<Vec<_>>().into_iter()
+    text.lines().filter_map(parse_line).collect()
 }
 
-/// A line of `/proc/net/{udp,udp6,tcp,tcp6}` (net/ipv4/udp.c, `udp4_format_sock`): the peer and the inode of a socket
-/// that has both.
-fn parse_line(line: &str) -> Option<(Peer, u64)> {
-    let mut fields = line.split_ascii_whitespace().skip(2);
-    let (address, port) = fields.next()?.split_once(':')?;
+/// A line of `/proc/net/{udp,udp6,tcp,tcp6}` (net/ipv4/udp.c, `udp4_format_sock`): a socket that has a peer and
+/// an inode.
+fn parse_line(line: &str) -> Option<Shown> {
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let (local, peer) = (address_port(fields.next()?)?, address_port(fields.next()?)?);
     let state = u32::from_str_radix(fields.next()?, 16).ok()?;
-    let inode = fields.nth(5)?.parse().ok()?;
-    // The kernel writes the port as a number, the words of the address as it has them in memory.
-    let port = u16::from_str_radix(port, 16).ok()?.to_be();
+    let uid = fields.nth(3)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
     let is_connected = 1u32.checked_shl(state).is_some_and(|bit| bit & CONNECTED != 0);
-    (is_connected && inode != 0).then_some(((words(address)?, port), inode))
+    (is_connected && inode != 0).then_some(Shown { local, peer, uid, inode })
+}
+
+/// The kernel writes the port as a number, the words of the address as it has them in memory.
+fn address_port(text: &str) -> Option<AddressPort> {
+    let (address, port) = text.split_once(':')?;
+    Some((words(address)?, u16::from_str_radix(port, 16).ok()?.to_be()))
 }
 
 fn words(hex: &str) -> Option<[u32; 4]> {
@@ -53,22 +58,27 @@ mod tests {
     fn the_kernels_own_lines_are_understood() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect("127.0.0.9:4660").unwrap();
-        let inode = rustix::fs::fstat(socket.as_fd()).unwrap().st_ino;
+        let stat = rustix::fs::fstat(socket.as_fd()).unwrap();
         let text = fs::read_to_string("/proc/thread-self/net/udp").unwrap();
-        let ours: Vec<_> = text.lines().filter_map(parse_line).filter(|(_, other)| *other == inode).collect();
-        let address = v4_mapped(u32::from_ne_bytes([127, 0, 0, 9]));
-        assert_eq!(ours, [((address, 0x1234u16.to_be()), inode)]);
+        let ours: Vec<_> = text.lines().filter_map(parse_line).filter(|shown| shown.inode == stat.st_ino).collect();
+        let address = |host| v4_mapped(u32::from_ne_bytes([127, 0, 0, host]));
+        let (local, peer) = (socket.local_addr().unwrap().port().to_be(), 0x1234u16.to_be());
+        let expected =
+            Shown { local: (address(1), local), peer: (address(9), peer), uid: stat.st_uid, inode: stat.st_ino };
+        assert_eq!(ours, [expected]);
     }
 
     #[test]
     fn six_words_and_states_are_told_apart_and_garbage_is_nothing() {
         let line = |peer: &str, state: &str, inode: &str| {
             let zeros = "0".repeat(32);
-            parse_line(&format!(" 7: {zeros}:0035 {peer} {state} 0:0 00:0 0 0 0 {inode} 2 0 0"))
+            parse_line(&format!(" 7: {zeros}:0035 {peer} {state} 0:0 00:0 0 4711 0 {inode} 2 0 0"))
         };
         let mapped = "0000000000000000FFFF000009007F0A:0035";
         let address = [0, 0, 0xffff_0000, 0x0900_7f0a];
-        assert_eq!(line(mapped, "01", "9"), Some(((address, 53u16.to_be()), 9)));
+        let port = 53u16.to_be();
+        let expected = Shown { local: ([0; 4], port), peer: (address, port), uid: 4_711, inode: 9 };
+        assert_eq!(line(mapped, "01", "9"), Some(expected));
         for (state, inode) in [("07", "9"), ("0A", "9"), ("01", "0"), ("01", "x"), ("FF", "9"), ("", "")] {
             assert_eq!(line(mapped, state, inode), None, "{state} {inode}");
         }

@@ -1,0 +1,203 @@
+//! The table the other way round: each backend, and the frontends that lead to it.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use serde::Serialize;
+
+use super::{Names, ReportRow, aligned, or_dash, some_of};
+use crate::model::{Backend, Frontend, KernelTable, Protocol};
+
+/// A backend as commands print it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BackendRow {
+    /// TCP or UDP.
+    pub protocol: String,
+    /// The endpoint's address.
+    pub address: IpAddr,
+    /// Its own port.
+    pub port: u16,
+    /// Whether some frontend gives it new connections; without one it only keeps those that it has.
+    pub eligible: bool,
+    /// Sorted by address and port.
+    pub frontends: Vec<BackendFrontend>,
+}
+
+/// A frontend that leads to a backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BackendFrontend {
+    /// namespace/name; `None` if only the kernel could be asked.
+    pub service: Option<String>,
+    /// The name of the Service's port; `None` if only the kernel could be asked.
+    pub port_name: Option<String>,
+    /// What clients connect to.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// ClusterIP; `None` if only the kernel could be asked.
+    pub source: Option<String>,
+    /// Whether new connections of this frontend go to the backend.
+    pub eligible: bool,
+}
+
+/// Each distinct backend that the kernel holds, sorted by address, port and protocol.
+#[must_use]
+pub fn backend_rows(kernel: &KernelTable, names: &Names) -> Vec<BackendRow> {
+    let mut backends = BTreeMap::<(Backend, Protocol), Vec<(Frontend, bool)>>::new();
+    for (&frontend, set) in &kernel.frontends {
+        let Some(members) = kernel.sets.get(set).map(|set| &set.members) else { continue };
+        let runs = [(members.eligible(), true), (members.serving(), false)];
+        for (&backend, eligible) in runs.iter().flat_map(|(run, eligible)| run.iter().map(move |of| (of, *eligible))) {
+            backends.entry((backend, frontend.protocol)).or_default().push((frontend, eligible));
+        }
+    }
+    backends.into_iter().map(|((backend, protocol), frontends)| row(backend, protocol, frontends, names)).collect()
+}
+
+fn row(backend: Backend, protocol: Protocol, mut frontends: Vec<(Frontend, bool)>, names: &Names) -> BackendRow {
+    frontends.sort_unstable();
+    let leading = |(frontend, eligible): &(Frontend, bool)| {
+        let named = |part: fn(&ReportRow) -> &Option<String>| names.get(frontend).and_then(|row| part(row).clone());
+        BackendFrontend {
+            service: named(|row| &row.service),
+            port_name: named(|row| &row.port_name),
+            address: frontend.address.into(),
+            port: frontend.port,
+            source: named(|row| &row.source),
+            eligible: *eligible,
+        }
+    };
+    BackendRow {
+        protocol: protocol.to_string(),
+        address: backend.address.into(),
+        port: backend.port,
+        eligible: frontends.iter().any(|(_, eligible)| *eligible),
+        frontends: frontends.iter().map(leading).collect(),
+    }
+}
+
+/// Backends as the JSON array of the contract.
+///
+/// # Errors
+/// Never for these types.
+pub fn backends_json(rows: &[BackendRow]) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(rows)
+}
+
+/// Backends as aligned columns.
+#[must_use]
+pub fn backends_text(rows: &[BackendRow]) -> String {
+    let header = ["BACKEND", "ELIGIBLE", "FRONTENDS", "SERVICES"].map(str::to_owned);
+    aligned(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
+}
+
+fn cells(row: &BackendRow) -> [String; 4] {
+    let backend = Backend { address: row.address.into(), port: row.port };
+    let mut services: Vec<_> = row.frontends.iter().filter_map(|frontend| frontend.service.as_deref()).collect();
+    services.sort_unstable();
+    services.dedup();
+    let services = some_of(services.len(), services.into_iter().map(|service| or_dash(Some(service))));
+    [format!("{backend}/{}", row.protocol), eligible(row), row.frontends.len().to_string(), services]
+}
+
+/// A Service may send new connections to it by one of its frontends, and by another one only keep those that are there.
+fn eligible(row: &BackendRow) -> String {
+    let count = row.frontends.iter().filter(|frontend| frontend.eligible).count();
+    match row.frontends.len() {
+        all if count == all => "yes".to_owned(),
+        _ if count == 0 => "no".to_owned(),
+        all => format!("for {count} of {all}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{KernelSet, Members, parse_address};
+
+    fn frontend(address: &str, protocol: Protocol) -> Frontend {
+        Frontend { address: parse_address(address).unwrap(), port: 53, protocol }
+    }
+
+    fn backends(hosts: &[u8]) -> Vec<Backend> {
+        let backend = |host| Backend { address: parse_address(&format!("10.0.0.{host}")).unwrap(), port: 5353 };
+        hosts.iter().copied().map(backend).collect()
+    }
+
+    /// Two frontends with one set, one that only keeps what it has, one of another protocol, and one with nobody.
+    fn table() -> KernelTable {
+        let set = |eligible: &[u8], serving: &[u8]| KernelSet {
+            members: Members::new(&backends(eligible), &backends(serving), false),
+            ..KernelSet::default()
+        };
+        KernelTable {
+            frontends: [
+                (frontend("10.96.0.11", Protocol::Udp), 1),
+                (frontend("10.96.0.10", Protocol::Udp), 1),
+                (frontend("fd00::1", Protocol::Udp), 2),
+                (frontend("10.96.0.10", Protocol::Tcp), 3),
+                (frontend("10.96.0.12", Protocol::Tcp), 4),
+                (frontend("10.96.0.13", Protocol::Tcp), 5),
+            ]
+            .into(),
+            sets: [(1, set(&[2, 10], &[9])), (2, set(&[], &[2])), (3, set(&[2], &[])), (4, set(&[], &[]))].into(),
+            ..KernelTable::default()
+        }
+    }
+
+    fn names() -> Names {
+        let row = |frontend, service: &str| {
+            let named = Some(service.to_owned());
+            let unnamed = ReportRow::unnamed(frontend, &KernelSet::default());
+            (
+                frontend,
+                ReportRow {
+                    service: named,
+                    port_name: Some(String::new()),
+                    source: Some("ClusterIP".into()),
+                    ..unnamed
+                },
+            )
+        };
+        let udp = |address| frontend(address, Protocol::Udp);
+        [row(udp("10.96.0.11"), "default/b"), row(udp("10.96.0.10"), "default/a"), row(udp("fd00::1"), "default/a")]
+            .into()
+    }
+
+    #[test]
+    fn text_has_one_line_for_each_backend() {
+        let expected = "\
+BACKEND             ELIGIBLE     FRONTENDS   SERVICES
+10.0.0.2:5353/TCP   yes          1           -
+10.0.0.2:5353/UDP   for 2 of 3   3           default/a, default/b
+10.0.0.9:5353/UDP   no           2           default/a, default/b
+10.0.0.10:5353/UDP  yes          2           default/a, default/b
+";
+        let text = backends_text(&backend_rows(&table(), &names()));
+        let squeezed = |text: &str| {
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+        };
+        assert_eq!(squeezed(&text), squeezed(expected), "{text}");
+    }
+
+    #[test]
+    fn json_is_the_contract() {
+        let rows = backend_rows(&table(), &names());
+        let value: serde_json::Value = serde_json::from_str(&backends_json(&rows[1..3]).unwrap()).unwrap();
+        let of = |service: &str, address: &str, eligible: bool| {
+            serde_json::json!({
+                "service": service, "port_name": "", "address": address, "port": 53, "source": "ClusterIP", "eligible": eligible,
+            })
+        };
+        let expected = serde_json::json!([
+            {"protocol": "UDP", "address": "10.0.0.2", "port": 5353, "eligible": true, "frontends": [
+                of("default/a", "10.96.0.10", true), of("default/b", "10.96.0.11", true), of("default/a", "fd00::1", false),
+            ]},
+            {"protocol": "UDP", "address": "10.0.0.9", "port": 5353, "eligible": false, "frontends": [
+                of("default/a", "10.96.0.10", false), of("default/b", "10.96.0.11", false),
+            ]},
+        ]);
+        assert_eq!(value, expected);
+        let unnamed = backend_rows(&table(), &Names::new());
+        assert!(unnamed.iter().flat_map(|row| &row.frontends).all(|frontend| frontend.service.is_none()));
+    }
+}

@@ -1,0 +1,150 @@
+//! Sockets that are connected through us.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::{Names, ReportBackend, ReportRow, aligned, or_dash};
+use crate::{model::Backend, sockets::TranslatedSocket};
+
+/// A socket as commands print it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SocketRow {
+    /// namespace/name; `None` if no agent could be asked, or it has no such frontend.
+    pub service: Option<String>,
+    /// The name of the Service's port; `None` as `service`.
+    pub port_name: Option<String>,
+    /// TCP or UDP.
+    pub protocol: String,
+    /// Whom the application believes to be connected to.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// ClusterIP; `None` as `service`.
+    pub source: Option<String>,
+    /// Whom it is connected to.
+    pub backend: ReportBackend,
+    /// serving, stale or no-frontend.
+    pub state: String,
+    /// The socket's own address.
+    pub local: ReportBackend,
+    /// The inode number of its network namespace.
+    pub netns: u64,
+    /// The user that owns it.
+    pub uid: u32,
+    /// A process that has it.
+    pub pid: u32,
+    /// What that process calls itself; `None` if it has ended meanwhile.
+    pub command: Option<String>,
+}
+
+impl SocketRow {
+    /// With what an agent has told of its frontend.
+    #[must_use]
+    pub fn new(socket: &TranslatedSocket, names: &Names) -> Self {
+        let TranslatedSocket { frontend, backend, local, netns, state, uid, pid, command } = socket;
+        let named = |part: fn(&ReportRow) -> &Option<String>| names.get(frontend).and_then(|row| part(row).clone());
+        Self {
+            service: named(|row| &row.service),
+            port_name: named(|row| &row.port_name),
+            protocol: frontend.protocol.to_string(),
+            address: frontend.address.into(),
+            port: frontend.port,
+            source: named(|row| &row.source),
+            backend: backend.into(),
+            state: state.as_str().to_owned(),
+            local: local.into(),
+            netns: *netns,
+            uid: *uid,
+            pid: *pid,
+            command: command.clone(),
+        }
+    }
+}
+
+/// Sockets as the JSON array of the contract.
+///
+/// # Errors
+/// Never for these types.
+pub fn sockets_json(rows: &[SocketRow]) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(rows)
+}
+
+/// Sockets as aligned columns.
+#[must_use]
+pub fn sockets_text(rows: &[SocketRow]) -> String {
+    let header = ["PROTOCOL", "LOCAL", "FRONTEND", "BACKEND", "STATE", "SERVICE", "NETNS", "UID", "PROCESS"];
+    let lines = std::iter::once(header.map(str::to_owned)).chain(rows.iter().map(cells));
+    aligned(&lines.collect::<Vec<_>>())
+}
+
+fn cells(row: &SocketRow) -> [String; 9] {
+    let text = |address: IpAddr, port| Backend { address: address.into(), port }.to_string();
+    let process = format!("{}/{}", row.pid, or_dash(row.command.as_deref()));
+    [
+        row.protocol.clone(),
+        text(row.local.address, row.local.port),
+        text(row.address, row.port),
+        text(row.backend.address, row.backend.port),
+        row.state.clone(),
+        or_dash(row.service.as_deref()),
+        row.netns.to_string(),
+        row.uid.to_string(),
+        process,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{Frontend, KernelSet, Protocol, parse_address},
+        sockets::BackendState,
+    };
+
+    fn socket(state: BackendState, command: Option<&str>) -> TranslatedSocket {
+        let at = |address: &str, port| Backend { address: parse_address(address).unwrap(), port };
+        TranslatedSocket {
+            frontend: Frontend { address: parse_address("fd00::a").unwrap(), port: 53, protocol: Protocol::Udp },
+            backend: at("fd01::7", 5353),
+            local: at("fd01::1", 40_000),
+            netns: 4_026_531_840,
+            state,
+            uid: 1_000,
+            pid: 77,
+            command: command.map(str::to_owned),
+        }
+    }
+
+    fn names() -> Names {
+        let frontend = socket(BackendState::Stale, None).frontend;
+        let unnamed = ReportRow::unnamed(frontend, &KernelSet::default());
+        let [service, port_name, source] = ["kube-system/dns", "dns", "ClusterIP"].map(|name| Some(name.to_owned()));
+        [(frontend, ReportRow { service, port_name, source, ..unnamed })].into()
+    }
+
+    #[test]
+    fn json_is_the_contract() {
+        let row = SocketRow::new(&socket(BackendState::NoFrontend, Some("dig")), &Names::new());
+        let value: serde_json::Value = serde_json::from_str(&sockets_json(&[row]).unwrap()).unwrap();
+        let expected = serde_json::json!([{
+            "service": null, "port_name": null, "protocol": "UDP", "address": "fd00::a", "port": 53, "source": null,
+            "backend": {"address": "fd01::7", "port": 5353}, "state": "no-frontend",
+            "local": {"address": "fd01::1", "port": 40000},
+            "netns": 4_026_531_840_u64, "uid": 1000, "pid": 77, "command": "dig",
+        }]);
+        assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn text_is_one_line_whatever_a_process_calls_itself() {
+        let sockets = [socket(BackendState::Stale, Some("a\n\u{1b}[2Jb")), socket(BackendState::Serving, None)];
+        let text = sockets_text(&sockets.map(|socket| SocketRow::new(&socket, &names())));
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let lines: Vec<_> = text.lines().map(words).collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(!text.contains('\u{1b}'), "{text}");
+        let expected = "UDP [fd01::1]:40000 [fd00::a]:53 [fd01::7]:5353 serving kube-system/dns 4026531840 1000 77/-";
+        assert_eq!(lines[2], words(expected));
+    }
+}
