@@ -1,5 +1,7 @@
 //! The few `bpf(2)` calls that measuring socket programs takes: an empty program to compare with, attaching and
-//! detaching, and what the kernel counts of a program's runs.
+//! detaching, and what the kernel counts of a program's runs; and what is in maps.
+
+mod map;
 
 use std::ffi::CString;
 use std::fs;
@@ -8,10 +10,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+pub use map::Map;
+
 /// Commands of `bpf(2)` (include/uapi/linux/bpf.h, `enum bpf_cmd`).
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
+const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_GET_FD_BY_ID: libc::c_long = 30;
 const BPF_LINK_GET_NEXT_ID: libc::c_long = 31;

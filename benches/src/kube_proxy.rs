@@ -10,6 +10,9 @@ use cproxy_tests::process::Daemon;
 use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
 use serde_json::{Value, json};
 
+/// The program behind all commands of the iptables that writes iptables' rules.
+pub const LEGACY_IPTABLES: &str = "/usr/sbin/xtables-legacy-multi";
+
 /// What it is started with.
 #[derive(Clone, Debug)]
 pub struct KubeProxy {
@@ -25,10 +28,12 @@ impl KubeProxy {
     /// # Errors
     /// Its configuration cannot be written.
     pub fn spawn(&self, sandbox: &Sandbox, netns: &Netns, mode: &str) -> Result<Daemon> {
-        // It ends when its file changes.
         let file = sandbox.dir().join(format!("kube-proxy-{mode}.config"));
-        std::fs::write(&file, configuration(&json!(self.kubeconfig), mode).to_string())
-            .context("writing into the sandbox")?;
+        // It ends when its file changes, and another one may have this file.
+        if !file.exists() {
+            std::fs::write(&file, configuration(&json!(self.kubeconfig), mode).to_string())
+                .context("writing into the sandbox")?;
+        }
         // Becomes kube-proxy, with the same process id.
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", netns.path().display())).arg(&self.binary).arg("--config").arg(file);
@@ -44,13 +49,12 @@ impl KubeProxy {
 /// A directory with the commands of the iptables that writes iptables' rules, not nftables': with that one of Debian 12,
 /// kube-proxy does not get 5,000 Services into the kernel within minutes.
 fn legacy_iptables(sandbox: &Sandbox) -> Result<PathBuf> {
-    const PROGRAM: &str = "/usr/sbin/xtables-legacy-multi";
     let dir = sandbox.dir().join("legacy");
     std::fs::create_dir_all(&dir).context("writing into the sandbox")?;
     for name in ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"] {
         let link = dir.join(name);
         if !link.exists() {
-            symlink(PROGRAM, &link).context("writing into the sandbox")?;
+            symlink(LEGACY_IPTABLES, &link).context("writing into the sandbox")?;
         }
     }
     Ok(dir)

@@ -3,6 +3,7 @@
 mod date;
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +13,11 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use crate::machine::Machine;
+use crate::paired::Estimate;
 use crate::plot::Chart;
+
+/// A note for every report of a run with `--quick`.
+pub const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";
 
 /// What a benchmark has found.
 #[derive(Clone, Debug)]
@@ -48,6 +53,11 @@ impl Report {
     pub fn new(benchmark: &'static str) -> Self {
         let (versions, tables, charts, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { benchmark, versions, tables, charts, notes, samples: Value::Null }
+    }
+
+    /// Adds what a program says of its version, as [`version_of`] has it.
+    pub fn add_version(&mut self, name: &str, program: impl AsRef<OsStr>, args: &[&str]) {
+        self.versions.push((name.to_owned(), version_of(program, args)));
     }
 
     /// Tells whoever waits at the terminal.
@@ -134,10 +144,23 @@ impl Table {
     }
 }
 
+/// A table's cell: the estimate, or the one sample that there is, or `-`; with as many digits as say something.
+#[must_use]
+pub fn cell(samples: Vec<f64>) -> String {
+    let count = samples.len();
+    let Some(estimate) = Estimate::of(samples) else { return "-".to_owned() };
+    let digits = match estimate.median.abs() {
+        0.0..10.0 => 2,
+        10.0..1_000.0 => 1,
+        _ => 0,
+    };
+    if count == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
+}
+
 /// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown` when
 /// there is none.
 #[must_use]
-pub fn version_of(program: &str, args: &[&str]) -> String {
+pub fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let lines = output.map(|output| [output.stdout, output.stderr].map(|bytes| first_line(&bytes))).unwrap_or_default();
     lines.into_iter().flatten().next().unwrap_or_else(|| "unknown".to_owned())
@@ -199,7 +222,6 @@ fn default_output(benchmark: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paired::Estimate;
     use crate::plot::{Axis, Point, Series};
 
     fn report() -> Report {
@@ -233,6 +255,14 @@ mod tests {
             "Cost (ms)\n           p50  the longest\n  a        1.0          2.0\n  longer  10.0            é\n"
         );
         assert_eq!(Table::default().text(), "\n\n");
+    }
+
+    #[test]
+    fn a_cell_has_as_many_digits_as_say_something() {
+        assert_eq!(cell(Vec::new()), "-");
+        assert_eq!(cell(vec![1.234]), "1.23");
+        assert_eq!(cell(vec![-12.34]), "-12.3");
+        assert_eq!(cell(vec![1_000.0, 1_234.5, 2_000.0]), "1234 (1000 .. 2000)");
     }
 
     #[test]

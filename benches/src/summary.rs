@@ -1,7 +1,5 @@
 //! Many samples in four numbers.
 
-use std::fmt;
-
 use serde_json::{Value, json};
 
 /// Percentiles by nearest rank: each is a sample that was really taken.
@@ -18,8 +16,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The heading over rows of summaries.
-    pub const HEADING: &str = "     p50      p90      p99      max";
+    /// The headings of a table's columns.
+    pub const COLUMNS: [&str; 4] = ["p50", "p90", "p99", "max"];
 
     /// Sums up samples; `None` if there are none.
     #[must_use]
@@ -30,17 +28,16 @@ impl Summary {
         Some(Self { p50: percentile(50)?, p90: percentile(90)?, p99: percentile(99)?, max: percentile(100)? })
     }
 
+    /// A table's cells, with so many digits behind the point.
+    #[must_use]
+    pub fn cells(&self, digits: usize) -> Vec<String> {
+        [self.p50, self.p90, self.p99, self.max].map(|value| format!("{value:.digits$}")).into()
+    }
+
     /// For a file of results.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({"p50": self.p50, "p90": self.p90, "p99": self.p99, "max": self.max})
-    }
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { p50, p90, p99, max } = self;
-        write!(f, "{p50:8.2} {p90:8.2} {p99:8.2} {max:8.2}")
     }
 }
 
@@ -57,9 +54,9 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_below_their_headings() {
-        let row = Summary::of([1.0, 1234.5]).unwrap().to_string();
-        assert_eq!(row.len(), Summary::HEADING.len());
-        assert!(row.ends_with("1234.50"), "{row}");
+    fn each_column_has_its_cell() {
+        let cells = Summary::of([1.0, 1234.5]).unwrap().cells(2);
+        assert_eq!(cells.len(), Summary::COLUMNS.len());
+        assert_eq!(cells.last().map(String::as_str), Some("1234.50"));
     }
 }

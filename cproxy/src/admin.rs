@@ -32,7 +32,8 @@ const REQUEST_SERVICES: &str = "services\n";
 const REQUEST_GAUGES: &str = "gauges\n";
 const REQUEST_RESEED: &str = "reseed\n";
 const REQUEST_BYTES_MAX: u64 = 64;
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long an answer may take.
+pub const TIMEOUT: Duration = Duration::from_secs(2);
 /// How many are answered at a time; the others wait. Each holds a copy of the table.
 const CONNECTIONS_MAX: usize = 4;
 
@@ -125,17 +126,17 @@ pub fn is_answered(run_dir: &Path) -> bool {
 /// Asks a running agent for its table.
 ///
 /// # Errors
-/// None is running there, or it does not answer in time.
-pub fn ask_services(run_dir: &Path) -> io::Result<Vec<ReportRow>> {
-    ask_agent(run_dir, REQUEST_SERVICES)
+/// None is running there, or it does not answer within `timeout`, which is not zero.
+pub fn ask_services(run_dir: &Path, timeout: Duration) -> io::Result<Vec<ReportRow>> {
+    ask_agent(run_dir, REQUEST_SERVICES, timeout)
 }
 
 /// Asks a running agent for what it has counted itself, by name.
 ///
 /// # Errors
-/// None is running there, or it does not answer in time.
-pub fn ask_gauges(run_dir: &Path) -> io::Result<BTreeMap<String, u64>> {
-    ask_agent(run_dir, REQUEST_GAUGES)
+/// As [`ask_services`].
+pub fn ask_gauges(run_dir: &Path, timeout: Duration) -> io::Result<BTreeMap<String, u64>> {
+    ask_agent(run_dir, REQUEST_GAUGES, timeout)
 }
 
 /// Asks a running agent to choose from a new seed: `ok`, or `error: ` and why not.
@@ -143,21 +144,21 @@ pub fn ask_gauges(run_dir: &Path) -> io::Result<BTreeMap<String, u64>> {
 /// # Errors
 /// None is running there, or it does not answer in time.
 pub fn ask_to_reseed(run_dir: &Path) -> io::Result<String> {
-    String::from_utf8(request(run_dir, REQUEST_RESEED)?).map_err(io::Error::other)
+    String::from_utf8(request(run_dir, REQUEST_RESEED, TIMEOUT)?).map_err(io::Error::other)
 }
 
-fn ask_agent<T: serde::de::DeserializeOwned>(run_dir: &Path, question: &str) -> io::Result<T> {
-    Ok(serde_json::from_slice(&request(run_dir, question)?)?)
+fn ask_agent<T: serde::de::DeserializeOwned>(run_dir: &Path, question: &str, timeout: Duration) -> io::Result<T> {
+    Ok(serde_json::from_slice(&request(run_dir, question, timeout)?)?)
 }
 
-fn request(run_dir: &Path, request: &str) -> io::Result<Vec<u8>> {
+fn request(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u8>> {
     let mut stream = connect(&socket_path(run_dir))?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(timeout))?;
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).map_err(|error| match error.kind() {
         // What the system calls it when the time is over would tell nobody anything.
-        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {TIMEOUT:?}")),
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
         _ => error,
     })?;
     Ok(answer)

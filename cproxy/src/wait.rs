@@ -27,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_LONG: Duration = Duration::from_millis(50);
 /// From then on pauses are long.
 const EAGER: Duration = Duration::from_secs(1);
+/// The agent has so long to answer when the time is over: who waits for no time asks all the same.
+const LAST_ANSWER: Duration = Duration::from_millis(500);
 
 /// What is waited for.
 #[derive(Clone, Debug)]
@@ -56,25 +58,27 @@ pub enum WaitError {
 /// It has not come in time, and what is missing; or it never will.
 pub fn wait(wanted: &Wanted) -> Result<(), WaitError> {
     let start = Instant::now();
+    let left = || wanted.timeout.saturating_sub(start.elapsed());
     loop {
-        let Some(missing) = missing(wanted)? else { return Ok(()) };
-        let waited = start.elapsed();
-        if waited >= wanted.timeout {
+        let Some(missing) = missing(wanted, left())? else { return Ok(()) };
+        let left = left();
+        if left.is_zero() {
             return Err(WaitError::TimedOut(wanted.timeout, missing.explain(&wanted.run_dir)));
         }
-        let is_eager = matches!(missing, Missing::Ready) && waited < EAGER;
+        let is_eager = matches!(missing, Missing::Ready) && start.elapsed() < EAGER;
         let pause = if is_eager { PAUSE } else { PAUSE_LONG };
-        thread::sleep(pause.min(wanted.timeout.saturating_sub(waited)));
+        thread::sleep(pause.min(left));
     }
 }
 
 /// What is still missing.
 enum Missing {
     Ready,
+    Answer(io::Error),
     Service(ServiceName),
 }
 
-fn missing(wanted: &Wanted) -> Result<Option<Missing>, WaitError> {
+fn missing(wanted: &Wanted, left: Duration) -> Result<Option<Missing>, WaitError> {
     if !is_ready(&wanted.run_dir.join(READY)) {
         let unusable = read_line(&wanted.run_dir.join(UNUSABLE)).ok();
         return unusable.map_or(Ok(Some(Missing::Ready)), |reason| Err(WaitError::Unusable(reason)));
@@ -82,7 +86,10 @@ fn missing(wanted: &Wanted) -> Result<Option<Missing>, WaitError> {
     if wanted.services.is_empty() {
         return Ok(None);
     }
-    let rows = admin::ask_services(&wanted.run_dir).unwrap_or_default();
+    let rows = match admin::ask_services(&wanted.run_dir, left.clamp(LAST_ANSWER, admin::TIMEOUT)) {
+        Ok(rows) => rows,
+        Err(error) => return Ok(Some(Missing::Answer(error))),
+    };
     let is_served = |service: &&ServiceName| {
         let name = service.to_string();
         rows.iter().any(|row| row.service.as_ref() == Some(&name) && !row.backends.is_empty())
@@ -102,21 +109,22 @@ pub fn this_boot() -> String {
 }
 
 impl Missing {
-    fn explain(&self, run_dir: &Path) -> String {
+    fn explain(self, run_dir: &Path) -> String {
         if let Ok(reason) = read_line(&run_dir.join(FAILED)) {
             return format!("the agent has ended: {reason}");
         }
-        let gauges = match admin::ask_gauges(run_dir) {
-            Ok(gauges) => gauges,
-            Err(error) => return format!("no agent answers at {}: {error}", run_dir.join(admin::SOCKET).display()),
-        };
+        let silent = |error| format!("no agent answers at {}: {error}", run_dir.join(admin::SOCKET).display());
         match self {
+            Self::Answer(error) => silent(error),
             Self::Service(service) => format!("Service {service} has no endpoint that is ready"),
-            Self::Ready if gauges.contains_key("api_server_silent_seconds") => {
-                "the agent has reached its API server and has no complete list of all kinds yet; its log tells more"
-                    .to_owned()
-            }
-            Self::Ready => "the agent has heard nothing from its source yet; its log tells more".to_owned(),
+            Self::Ready => match admin::ask_gauges(run_dir, LAST_ANSWER) {
+                Err(error) => silent(error),
+                Ok(gauges) if gauges.contains_key("api_server_silent_seconds") => {
+                    "the agent has reached its API server and has no complete list of all kinds yet; its log tells more"
+                        .to_owned()
+                }
+                Ok(_) => "the agent has heard nothing from its source yet; its log tells more".to_owned(),
+            },
         }
     }
 }

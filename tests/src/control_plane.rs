@@ -206,6 +206,11 @@ impl<'s> ControlPlane<'s> {
         }
     }
 
+    /// The API server's process id, while it runs.
+    pub fn api_server_pid(&self) -> Option<u32> {
+        self.api_server.as_ref().map(Daemon::pid)
+    }
+
     /// The API server's log.
     pub fn api_server_log(&self) -> String {
         self.api_server.as_ref().map(Daemon::log).unwrap_or_default()

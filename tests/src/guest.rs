@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,6 +20,9 @@ pub const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
 
 /// Names the initramfs that `cargo xtask image initramfs` makes.
 pub const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
+
+/// Names the archive that `cargo xtask image rootfs` makes.
+pub const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 
 /// How the first process of these guests is called; it hands over to `/init` of the image.
 const FIRST_PROCESS: &str = "guest/init";
@@ -133,6 +136,27 @@ impl<'s> GuestImage<'s> {
         let file = image.directory.join("files").join(path);
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("cannot change a file just written");
         image
+    }
+
+    /// Adds a symbolic link.
+    #[must_use]
+    pub fn link(self, path: &str, target: &str) -> Self {
+        let link = self.directory.join("files").join(path);
+        let parent = link.parent().expect("a link is in a directory");
+        let made = fs::create_dir_all(parent).and_then(|()| symlink(target, &link));
+        made.unwrap_or_else(|error| panic!("cannot make the link {}: {error}", link.display()));
+        self
+    }
+
+    /// Unpacks over it what goes over the root file system of a guest with an init system.
+    #[must_use]
+    pub fn rootfs(self) -> Self {
+        let archive = path_from_env(ROOTFS_VARIABLE, "cargo xtask vm test");
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(self.directory.join("files")).arg("-xf").arg(&archive);
+        let status = tar.status().expect("cannot start tar");
+        assert!(status.success(), "cannot unpack {}", archive.display());
+        self
     }
 
     /// Adds a program of this machine at its own path, and the shared libraries it asks for at theirs.

@@ -9,7 +9,7 @@ use std::{
 
 use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
-    process::{Agent, Daemon, cproxy, cproxy_binary},
+    process::{self, Agent, Daemon, Signal, cproxy, cproxy_binary},
     sandbox::{Placement, Sandbox},
 };
 
@@ -81,6 +81,62 @@ fn the_policy_decides_what_happens_when_the_time_is_over() {
         assert_eq!(code, 2, "{message}");
         assert!(message.contains(named) && message.lines().count() == 1, "{message}");
     }
+}
+
+#[test]
+fn the_policy_decides_about_wrong_settings_of_the_machine() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let file = sandbox.dir().join("cproxy.conf");
+    let wait = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let mut command = Command::new(cproxy_binary());
+        command.arg("wait").arg("--run-dir").arg(sandbox.run_dir()).env("CPROXY_CONFIG", &file);
+        let output = process::run(&sandbox, Placement::Hooked, command, "", SYNC);
+        (output.code, output.stderr)
+    };
+    for (setting, wrong) in [
+        ("timeout = soon\n", "invalid value 'soon' for '--timeout <TIME>': "),
+        ("timeout = 1ms\nfor = default/web,web\n", "invalid value 'web' for '--for <NAMESPACE/NAME>': "),
+    ] {
+        let (code, message) = wait(setting);
+        assert_eq!((code, message.lines().count()), (2, 1), "{message}");
+        assert!(message.contains(wrong) && message.contains("cproxy wait --help"), "{message}");
+    }
+    let (code, message) = wait("timeout = 1ms\nfor = web\non-timeout = start\n");
+    assert_eq!((code, message.lines().count()), (0, 2), "{message}");
+    assert!(
+        message.contains("for '--for <NAMESPACE/NAME>': it looks like default/web; waiting without it"),
+        "{message}"
+    );
+    assert!(message.contains("not ready after 1ms: "), "{message}");
+
+    // A wrong time is none: what is ready is waited for all the same.
+    write_service(&sandbox, Endpoint::ready(POD));
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    let (code, message) = wait("timeout = soon\non-timeout = start\n");
+    assert_eq!((code, message.lines().count()), (0, 1), "{message}");
+    assert!(message.contains("; waiting without it (--on-timeout start)"), "{message}");
+    assert!(agent.is_ready());
+    agent.stop();
+}
+
+#[test]
+fn who_waits_beside_a_stopped_agent_waits_no_longer_than_asked() {
+    let sandbox = Sandbox::new("cproxy-test");
+    write_service(&sandbox, Endpoint::not_ready(POD));
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    agent.signal(Signal::STOP);
+    for timeout in ["0", "2s"] {
+        let start = Instant::now();
+        let (code, message) = wait(&sandbox, &["--for", "default/web", "--timeout", timeout]);
+        let over = start.elapsed().saturating_sub(Duration::from_secs(2));
+        assert_eq!(code, 1, "{message}");
+        assert!(message.contains(": no agent answers at ") && message.ends_with(": no answer in time\n"), "{message}");
+        assert!(over < Duration::from_millis(1500), "{timeout}: {over:?} too long");
+    }
+    agent.signal(Signal::CONT);
+    agent.stop();
 }
 
 #[test]

@@ -1,64 +1,195 @@
 //! `cargo xtask bench`: the measurements that the documentation quotes, as a command that anyone can repeat.
 
-use anyhow::Result;
+mod docs;
+mod page;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
+use crate::kernels::{self, LINUX_6_1};
+use crate::vm::Fixture;
 use crate::{agent, control_plane, run, setup};
 
 /// Which benchmark, and what to tell it.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// What to measure
-    benchmark: Benchmark,
-    /// Passed on to the benchmark
+    what: What,
+    /// Passed on to the benchmark; `all` takes --quick
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// A benchmark: a binary of the benchmarks' package.
-#[derive(Clone, Copy, ValueEnum)]
-enum Benchmark {
+/// A benchmark, or what is done with all of them.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// What connect() takes through a ClusterIP, beside kube-proxy
+    Connect,
+    /// What HTTP clients get through a ClusterIP, beside kube-proxy
+    Wrk,
+    /// What redis' clients get through a ClusterIP, beside kube-proxy
+    Redis,
+    /// What DNS and other UDP clients get through a ClusterIP, beside kube-proxy
+    Udp,
+    /// What the socket programs cost, run by run and call by call
+    Datapath,
     /// What the agent costs in memory, CPU time and time, beside kube-proxy
     Agent,
     /// How long a change in the cluster takes until connections follow it
     Propagation,
-    /// What the socket programs cost, run by run and call by call
-    Datapath,
-    /// All peers in a virtual machine
+    /// What each further agent costs the API server, beside kube-proxy
+    Fanout,
+    /// How evenly connections are spread over endpoints, beside kube-proxy
+    Balance,
+    /// Connections of all kinds in a virtual machine, whose kernel has IPVS, timed in instructions
     Guest,
+    /// All of them, one after the other; afterwards writes docs/benchmarks.md
+    All,
+    /// Writes docs/benchmarks.md from the results that are there
+    Docs,
 }
 
-impl Benchmark {
-    fn binary(self) -> &'static str {
+/// What a benchmark needs besides the agent, each set including those before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Needs {
+    Nothing,
+    ControlPlane,
+    Programs,
+}
+
+/// In the order in which they run and are documented.
+const BENCHMARKS: [What; 10] = [
+    What::Connect,
+    What::Wrk,
+    What::Redis,
+    What::Udp,
+    What::Datapath,
+    What::Agent,
+    What::Propagation,
+    What::Fanout,
+    What::Balance,
+    What::Guest,
+];
+
+/// A run that only shows that everything works.
+const QUICK: &str = "--quick";
+
+/// Runs what is asked for.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    match arguments.what {
+        What::All => all(&arguments.arguments),
+        What::Docs => docs::write(&BENCHMARKS.map(What::name)).map(|()| ExitCode::SUCCESS),
+        one => {
+            run::require_root("a benchmark")?;
+            one.run(&arguments.arguments).map(|()| ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// All benchmarks, whichever fail, and the page about those that did not.
+fn all(arguments: &[String]) -> Result<ExitCode> {
+    if let Some(other) = arguments.iter().find(|argument| *argument != QUICK) {
+        bail!("`all` takes {QUICK}, and no {other}: give it to the benchmark that is meant");
+    }
+    run::require_root("a benchmark")?;
+    let names = BENCHMARKS.map(What::name);
+    let mut failed = Vec::new();
+    for benchmark in BENCHMARKS {
+        run::say(format!("bench: {}", benchmark.name()));
+        // What an earlier run has found is not of this one.
+        docs::forget(benchmark.name())?;
+        if let Err(error) = benchmark.run(arguments) {
+            run::say(format!("bench: {} failed: {error:#}", benchmark.name()));
+            failed.push(benchmark.name());
+        }
+    }
+    if arguments.is_empty() {
+        docs::write(&names)?;
+    }
+    match failed.as_slice() {
+        [] => Ok(ExitCode::SUCCESS),
+        failed => {
+            run::say(format!("bench: {} of {} failed: {}", failed.len(), names.len(), failed.join(" ")));
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+impl What {
+    /// As it is typed.
+    fn name(self) -> &'static str {
         match self {
+            Self::Connect => "connect",
+            Self::Wrk => "wrk",
+            Self::Redis => "redis",
+            Self::Udp => "udp",
+            Self::Datapath => "datapath",
             Self::Agent => "agent",
             Self::Propagation => "propagation",
-            Self::Datapath => "datapath",
-            Self::Guest => "traffic",
+            Self::Fanout => "fanout",
+            Self::Balance => "balance",
+            Self::Guest => "guest",
+            Self::All => "all",
+            Self::Docs => "docs",
         }
     }
 
-    fn needs_control_plane(self) -> bool {
-        matches!(self, Self::Agent | Self::Propagation | Self::Guest)
+    /// Its binary, and whether that has several benchmarks, whose names are its subcommands.
+    fn binary(self) -> (&'static str, bool) {
+        match self {
+            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => ("traffic", true),
+            other => (other.name(), false),
+        }
+    }
+
+    fn needs(self) -> Needs {
+        match self {
+            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Needs::Programs,
+            Self::Agent | Self::Propagation | Self::Fanout => Needs::ControlPlane,
+            Self::Datapath | Self::All | Self::Docs => Needs::Nothing,
+        }
+    }
+
+    /// Builds what the benchmark needs and runs it.
+    fn run(self, arguments: &[String]) -> Result<()> {
+        let (binary, has_subcommands) = self.binary();
+        let mut command = run::cargo();
+        command.args(["run", "--release", "--package", "cproxy-benches", "--bin", binary, "--"]);
+        command.args(has_subcommands.then(|| self.name())).args(arguments);
+        let agent = agent::build()?.shipped;
+        command.env(agent::VARIABLE, &agent);
+        if self.needs() >= Needs::Programs {
+            setup::for_benches()?;
+        }
+        if self.needs() >= Needs::ControlPlane {
+            setup::for_cluster()?;
+            command.env(control_plane::VARIABLE, control_plane::ensure()?);
+        }
+        if let Self::Guest = self {
+            Fixture::new(&agent)?.tell(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);
+        }
+        run::run(&mut command)
     }
 }
 
-/// Builds what the benchmark needs and runs it.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    run::require_root("a benchmark")?;
-    let mut command = run::cargo();
-    command.args(["run", "--release", "--package", "cproxy-benches", "--bin", arguments.benchmark.binary(), "--"]);
-    if let Benchmark::Guest = arguments.benchmark {
-        command.arg("guest");
-        setup::for_guests()?;
-        command.env("CPROXY_GUEST_KERNEL", crate::kernels::packaged_for_kube_proxy(crate::kernels::LINUX_6_1)?);
-        command.env("CPROXY_INITRAMFS", crate::image::initramfs_of(&agent::build()?.shipped)?);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_benchmark_is_typed_by_its_name_and_runs_with_all() {
+        for what in What::value_variants() {
+            assert_eq!(what.to_possible_value().unwrap().get_name(), what.name());
+            let is_one = !matches!(what, What::All | What::Docs);
+            assert_eq!(BENCHMARKS.contains(what), is_one, "{}", what.name());
+        }
     }
-    command.args(&arguments.arguments);
-    command.env(agent::VARIABLE, agent::build()?.shipped);
-    if arguments.benchmark.needs_control_plane() {
-        setup::for_cluster()?;
-        command.env(control_plane::VARIABLE, control_plane::ensure()?);
+
+    #[test]
+    fn all_takes_nothing_that_only_one_would_understand() {
+        let error = all(&["--quick".to_owned(), "--changes".to_owned()]).unwrap_err();
+        assert!(error.to_string().contains("no --changes"), "{error}");
     }
-    run::run(&mut command)
 }

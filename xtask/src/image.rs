@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// Leaves an option out of the kernel that images/kernel asks for, without its CONFIG_
     #[arg(long, value_name = "OPTION")]
     without: Vec<String>,
-    /// Where to put it; default: target/image
+    /// Where to put it; default: target/image, or image in $CARGO_TARGET_DIR
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -88,6 +88,13 @@ pub(crate) fn initramfs_of(agent: &Path) -> Result<PathBuf> {
     let out = default_out();
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     Ok(write_initramfs(&out, read(agent)?)?.path)
+}
+
+/// What goes over a guest's root file system with this agent, for tests.
+pub(crate) fn rootfs_of(agent: &Path) -> Result<PathBuf> {
+    let out = default_out();
+    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    Ok(write(out.join("rootfs.tar"), &tar::archive(&rootfs(read(agent)?)?, Stamp::find()?)?)?.path)
 }
 
 fn default_out() -> PathBuf {

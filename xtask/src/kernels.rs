@@ -45,13 +45,27 @@ fn lock() -> Result<File> {
 }
 
 /// The directory `name` of the cache, which `make` fills if it is not there yet: beside its final place, so that what was
-/// interrupted never looks like what is finished. To be called under the [`lock`].
+/// interrupted never looks like what is finished, and one after the other.
 fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    let parent = paths::cache()?.join("kernels");
-    let directory = parent.join(name);
-    if directory.is_dir() {
+    if let Some(directory) = existing(name)? {
         return Ok(directory);
     }
+    let _lock = lock()?;
+    // Whoever had the lock before may have made it.
+    match existing(name)? {
+        Some(directory) => Ok(directory),
+        None => made(name, make),
+    }
+}
+
+fn existing(name: &str) -> Result<Option<PathBuf>> {
+    Ok(Some(paths::cache()?.join("kernels").join(name)).filter(|directory| directory.is_dir()))
+}
+
+/// Makes a directory of the cache, under the [`lock`].
+fn made(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let parent = paths::cache()?.join("kernels");
+    let directory = parent.join(name);
     let temporary = parent.join(format!("{name}.unfinished"));
     fs::remove_dir_all(&temporary).ok();
     fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;

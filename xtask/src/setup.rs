@@ -4,6 +4,7 @@
 mod go;
 mod linker;
 pub(crate) mod packages;
+mod services;
 mod toolchain;
 
 use anyhow::Result;
@@ -66,6 +67,11 @@ pub(crate) fn for_control_plane() -> Result<()> {
 /// The part of the setup that running against the control plane needs.
 pub(crate) fn for_cluster() -> Result<()> {
     packages::ensure_cluster()
+}
+
+/// The part of the setup that benchmarks with programs of others need.
+pub(crate) fn for_benches() -> Result<()> {
+    packages::ensure_benches()
 }
 
 /// The part of the setup that making images needs.

@@ -18,6 +18,7 @@ use crate::{agent, control_plane, image, paths, run, setup, test};
 /// The variables that tell tests what to start a guest with.
 const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
 const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
+const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 /// Kernels that lack what cproxy needs, each behind the name of the option that it lacks.
 const LACKING_VARIABLE: &str = "CPROXY_LACKING_KERNELS";
 /// The program with the tests of every socket call, to be run in a guest.
@@ -45,7 +46,9 @@ pub(crate) enum Verb {
 /// Which kernels to test.
 #[derive(Args)]
 pub(crate) struct TestArguments {
-    /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds
+    /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds. No modules
+    /// come along: virtio's network card on PCI, a serial console (8250), an initramfs packed with gzip and devtmpfs must be
+    /// built in, beside what images/kernel/cproxy.config names; images/kernel/guest.config has them all
     #[arg(long, value_name = "FILE")]
     kernel: Vec<PathBuf>,
     /// No other kernels than those named
@@ -56,7 +59,7 @@ pub(crate) struct TestArguments {
 /// Which kernel to show.
 #[derive(Args)]
 pub(crate) struct DemoArguments {
-    /// A kernel's file; default: Debian's 6.1 for virtual machines
+    /// A kernel's file, as for `vm test`; default: Debian's 6.1 for virtual machines
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
 }
@@ -73,6 +76,7 @@ pub(crate) fn run(verb: &Verb) -> Result<ExitCode> {
 pub(crate) struct Fixture {
     agent: PathBuf,
     initramfs: PathBuf,
+    rootfs: PathBuf,
     control_plane: PathBuf,
 }
 
@@ -81,7 +85,8 @@ impl Fixture {
         setup::for_guests()?;
         setup::for_cluster()?;
         let initramfs = image::initramfs_of(agent)?;
-        Ok(Self { agent: agent.to_owned(), initramfs, control_plane: control_plane::ensure()? })
+        let rootfs = image::rootfs_of(agent)?;
+        Ok(Self { agent: agent.to_owned(), initramfs, rootfs, control_plane: control_plane::ensure()? })
     }
 
     /// The kernel that guests have where one is enough.
@@ -93,6 +98,7 @@ impl Fixture {
     pub(crate) fn tell(&self, command: &mut Command, kernel: &Path) {
         command.env(agent::VARIABLE, &self.agent).env(control_plane::VARIABLE, &self.control_plane);
         command.env(INITRAMFS_VARIABLE, &self.initramfs).env(KERNEL_VARIABLE, kernel);
+        command.env(ROOTFS_VARIABLE, &self.rootfs);
     }
 }
 

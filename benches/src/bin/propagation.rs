@@ -15,12 +15,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use cproxy_benches::machine::Machine;
-use cproxy_benches::results;
+use cproxy_benches::report::{self, Report, Table};
 use cproxy_benches::summary::Summary;
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::manifest::{self, Endpoint};
-use cproxy_tests::process::{Agent, cproxy};
+use cproxy_tests::process::{Agent, cproxy_binary};
 use cproxy_tests::sandbox::Sandbox;
 use futures_util::TryStreamExt as _;
 use k8s_openapi::api::core::v1::Service;
@@ -53,6 +52,9 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Between two changes: each meets a machine at rest.
 const REST: Duration = Duration::from_millis(20);
 
+/// Changes and other Services of `--quick`.
+const QUICK: (u32, u32) = (10, 20);
+
 /// Longer than a change may ever take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -66,6 +68,9 @@ struct Arguments {
     /// How many other Services exist, with ten endpoints each
     #[arg(long, value_name = "N", default_value_t = 100)]
     services: u32,
+    /// Few changes beside few other Services: shows that everything works; the figures mean little
+    #[arg(long, conflicts_with_all = ["changes", "services"])]
+    quick: bool,
     /// Where every sample goes; default: propagation.json in the directory `bench` of cargo's output
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -98,22 +103,28 @@ const CLOCKS: [Clock; 5] = [
 ];
 
 fn main() -> Result<()> {
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
+    if arguments.quick {
+        (arguments.changes, arguments.services) = QUICK;
+    }
     let sandbox = Sandbox::new(PREFIX);
     sandbox.add_addresses(BACKENDS);
     let control_plane = ControlPlane::start(&sandbox);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting tokio")?;
-    let (samples, version) = runtime.block_on(async {
+    let samples = runtime.block_on(async {
         let client = control_plane.client().await;
-        let version = client.apiserver_version().await.context("asking for the API server's version")?.git_version;
         create_objects(&client, arguments.services).await?;
         let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
         agent.wait_ready(TIMEOUT);
         let samples = measure(&client, arguments.changes as usize).await;
-        samples.map(|samples| (samples, version)).with_context(|| format!("the agent's log: {}", agent.tail()))
+        samples.with_context(|| format!("the agent's log: {}", agent.tail()))
     })?;
-    let subject = format!("{}, Kubernetes {version}", cproxy(&sandbox, &["version"]).success().stdout.trim());
-    report(&arguments, &subject, &samples)
+    let mut report = report(&arguments, &samples)?;
+    report.add_version("cproxy", cproxy_binary(), &["version"]);
+    report.add_version("API server", control_plane.binary("kube-apiserver"), &["--version"]);
+    report.print();
+    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
+    Ok(())
 }
 
 /// The Service that is followed, and all the others.
@@ -307,34 +318,36 @@ fn chosen_backend() -> std::io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-fn report(arguments: &Arguments, subject: &str, samples: &[Sample]) -> Result<()> {
-    let machine = Machine::this();
-    let Arguments { changes, services, .. } = arguments;
-    println!("propagation: from an EndpointSlice's change on the API server to the first connect() that follows it");
-    println!("machine:     {machine}");
-    println!("versions:    {subject}");
-    println!(
-        "changes:     {changes} of the one endpoint of one Service, one after the other, after {WARM_UP} to warm up"
-    );
-    println!("beside it:   {services} Services with {ENDPOINTS} endpoints each");
-    println!("\n{:<42}{}  (ms)", "", Summary::HEADING);
+fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
+    let Arguments { changes, services, quick, .. } = arguments;
+    let mut rows = Vec::new();
     let mut summaries = serde_json::Map::new();
     for Clock { name, meaning, of } in CLOCKS {
         let summary = Summary::of(samples.iter().map(of)).context("there are no samples")?;
-        println!("{meaning:<42}{summary}");
+        rows.push((meaning.to_owned(), summary.cells(2)));
         summaries.insert(name.to_owned(), summary.json());
     }
-    println!("\nThe clock stops when a look at the table has met the new backend: a time is too long by at most the");
-    println!("resolution. It is negative where connections followed before the other party heard of the change.");
-    let output = arguments.output.clone().unwrap_or_else(|| results::default_output("propagation"));
-    let result = json!({
-        "benchmark": "propagation", "unit": "ms", "machine": machine.json(), "versions": subject,
-        "changes": changes, "services": services, "endpoints_per_service": ENDPOINTS,
-        "summary": summaries, "samples": samples.iter().map(json_of).collect::<Vec<_>>(),
+    let mut report = Report::new("propagation");
+    report.tables.push(Table {
+        title: "From an EndpointSlice's change on the API server to the first connect() that follows it, ms".to_owned(),
+        columns: Summary::COLUMNS.map(str::to_owned).into(),
+        rows,
     });
-    results::write(&output, &result)?;
-    println!("every sample: {}", output.display());
-    Ok(())
+    report.notes.push(format!(
+        "{changes} changes of the one endpoint of one Service, one after the other, after {WARM_UP} to warm up; beside \
+         it {services} Services with {ENDPOINTS} endpoints each. API server, agent and client share the machine's CPUs."
+    ));
+    report.notes.push(
+        "The clock stops when a look at the table has met the new backend: a time is too long by at most the time \
+         between two looks. It is negative where connections followed before the other party heard of the change."
+            .to_owned(),
+    );
+    report.notes.extend(quick.then(|| report::QUICK.to_owned()));
+    report.samples = json!({
+        "unit": "ms", "changes": changes, "services": services, "endpoints_per_service": ENDPOINTS,
+        "summary": summaries, "changes_ms": samples.iter().map(json_of).collect::<Vec<_>>(),
+    });
+    Ok(report)
 }
 
 fn json_of(sample: &Sample) -> Value {

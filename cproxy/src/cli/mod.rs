@@ -2,6 +2,7 @@
 
 mod check;
 mod cleanup;
+mod exec;
 mod get;
 mod install;
 mod reseed;
@@ -137,6 +138,11 @@ enum Format {
 /// Runs one command. Errors go to stderr in one line; 1 for failure, 2 for wrong usage.
 #[must_use]
 pub fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|command| command == exec::NAME) {
+        // Before settings become variables, which would be the program's, too.
+        return exec::run(arguments);
+    }
     forget_empty_variables();
     let settings = settings::apply(variables);
     let cli = match Cli::try_parse() {

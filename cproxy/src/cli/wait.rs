@@ -1,8 +1,8 @@
 //! `cproxy wait`: for init systems and hooks that start what needs ClusterIPs.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, error::ErrorKind};
 
 use super::{RunDirOption, service_name};
 use crate::{
@@ -10,25 +10,31 @@ use crate::{
     wait::{Wanted, wait},
 };
 
+/// The default of `--timeout`.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A value, or what is wrong with it: the policy, which may be read after it, says what that leads to.
+type Checked<T> = Result<T, String>;
+
 /// Flags of `cproxy wait`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
     #[command(flatten)]
     run: RunDirOption,
     /// How long to wait: seconds, or a number with ms, s or m
-    #[arg(long, env = "CPROXY_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = time)]
-    timeout: Duration,
+    #[arg(long, env = "CPROXY_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = checked_time)]
+    timeout: Checked<Duration>,
     /// Wait also until these Services have an endpoint (in the environment: with commas between them)
-    #[arg(long = "for", env = "CPROXY_FOR", value_name = "NAMESPACE/NAME", num_args = 1.., value_delimiter = ',', value_parser = service_name)]
-    services: Vec<ServiceName>,
-    /// What to do when the time is over, or cproxy cannot run on this kernel
+    #[arg(long = "for", env = "CPROXY_FOR", value_name = "NAMESPACE/NAME", num_args = 1.., value_delimiter = ',', value_parser = checked_service)]
+    services: Vec<Checked<ServiceName>>,
+    /// What to do when the time is over, cproxy cannot run on this kernel, or one of these settings is wrong
     #[arg(long, env = "CPROXY_ON_TIMEOUT", value_name = "POLICY", value_enum, default_value_t)]
     on_timeout: Policy,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Policy {
-    /// Say why and exit with 1: nothing starts
+    /// Say why and exit with 1, with 2 where a setting is wrong: nothing starts
     #[default]
     Fail,
     /// Say why and exit with 0: what waits starts without Services
@@ -36,7 +42,19 @@ enum Policy {
 }
 
 pub(super) fn run(options: Options) -> anyhow::Result<()> {
-    let wanted = Wanted { run_dir: options.run.run_dir, timeout: options.timeout, services: options.services };
+    let wrong_service = options.services.iter().find_map(|service| service.clone().err());
+    match (options.timeout.clone().err().or(wrong_service), options.on_timeout) {
+        (Some(wrong), Policy::Fail) => return Err(clap::Error::raw(ErrorKind::ValueValidation, wrong).into()),
+        (Some(wrong), Policy::Start) => {
+            super::complain(&format_args!("{wrong}; waiting without it (--on-timeout start)"));
+        }
+        (None, _) => {}
+    }
+    let wanted = Wanted {
+        run_dir: options.run.run_dir,
+        timeout: options.timeout.unwrap_or(TIMEOUT),
+        services: options.services.into_iter().flatten().collect(),
+    };
     match (wait(&wanted), options.on_timeout) {
         (Err(error), Policy::Start) => {
             super::complain(&format_args!("{error}; going on without it (--on-timeout start)"));
@@ -44,6 +62,19 @@ pub(super) fn run(options: Options) -> anyhow::Result<()> {
         }
         (outcome, _) => Ok(outcome?),
     }
+}
+
+fn checked_time(text: &str) -> Result<Checked<Duration>, Infallible> {
+    Ok(time(text).map_err(|reason| wrong("--timeout <TIME>", text, &reason)))
+}
+
+fn checked_service(text: &str) -> Result<Checked<ServiceName>, Infallible> {
+    Ok(service_name(text).map_err(|reason| wrong("--for <NAMESPACE/NAME>", text, &reason)))
+}
+
+/// As the other flags' errors are worded.
+fn wrong(flag: &str, text: &str, reason: &str) -> String {
+    format!("invalid value '{text}' for '{flag}': {reason}")
 }
 
 fn time(text: &str) -> Result<Duration, String> {

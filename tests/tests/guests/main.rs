@@ -14,5 +14,6 @@ mod common;
 
 mod bad;
 mod start;
+mod systemd;
 
 mod long;

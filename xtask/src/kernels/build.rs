@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use super::{CONFIG, ELF, KERNEL, cached, packages};
+use super::{CONFIG, ELF, KERNEL, cached, existing, made, packages};
 use crate::{paths, run, setup};
 
 /// Sources of the long-term kernel that is the oldest one with everything in it that cproxy uses.
@@ -26,7 +26,6 @@ pub(crate) fn built(without: &[String]) -> Result<PathBuf> {
         bail!("--without {unknown}: images/kernel asks for no CONFIG_{unknown}");
     }
     setup::for_kernels()?;
-    let _lock = super::lock()?;
     let version = packages::version(SOURCE)?;
     cached(&format!("{SOURCE}_{version}-{}", key(&wanted, without)), |directory| {
         let unpacked = unpacked(&version)?;
@@ -46,9 +45,13 @@ pub(crate) fn built(without: &[String]) -> Result<PathBuf> {
     })
 }
 
-/// A directory with the sources in it.
+/// A directory with the sources in it; under the lock of the kernel that is built of them.
 fn unpacked(version: &str) -> Result<PathBuf> {
-    cached(&format!("{SOURCE}_{version}"), |directory| {
+    let name = format!("{SOURCE}_{version}");
+    if let Some(directory) = existing(&name)? {
+        return Ok(directory);
+    }
+    made(&name, |directory| {
         run::say(format!("kernels: taking {SOURCE} {version} from Debian"));
         let root = directory.join("root");
         packages::unpack(SOURCE, &root)?;

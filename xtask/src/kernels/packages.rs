@@ -27,7 +27,6 @@ pub(crate) fn packaged_for_kube_proxy(meta: &str) -> Result<PathBuf> {
 }
 
 fn packaged_with(meta: &str, suffix: &str, wanted: &[&[&str]]) -> Result<PathBuf> {
-    let _lock = super::lock()?;
     let package = dependency(meta)?;
     let version = version(&package)?;
     cached(&format!("{package}_{version}{suffix}"), |directory| {

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::services;
 use crate::{paths, run};
 
 /// A command and the Debian packages that bring it.
@@ -40,6 +41,23 @@ static PROGRAMS: [Provided; 6] = [
     ("redis-cli", &["redis-tools"]),
 ];
 
+/// What benchmarks send requests with and to, and what they look at beside the agent.
+static BENCHES: [Provided; 10] = [
+    ("dnsmasq", &["dnsmasq-base"]),
+    ("dnsperf", &["dnsperf"]),
+    ("iperf3", &["iperf3"]),
+    ("ipset", &["ipset"]),
+    ("iptables", &["iptables"]),
+    ("nft", &["nftables"]),
+    ("nginx", &["nginx-light"]),
+    ("redis-benchmark", &["redis-tools"]),
+    ("redis-server", &["redis-server"]),
+    ("wrk", &["wrk"]),
+];
+
+/// Commands of [`BENCHES`] whose packages have a service of the same name.
+const SERVICES: [&str; 2] = ["nginx", "redis-server"];
+
 /// What is put into images.
 static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 
@@ -47,11 +65,12 @@ static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
 /// What starts guests.
-static GUESTS: [Provided; 5] = [
+static GUESTS: [Provided; 6] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
     ("dnsmasq", &["dnsmasq-base"]),
     ("qemu-system-x86_64", &["qemu-system-x86"]),
+    ("systemctl", &["systemd"]),
     ("xz", &["xz-utils"]),
 ];
 
@@ -74,6 +93,15 @@ pub(crate) fn ensure_cluster() -> Result<()> {
 /// Installs the packages of the programs that are missing.
 pub(crate) fn ensure_programs() -> Result<()> {
     ensure("programs", &PROGRAMS)
+}
+
+/// Installs the packages of the programs that benchmarks run and that are missing, without their services.
+pub(crate) fn ensure_benches() -> Result<()> {
+    let new: Vec<&str> = SERVICES.into_iter().filter(|command| paths::program(command).is_none()).collect();
+    let ensure = || ensure("benches", &BENCHES);
+    // Elsewhere it fails with what to install.
+    let can_install = is_debian() && run::is_root();
+    if new.is_empty() || !can_install { ensure() } else { services::without_starting(&new, ensure) }
 }
 
 /// Installs the packages of what is put into images, where it is missing.

@@ -8,7 +8,6 @@
 //! there is more than that. Its time to ready is that to the first connection that is answered: it writes all rules in one
 //! transaction. That of cproxy is until the file `ready` is there, which appears when everything is written.
 
-mod change;
 mod measure;
 mod peer;
 mod report;
@@ -18,11 +17,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use cproxy_benches::results;
+use cproxy_benches::report::{QUICK, Report};
+use cproxy_benches::{kube_proxy, subject};
 use cproxy_tests::control_plane::{ControlPlane, NODE};
 use cproxy_tests::manifest;
 use cproxy_tests::population::Shape;
-use cproxy_tests::process::cproxy;
+use cproxy_tests::process::cproxy_binary;
 use cproxy_tests::sandbox::Sandbox;
 use cproxy_tests::writer::Writer;
 
@@ -34,12 +34,15 @@ const PREFIX: &str = "cproxy-bench";
 /// The addresses of the node that all are on.
 const NODE_IP: &str = "192.0.2.10";
 
+/// How many slices are changed at the same time, to see what many changes cost.
+const BURST: usize = 1_000;
+
 /// What to measure.
 #[derive(Parser)]
 #[command(name = "agent", about = "What the agent costs beside kube-proxy")]
 struct Arguments {
     /// How many Services, and how many endpoints each has; may be given again
-    #[arg(long = "shape", value_name = "SERVICESxENDPOINTS", default_value = "5000x10")]
+    #[arg(long = "shape", value_name = "SERVICESxENDPOINTS", default_values = ["100x10", "1000x10", "5000x10"])]
     shapes: Vec<Shape>,
     /// Whose costs; may be given again; default: all
     #[arg(long = "peer", value_name = "PEER")]
@@ -58,6 +61,9 @@ struct Arguments {
     output: Option<PathBuf>,
 }
 
+/// A program's name and its version.
+type Version = (String, String);
+
 /// What was found with one shape.
 struct Column {
     shape: Shape,
@@ -71,42 +77,46 @@ fn main() -> Result<()> {
     if arguments.peers.is_empty() {
         arguments.peers = Peer::ALL.to_vec();
     }
-    let mut plan = Plan { starts: arguments.starts, changes: arguments.changes, quiet: Duration::from_secs(60) };
+    let mut plan = Plan {
+        starts: arguments.starts,
+        changes: arguments.changes,
+        burst: BURST,
+        rest: Duration::from_millis(500),
+        quiet: Duration::from_secs(60),
+    };
     if arguments.quick {
-        plan = Plan { starts: 1, changes: 2, quiet: Duration::from_secs(3) };
-        arguments.shapes = vec![Shape::new(100, 10)];
+        let (rest, quiet) = (Duration::from_millis(200), Duration::from_millis(500));
+        plan = Plan { starts: 1, changes: 1, burst: 50, rest, quiet };
+        arguments.shapes = vec![Shape::new(20, 5)];
     }
     let mut columns = Vec::new();
-    let mut versions = String::new();
+    let mut versions = Vec::new();
     for &shape in &arguments.shapes {
-        let column = measure_shape(shape, &arguments.peers, &plan, &mut versions);
-        report::print(&column);
-        columns.push(column);
+        columns.push(measure_shape(shape, &arguments.peers, &plan, &mut versions));
     }
-    report::print_foot(&versions, &plan);
-    let output = arguments.output.unwrap_or_else(|| results::default_output("agent"));
-    results::write(&output, &report::json(&columns, &versions, &plan))?;
-    println!("every sample: {}", output.display());
+    let mut report = Report { versions, ..report::of(&columns, &plan) };
+    report.notes.extend(arguments.quick.then(|| QUICK.to_owned()));
+    report.print();
+    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
     let failed = columns.iter().map(|column| column.failed).sum::<usize>();
     ensure!(failed == 0, "{failed} measurements failed");
     Ok(())
 }
 
 /// A control plane with these objects, and one peer after the other.
-fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut String) -> Column {
+fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<Version>) -> Column {
     let sandbox = Sandbox::new(PREFIX);
     sandbox.add_addresses([NODE_IP]);
-    sandbox.add_addresses(change::BACKENDS);
+    sandbox.add_addresses(subject::BACKENDS);
     let mut control_plane = ControlPlane::start(&sandbox);
     control_plane.apply([manifest::node(NODE, "zone-a")]);
     let status = manifest::node_status([NODE_IP]).to_string();
     control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
     let writer = Writer::new(&control_plane);
-    *versions =
-        format!("{}, Kubernetes {}", cproxy(&sandbox, &["version"]).success().stdout.trim(), writer.server_version());
+    *versions = versions_of(&control_plane);
     eprintln!("{shape}: creating the objects");
     writer.create(shape.objects(0..shape.services));
-    writer.create(change::subject());
+    writer.create(subject::objects());
     let place = peer::Place { sandbox: &sandbox, control_plane: &control_plane, writer: &writer, shape };
     let mut found = Vec::new();
     let mut failed = 0;
@@ -118,11 +128,22 @@ fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Strin
             Err(error) => {
                 eprintln!("{shape}: {peer} failed: {error:#}");
                 failed += 1;
-                writer.replace([change::slice(0)]);
+                writer.replace([subject::slice(0)]);
             }
         }
     }
     // An orderly end would take a second, and nobody is left to mind.
     control_plane.kill_api_server();
     Column { shape, found, failed }
+}
+
+fn versions_of(control_plane: &ControlPlane<'_>) -> Vec<Version> {
+    let mut report = Report::new("agent");
+    report.add_version("cproxy", cproxy_binary(), &["version"]);
+    for name in ["kube-apiserver", "kube-proxy"] {
+        report.add_version(name, control_plane.binary(name), &["--version"]);
+    }
+    report.add_version("iptables", kube_proxy::LEGACY_IPTABLES, &["iptables", "--version"]);
+    report.add_version("nftables", "nft", &["--version"]);
+    report.versions
 }

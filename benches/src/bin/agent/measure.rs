@@ -4,26 +4,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use cproxy_benches::subject;
 use cproxy_tests::pinned::{self, MapMemory};
 use cproxy_tests::usage::{Memory, Sleeps, cpu_time, forget_peak};
 
-use crate::change;
 use crate::peer::{Peer, Place, Running};
-
-/// How many slices are changed at the same time.
-const BURST: usize = 1_000;
 
 /// Between two single changes: longer than the second that kube-proxy leaves between two syncs.
 const PAUSE: Duration = Duration::from_millis(1_200);
 
-/// Who takes less than this of a CPU for so long is at rest.
-const REST: Duration = Duration::from_millis(500);
-const REST_CPU: Duration = Duration::from_millis(10);
+/// Who takes no more than this part of a CPU for as long as is looked is at rest.
+const REST_PART: u32 = 50;
 
 /// How much is measured.
 pub(crate) struct Plan {
     pub(crate) starts: u32,
     pub(crate) changes: u32,
+    /// How many slices are changed at the same time.
+    pub(crate) burst: usize,
+    /// How long is looked whether it is at rest.
+    pub(crate) rest: Duration,
     /// How long it is left alone.
     pub(crate) quiet: Duration,
 }
@@ -71,34 +71,34 @@ pub(crate) fn measure(place: &Place<'_>, peer: Peer, plan: &Plan) -> Result<Foun
     let mut starts = Vec::new();
     for _ in 1..plan.starts {
         let (running, to_ready) = peer.start(place, made)?;
-        starts.push(Start::of(&running, to_ready)?);
+        starts.push(Start::of(&running, to_ready, plan.rest)?);
     }
     let (running, to_ready) = peer.start(place, made)?;
-    starts.push(Start::of(&running, to_ready)?);
+    starts.push(Start::of(&running, to_ready, plan.rest)?);
     let maps = if peer == Peer::Cproxy { pinned::maps(place.sandbox) } else { Vec::new() };
-    let (changes, cpu_per_change) = single_changes(place, &running, plan.changes, &mut made)?;
+    let (changes, cpu_per_change) = single_changes(place, &running, plan, &mut made)?;
     let quiet = quiet(&running, plan.quiet);
-    let burst = burst(place, &running, &mut made)?;
-    place.writer.replace([change::slice(0)]);
+    let burst = burst(place, &running, plan, &mut made)?;
+    place.writer.replace([subject::slice(0)]);
     let bytes_on_disk = peer.bytes_on_disk(place)?;
     Ok(Found { peer, bytes_on_disk, starts, changes, cpu_per_change, burst, quiet, maps })
 }
 
 impl Start {
-    fn of(running: &Running<'_>, to_ready: Duration) -> Result<Self> {
-        let cpu = cpu_at_rest(running)?;
+    fn of(running: &Running<'_>, to_ready: Duration, rest: Duration) -> Result<Self> {
+        let cpu = cpu_at_rest(running, rest)?;
         Ok(Self { to_ready, cpu, memory: Memory::of(running.pid()) })
     }
 }
 
 /// The CPU time up to now, once it has nothing left to do.
-fn cpu_at_rest(running: &Running<'_>) -> Result<Duration> {
-    let deadline = Instant::now() + change::TIMEOUT;
+fn cpu_at_rest(running: &Running<'_>, rest: Duration) -> Result<Duration> {
+    let deadline = Instant::now() + subject::TIMEOUT;
     let mut before = cpu_time(running.pid());
     loop {
-        thread::sleep(REST);
+        thread::sleep(rest);
         let now = cpu_time(running.pid());
-        if now - before < REST_CPU {
+        if now - before <= rest / REST_PART {
             return Ok(now);
         }
         ensure!(Instant::now() < deadline, "it does not come to rest");
@@ -109,25 +109,25 @@ fn cpu_at_rest(running: &Running<'_>) -> Result<Duration> {
 fn single_changes(
     place: &Place<'_>,
     running: &Running<'_>,
-    count: u32,
+    plan: &Plan,
     made: &mut usize,
 ) -> Result<(Vec<Duration>, Duration)> {
     // The first one meets cold caches and connections.
     one_change(place, running, made)?;
-    let before = cpu_at_rest(running)?;
+    let before = cpu_at_rest(running, plan.rest)?;
     let mut changes = Vec::new();
-    for _ in 0..count {
+    for _ in 0..plan.changes {
         thread::sleep(PAUSE);
         changes.push(one_change(place, running, made)?);
     }
-    Ok((changes, (cpu_at_rest(running)? - before) / count))
+    Ok((changes, (cpu_at_rest(running, plan.rest)? - before) / plan.changes))
 }
 
 fn one_change(place: &Place<'_>, running: &Running<'_>, made: &mut usize) -> Result<Duration> {
     *made += 1;
-    let seen = change::look_for(&running.netns, change::backend(*made));
+    let seen = subject::look_for(&running.netns, subject::backend(*made));
     let sent = Instant::now();
-    place.writer.replace([change::slice(*made)]);
+    place.writer.replace([subject::slice(*made)]);
     Ok(seen.wait().with_context(|| format!("change {made}"))?.saturating_duration_since(sent))
 }
 
@@ -145,20 +145,21 @@ fn quiet(running: &Running<'_>, interval: Duration) -> Quiet {
 
 /// The last change is that of the Service that can be asked: a watch tells of changes in their order, so that whoever
 /// has it in the kernel has them all.
-fn burst(place: &Place<'_>, running: &Running<'_>, made: &mut usize) -> Result<Burst> {
-    let before = cpu_at_rest(running)?;
+fn burst(place: &Place<'_>, running: &Running<'_>, plan: &Plan, made: &mut usize) -> Result<Burst> {
+    let before = cpu_at_rest(running, plan.rest)?;
     forget_peak(running.pid());
     *made += 1;
     let replacements = *made as u32;
-    let seen = change::look_for(&running.netns, change::backend(*made));
-    let slices = place.shape.cycle().take(BURST).zip(0..).map(|(slice, n)| place.shape.slice(slice, replacements + n));
+    let seen = subject::look_for(&running.netns, subject::backend(*made));
+    let slices =
+        place.shape.cycle().take(plan.burst).zip(0..).map(|(slice, n)| place.shape.slice(slice, replacements + n));
     let slices = slices.collect::<Vec<_>>();
     let sent = Instant::now();
     place.writer.replace(slices);
     let sending = sent.elapsed();
-    place.writer.replace([change::slice(*made)]);
+    place.writer.replace([subject::slice(*made)]);
     let answered = Instant::now();
     let lag = seen.wait().context("the burst")?.saturating_duration_since(answered);
-    let cpu = cpu_at_rest(running)? - before;
+    let cpu = cpu_at_rest(running, plan.rest)? - before;
     Ok(Burst { sending, lag, cpu, peak_bytes: Memory::of(running.pid()).peak })
 }

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 use cproxy_benches::kube_proxy::KubeProxy;
+use cproxy_benches::subject;
 use cproxy_tests::control_plane::{ControlPlane, NODE};
 use cproxy_tests::echo::Server;
 use cproxy_tests::population::Shape;
 use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy, cproxy_binary};
 use cproxy_tests::sandbox::{Netns, Sandbox};
 use cproxy_tests::writer::Writer;
-
-use crate::change;
 
 /// Somebody who follows the API server.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -64,18 +63,18 @@ impl Peer {
         let mode = match self {
             Self::Cproxy => {
                 let netns = sandbox.netns().clone();
-                let backends = change::serve(&netns);
+                let backends = subject::serve(&netns);
                 let agent = Agent::new(sandbox).kubeconfig(control_plane.agent_kubeconfig());
-                let (agent, to_ready) = agent.args(["--node-name", NODE]).start_and_time(change::TIMEOUT);
+                let (agent, to_ready) = agent.args(["--node-name", NODE]).start_and_time(subject::TIMEOUT);
                 let process = Process::Cproxy(agent);
                 return Ok((Running { sandbox, process, netns, _backends: backends }, to_ready));
             }
             Self::Iptables => "iptables",
             Self::Nftables => "nftables",
         };
-        let netns = sandbox.neighbour(change::BACKENDS);
-        let backends = change::serve(&netns);
-        let seen = change::look_for(&netns, change::backend(changes));
+        let netns = sandbox.neighbour(subject::BACKENDS);
+        let backends = subject::serve(&netns);
+        let seen = subject::look_for(&netns, subject::backend(changes));
         let started = Instant::now();
         let kubeconfig = control_plane.kubeconfig_for("system:kube-proxy");
         let daemon =

@@ -1,13 +1,16 @@
-//! Tables and files.
+//! Tables, charts and every sample.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use cproxy_benches::machine::Machine;
 use cproxy_benches::paired::Estimate;
+use cproxy_benches::plot::{Axis, Chart, Point, Series};
+use cproxy_benches::report::{Report, Table, cell};
 use serde_json::{Map, Value, json};
 
 use crate::Column;
 use crate::measure::{Found, Plan};
+use crate::peer::Peer;
 
 /// A line of the table: of one or many samples.
 struct Row {
@@ -55,7 +58,7 @@ const ROWS: [Row; 15] = [
     Row { name: "cpu_per_change_ms", meaning: "  CPU, ms", of: |found| vec![ms(found.cpu_per_change)] },
     Row {
         name: "burst_sending_ms",
-        meaning: "1,000 changes at once: sending, ms",
+        meaning: "many changes at once: sending, ms",
         of: |found| vec![ms(found.burst.sending)],
     },
     Row {
@@ -69,37 +72,97 @@ const ROWS: [Row; 15] = [
     Row { name: "quiet_cpu_ms", meaning: "  CPU a minute, ms", of: |found| vec![ms(found.quiet.cpu)] },
 ];
 
-pub(crate) fn print(column: &Column) {
-    let Column { shape, found, .. } = column;
-    println!("\n{} Services with {} endpoints each, in {} slices", shape.services, shape.endpoints, shape.slices());
-    print!("{:<42}", "");
-    found.iter().for_each(|found| print!("{:>28}", found.peer));
-    println!();
-    for Row { meaning, of, .. } in &ROWS {
-        print!("{meaning:<42}");
-        found.iter().for_each(|found| print!("{:>28}", cell(of(found))));
-        println!();
+/// The rows that are also drawn over the number of Services: name of the row and of the chart, title, unit.
+const CHARTS: [(&str, &str, &str, &str); 2] = [
+    ("start_to_ready_s", "start", "From start to ready", "s"),
+    ("resident_mib", "memory", "Resident memory after the first sync", "MiB"),
+];
+
+/// Everything but versions.
+pub(crate) fn of(columns: &[Column], plan: &Plan) -> Report {
+    Report {
+        tables: columns.iter().map(table).collect(),
+        charts: charts(columns),
+        notes: notes(columns, plan),
+        samples: samples(columns, plan),
+        ..Report::new("agent")
     }
-    for found in found {
-        let maps = found.maps.iter().map(|map| format!("{} {}", map.name, map.bytes.div_ceil(1024)));
-        let maps = maps.collect::<Vec<_>>();
-        if !maps.is_empty() {
-            println!("maps of {}, KiB: {}", found.peer, maps.join(", "));
+}
+
+fn table(Column { shape, found, .. }: &Column) -> Table {
+    let row = |row: &Row| (row.meaning.to_owned(), found.iter().map(|found| cell((row.of)(found))).collect());
+    Table {
+        title: format!(
+            "{} Services with {} endpoints each, in {} slices",
+            shape.services,
+            shape.endpoints,
+            shape.slices()
+        ),
+        columns: found.iter().map(|found| found.peer.to_string()).collect(),
+        rows: ROWS.iter().map(row).collect(),
+    }
+}
+
+/// Where there is more than one number of Services.
+fn charts(columns: &[Column]) -> Vec<Chart> {
+    let sizes = columns.iter().map(|column| column.shape.services).collect::<BTreeSet<_>>();
+    if sizes.len() < 2 {
+        return Vec::new();
+    }
+    let charts = CHARTS.iter().filter_map(|&(row, name, title, unit)| {
+        let row = ROWS.iter().find(|candidate| candidate.name == row)?;
+        Some(Chart {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            x: Axis { label: "Services".to_owned(), is_log: true },
+            y: Axis { label: unit.to_owned(), is_log: true },
+            series: series(columns, row),
+        })
+    });
+    charts.collect()
+}
+
+/// A line for each peer and number of endpoints.
+fn series(columns: &[Column], row: &Row) -> Vec<Series> {
+    let endpoints = columns.iter().map(|column| column.shape.endpoints).collect::<BTreeSet<_>>();
+    let line = |peer: Peer, endpoints: u32| {
+        let points = columns.iter().filter(|column| column.shape.endpoints == endpoints).filter_map(|column| {
+            let found = column.found.iter().find(|found| found.peer == peer)?;
+            Some(Point { x: f64::from(column.shape.services), y: Estimate::of((row.of)(found))? })
+        });
+        Series { name: format!("{peer}, {endpoints} endpoints each"), points: points.collect() }
+    };
+    let lines = Peer::ALL.into_iter().flat_map(|peer| endpoints.iter().map(move |&endpoints| line(peer, endpoints)));
+    lines.filter(|series| !series.points.is_empty()).collect()
+}
+
+fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "Medians, and in brackets the interval of 95 % or, of few samples, the least and the most. Single changes: \
+             {}; many at once: {}; at rest: {} s. CPU is that of all threads and of children that have ended; memory is \
+             the process's own, without children.",
+            plan.changes,
+            plan.burst,
+            plan.quiet.as_secs_f64()
+        ),
+        "All follow the same objects of one API server, one after the other; kube-proxy has its defaults, and with them \
+         writes its rules at most once a second. It is ready at the first connection that is answered, since it writes \
+         all rules in one transaction; cproxy when its file `ready` is there, which is when everything is written. \
+         kube-proxy serves a whole node and also translates what is forwarded; cproxy serves what runs below one cgroup."
+            .to_owned(),
+    ];
+    for Column { shape, found, .. } in columns {
+        for found in found.iter().filter(|found| !found.maps.is_empty()) {
+            let maps = found.maps.iter().map(|map| format!("{} {}", map.name, map.bytes.div_ceil(1024)));
+            let maps = maps.collect::<Vec<_>>().join(", ");
+            notes.push(format!("Maps of {} at {shape}, KiB: {maps}.", found.peer));
         }
     }
+    notes
 }
 
-pub(crate) fn print_foot(versions: &str, plan: &Plan) {
-    println!("\nmachine:  {}", Machine::this());
-    println!("versions: {versions}");
-    println!("Medians, and in brackets the interval of 95 % or, of few samples, the least and the most.");
-    println!("Single changes: {}; at rest: {} s.", plan.changes, plan.quiet.as_secs());
-    println!(
-        "CPU is that of all threads and of children that have ended; memory is the process's own, without children."
-    );
-}
-
-pub(crate) fn json(columns: &[Column], versions: &str, plan: &Plan) -> Value {
+fn samples(columns: &[Column], plan: &Plan) -> Value {
     let column = |column: &Column| {
         let found = column.found.iter().map(|found| (found.peer.to_string(), figures(found)));
         json!({
@@ -107,32 +170,13 @@ pub(crate) fn json(columns: &[Column], versions: &str, plan: &Plan) -> Value {
             "slices": column.shape.slices(), "peers": found.collect::<Map<_, _>>(),
         })
     };
-    json!({
-        "benchmark": "agent", "machine": Machine::this().json(), "versions": versions, "quiet_s": plan.quiet.as_secs(),
-        "shapes": columns.iter().map(column).collect::<Vec<_>>(),
-    })
+    json!({"quiet_s": plan.quiet.as_secs_f64(), "burst": plan.burst, "shapes": columns.iter().map(column).collect::<Vec<_>>()})
 }
 
 fn figures(found: &Found) -> Value {
     let samples = ROWS.iter().map(|row| (row.name.to_owned(), json!((row.of)(found))));
     let maps = found.maps.iter().map(|map| (map.name.clone(), json!(map.bytes))).collect::<Map<_, _>>();
     samples.chain([("maps_bytes".to_owned(), Value::Object(maps))]).collect::<Map<_, _>>().into()
-}
-
-/// As many digits as say something.
-fn cell(samples: Vec<f64>) -> String {
-    let count = samples.len();
-    match Estimate::of(samples) {
-        None => "-".to_owned(),
-        Some(estimate) => {
-            let digits = match estimate.median {
-                0.0..10.0 => 2,
-                10.0..1_000.0 => 1,
-                _ => 0,
-            };
-            if count == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
-        }
-    }
 }
 
 fn mib(bytes: u64) -> f64 {

@@ -16,7 +16,6 @@
 mod cases;
 mod place;
 
-use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,10 +23,9 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use cproxy_benches::bpf::{Program, enable_statistics};
-use cproxy_benches::machine::Machine;
 use cproxy_benches::paired::Estimate;
-use cproxy_benches::results;
-use cproxy_tests::process::cproxy;
+use cproxy_benches::report::{self, Report, Table};
+use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
 use crate::cases::{CALLS, Case, Meter, SUITES, Subject, Suite};
@@ -91,27 +89,26 @@ struct Verdict {
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     // Dropped from right to left: the sandbox goes when nothing is attached to it any more.
-    let Place { sandbox, peers, mut programs } = Place::prepare(arguments.services)?;
-    let version = cproxy(&sandbox, &["version"]).success().stdout.trim().to_owned();
+    let Place { sandbox: _sandbox, peers, mut programs } = Place::prepare(arguments.services)?;
     let mut columns = columns(&arguments, &peers);
     require(&programs, &columns)?;
     let rounds = if arguments.quick { QUICK_ROUNDS } else { arguments.rounds as usize };
     let others = measure(&mut programs, &mut columns, rounds)?;
     programs.attach(Attached::Nothing)?;
-    print_head(&arguments, rounds, &version, others);
-    columns.iter().try_for_each(|column| column.print(&programs))?;
     let verdicts = columns.iter().flat_map(Column::verdicts).collect::<Vec<_>>();
-    println!();
-    verdicts.iter().for_each(|verdict| println!("{verdict}"));
-    let output = arguments.output.clone().unwrap_or_else(|| results::default_output("datapath"));
-    let result = json!({
-        "benchmark": "datapath", "unit": "ns", "machine": Machine::this().json(), "versions": version,
-        "rounds": rounds, "calls_per_round": CALLS, "services": arguments.services, "programs_of_others": others,
+    let mut report = Report::new("datapath");
+    report.add_version("cproxy", cproxy_binary(), &["version"]);
+    report.tables = columns.iter().map(|column| column.table(&programs)).collect::<Result<_>>()?;
+    report.tables.push(table_of(&verdicts));
+    report.notes = notes(&arguments, rounds, others);
+    report.samples = json!({
+        "unit": "ns", "rounds": rounds, "calls_per_round": CALLS, "services": arguments.services,
+        "programs_of_others": others,
         "suites": columns.iter().map(|column| column.json(&programs)).collect::<Result<Vec<_>>>()?,
         "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
     });
-    results::write(&output, &result)?;
-    println!("every sample: {}", output.display());
+    report.print();
+    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
     let is_met = verdicts.iter().all(Verdict::is_met);
     Ok(if is_met || !arguments.strict { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -227,22 +224,26 @@ impl Column<'_> {
         })
     }
 
-    fn print(&self, programs: &Programs) -> Result<()> {
+    fn table(&self, programs: &Programs) -> Result<Table> {
         let instructions = self.verified_instructions(programs)?;
         let instructions = instructions.map_or_else(String::new, |count| format!(", {count} instructions verified"));
-        let title = format!("{}{instructions}", self.title());
-        println!("\n{title:<46}{:>9}  {:<28}ratio", "ns", "difference");
-        if let Some(row) = self.baseline() {
-            println!("  {:<44}{:>9.1}", row.case.name, row.median_ns());
-        }
-        for Compared { row, difference, ratio } in self.compared() {
-            let difference = format!("{difference:.1}");
-            println!("  {:<44}{:>9.1}  {difference:<28}{ratio:.3}", row.case.name, row.median_ns());
-        }
-        if let Some((cost, made, found)) = self.storage() {
-            println!("  sk_storage: {cost:.1} ns is `{}` less `{}`", made.case.name, found.case.name);
-        }
-        Ok(())
+        let row = |row: &Row, difference: String, ratio: String| {
+            (row.case.name.to_owned(), vec![format!("{:.1}", row.median_ns()), difference, ratio])
+        };
+        let baseline = self.baseline().map(|baseline| row(baseline, String::new(), String::new()));
+        let compared = self.compared().map(|compared| {
+            let Compared { difference, ratio, .. } = compared;
+            row(compared.row, format!("{difference:.1}"), format!("{ratio:.3}"))
+        });
+        let storage = self.storage().map(|(cost, made, found)| {
+            let what = format!("sk_storage: `{}` less `{}`", made.case.name, found.case.name);
+            (what, vec![String::new(), format!("{cost:.1}"), String::new()])
+        });
+        Ok(Table {
+            title: format!("{}{instructions}", self.title()),
+            columns: ["ns", "difference, ns", "ratio"].map(str::to_owned).into(),
+            rows: baseline.into_iter().chain(compared).chain(storage).collect(),
+        })
     }
 
     fn json(&self, programs: &Programs) -> Result<Value> {
@@ -278,23 +279,39 @@ impl Verdict {
     }
 }
 
-/// `met` or `missed`, the figure, the promise.
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, ratio, target } = self;
-        let word = if self.is_met() { "met" } else { "missed" };
-        write!(f, "{word:<7} {ratio:.3}, at most {target:.2}: {what}")
+/// Promises and whether they are kept.
+fn table_of(verdicts: &[Verdict]) -> Table {
+    let row = |verdict: &Verdict| {
+        let Verdict { what, ratio, target } = verdict;
+        let word = if verdict.is_met() { "met" } else { "missed" };
+        (what.clone(), vec![format!("{ratio:.3}"), format!("{target:.2}"), word.to_owned()])
+    };
+    Table {
+        title: "Targets".to_owned(),
+        columns: ["ratio", "at most", ""].map(str::to_owned).into(),
+        rows: verdicts.iter().map(row).collect(),
     }
 }
 
-fn print_head(arguments: &Arguments, rounds: usize, version: &str, others: usize) {
-    println!("datapath:    what the socket programs cost: times in ns, medians of rounds; (the interval of 95 %)");
-    println!("machine:     {}", Machine::this());
-    println!("versions:    {version}");
-    println!("rounds:      {rounds}, {CALLS} calls of each kind in a round");
-    println!("beside it:   {} Services with ten endpoints each, in both families", arguments.services);
+fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
+    let Arguments { services, quick, .. } = arguments;
+    let mut notes = vec![
+        format!(
+            "Times are medians of {rounds} rounds with {CALLS} calls of each kind, in brackets the interval of 95 %. \
+             Differences and ratios are to the table's first row, round by round: they hold where times do not carry \
+             from one machine, or from one minute, to the next. {services} Services with ten endpoints each were \
+             present in both families."
+        ),
+        "Whole calls are compared with calls on a machine where nothing is attached at all; runs of a program with \
+         those of an empty program on the same hook, both as the kernel's statistics time them."
+            .to_owned(),
+    ];
     if others > 0 {
-        println!("             {others} programs of others on these hooks: `nothing attached` is not quite true, and");
-        println!("             the ratios of whole calls are a little too good");
+        notes.push(format!(
+            "{others} programs of others were on these hooks: `nothing attached` is not quite true, and the ratios of \
+             whole calls are a little too good."
+        ));
     }
+    notes.extend(quick.then(|| report::QUICK.to_owned()));
+    notes
 }

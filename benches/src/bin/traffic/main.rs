@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser};
 use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, worker};
-use cproxy_benches::report::Report;
+use cproxy_benches::report::QUICK;
 use cproxy_tests::population::Shape;
 use cproxy_tests::sandbox::Sandbox;
 
@@ -113,7 +113,7 @@ impl Plan {
 }
 
 fn main() -> Result<ExitCode> {
-    let (plan, report) = match Benchmark::parse() {
+    let (plan, mut report) = match Benchmark::parse() {
         Benchmark::Worker => {
             worker::run()?;
             return Ok(ExitCode::SUCCESS);
@@ -129,10 +129,9 @@ fn main() -> Result<ExitCode> {
         Benchmark::Guest(plan) => (plan.clone(), guest::run(&plan)?),
         Benchmark::Balance(plan) => (plan.clone(), balance::run(&plan)?),
     };
-    finish(&report, &plan)
-}
-
-fn finish(report: &Report, plan: &Plan) -> Result<ExitCode> {
+    if plan.quick {
+        report.notes.push(QUICK.to_owned());
+    }
     report.print();
     println!("every sample: {}", report.write(plan.output.as_deref())?.display());
     Ok(ExitCode::SUCCESS)

@@ -81,7 +81,7 @@ pub(crate) fn report(benchmark: &'static str, sandbox: &Sandbox, kube_proxy: &st
     let mut report = Report::new(benchmark);
     report.samples = json!({});
     report.versions.push(("cproxy".to_owned(), cproxy(sandbox, &["version"]).success().stdout.trim().to_owned()));
-    report.versions.push(("kube-proxy".to_owned(), version_of(&kube_proxy.display().to_string(), &["--version"])));
+    report.versions.push(("kube-proxy".to_owned(), version_of(kube_proxy, &["--version"])));
     report
 }
 

@@ -14,12 +14,12 @@ use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
 
 const SUBJECT: &str = "subject";
-const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 255, 1)), 80);
+/// The Service's ClusterIP and port, TCP.
+pub const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 255, 1)), 80);
 const TARGET_PORT: u16 = 8080;
 
 /// The Service's endpoint before and after a change.
-pub(crate) const BACKENDS: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
+pub const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
 
 /// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules. Before
 /// there are any, nobody answers.
@@ -34,31 +34,36 @@ const PAUSE: Duration = Duration::from_micros(100);
 const PAUSE_PART: u32 = 50;
 
 /// Longer than anything may take.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The Service and its slice, with the first backend.
-pub(crate) fn subject() -> [Value; 2] {
+#[must_use]
+pub fn objects() -> [Value; 2] {
     [Service::new(SUBJECT).cluster_ips([VIP.ip()]).tcp("", VIP.port(), TARGET_PORT).into(), slice(0)]
 }
 
 /// The slice after so many changes.
-pub(crate) fn slice(changes: usize) -> Value {
+#[must_use]
+pub fn slice(changes: usize) -> Value {
     Slice::v4(SUBJECT).tcp("", TARGET_PORT).ready([backend(changes)]).into()
 }
 
 /// Who answers after so many changes.
-pub(crate) fn backend(changes: usize) -> IpAddr {
+#[must_use]
+pub fn backend(changes: usize) -> IpAddr {
     let [before, after] = BACKENDS;
     if changes.is_multiple_of(2) { before } else { after }
 }
 
 /// The backends in a namespace that has their addresses.
-pub(crate) fn serve(netns: &Netns) -> Vec<Server> {
+#[must_use]
+pub fn serve(netns: &Netns) -> Vec<Server> {
     BACKENDS.map(|backend| echo::tcp_in(netns, (backend, TARGET_PORT), &backend.to_string())).into()
 }
 
 /// Starts to look for a backend at once, in a thread. What comes is when it first answered.
-pub(crate) fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
+#[must_use]
+pub fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
     let (found, seen): (Sender<Result<Instant>>, _) = channel();
     let netns = netns.clone();
     thread::spawn(move || {
@@ -70,10 +75,14 @@ pub(crate) fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
 }
 
 /// The moment at which somebody will have answered.
-pub(crate) struct Seen(Receiver<Result<Instant>>);
+pub struct Seen(Receiver<Result<Instant>>);
 
 impl Seen {
-    pub(crate) fn wait(self) -> Result<Instant> {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// Nobody has answered within [`TIMEOUT`], or not the one that is looked for.
+    pub fn wait(self) -> Result<Instant> {
         self.0.recv().context("the thread that looks has ended")?
     }
 }

@@ -1,0 +1,125 @@
+//! What each further agent costs the API server: every microVM has an agent of its own, so that thousands of watchers hang
+//! on one API server.
+//!
+//! Fleets of so many agents follow one API server, one fleet after the other; beside them kube-proxies. A fleet starts at
+//! once, which is the worst that a cluster can do to an API server; then single EndpointSlices change; then the API server
+//! crashes and comes back.
+
+mod fleet;
+mod measure;
+mod report;
+mod table;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use cproxy_benches::report::{QUICK, Report};
+use cproxy_benches::subject;
+use cproxy_tests::control_plane::{ControlPlane, NODE};
+use cproxy_tests::manifest;
+use cproxy_tests::population::Shape;
+use cproxy_tests::process::cproxy_binary;
+use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::writer::Writer;
+
+use crate::fleet::Kind;
+use crate::measure::{Place, Plan};
+
+const PREFIX: &str = "cproxy-bench";
+
+/// The addresses of the node that all are on.
+const NODE_IP: &str = "192.0.2.10";
+
+/// Network namespaces that one sandbox has room for beside its own.
+const NAMESPACES_MAX: u32 = 60;
+
+/// What to measure.
+#[derive(Parser)]
+#[command(name = "fanout", about = "What each further agent costs the API server")]
+struct Arguments {
+    /// How many agents; more numbers, separated by commas, are one fleet after the other
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 10, 50, 100], value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    agents: Vec<u32>,
+    /// The same of kube-proxies
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 10], value_parser = clap::value_parser!(u32).range(0..=40))]
+    kube_proxies: Vec<u32>,
+    /// How many Services, and how many endpoints each has
+    #[arg(long, value_name = "SERVICESxENDPOINTS", default_value = "1000x10")]
+    shape: Shape,
+    /// How many single changes are measured
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    changes: u32,
+    /// Few of everything: shows that everything works; the figures mean little
+    #[arg(long, conflicts_with_all = ["agents", "kube_proxies", "shape", "changes"])]
+    quick: bool,
+    /// Where every sample goes; default: fanout.json in the directory `bench` of cargo's output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let mut arguments = Arguments::parse();
+    let mut plan = Plan {
+        changes: arguments.changes,
+        rest: Duration::from_millis(500),
+        idle: Duration::from_secs(10),
+        returning: &Kind::ALL,
+    };
+    if arguments.quick {
+        let (rest, idle) = (Duration::from_millis(200), Duration::from_millis(500));
+        plan = Plan { changes: 1, rest, idle, returning: &[Kind::Cproxy] };
+        (arguments.agents, arguments.kube_proxies) = (vec![3], vec![1]);
+        arguments.shape = Shape::new(20, 5);
+    }
+    let agents = arguments.agents.iter().map(|&count| (Kind::Cproxy, count));
+    let kube_proxies = arguments.kube_proxies.iter().filter(|count| **count > 0).map(|&count| (Kind::KubeProxy, count));
+    let fleets = agents.chain(kube_proxies).collect::<Vec<_>>();
+    let namespaces = fleets.iter().map(|&(kind, count)| if kind == Kind::Cproxy { 1 } else { count }).sum::<u32>();
+    ensure!(namespaces <= NAMESPACES_MAX, "{namespaces} network namespaces are too many: name fewer kube-proxies");
+
+    let sandbox = Sandbox::new(PREFIX);
+    let mut place = prepare(&sandbox, arguments.shape);
+    let mut found = Vec::new();
+    for &(kind, count) in &fleets {
+        eprintln!("measuring {count} of {kind}");
+        // What the others cost is worth knowing all the same.
+        match measure::measure(&mut place, kind, count, &plan) {
+            Ok(figures) => found.push(figures),
+            Err(error) => eprintln!("{count} of {kind} failed: {error:#}"),
+        }
+    }
+    let mut report = report::of(arguments.shape, &found, &plan);
+    report.notes.extend(arguments.quick.then(|| QUICK.to_owned()));
+    add_versions(&mut report, &place.control_plane);
+    report.print();
+    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
+    // An orderly end would take a second, and nobody is left to mind.
+    place.control_plane.kill_api_server();
+    let failed = fleets.len() - found.len();
+    ensure!(failed == 0, "{failed} measurements failed");
+    Ok(())
+}
+
+/// A control plane with the objects.
+fn prepare(sandbox: &Sandbox, shape: Shape) -> Place<'_> {
+    sandbox.add_addresses([NODE_IP]);
+    let control_plane = ControlPlane::start(sandbox);
+    control_plane.apply([manifest::node(NODE, "zone-a")]);
+    let status = manifest::node_status([NODE_IP]).to_string();
+    control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
+    let writer = Writer::new(&control_plane);
+    eprintln!("{shape}: creating the objects");
+    writer.create(shape.objects(0..shape.services));
+    writer.create(subject::objects());
+    Place { sandbox, control_plane, writer, made: 0 }
+}
+
+fn add_versions(report: &mut Report, control_plane: &ControlPlane<'_>) {
+    report.add_version("cproxy", cproxy_binary(), &["version"]);
+    for name in ["kube-apiserver", "etcd", "kube-proxy"] {
+        report.add_version(name, control_plane.binary(name), &["--version"]);
+    }
+    report.add_version("nftables", "nft", &["--version"]);
+}

@@ -1,0 +1,209 @@
+//! Tables, charts and every sample.
+
+use std::time::Duration;
+
+use cproxy_benches::paired::Estimate;
+use cproxy_benches::plot::{Axis, Chart, Point, Series};
+use cproxy_benches::report::{Report, Table, cell};
+use cproxy_tests::population::Shape;
+use serde_json::{Map, Value, json};
+
+use crate::fleet::Kind;
+use crate::measure::{Found, Plan};
+
+/// A line of the table: of one or many samples.
+struct Row {
+    name: &'static str,
+    meaning: &'static str,
+    of: fn(&Found) -> Vec<f64>,
+}
+
+const ROWS: [Row; 17] = [
+    Row { name: "first_ready_s", meaning: "all started at once: first ready, s", of: |found| first(&found.ready) },
+    Row { name: "half_ready_s", meaning: "  half of them, s", of: |found| half(&found.ready) },
+    Row { name: "last_ready_s", meaning: "  all of them, s", of: |found| last(&found.ready) },
+    Row {
+        name: "start_server_cpu_ms",
+        meaning: "  API server's CPU for each, ms",
+        of: |found| each(found, found.start.server_cpu_s * 1e3),
+    },
+    Row {
+        name: "start_client_cpu_ms",
+        meaning: "  CPU of each, ms",
+        of: |found| each(found, found.start.clients_cpu.as_secs_f64() * 1e3),
+    },
+    Row {
+        name: "start_sent_kib",
+        meaning: "  sent to each, KiB",
+        of: |found| each(found, found.start.sent_bytes as f64 / 1024.0),
+    },
+    Row {
+        name: "server_growth_kib",
+        meaning: "  API server's memory for each, KiB",
+        of: |found| each(found, found.server_growth_bytes / 1024.0),
+    },
+    Row {
+        name: "resident_mib",
+        meaning: "  resident memory of each, MiB",
+        of: |found| found.resident_bytes.iter().map(|&bytes| bytes as f64 / f64::from(1 << 20)).collect(),
+    },
+    Row {
+        name: "first_follows_ms",
+        meaning: "one change: first follows, ms",
+        of: |found| all_ms(&found.first_follows),
+    },
+    Row { name: "last_follows_ms", meaning: "  all follow, ms", of: |found| all_ms(&found.last_follows) },
+    Row {
+        name: "change_server_cpu_ms",
+        meaning: "  API server's CPU, ms",
+        of: |found| each_change(found, found.changes.server_cpu_s * 1e3),
+    },
+    Row {
+        name: "change_clients_cpu_ms",
+        meaning: "  CPU of all of them, ms",
+        of: |found| each_change(found, found.changes.clients_cpu.as_secs_f64() * 1e3),
+    },
+    Row {
+        name: "change_sent_kib",
+        meaning: "  sent to each, KiB",
+        of: |found| {
+            let per_change = each_change(found, found.changes.sent_bytes as f64 / 1024.0);
+            per_change.into_iter().flat_map(|kib| each(found, kib)).collect()
+        },
+    },
+    Row { name: "first_returns_s", meaning: "API server is back: first follows, s", of: |found| first(&found.returns) },
+    Row { name: "half_return_s", meaning: "  half of them, s", of: |found| half(&found.returns) },
+    Row { name: "last_returns_s", meaning: "  all of them, s", of: |found| last(&found.returns) },
+    Row {
+        name: "return_sent_kib",
+        meaning: "  sent to each, KiB",
+        of: |found| match found.returns.as_slice() {
+            [] => Vec::new(),
+            _ => each(found, found.return_bytes as f64 / 1024.0),
+        },
+    },
+];
+
+/// The rows that are also drawn over the number of clients: name of the row and of the chart, title, unit.
+const CHARTS: [(&str, &str, &str, &str); 3] = [
+    ("change_server_cpu_ms", "change-cpu", "The API server's CPU time for one change", "ms"),
+    ("last_follows_ms", "change-time", "From sending a change until all follow it", "ms"),
+    ("start_server_cpu_ms", "start-cpu", "The API server's CPU time for each client's start", "ms"),
+];
+
+/// Everything but versions.
+pub(crate) fn of(shape: Shape, found: &[Found], plan: &Plan) -> Report {
+    Report {
+        tables: vec![table(shape, found)],
+        charts: charts(found),
+        notes: notes(plan),
+        samples: samples(shape, found, plan),
+        ..Report::new("fanout")
+    }
+}
+
+fn table(shape: Shape, found: &[Found]) -> Table {
+    let row = |row: &Row| (row.meaning.to_owned(), found.iter().map(|found| cell((row.of)(found))).collect());
+    Table {
+        title: format!(
+            "Clients of one API server with {} Services of {} endpoints each",
+            shape.services, shape.endpoints
+        ),
+        columns: found.iter().map(|found| format!("{} {}", found.count, found.kind)).collect(),
+        rows: ROWS.iter().map(row).collect(),
+    }
+}
+
+fn charts(found: &[Found]) -> Vec<Chart> {
+    let charts = CHARTS.iter().filter_map(|&(row, name, title, unit)| {
+        let row = ROWS.iter().find(|candidate| candidate.name == row)?;
+        let series = Kind::ALL.map(|kind| Series {
+            name: kind.to_string(),
+            points: found
+                .iter()
+                .filter(|found| found.kind == kind)
+                .filter_map(|found| Some(Point { x: f64::from(found.count), y: Estimate::of((row.of)(found))? }))
+                .collect(),
+        });
+        Some(Chart {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            x: Axis { label: "clients".to_owned(), is_log: true },
+            y: Axis { label: unit.to_owned(), is_log: true },
+            series: series.into_iter().filter(|series| !series.points.is_empty()).collect(),
+        })
+    });
+    charts.collect()
+}
+
+fn notes(plan: &Plan) -> Vec<String> {
+    vec![
+        format!(
+            "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM; all are \
+             outside of the API server's network namespace, and what it sends is counted on the links between, headers \
+             included. Medians of {} changes of one EndpointSlice, in brackets the interval of 95 % or, of few samples, \
+             the least and the most.",
+            plan.changes
+        ),
+        format!(
+            "The API server's CPU time is without what it takes when nobody wants anything, as measured for {} s before; \
+             it may come out below zero where there is little to measure. Its memory is what its garbage collector has \
+             not given back, so that the growth for few clients says little.",
+            plan.idle.as_secs_f64()
+        ),
+        "API server, etcd and all clients share the machine's CPUs: how long many of them take to start is the machine's \
+         time for loading so many sets of programs, which microVMs spend on CPUs of their own, and not the API server's. \
+         That an agent follows is read from its maps; that kube-proxy does, from TCP connections in its network \
+         namespace, of which each has one. kube-proxy has its defaults, and with them writes its rules at most once a \
+         second."
+            .to_owned(),
+        "The API server's return is after a crash: the time is from when it serves again, and tells how far clients are \
+         apart when they come back. What is sent then tells whether they go on where they were or list everything anew."
+            .to_owned(),
+    ]
+}
+
+fn samples(shape: Shape, found: &[Found], plan: &Plan) -> Value {
+    let fleet = |found: &Found| {
+        let mut figures = ROWS.iter().map(|row| (row.name.to_owned(), json!((row.of)(found)))).collect::<Map<_, _>>();
+        figures.insert("client".to_owned(), json!(found.kind.to_string()));
+        figures.insert("count".to_owned(), json!(found.count));
+        figures.insert("ready_s".to_owned(), json!(all_s(&found.ready)));
+        figures.insert("returns_s".to_owned(), json!(all_s(&found.returns)));
+        Value::Object(figures)
+    };
+    json!({
+        "services": shape.services, "endpoints": shape.endpoints, "changes": plan.changes,
+        "fleets": found.iter().map(fleet).collect::<Vec<_>>(),
+    })
+}
+
+/// What falls to each client.
+fn each(found: &Found, of_all: f64) -> Vec<f64> {
+    vec![of_all / f64::from(found.count)]
+}
+
+/// What falls to each change.
+fn each_change(found: &Found, of_all: f64) -> Vec<f64> {
+    vec![of_all / found.first_follows.len().max(1) as f64]
+}
+
+fn first(times: &[Duration]) -> Vec<f64> {
+    all_s(times).into_iter().reduce(f64::min).into_iter().collect()
+}
+
+fn half(times: &[Duration]) -> Vec<f64> {
+    Estimate::of(all_s(times)).map(|estimate| estimate.median).into_iter().collect()
+}
+
+fn last(times: &[Duration]) -> Vec<f64> {
+    all_s(times).into_iter().reduce(f64::max).into_iter().collect()
+}
+
+fn all_s(times: &[Duration]) -> Vec<f64> {
+    times.iter().map(Duration::as_secs_f64).collect()
+}
+
+fn all_ms(times: &[Duration]) -> Vec<f64> {
+    times.iter().map(|time| time.as_secs_f64() * 1e3).collect()
+}

@@ -1,0 +1,75 @@
+//! Maps that are pinned, for looking up.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use super::{BPF_MAP_GET_FD_BY_ID, BPF_MAP_LOOKUP_ELEM, bpf, bpf_fd, fdinfo, field, obj_get};
+
+/// A map, not one that has a value for each CPU.
+#[derive(Debug)]
+pub struct Map {
+    fd: OwnedFd,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+impl Map {
+    /// Opens a pinned one.
+    ///
+    /// # Errors
+    /// There is no such map.
+    pub fn open(pin: &Path) -> io::Result<Self> {
+        Self::of(obj_get(pin)?)
+    }
+
+    /// The map that is in the only place of this one, which is a map of maps.
+    ///
+    /// # Errors
+    /// There is none, or this is no map of maps.
+    pub fn inner(&self) -> io::Result<Self> {
+        #[repr(C)]
+        struct Attr {
+            id: u32,
+            next_id: u32,
+            open_flags: u32,
+        }
+        let id = u32::from_ne_bytes(self.get(&0_u32.to_ne_bytes())?);
+        Self::of(bpf_fd(BPF_MAP_GET_FD_BY_ID, &mut Attr { id, next_id: 0, open_flags: 0 })?)
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// There is no such key; or keys or values have another size than is asked for.
+    pub fn get<const N: usize>(&self, key: &[u8]) -> io::Result<[u8; N]> {
+        #[repr(C)]
+        struct Attr {
+            map_fd: u32,
+            zero: u32,
+            key: u64,
+            value: u64,
+            flags: u64,
+        }
+        if (key.len(), N) != (self.key_bytes, self.value_bytes) {
+            return Err(io::Error::other("the map has keys or values of another size"));
+        }
+        // The kernel writes `value_bytes`, which are as many.
+        let mut value = [0; N];
+        let mut attr = Attr {
+            map_fd: self.fd.as_raw_fd() as u32,
+            zero: 0,
+            key: key.as_ptr() as u64,
+            value: value.as_mut_ptr() as u64,
+            flags: 0,
+        };
+        bpf(BPF_MAP_LOOKUP_ELEM, &mut attr)?;
+        Ok(value)
+    }
+
+    fn of(fd: OwnedFd) -> io::Result<Self> {
+        let text = fdinfo(fd.as_fd())?;
+        let (key_bytes, value_bytes) = (field(&text, "key_size")? as usize, field(&text, "value_size")? as usize);
+        Ok(Self { fd, key_bytes, value_bytes })
+    }
+}

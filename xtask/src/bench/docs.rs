@@ -1,0 +1,76 @@
+//! `docs/benchmarks.md` and its charts: from the files that the benchmarks have left to the files that are committed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::page;
+use crate::{paths, run};
+
+/// Writes the page about the results that are there; those of a run that only shows that everything works are left out.
+pub(super) fn write(benchmarks: &[&str]) -> Result<()> {
+    let mut reports = Vec::new();
+    let mut missing = Vec::new();
+    for &benchmark in benchmarks {
+        match read(benchmark)? {
+            Some(report) if page::is_quick(&report) => {
+                run::say(format!("bench: the results of {benchmark} are of a run with {}: left out", super::QUICK));
+                missing.push(benchmark);
+            }
+            Some(report) => reports.push(report),
+            None => missing.push(benchmark),
+        }
+    }
+    ensure!(!reports.is_empty(), "there are no results in {}: run `cargo xtask bench all`", results().display());
+    let docs = paths::workspace().join("docs");
+    copy_charts(&reports, &docs.join(page::CHARTS))?;
+    let file = docs.join("benchmarks.md");
+    fs::write(&file, page::of(&reports, &missing)).with_context(|| format!("writing {}", file.display()))?;
+    run::say(format!("bench: wrote {}", file.display()));
+    Ok(())
+}
+
+/// Removes what an earlier run has found.
+pub(super) fn forget(benchmark: &str) -> Result<()> {
+    let file = file_of(benchmark);
+    match fs::remove_file(&file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+    .with_context(|| format!("removing {}", file.display()))
+}
+
+/// Where benchmarks leave their results.
+fn results() -> PathBuf {
+    paths::target().join("bench")
+}
+
+fn file_of(benchmark: &str) -> PathBuf {
+    results().join(benchmark).with_extension("json")
+}
+
+fn read(benchmark: &str) -> Result<Option<Value>> {
+    let file = file_of(benchmark);
+    let text = match fs::read_to_string(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.with_context(|| format!("reading {}", file.display()))?,
+    };
+    serde_json::from_str(&text).map(Some).with_context(|| format!("{} is no JSON", file.display()))
+}
+
+/// The directory holds the charts of these reports, and nothing else.
+fn copy_charts(reports: &[Value], directory: &Path) -> Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => fs::create_dir_all(directory),
+    }
+    .with_context(|| format!("emptying {}", directory.display()))?;
+    for file in reports.iter().flat_map(page::chart_files) {
+        let from = results().join(file);
+        fs::copy(&from, directory.join(file)).with_context(|| format!("copying {}", from.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! What `docs/benchmarks.md` says, from what the benchmarks have written. Pure.
+
+use serde_json::Value;
+
+/// The directory of the charts, beside the page.
+pub(super) const CHARTS: &str = "benchmarks";
+
+/// The page about these reports. `missing` are benchmarks without one.
+pub(super) fn of(reports: &[Value], missing: &[&str]) -> String {
+    let machines = distinct(reports.iter().map(|report| format!("{}, {}", machine(report), day(report))));
+    let mut page = String::from(
+        "# Benchmarks\n\nWritten by `cargo xtask bench all` from what it has measured; `cargo xtask bench docs` writes \
+         it again from the same results. Do not edit it.\n\n",
+    );
+    page.push_str(&format!("Measured on {}.\n", machines.join("; ")));
+    if !missing.is_empty() {
+        page.push_str(&format!("Not measured: {}.\n", missing.join(", ")));
+    }
+    page.push_str(&versions(reports));
+    for report in reports {
+        page.push_str(&section(report));
+    }
+    page
+}
+
+/// Whether the run was only to show that everything works.
+pub(super) fn is_quick(report: &Value) -> bool {
+    text(report, "command").split(' ').any(|word| word == super::QUICK)
+}
+
+/// The names of a report's charts' files; nothing that leads elsewhere.
+pub(super) fn chart_files(report: &Value) -> impl Iterator<Item = &str> {
+    list(report, "charts")
+        .iter()
+        .map(|chart| text(chart, "file"))
+        .filter(|file| !file.is_empty() && !file.contains('/'))
+}
+
+fn section(report: &Value) -> String {
+    let mut section = format!("\n## {}\n\n`{}`\n", text(report, "benchmark"), command(report));
+    for table in list(report, "tables") {
+        section.push_str(&self::table(table));
+    }
+    for chart in list(report, "charts") {
+        let (title, file) = (inline(text(chart, "title")), text(chart, "file"));
+        section.push_str(&format!("\n![{}]({CHARTS}/{file})\n", title.replace(['[', ']'], "")));
+    }
+    for note in list(report, "notes").iter().filter_map(Value::as_str) {
+        section.push_str(&format!("\n{}\n", inline(note)));
+    }
+    section
+}
+
+/// The command that does it again: a benchmark that is one of several in its binary is named twice in what was run.
+fn command(report: &Value) -> String {
+    let benchmark = text(report, "benchmark");
+    let mut words = text(report, "command").split(' ').skip(1).peekable();
+    words.next_if_eq(&benchmark);
+    let words = ["cargo xtask bench", benchmark].into_iter().chain(words).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Its columns hold figures, the first one apart.
+fn table(table: &Value) -> String {
+    let columns = cells(table, "columns");
+    let rows = list(table, "rows").iter().map(|row| {
+        let name = row_name(text(row, "name"));
+        let mut cells = cells(row, "cells");
+        cells.resize(columns.len(), String::new());
+        line(&name, &cells)
+    });
+    let head = line("", &columns) + "|---|" + &"---:|".repeat(columns.len()) + "\n";
+    format!("\n**{}**\n\n{head}{}", inline(text(table, "title")), rows.collect::<String>())
+}
+
+/// One that is set in belongs to the row above.
+fn row_name(name: &str) -> String {
+    let indent = if name.starts_with(' ') { "&emsp;" } else { "" };
+    format!("{indent}{}", inline(name))
+}
+
+fn line(name: &str, cells: &[String]) -> String {
+    let cells = cells.iter().map(|cell| format!(" {cell} |")).collect::<String>();
+    format!("| {name} |{cells}\n")
+}
+
+/// Each program with each version that was seen.
+fn versions(reports: &[Value]) -> String {
+    let versions = reports.iter().flat_map(|report| list(report, "versions"));
+    let rows =
+        distinct(versions.map(|version| line(&inline(text(version, "name")), &[inline(text(version, "version"))])));
+    if rows.is_empty() { String::new() } else { format!("\n| program | version |\n|---|---|\n{}", rows.concat()) }
+}
+
+fn machine(report: &Value) -> String {
+    let machine = report.get("machine").unwrap_or(&Value::Null);
+    let cpus = machine.get("cpus").and_then(Value::as_u64).unwrap_or_default();
+    format!("{}, {cpus} CPUs, Linux {}", inline(text(machine, "processor")), inline(text(machine, "kernel")))
+}
+
+/// `YYYY-MM-DD`
+fn day(report: &Value) -> &str {
+    text(report, "date").split('T').next().unwrap_or_default()
+}
+
+/// In the order in which they first came.
+fn distinct(texts: impl Iterator<Item = String>) -> Vec<String> {
+    texts.fold(Vec::new(), |mut seen, text| {
+        if !seen.contains(&text) {
+            seen.push(text);
+        }
+        seen
+    })
+}
+
+fn text<'v>(value: &'v Value, name: &str) -> &'v str {
+    value.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn list<'v>(value: &'v Value, name: &str) -> &'v [Value] {
+    value.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn cells(value: &Value, name: &str) -> Vec<String> {
+    list(value, name).iter().map(|cell| inline(cell.as_str().unwrap_or_default())).collect()
+}
+
+/// As text within a line or a cell.
+fn inline(text: &str) -> String {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn report(benchmark: &str, command: &str) -> Value {
+        json!({
+            "benchmark": benchmark, "command": command, "date": "2026-01-02T03:04:05Z",
+            "machine": {"processor": "P", "cpus": 2, "kernel": "6.1"},
+            "versions": [{"name": "cproxy", "version": "cproxy 1"}],
+            "tables": [{
+                "title": "Cost", "columns": ["a|b", "c"],
+                "rows": [{"name": "x < y", "cells": ["1", "2"]}, {"name": "  of it", "cells": []}],
+            }],
+            "charts": [{"title": "A [chart]", "file": format!("{benchmark}-cost.svg")}],
+            "notes": ["Compare\nwith care."],
+        })
+    }
+
+    #[test]
+    fn a_page_has_everything_in_its_order() {
+        let page = of(&[report("agent", "agent --starts 1"), report("wrk", "traffic wrk --seconds 5")], &["udp"]);
+        let wanted = "# Benchmarks\n\nWritten by `cargo xtask bench all` from what it has measured; `cargo xtask bench \
+            docs` writes it again from the same results. Do not edit it.\n\nMeasured on P, 2 CPUs, Linux 6.1, \
+            2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n| cproxy | cproxy 1 |\n\n## agent\n\n\
+            `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
+            | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with care.\n\n\
+            ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n";
+        assert!(page.starts_with(wanted), "{page}");
+    }
+
+    #[test]
+    fn other_machines_and_versions_are_named_too() {
+        let mut other = report("wrk", "traffic wrk");
+        other["machine"]["cpus"] = json!(4);
+        other["versions"] = json!([{"name": "wrk", "version": "4"}, {"name": "cproxy", "version": "cproxy 1"}]);
+        let page = of(&[report("agent", "agent"), other], &[]);
+        assert!(page.contains("P, 2 CPUs, Linux 6.1, 2026-01-02; P, 4 CPUs, Linux 6.1, 2026-01-02.\n\n"), "{page}");
+        assert!(page.contains("| cproxy | cproxy 1 |\n| wrk | 4 |\n\n"), "{page}");
+        assert!(page.contains("`cargo xtask bench wrk`\n") && !page.contains("Not measured"), "{page}");
+    }
+
+    #[test]
+    fn a_report_that_lacks_everything_is_a_heading() {
+        assert!(of(&[json!({"benchmark": "x"})], &[]).ends_with("\n## x\n\n`cargo xtask bench x`\n"));
+        assert!(of(&[Value::Null], &[]).starts_with("# Benchmarks"));
+    }
+
+    #[test]
+    fn quick_runs_are_known_by_their_command() {
+        assert!(is_quick(&report("agent", "agent --quick")) && !is_quick(&report("agent", "agent --quicker")));
+    }
+
+    #[test]
+    fn charts_are_files_of_the_results() {
+        let report = json!({"charts": [{"file": "a.svg"}, {"file": "../b.svg"}, {}]});
+        assert_eq!(chart_files(&report).collect::<Vec<_>>(), ["a.svg"]);
+    }
+}
