@@ -47,6 +47,9 @@ const TAIL_LINES: usize = 60;
 /// How long QEMU may take to begin.
 const QEMU_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Between two looks at a console.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
+
 /// Tells the guests of one process apart.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -285,6 +288,24 @@ impl Guest {
         let ended = self.qemu.wait(timeout);
         assert!(ended.is_some(), "the guest did not end within {timeout:?}");
         self.console.wait_end();
+        self.console.text()
+    }
+
+    /// As [`Guest::wait_end`], and shows each line of the console when it comes.
+    ///
+    /// # Panics
+    /// After `timeout`.
+    pub fn follow_to_end(&mut self, timeout: Duration, mut show: impl FnMut(&str)) -> String {
+        let (start, mut shown) = (Instant::now(), 0);
+        while self.qemu.exit_status().is_none() {
+            let lines = self.lines();
+            lines.iter().skip(shown).for_each(|(_, line)| show(line));
+            shown = lines.len();
+            assert!(start.elapsed() < timeout, "the guest did not end within {timeout:?}");
+            thread::sleep(FOLLOW_PAUSE);
+        }
+        self.console.wait_end();
+        self.lines().iter().skip(shown).for_each(|(_, line)| show(line));
         self.console.text()
     }
 

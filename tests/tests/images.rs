@@ -111,7 +111,7 @@ fn the_rootfs_has_the_agent_and_what_starts_it() {
     let list = output(command("busybox", &["tar", "-tvf"]).arg(scratch.0.join("rootfs.tar")));
     for (mode, path) in [
         ("-rwxr-xr-x", "usr/bin/cproxy"),
-        ("-rwxr-xr-x", "etc/init.d/cproxy"),
+        ("-rwxr-xr-x", "usr/share/cproxy/init.d"),
         ("-rw-r--r--", "etc/cproxy/cproxy.conf"),
         ("-rw-r--r--", "usr/lib/tmpfiles.d/cproxy.conf"),
         ("-rw-r--r--", "usr/lib/systemd/system/cproxy.service"),
@@ -285,7 +285,7 @@ fn the_image_has_what_the_sidecars_manifest_runs() {
 #[test]
 fn shells_take_the_scripts() {
     let images = repository().join("images");
-    for script in ["init", "rootfs/etc/init.d/cproxy", "kata/prestart/10-cproxy"].map(|name| images.join(name)) {
+    for script in ["init", "rootfs/usr/share/cproxy/init.d", "kata/prestart/10-cproxy"].map(|name| images.join(name)) {
         assert_ne!(script.metadata().unwrap().permissions().mode() & 0o100, 0, "{}", script.display());
         output(command("sh", &["-n"]).arg(&script));
         output(command("busybox", &["sh", "-n"]).arg(&script));
@@ -317,7 +317,7 @@ fn guest(sandbox: &Sandbox) -> PathBuf {
     let slice = Slice::v4("web").tcp("http", 8080).endpoint(Endpoint::ready("10.244.0.1"));
     manifest::write(&root.join("etc/cproxy/manifests"), "web.json", [service.into(), slice.into()]);
     for (from, to) in
-        [("rootfs/etc/init.d/cproxy", "etc/cproxy/init.d"), ("kata/prestart/10-cproxy", "etc/cproxy/hook")]
+        [("rootfs/usr/share/cproxy/init.d", "etc/cproxy/init.d"), ("kata/prestart/10-cproxy", "etc/cproxy/hook")]
     {
         fs::copy(repository().join("images").join(from), root.join(to)).unwrap();
     }

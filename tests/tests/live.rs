@@ -392,6 +392,48 @@ fn cleanup_removes_what_is_ours_and_nothing_else() {
     cproxy(&live.sandbox, &["cleanup"]).success();
 }
 
+/// Where installing was broken off between making a link and putting it in its place.
+#[test]
+fn cleanup_removes_a_link_that_never_came_into_its_place() {
+    let mut live = Live::start();
+    live.agent.stop();
+    let pins = live.sandbox.pin_dir().join("v4");
+    std::fs::rename(pins.join("connect4"), pins.join("connect4_new")).unwrap();
+    let cleanup = cproxy(&live.sandbox, &["cleanup"]).success();
+    assert_eq!(cleanup.stderr, "");
+    assert!(!live.sandbox.pin_dir().exists());
+    live.sandbox.add_address(VIP_V4);
+    assert!(refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
+}
+
+/// Where installing was broken off, or somebody has removed it.
+#[test]
+fn a_map_without_its_pin_is_made_anew() {
+    let mut live = Live::start();
+    live.agent.kill();
+    let pins = live.sandbox.pin_dir().join("v4");
+    for name in ["FRONTENDS", "SETS", "BACKENDS"] {
+        let lost = [0, 1].map(|number| std::fs::remove_file(pins.join(format!("{name}_{number}"))));
+        assert!(lost.iter().any(Result::is_ok), "{name} has a pin");
+    }
+    let mut agent = Agent::new(&live.sandbox).manifests(live.sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    all_pods_answer("after the pins were lost", || ask_tcp(vips(80)[0].1));
+    assert_eq!(table(&live.sandbox).len(), 4);
+}
+
+#[test]
+fn cleanup_of_a_directory_that_cannot_be_ours_touches_nothing() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let file = sandbox.dir().join("app/v1/report.csv");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, "data").unwrap();
+    let cleanup = cproxy(&sandbox, &["cleanup", "--pin-dir", &sandbox.dir().join("app").display().to_string()]);
+    assert_eq!(cleanup.code, 1);
+    assert!(cleanup.stderr.contains("not on a bpf filesystem"), "{}", cleanup.stderr);
+    assert!(file.exists());
+}
+
 #[test]
 fn no_connect_fails_or_goes_astray_while_everything_changes() {
     // Pods that leave the Service go on answering, and so may their sockets.

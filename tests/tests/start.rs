@@ -48,7 +48,7 @@ fn wait_ends_when_the_table_is_complete() {
     );
 
     let mut early = waiter(&sandbox, &["--timeout", "20s"]);
-    let mut served = waiter(&sandbox, &["--timeout", "20s", "--for", "default/web"]);
+    let mut served = waiter(&sandbox, &["--timeout", "20s", "--for", "default/web, default/web"]);
     assert_eq!(early.exit_status(), None);
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     agent.wait_ready(SYNC);

@@ -173,7 +173,7 @@ mod tests {
     fn the_overlay_and_the_agent_are_in_the_rootfs() {
         let tree = rootfs(b"agent".to_vec()).unwrap();
         let modes: Vec<_> = tree.entries().map(|(path, entry)| (path, entry.mode())).collect();
-        assert!(modes.contains(&("etc/init.d/cproxy", 0o100_755)), "{modes:?}");
+        assert!(modes.contains(&("usr/share/cproxy/init.d", 0o100_755)), "{modes:?}");
         assert!(modes.contains(&("usr/lib/systemd/system/cproxy.service", 0o100_644)), "{modes:?}");
         assert!(modes.contains(&(AGENT, 0o100_755)) && modes.contains(&("usr", 0o040_755)), "{modes:?}");
     }

@@ -10,12 +10,14 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
+    thread,
 };
 
 use crate::{
     admin,
     bpf::{
-        self, CgroupError, Environment, EnvironmentError, PinDir, PinError, SocketMark, TableError, excluded_cgroup,
+        self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, SocketMark, TableError,
+        excluded_cgroup,
     },
     config::{Config, Exclude, Source},
     k8s::{self, ClientError, LastHeard},
@@ -28,7 +30,10 @@ use follow::Follower;
 use http::Uri;
 use run_dir::RunDir;
 use timeline::{Phase, Timeline};
-use tokio::{net::UnixListener, sync::mpsc};
+use tokio::{
+    net::UnixListener,
+    sync::{mpsc, oneshot},
+};
 
 /// How many batches of events may wait: a bound on memory, not on speed. From the API server each is one object, which
 /// may have a thousand endpoints.
@@ -46,9 +51,9 @@ pub enum AgentError {
     /// The pin directory cannot be used.
     #[error(transparent)]
     Pins(#[from] PinError),
-    /// The programs could not be installed; the child's own words.
+    /// The programs could not be installed; the child's own words, and whether that is so for good.
     #[error("{0}")]
-    Install(String),
+    Install(String, bool),
     /// Something, such as want of memory, has ended the child that installs.
     #[error("the child that installs the programs was ended: {0}")]
     InstallEnded(ExitStatus),
@@ -80,7 +85,7 @@ impl AgentError {
     fn is_lasting(&self) -> bool {
         match self {
             Self::Environment(error) => !matches!(error, EnvironmentError::Io(..)),
-            Self::Install(_) => true,
+            Self::Install(_, is_lasting) => *is_lasting,
             _ => false,
         }
     }
@@ -133,7 +138,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     // The source alone keeps the channel open: its end is noticed.
     let others = sender.downgrade();
     start(source, own.node_name.clone(), &pins.dir, heard.clone(), sender)?;
-    install(&environment).await?;
+    install(&environment, &lock).await?;
     timeline.end(Phase::Install);
     // Nothing is derived before it is known.
     if own.pod_ips.is_empty() {
@@ -183,12 +188,17 @@ async fn prepare(source: &Source, wanted: Wanted) -> Result<Prepared, AgentError
 }
 
 /// Loads and attaches in a child, whose memory goes with it. Meanwhile the source may deliver.
-async fn install(environment: &Environment) -> Result<(), AgentError> {
+async fn install(environment: &Environment, lock: &PinLock) -> Result<(), AgentError> {
     let path = PathBuf::from("/proc/self/exe");
+    let failed = |error| AgentError::Child(path.clone(), error);
     let mut command = Command::new(&path);
+    // If it outlives the agent, the next one must not begin beside it.
+    command.stdin(lock.share().map_err(failed)?);
     command.arg("install").arg("--cgroup").arg(&environment.cgroup).arg("--pin-dir").arg(&environment.pin_dir);
-    let ended = tokio::task::spawn_blocking(move || command.output()).await;
-    let output = ended.map_err(io::Error::other).flatten().map_err(|error| AgentError::Child(path, error))?;
+    let (sender, ended) = oneshot::channel();
+    let wait = move || drop(sender.send(command.output()));
+    thread::Builder::new().name("install".to_owned()).spawn(wait).map_err(failed)?;
+    let output = ended.await.map_err(io::Error::other).flatten().map_err(failed)?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
         tracing::info!("attached to {}: {}", environment.cgroup.display(), stdout.trim().replace('\n', ", "));
@@ -200,7 +210,8 @@ async fn install(environment: &Environment) -> Result<(), AgentError> {
     };
     // The verifier's log, if there is one, comes first.
     lines.iter().for_each(|line| eprintln!("{line}"));
-    Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned()))
+    let is_lasting = output.status.code() != Some(INSTALL_AGAIN.into());
+    Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned(), is_lasting))
 }
 
 fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
@@ -280,11 +291,16 @@ pub fn clear_run_dir(dir: &Path) -> Result<(), AgentError> {
     run_dir::clear_unused(dir)
 }
 
+/// The exit code of `cproxy install` where another attempt may do better (sysexits.h, EX_TEMPFAIL).
+pub const INSTALL_AGAIN: u8 = 75;
+
 /// What `cproxy install` does in the child that [`run`] starts.
 ///
 /// # Errors
 /// As [`bpf::install`].
 pub fn install_here(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
+    // Nobody would be told of what it does without its agent. Whatever is half done then, the next one mends.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
     // Where that may not be, everything works, and the maps' memory counts as the agent's.
     bpf::leave_memory_cgroup().ok();
     // Where that may not be, it takes longer.

@@ -154,7 +154,7 @@ impl Environment {
     /// # Errors
     /// It is not, and may be mounted nowhere.
     pub fn bpffs(pin_dir: &Path) -> Result<Mount, EnvironmentError> {
-        if nearest_existing(pin_dir).is_some_and(|dir| is_on(dir, BPF_FS_MAGIC)) {
+        if nearest_existing(pin_dir).is_some_and(is_bpffs) {
             return Ok(Mount::Present(pin_dir.to_owned()));
         }
         if !pin_dir.starts_with(BPFFS_DEFAULT) || !Path::new(BPFFS_DEFAULT).is_dir() {
@@ -237,6 +237,11 @@ fn find_cgroup2(mountinfo: &str) -> Option<PathBuf> {
 
 fn nearest_existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|dir| dir.exists())
+}
+
+/// Whether a directory is on a bpffs.
+pub(super) fn is_bpffs(directory: &Path) -> bool {
+    is_on(directory, BPF_FS_MAGIC)
 }
 
 fn is_on(dir: &Path, magic: u64) -> bool {

@@ -96,10 +96,11 @@ impl Growing {
         Ok(Self { kind, pins: pins.clone(), outer })
     }
 
-    /// Makes the first one if there is none: before the programs are attached.
+    /// Makes the first one if there is none: before the programs are attached. One that is in force and has lost its pin
+    /// cannot be opened, and counts as none.
     pub(super) fn prepare(pins: &PinDir, kind: Kind) -> Result<(), TableError> {
         let growing = Self::open(pins, kind)?;
-        if growing.id()?.is_some() {
+        if growing.id()?.is_some_and(|id| growing.path_of(id).is_some()) {
             return Ok(());
         }
         let first = growing.make(kind.least)?;

@@ -21,7 +21,7 @@ use aya::{
 
 use super::{
     growing::{self, Growing},
-    pins::PinDir,
+    pins::{NEW, PinDir},
     probe::Features,
     root_cause,
     syscalls::{link_cgroup_id, link_update, obj_get},
@@ -69,6 +69,9 @@ pub enum InstallError {
     /// The object could not be loaded, its maps not be made.
     #[error("cannot create the BPF maps: {0}")]
     Object(String),
+    /// The first maps of those that grow could not be put in place: there was no memory, descriptor or thread.
+    #[error("cannot make the first maps: {0}")]
+    FirstMaps(String),
     /// The object lacks a program: a broken build.
     #[error("the embedded object has no program {0}: this build is broken")]
     Missing(&'static str),
@@ -91,6 +94,14 @@ pub enum InstallError {
     /// A file could not be used.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
+}
+
+impl InstallError {
+    /// Whether another attempt on this machine would end the same.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        !matches!(self, Self::FirstMaps(_) | Self::Io(..))
+    }
 }
 
 /// Installs everything on `cgroup` below `pins`, as far as the kernel's `features` go. Returns each program's verified
@@ -170,7 +181,7 @@ fn while_maps_are_made<R>(
     made: &mut Made,
     work: impl FnOnce() -> Result<R, InstallError>,
 ) -> Result<R, InstallError> {
-    let failed = |error: &dyn std::fmt::Display| InstallError::Object(error.to_string());
+    let failed = |error: &dyn std::fmt::Display| InstallError::FirstMaps(error.to_string());
     let kinds = [growing::FRONTENDS, growing::SETS, growing::BACKENDS];
     for kind in kinds {
         made.0.extend(kind.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
@@ -178,7 +189,8 @@ fn while_maps_are_made<R>(
     thread::scope(|scope| {
         let spawn = |kind| {
             let thread = thread::Builder::new().stack_size(STACK_BYTES);
-            thread.spawn_scoped(scope, move || Growing::prepare(pins, kind)).map_err(|error| failed(&error))
+            let spawned = thread.spawn_scoped(scope, move || Growing::prepare(pins, kind));
+            spawned.map_err(|error| failed(&format_args!("no thread: {error}")))
         };
         let threads = kinds.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
         let done = work();
@@ -250,7 +262,7 @@ fn is_on(link: BorrowedFd<'_>, cgroup: &fs::File) -> bool {
 /// A rename puts the new link in the place of one that hangs on another, perhaps dead, cgroup. bpffs takes no names
 /// with dots (kernel/bpf/inode.c, `bpf_lookup`).
 fn pin_over(link: FdLink, program: Program, pins: &PinDir, made: &mut Made) -> Result<(), InstallError> {
-    let (pin, temporary) = (pins.object(program.link), pins.object(&format!("{}_new", program.link)));
+    let (pin, temporary) = (pins.object(program.link), pins.object(&format!("{}{NEW}", program.link)));
     let failed = |path: &Path, error: &dyn std::error::Error| {
         InstallError::Io(path.to_owned(), io::Error::other(root_cause(error)))
     };

@@ -17,6 +17,7 @@ use cproxy_ebpf::{
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::{
+    environment::is_bpffs,
     growing::{self, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     syscalls::{link_detach, obj_get},
 };
@@ -43,6 +44,11 @@ pub enum PinError {
     /// Nothing is installed.
     #[error("{0}: no cproxy table is installed there: start `cproxy run` or pass its --pin-dir")]
     NotInstalled(PathBuf),
+    /// Nothing can be pinned there, so what is there is not ours.
+    #[error(
+        "{0} is not on a bpf filesystem (bpffs): nothing of cproxy can be there; pass the --pin-dir of `cproxy run`"
+    )]
+    NoBpffs(PathBuf),
     /// Another agent is at work.
     #[error("{0} is in use by a running cproxy: stop it first or pass another --pin-dir")]
     Locked(PathBuf),
@@ -53,6 +59,9 @@ pub enum PinError {
     #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
     Map(PathBuf, aya::maps::MapError),
 }
+
+/// Behind a link's name while it is not yet in its place.
+pub(super) const NEW: &str = "_new";
 
 /// What a map must look like to be ours.
 struct Layout {
@@ -134,7 +143,7 @@ pub struct PinDir {
 /// Whoever holds it is the only agent on a pin directory; the kernel gives it up with the process.
 #[derive(Debug)]
 pub struct PinLock {
-    _dir: OwnedFd,
+    dir: OwnedFd,
     is_empty: bool,
 }
 
@@ -143,6 +152,14 @@ impl PinLock {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.is_empty
+    }
+
+    /// The same lock for a child that works on the pins: it is held until both have ended.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.dir.try_clone()
     }
 }
 
@@ -170,10 +187,15 @@ impl PinDir {
         LAYOUTS.iter().map(|layout| layout.name)
     }
 
+    /// Whether a link of ours has this name, or had it when its installation was broken off.
+    fn is_link(name: &str, links: &[&str]) -> bool {
+        links.contains(&name.strip_suffix(NEW).unwrap_or(name))
+    }
+
     /// Whether we pin something under this name.
     fn is_ours(name: &str, links: &[&str]) -> bool {
         let mut inner = [&growing::FRONTENDS, &growing::SETS, &growing::BACKENDS].into_iter().flat_map(|map| map.pins);
-        links.contains(&name) || Self::map_names().any(|map| map == name) || inner.any(|pin| pin == name)
+        Self::is_link(name, links) || Self::map_names().any(|map| map == name) || inner.any(|pin| pin == name)
     }
 
     /// Makes the versioned directory and becomes the only agent on it.
@@ -214,6 +236,9 @@ impl PinDir {
     /// # Errors
     /// An agent is running, or a file could not be removed.
     pub fn remove(&self, links: &[&str]) -> Result<(Vec<PathBuf>, Vec<PathBuf>), PinError> {
+        if self.dir.exists() && !is_bpffs(&self.dir) {
+            return Err(PinError::NoBpffs(self.dir.clone()));
+        }
         let (mut removed, mut foreign) = (Vec::new(), Vec::new());
         for version in self.layouts()? {
             let dir = self.dir.join(&version);
@@ -221,7 +246,7 @@ impl PinDir {
             let own_layout = dir == self.versioned();
             // Links first: no program may look into maps that are going.
             let mut objects = list(&dir)?;
-            objects.sort_by_key(|name| !links.contains(&name.as_str()));
+            objects.sort_by_key(|name| !Self::is_link(name, links));
             for name in objects {
                 let is_ours = !own_layout || Self::is_ours(&name, links);
                 let path = dir.join(&name);
@@ -247,7 +272,7 @@ impl PinDir {
         let dir = rustix::fs::open(versioned, flags, Mode::empty()).map_err(io)?;
         match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
             // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart; one is no worse for that.
-            Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { _dir: dir, is_empty: false }),
+            Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { dir, is_empty: false }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(PinError::Locked(self.dir.clone())),
             Err(error) => Err(io(error)),
         }

@@ -1,10 +1,10 @@
 //! `cproxy install`: the child of `cproxy run`, with the agent's checks behind it.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::print;
+use super::{complain, print};
 use crate::{agent, bpf::InstallError};
 
 /// Flags of `cproxy install`.
@@ -16,11 +16,22 @@ pub(super) struct Options {
     pin_dir: PathBuf,
 }
 
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &Options) -> ExitCode {
     let installed = agent::install_here(&options.pin_dir, &options.cgroup).inspect_err(|error| {
         if let InstallError::Load { verifier_log, .. } = error {
             eprintln!("{verifier_log}");
         }
     });
-    print(&format!("{}\n", installed?))
+    let (error, is_lasting) = match installed {
+        Ok(programs) => match print(&format!("{programs}\n")) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => (error, false),
+        },
+        Err(error) => {
+            let is_lasting = error.is_lasting();
+            (anyhow::Error::from(error), is_lasting)
+        }
+    };
+    complain(&format_args!("{error:#}"));
+    if is_lasting { ExitCode::FAILURE } else { ExitCode::from(agent::INSTALL_AGAIN) }
 }

@@ -117,8 +117,15 @@ fn node_ip(text: &str) -> Result<Address, String> {
 }
 
 fn service_name(text: &str) -> Result<ServiceName, String> {
+    // In a list there may be blanks behind the commas.
+    let text = text.trim();
     match text.split_once('/') {
-        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+        Some((namespace, name))
+            if !namespace.is_empty()
+                && !name.is_empty()
+                && !name.contains('/')
+                && !text.contains(char::is_whitespace) =>
+        {
             Ok(ServiceName::new(namespace, name))
         }
         _ => Err("it looks like default/web".to_owned()),
@@ -162,7 +169,7 @@ pub fn main() -> ExitCode {
         Command::Reseed(options) => reseed::run(&options),
         Command::Cleanup(options) => cleanup::run(&options),
         Command::Version => version::run(),
-        Command::Install(options) => install::run(&options),
+        Command::Install(options) => return install::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

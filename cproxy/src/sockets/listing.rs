@@ -12,9 +12,12 @@ use super::{
     on_own_thread, owners,
 };
 use crate::{
-    bpf::{Lookup, PinDir, Serving, SocketStates},
+    bpf::{Lookup, LookupError, PinDir, Serving, SocketStates},
     model::{Address, Backend, Frontend, Protocol},
 };
+
+/// How often the table is read before it counts as restless.
+const TRIES: u32 = 10;
 
 /// A socket that was connected through us to where it is connected now.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,6 +67,13 @@ pub struct Listing {
 /// The table, /proc, the list of sockets or what is kept with them could not be read.
 pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
     owners::probe().map_err(SocketsError::Owners)?;
+    let mut tries = (0..TRIES).map(|_| list_once(pins));
+    // The agent may replace the table meanwhile; it does so seldom.
+    let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(LookupError::Replaced))));
+    settled.unwrap_or(Err(SocketsError::Table(LookupError::Replaced)))
+}
+
+fn list_once(pins: &PinDir) -> Result<Listing, SocketsError> {
     let (table, states) = (Lookup::open(pins)?, SocketStates::open(pins)?);
     on_own_thread(|| {
         let mut sockets = Vec::new();

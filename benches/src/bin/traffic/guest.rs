@@ -109,7 +109,11 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
     }
     eprintln!("{services} Services: measuring in a guest");
     let mut guest = image.start();
-    let console = guest.wait_end(PATIENCE);
+    let console = guest.follow_to_end(PATIENCE, |line| {
+        if !line.starts_with(RESULT) {
+            eprintln!("guest: {line}");
+        }
+    });
     let result = console.lines().find_map(|line| line.strip_prefix(RESULT));
     let Some(result) = result else {
         let tail: Vec<_> = console.lines().rev().take(60).collect();
