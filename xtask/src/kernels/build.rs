@@ -101,8 +101,9 @@ fn is_asked_for(fragments: &str, option: &str) -> bool {
     fragments.lines().any(|line| line == format!("CONFIG_{option}=y"))
 }
 
-/// Tells kernels of other options apart.
+/// Tells kernels of other options apart, whatever is said about the options.
 fn key(wanted: &str, without: &[String]) -> String {
-    let digest = Sha256::digest(format!("{wanted}{}", without.join(" ")));
+    let options: Vec<_> = wanted.lines().filter(|line| line.starts_with("CONFIG_")).collect();
+    let digest = Sha256::digest(format!("{}\n{}", options.join("\n"), without.join(" ")));
     digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
