@@ -22,6 +22,7 @@ use cproxy_tests::manifest::{self, Service, Slice};
 use cproxy_tests::population::Shape;
 use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy};
 use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
+use cproxy_tests::usage::cpu_time;
 use cproxy_tests::writer::Writer;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -31,10 +32,13 @@ use crate::kube_proxy::KubeProxy;
 
 /// Longer than anybody takes to follow the API server.
 const TIMEOUT: Duration = Duration::from_secs(900);
+/// Whoever waits for longer is told what for.
+const REMARK: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Whoever has been ready for so long has done what comes after it.
-const SETTLING: Duration = Duration::from_secs(3);
+/// Who takes less than this of a CPU for so long is at rest.
+const REST: Duration = Duration::from_secs(2);
+const REST_CPU: Duration = Duration::from_millis(20);
 
 /// The node's own address.
 const NODE_IP: &str = "192.0.2.10";
@@ -231,7 +235,11 @@ impl<'s> Arena<'s> {
         for stand in &mut self.stands {
             stand.wait_for(marker.vip).with_context(|| format!("{} with {} Services", stand.peer, shape.services))?;
         }
-        thread::sleep(SETTLING);
+        for stand in &mut self.stands {
+            stand.wait_for_rest()?;
+            // Rules of kube-proxy's mode ipvs come one by one, and a connection may be answered before the last of them.
+            stand.wait_for(marker.vip).with_context(|| format!("{}, once at rest", stand.peer))?;
+        }
         Ok(())
     }
 
@@ -335,15 +343,38 @@ impl<'s> Stand<'s> {
         }
     }
 
+    /// Waits until its process has nothing left to do.
+    fn wait_for_rest(&mut self) -> Result<()> {
+        let Some(daemon) = self.daemon() else { return Ok(()) };
+        let deadline = Instant::now() + TIMEOUT;
+        let mut before = cpu_time(daemon.pid());
+        loop {
+            thread::sleep(REST);
+            let now = cpu_time(daemon.pid());
+            if now.saturating_sub(before) < REST_CPU {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "it does not come to rest: {}", daemon.tail());
+            before = now;
+        }
+    }
+
     /// Waits until somebody answers behind a ClusterIP.
     fn wait_for(&mut self, vip: SocketAddr) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
+        let mut said = Instant::now();
         while self.peer != Peer::Direct && self.worker.connect(1, vip).is_err() {
+            let peer = self.peer;
             let Some(daemon) = self.daemon() else { return Ok(()) };
             if let Some(status) = daemon.exit_status() {
                 anyhow::bail!("it has ended ({status}): {}", daemon.tail());
             }
-            ensure!(Instant::now() < deadline, "not in force within {TIMEOUT:?}: {}", daemon.tail());
+            let now = Instant::now();
+            ensure!(now < deadline, "not in force within {TIMEOUT:?}: {}", daemon.tail());
+            if now > said + REMARK {
+                said = now;
+                eprintln!("{peer}: not in force yet: {}", daemon.tail().lines().last().unwrap_or_default());
+            }
             thread::sleep(PAUSE);
         }
         Ok(())
