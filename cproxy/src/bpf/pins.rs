@@ -7,6 +7,8 @@ use std::{
         unix::fs::DirBuilderExt,
     },
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use aya::maps::{MapInfo, MapType};
@@ -59,6 +61,11 @@ pub enum PinError {
     #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
     Map(PathBuf, aya::maps::MapError),
 }
+
+/// The child of an agent that has ended while it was installing ends with it, a moment later.
+const DYING: Duration = Duration::from_millis(500);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Behind a link's name while it is not yet in its place.
 pub(super) const NEW: &str = "_new";
@@ -270,7 +277,14 @@ impl PinDir {
         let io = |error: rustix::io::Errno| PinError::Io(versioned.to_owned(), error.into());
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(versioned, flags, Mode::empty()).map_err(io)?;
-        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+        let deadline = Instant::now() + DYING;
+        let try_lock = || rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive);
+        let mut locked = try_lock();
+        while locked == Err(rustix::io::Errno::WOULDBLOCK) && Instant::now() < deadline {
+            thread::sleep(PAUSE);
+            locked = try_lock();
+        }
+        match locked {
             // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart; one is no worse for that.
             Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { dir, is_empty: false }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(PinError::Locked(self.dir.clone())),
