@@ -1,6 +1,7 @@
 //! What a benchmark has found: tables and notes for whoever waits at the terminal, and everything in files.
 
 mod date;
+mod figure;
 
 use std::env;
 use std::ffi::OsStr;
@@ -9,15 +10,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::machine::Machine;
 use crate::paired::Estimate;
 use crate::plot::Chart;
 
+pub use self::figure::Figure;
+
 /// A note for every report of a run with `--quick`.
-pub const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";
+const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";
 
 /// What a benchmark has found.
 #[derive(Clone, Debug)]
@@ -32,6 +35,8 @@ pub struct Report {
     pub charts: Vec<Chart>,
     /// How it was measured, what is not comparable: sentences, each a paragraph.
     pub notes: Vec<String>,
+    /// What could not be measured, and why.
+    pub failures: Vec<String>,
     /// Every single sample.
     pub samples: Value,
 }
@@ -51,29 +56,44 @@ impl Report {
     /// A report without anything in it.
     #[must_use]
     pub fn new(benchmark: &'static str) -> Self {
-        let (versions, tables, charts, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { benchmark, versions, tables, charts, notes, samples: Value::Null }
+        Self {
+            benchmark,
+            versions: Vec::new(),
+            tables: Vec::new(),
+            charts: Vec::new(),
+            notes: Vec::new(),
+            failures: Vec::new(),
+            samples: Value::Null,
+        }
     }
 
-    /// Adds what a program says of its version, as [`version_of`] has it.
+    /// Adds the first line of what a program says of its version, on whichever of its outputs; `unknown` if it says nothing.
     pub fn add_version(&mut self, name: &str, program: impl AsRef<OsStr>, args: &[&str]) {
         self.versions.push((name.to_owned(), version_of(program, args)));
     }
 
-    /// Tells whoever waits at the terminal.
-    pub fn print(&self) {
+    /// Shows and writes everything, `is_quick` or not.
+    ///
+    /// # Errors
+    /// A file cannot be written, or something could not be measured.
+    pub fn finish(mut self, is_quick: bool, output: Option<&Path>) -> Result<()> {
+        self.notes.extend(is_quick.then(|| QUICK.to_owned()));
+        self.print();
+        println!("every sample: {}", self.write(output)?.display());
+        ensure!(self.failures.is_empty(), "could not be measured: {}", self.failures.join("; "));
+        Ok(())
+    }
+
+    fn print(&self) {
         for table in &self.tables {
             println!("{}", table.text());
         }
         println!("{}", self.foot(&Machine::this(), &command()));
     }
 
-    /// Writes everything to `output`, by default `<benchmark>.json` in the directory `bench` of cargo's output, and each
-    /// chart as `<benchmark>-<chart's name>.svg` beside it. Returns the first.
-    ///
-    /// # Errors
-    /// A file, or its directory, cannot be written.
-    pub fn write(&self, output: Option<&Path>) -> Result<PathBuf> {
+    /// To `output`, by default `<benchmark>.json` in the directory `bench` of cargo's output, and each chart as
+    /// `<benchmark>-<chart's name>.svg` beside it. Returns the first.
+    fn write(&self, output: Option<&Path>) -> Result<PathBuf> {
         let output = output.map_or_else(|| default_output(self.benchmark), Path::to_owned);
         let result = self.json(&Machine::this(), &date::utc(SystemTime::now()), &command());
         write_file(&output, &format!("{result:#}\n"))?;
@@ -95,6 +115,10 @@ impl Report {
             foot.push('\n');
             foot.push_str(&wrapped(note));
         }
+        for failure in &self.failures {
+            foot.push_str("\nFailed: ");
+            foot.push_str(&wrapped(failure));
+        }
         foot
     }
 
@@ -112,7 +136,7 @@ impl Report {
             "versions": self.versions.iter().map(version).collect::<Vec<_>>(), "command": command,
             "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
             "charts": self.charts.iter().map(chart).collect::<Vec<_>>(),
-            "notes": self.notes, "samples": self.samples,
+            "notes": self.notes, "failures": self.failures, "samples": self.samples,
         })
     }
 }
@@ -159,8 +183,7 @@ pub fn cell(samples: Vec<f64>) -> String {
 
 /// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown` when
 /// there is none.
-#[must_use]
-pub fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
+fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let lines = output.map(|output| [output.stdout, output.stderr].map(|bytes| first_line(&bytes))).unwrap_or_default();
     lines.into_iter().flatten().next().unwrap_or_else(|| "unknown".to_owned())
@@ -238,6 +261,7 @@ mod tests {
             }],
             charts: vec![Chart { name: "cost".to_owned(), title: "Cost".to_owned(), x: axis(), y: axis(), series }],
             notes: vec!["Compare with care.".to_owned()],
+            failures: vec!["ipvs: no such kernel".to_owned()],
             samples: json!([1, 2]),
             ..Report::new("agent")
         }
@@ -271,7 +295,7 @@ mod tests {
         assert_eq!(
             foot,
             "machine:   P, 2 CPUs, Linux 6.1\nversions:  cproxy: cproxy 1\n           wrk: wrk 4\ncommand:   agent \
-             --quick\n\nCompare with care.\n"
+             --quick\n\nCompare with care.\n\nFailed: ipvs: no such kernel\n"
         );
     }
 
@@ -290,9 +314,10 @@ mod tests {
     fn files_are_written_beside_each_other() {
         let dir = env::temp_dir().join(format!("cproxy-benches-report-{}", std::process::id()));
         let output = dir.join("below/result.json");
-        assert_eq!(report().write(Some(&output)).unwrap(), output);
+        let error = report().finish(false, Some(&output)).unwrap_err();
+        assert!(error.to_string().contains("no such kernel"), "{error}");
         let json: Value = serde_json::from_str(&fs::read_to_string(&output).unwrap()).unwrap();
-        assert_eq!(json["benchmark"], "agent");
+        assert_eq!((&json["benchmark"], &json["failures"][0]), (&"agent".into(), &"ipvs: no such kernel".into()));
         assert!(fs::read_to_string(dir.join("below/agent-cost.svg")).unwrap().starts_with("<svg"));
         fs::remove_dir_all(&dir).unwrap();
     }

@@ -22,10 +22,8 @@ impl Summary {
     /// Sums up samples; `None` if there are none.
     #[must_use]
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let mut sorted = samples.into_iter().collect::<Vec<_>>();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let percentile = |percent: usize| sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?).copied();
-        Some(Self { p50: percentile(50)?, p90: percentile(90)?, p99: percentile(99)?, max: percentile(100)? })
+        let [p50, p90, p99, max] = percentiles(samples, [500, 900, 990, 1000])?;
+        Some(Self { p50, p90, p99, max })
     }
 
     /// A table's cells, with so many digits behind the point.
@@ -41,6 +39,16 @@ impl Summary {
     }
 }
 
+/// By nearest rank; each is named by how many of a thousand samples are no larger. `None` if there are no samples.
+#[must_use]
+pub fn percentiles<const N: usize>(samples: impl IntoIterator<Item = f64>, permille: [usize; N]) -> Option<[f64; N]> {
+    let mut sorted = samples.into_iter().collect::<Vec<_>>();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    let rank = |permille: usize| (sorted.len() * permille).div_ceil(1000).saturating_sub(1).min(last);
+    Some(permille.map(|permille| sorted.get(rank(permille)).copied().unwrap_or(f64::NAN)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +59,7 @@ mod tests {
         assert_eq!(hundred, Summary { p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 });
         assert_eq!(Summary::of([-1.0]).unwrap(), Summary { p50: -1.0, p90: -1.0, p99: -1.0, max: -1.0 });
         assert_eq!(Summary::of([]), None);
+        assert_eq!(percentiles((1..=2000).map(f64::from), [0, 999, 2000]), Some([1.0, 1998.0, 2000.0]));
     }
 
     #[test]

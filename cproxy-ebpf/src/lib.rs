@@ -10,19 +10,20 @@
 //! FRONTENDS    hash        FrontendKey  -> SetId
 //! SETS         array       SetId        -> Set           (a word that is switched atomically, and session affinity)
 //! BACKENDS     array       slot         -> Backend
-//! SETTINGS     array       0            -> Settings      (seed, filter, who is left alone)
+//! SETTINGS     array       0            -> Settings      (seed, filter, how is chosen, who is left alone)
 //!
 //! written by the programs
 //! SOCKETS      sk_storage               -> SocketState   (whom the socket is connected to; also: the agent's mark)
 //! UDP_SOCKETS  sk_storage               -> UdpState      (whom an unconnected socket sends to)
 //! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (what does not fit into UDP_SOCKETS)
 //! AFFINITY     LRU hash    AffinityKey  -> AffinityEntry
+//! TURNS        array       turn_of(set) -> u64           (how many choices were made in turn)
 //! COUNTERS     per CPU     Counter      -> u64
 //! ```
 #![no_std]
 
-/// Version of everything in this file; part of the pin path (`<pin-dir>/v4`).
-pub const LAYOUT_VERSION: u32 = 4;
+/// Version of everything in this file; part of the pin path (`<pin-dir>/v5`).
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Room in `FRONTENDS` when it is smallest. The agent replaces each of the three maps by a larger or a smaller one as the
 /// data grows and shrinks, so real clusters meet neither this number nor [`FRONTENDS_MAX`].
@@ -380,7 +381,7 @@ pub struct FlowValue {
     pub slot: u32,
 }
 
-/// What the agent tells the programs: the one element of `SETTINGS`. 152 bytes; fields of 8 bytes are written and read
+/// What the agent tells the programs: the one element of `SETTINGS`. 160 bytes; fields of 8 bytes are written and read
 /// whole, the others before the programs are attached.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -391,6 +392,8 @@ pub struct Settings {
     pub filter_v4: u64,
     /// As `filter_v4`, for IPv6.
     pub filter_v6: u64,
+    /// How backends are chosen: a [`Balance`].
+    pub balance: u64,
     /// How many of `excluded_cgroups` are in use.
     pub excluded_cgroup_count: u32,
     /// How many of `excluded_uids` are in use.
@@ -406,6 +409,27 @@ pub struct Settings {
     pub excluded_uids: [u32; EXCLUSIONS_MAX],
     /// Destinations with these ports, in network order, are left alone. Unused ones are 0.
     pub excluded_ports: [u16; EXCLUSIONS_MAX],
+}
+
+/// How a backend is chosen for a new connection: [`Settings::balance`].
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// Any, with equal weight.
+    #[default]
+    Random = 0,
+    /// One after the other.
+    RoundRobin = 1,
+}
+
+/// How many elements `TURNS` has. Sets that share one take turns together.
+pub const TURNS_MAX: u32 = 1_024;
+
+/// The element of `TURNS` of a set whose backends begin at this slot.
+#[inline(always)]
+#[must_use]
+pub const fn turn_of(first_slot: u32) -> u32 {
+    first_slot % TURNS_MAX
 }
 
 /// Most uids and ports, each, that can be left alone.
@@ -487,6 +511,17 @@ pub const fn choose(random: u32, seed: u64, count: u32) -> u32 {
     choose_evenly((mixed >> 32) as u32, count)
 }
 
+/// The choice after so many others, one after the other. The seed decides where the first one is: else the first
+/// connection of each VM of a kind would go to the same backend.
+#[inline(always)]
+#[must_use]
+pub const fn choose_in_turn(turn: u64, seed: u64, count: u32) -> u32 {
+    match (turn as u32).wrapping_add(seed as u32).checked_rem(count) {
+        Some(index) => index,
+        None => 0,
+    }
+}
+
 /// Maps a number onto `0..count` in its order, with equal weight.
 #[inline(always)]
 #[must_use]
@@ -503,7 +538,7 @@ const _: () = assert!(size_of::<SocketState>() == 44);
 const _: () = assert!(size_of::<UdpState>() == 404);
 const _: () = assert!(size_of::<FlowKey>() == 32);
 const _: () = assert!(size_of::<FlowValue>() == 24);
-const _: () = assert!(size_of::<Settings>() == 152);
+const _: () = assert!(size_of::<Settings>() == 160);
 
 #[cfg(feature = "user")]
 mod user {
@@ -546,6 +581,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn choices_in_turn_come_one_after_the_other_from_where_the_seed_says() {
+        let choices = |seed, count: u32| [0, 1, 2, 3, 4].map(|turn| choose_in_turn(turn, seed, count));
+        assert_eq!(choices(0, 3), [0, 1, 2, 0, 1]);
+        assert_eq!(choices(u64::MAX, 3), [0, 0, 1, 2, 0]);
+        assert_eq!((choices(7, 1), choices(7, 0)), ([0; 5], [0; 5]));
+        assert_eq!((turn_of(0), turn_of(TURNS_MAX + 5)), (0, 5));
     }
 
     /// Chi-square of the choices of a source that is itself even; and two seeds must not agree more often than chance.
@@ -623,20 +667,20 @@ mod tests {
                 offset_of!(Settings, excluded_uids),
                 offset_of!(Settings, excluded_ports),
             ],
-            [FRONTENDS_MIN, SETS_MIN, BACKENDS_MIN, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX],
+            [FRONTENDS_MIN, SETS_MIN, BACKENDS_MIN, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX, TURNS_MAX],
             [SetWord::new(0x0102_0304, 0x0506, 0x0708, true).0, Affinity::new(1, 2).0, AffinityEntry::new(1, 2).0],
             [digest(&[1, 2, 3, 4], 5), digest(&v4_mapped(6), 7)],
             [filter_bit(&v4_mapped(0x0102_0304)), filter_bit(&[1, 2, 3, 4])],
         );
         let expected = (
-            4,
+            5,
             [0, 16, 18],
             [0, 16, 20],
             [0, 16, 32],
             [34, 36, 4],
             [12, 68, 96],
-            [40, 104, 136],
-            [256, 256, 1_536, 512, 1_024, 7],
+            [48, 112, 144],
+            [256, 256, 1_536, 512, 1_024, 7, 1_024],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
             [1_882_088_029, 687_999_930],
             [1 << 46, 1 << 36],

@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, Counter, FRONTENDS_MIN, FlowKey, FlowValue,
-    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, UDP_FLOWS_MAX, UdpState,
+    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, TURNS_MAX, UDP_FLOWS_MAX, UdpState,
 };
 
 /// Mapped into the agent's memory, and as long as the data needs it to be.
@@ -59,6 +59,9 @@ pub(crate) static UDP_FLOWS: LruHashMap<FlowKey, FlowValue, { UDP_FLOWS_MAX as u
 
 #[btf_map]
 pub(crate) static AFFINITY: LruHashMap<AffinityKey, u64, { AFFINITY_MAX as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static TURNS: Array<u64, { TURNS_MAX as usize }> = Array::new();
 
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, { COUNTERS_MAX as usize }> = PerCpuArray::new();

@@ -8,14 +8,14 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use cproxy_ebpf::{
-    Affinity, AffinityEntry, AffinityKey, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, Flow, FrontendKey, PROTOCOL_ANY,
-    PROTOCOL_UDP, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly,
-    filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest,
+    Affinity, AffinityEntry, AffinityKey, Balance, Counter, EXCLUSIONS_MAX, FLOWS_PER_SOCKET, Flow, FrontendKey,
+    PROTOCOL_ANY, PROTOCOL_UDP, SetId, SetWord, Translation, UdpState, V4_MAPPED_WORD, affinity_time, choose,
+    choose_evenly, choose_in_turn, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest, turn_of,
 };
 
 use crate::{
     flows::cproxy_position,
-    maps::{self, AFFINITY, FRONTENDS, SETTINGS, backend, count},
+    maps::{self, AFFINITY, FRONTENDS, SETTINGS, TURNS, backend, count},
     sock_addr::{Endpoint, deny, is_same},
     subprogram::{digest, opaque},
 };
@@ -243,15 +243,39 @@ impl Service {
     }
 }
 
-/// The slot of any of the eligible, chosen evenly.
+/// The slot of one of the eligible, chosen as the agent was told to.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_any(word: u64) -> u32 {
+    let word = SetWord(word);
+    let Some(settings) = SETTINGS.get_ptr(0) else { return word.first_slot() };
     // SAFETY: a live element; volatile, because the agent writes it any time.
-    let seed = SETTINGS.get_ptr(0).map_or(0, |settings| unsafe { (&raw const (*settings).seed).read_volatile() });
-    // SAFETY: a helper without arguments.
-    let index = choose(unsafe { bpf_get_prandom_u32() }, seed, SetWord(word).eligible());
-    SetWord(word).first_slot() + index
+    let (seed, balance) =
+        unsafe { ((&raw const (*settings).seed).read_volatile(), (&raw const (*settings).balance).read_volatile()) };
+    let index = if balance == Balance::RoundRobin as u64 {
+        in_turn(word, seed)
+    } else {
+        // SAFETY: a helper without arguments.
+        choose(unsafe { bpf_get_prandom_u32() }, seed, word.eligible())
+    };
+    word.first_slot() + index
+}
+
+/// The index of whoever's turn it is: `BPF_ATOMIC` with `BPF_FETCH` (kernel 5.12). `core` has no such atomics for this
+/// target.
+#[inline(always)]
+fn in_turn(word: SetWord, seed: u64) -> u32 {
+    let Some(turn) = TURNS.get_ptr_mut(turn_of(word.first_slot())) else { return 0 };
+    let mut before = 1u64;
+    // SAFETY: the verifier checks that the pointer is to a live value; the instruction touches nothing but `before` and it.
+    unsafe {
+        core::arch::asm!(
+            "{before} = atomic_fetch_add((u64 *)({turn} + 0), {before})",
+            turn = in(reg) turn,
+            before = inout(reg) before,
+        );
+    }
+    choose_in_turn(before, seed, word.eligible())
 }
 
 /// See [`Service::choose_beside`].

@@ -2,7 +2,11 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::{k8s::ApiServer, model::Own, sockets::Mode};
+use crate::{
+    k8s::ApiServer,
+    model::{Balance, Own},
+    sockets::Mode,
+};
 
 /// Where Services and EndpointSlices come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub struct Config {
     pub cgroup: Option<PathBuf>,
     /// Who is left alone.
     pub exclude: Exclude,
+    /// How a backend is chosen for a new connection.
+    pub balance: Balance,
     /// Which stale sockets are closed.
     pub terminate_sockets: Mode,
     /// Where maps and links are pinned.
@@ -71,6 +77,10 @@ impl fmt::Display for Config {
             None => write!(f, "; the cgroup2 root")?,
         }
         self.exclude.fmt(f)?;
+        match self.balance {
+            Balance::Random => {}
+            Balance::RoundRobin => f.write_str("; chooses round robin")?,
+        }
         let closed = match self.terminate_sockets {
             Mode::None => "no stale sockets",
             Mode::Udp => "stale UDP sockets",

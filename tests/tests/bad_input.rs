@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use cproxy::bpf::PinDir;
 use cproxy_tests::{
     manifest::{self, Service, Slice},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
@@ -21,6 +22,10 @@ const SYNC: Duration = Duration::from_secs(10);
 
 /// `cproxy run` with these arguments must end by itself, with this exit code and one line that says all of `needles`;
 /// and it must have attached nothing.
+fn pins(sandbox: &Sandbox) -> PinDir {
+    PinDir::new(&sandbox.pin_dir())
+}
+
 fn run_fails(sandbox: &Sandbox, args: &[&str], code: i32, needles: &[&str]) {
     let output = cproxy(sandbox, &[&["run"], args].concat());
     assert_fails(&output, code, needles);
@@ -249,19 +254,19 @@ fn a_pin_directory_of_another_layout_is_left_alone() {
     assert!(!sandbox.pin_dir().exists());
 
     // The right name, but not our map.
-    fs::create_dir_all(sandbox.pin_dir().join("v4")).unwrap();
+    fs::create_dir_all(pins(&sandbox).versioned()).unwrap();
     let foreign = aya::maps::Array::<aya::maps::MapData, u64>::create(8, 0).unwrap();
-    foreign.pin(sandbox.pin_dir().join("v4/FRONTENDS")).unwrap();
+    foreign.pin(pins(&sandbox).object("FRONTENDS")).unwrap();
     let output = cproxy(&sandbox, &["run", "--manifests", &manifests]);
     assert_fails(&output, 1, &["FRONTENDS", "8 byte values", &cleanup]);
-    assert_eq!(fs::read_dir(sandbox.pin_dir().join("v4")).unwrap().count(), 1, "nothing was added");
+    assert_eq!(fs::read_dir(pins(&sandbox).versioned()).unwrap().count(), 1, "nothing was added");
     cproxy(&sandbox, &["cleanup"]).success();
 }
 
 #[test]
 fn a_failing_installation_leaves_nothing() {
     let sandbox = Sandbox::new("cproxy-test");
-    fs::create_dir_all(sandbox.pin_dir().join("v4")).unwrap();
+    fs::create_dir_all(pins(&sandbox).versioned()).unwrap();
     let pin_dir = sandbox.pin_dir().display().to_string();
     let output = cproxy(&sandbox, &["install", "--cgroup", "/tmp", "--pin-dir", &pin_dir]);
     assert_fails(&output, 1, &["/tmp", "cproxy_connect4"]);
@@ -287,7 +292,7 @@ fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
         &["--reuid=65534", "--clear-groups"],
         &["get", "services", "--pin-dir", &sandbox.pin_dir().display().to_string()],
     );
-    assert_fails(&unprivileged, 1, &["bpf/cproxy/v4", "Permission denied", "root"]);
+    assert_fails(&unprivileged, 1, &["bpf/cproxy/v", "Permission denied", "root"]);
     agent.kill();
     assert!(agent.is_ready(), "a killed agent takes nothing away");
     cproxy(&sandbox, &["cleanup"]).success();
@@ -464,5 +469,5 @@ fn every_flag_can_come_from_the_environment() {
     let sandbox = Sandbox::new("cproxy-test");
     let mut agent = Agent::new(&sandbox).env("CPROXY_MANIFESTS", good(&sandbox)).start();
     agent.wait_ready(SYNC);
-    assert!(sandbox.pin_dir().join("v4/connect4").exists());
+    assert!(pins(&sandbox).object("connect4").exists());
 }

@@ -373,7 +373,7 @@ fn the_hooks_outlive_the_agent_and_a_new_agent_takes_over() {
 #[test]
 fn cleanup_removes_what_is_ours_and_nothing_else() {
     let mut live = Live::start();
-    let foreign = live.sandbox.pin_dir().join("v4/somebody_elses");
+    let foreign = PinDir::new(&live.sandbox.pin_dir()).object("somebody_elses");
     let mut map = aya::maps::Array::<aya::maps::MapData, u32>::create(1, 0).unwrap();
     map.set(0, 1, 0).unwrap();
     map.pin(&foreign).unwrap();
@@ -397,7 +397,7 @@ fn cleanup_removes_what_is_ours_and_nothing_else() {
 fn cleanup_removes_a_link_that_never_came_into_its_place() {
     let mut live = Live::start();
     live.agent.stop();
-    let pins = live.sandbox.pin_dir().join("v4");
+    let pins = PinDir::new(&live.sandbox.pin_dir()).versioned();
     std::fs::rename(pins.join("connect4"), pins.join("connect4_new")).unwrap();
     let cleanup = cproxy(&live.sandbox, &["cleanup"]).success();
     assert_eq!(cleanup.stderr, "");
@@ -411,7 +411,7 @@ fn cleanup_removes_a_link_that_never_came_into_its_place() {
 fn a_map_without_its_pin_is_made_anew() {
     let mut live = Live::start();
     live.agent.kill();
-    let pins = live.sandbox.pin_dir().join("v4");
+    let pins = PinDir::new(&live.sandbox.pin_dir()).versioned();
     for name in ["FRONTENDS", "SETS", "BACKENDS"] {
         let lost = [0, 1].map(|number| std::fs::remove_file(pins.join(format!("{name}_{number}"))));
         assert!(lost.iter().any(Result::is_ok), "{name} has a pin");

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use cproxy_tests::control_plane::{ControlPlane, NODE};
 use cproxy_tests::echo::{self, Server};
-use cproxy_tests::manifest::{self, Service, Slice};
+use cproxy_tests::manifest::{Service, Slice};
 use cproxy_tests::population::Shape;
 use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy};
 use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
@@ -29,6 +29,7 @@ use serde_json::Value;
 
 use self::worker::Worker;
 use crate::kube_proxy::KubeProxy;
+use crate::{node, rest};
 
 /// Longer than anybody takes to follow the API server.
 const TIMEOUT: Duration = Duration::from_secs(900);
@@ -36,12 +37,8 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 const REMARK: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Who takes less than this of a CPU for so long is at rest.
+/// Who does next to nothing for so long is at rest.
 const REST: Duration = Duration::from_secs(2);
-const REST_CPU: Duration = Duration::from_millis(20);
-
-/// The node's own address.
-const NODE_IP: &str = "192.0.2.10";
 
 /// The first of the ClusterIPs that tell that everything before them is in force.
 const FIRST_MARKER: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 0);
@@ -55,6 +52,8 @@ pub enum Peer {
     Direct,
     /// cproxy.
     Cproxy,
+    /// cproxy with `--balance round-robin`. Not beside the other: there is one cgroup for both.
+    CproxyRoundRobin,
     /// kube-proxy's mode iptables, with legacy iptables.
     Iptables,
     /// kube-proxy's mode nftables.
@@ -67,10 +66,14 @@ impl Peer {
     /// Those that run on any kernel that a developer has; IPVS is seldom there.
     pub const USUAL: [Self; 4] = [Self::Direct, Self::Cproxy, Self::Iptables, Self::Nftables];
 
+    fn is_cproxy(self) -> bool {
+        matches!(self, Self::Cproxy | Self::CproxyRoundRobin)
+    }
+
     /// What kube-proxy calls it.
     fn mode(self) -> Option<&'static str> {
         match self {
-            Self::Direct | Self::Cproxy => None,
+            Self::Direct | Self::Cproxy | Self::CproxyRoundRobin => None,
             Self::Iptables => Some("iptables"),
             Self::Nftables => Some("nftables"),
             Self::Ipvs => Some("ipvs"),
@@ -83,6 +86,7 @@ impl fmt::Display for Peer {
         f.pad(match self {
             Self::Direct => "direct",
             Self::Cproxy => "cproxy",
+            Self::CproxyRoundRobin => "cproxy, round robin",
             Self::Iptables => "iptables",
             Self::Nftables => "nftables",
             Self::Ipvs => "ipvs",
@@ -134,7 +138,7 @@ impl<'s> Cluster<'s> {
     #[must_use]
     pub fn start(sandbox: &'s Sandbox) -> Self {
         let control_plane = ControlPlane::start(sandbox);
-        create_node(sandbox, &control_plane);
+        node::create(sandbox, &control_plane);
         Self {
             agent_kubeconfig: control_plane.agent_kubeconfig(),
             kube_proxy: KubeProxy {
@@ -151,14 +155,6 @@ impl<'s> Cluster<'s> {
     pub fn elsewhere(agent_kubeconfig: PathBuf, kube_proxy: KubeProxy) -> Self {
         Self { agent_kubeconfig, kube_proxy, writer: None, _control_plane: None }
     }
-}
-
-/// The node that all peers are on: without one kube-proxy waits for half a minute.
-pub fn create_node(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) {
-    sandbox.add_addresses([NODE_IP]);
-    control_plane.apply([manifest::node(NODE, "zone-a")]);
-    let status = manifest::node_status([NODE_IP]).to_string();
-    control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
 }
 
 /// A peer's network namespace, and the process that keeps it as the API server says.
@@ -303,8 +299,10 @@ impl<'s> Stand<'s> {
             netns.run(|| std::fs::write(name, value)).with_context(|| name.to_owned())?;
         }
         let process = match peer.mode() {
-            None if peer == Peer::Cproxy => {
-                let agent = Agent::new(sandbox).kubeconfig(&cluster.agent_kubeconfig).args(["--node-name", NODE]);
+            None if peer.is_cproxy() => {
+                let how = if peer == Peer::CproxyRoundRobin { "round-robin" } else { "random" };
+                let agent = Agent::new(sandbox).kubeconfig(&cluster.agent_kubeconfig);
+                let agent = agent.args(["--node-name", NODE, "--balance", how]);
                 Process::Cproxy(Box::new(agent.start()))
             }
             None => Process::None,
@@ -345,18 +343,12 @@ impl<'s> Stand<'s> {
 
     /// Waits until its process has nothing left to do.
     fn wait_for_rest(&mut self) -> Result<()> {
+        let peer = self.peer;
         let Some(daemon) = self.daemon() else { return Ok(()) };
-        let deadline = Instant::now() + TIMEOUT;
-        let mut before = cpu_time(daemon.pid());
-        loop {
-            thread::sleep(REST);
-            let now = cpu_time(daemon.pid());
-            if now.saturating_sub(before) < REST_CPU {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "it does not come to rest: {}", daemon.tail());
-            before = now;
-        }
+        let pid = daemon.pid();
+        let rest = rest::wait(1, REST, TIMEOUT, || cpu_time(pid));
+        rest.with_context(|| format!("{peer}: {}", daemon.tail()))?;
+        Ok(())
     }
 
     /// Waits until somebody answers behind a ClusterIP.
@@ -373,7 +365,7 @@ impl<'s> Stand<'s> {
             ensure!(now < deadline, "not in force within {TIMEOUT:?}: {}", daemon.tail());
             if now > said + REMARK {
                 said = now;
-                eprintln!("{peer}: not in force yet: {}", daemon.tail().lines().last().unwrap_or_default());
+                eprintln!("{peer}: not in force yet: {}", daemon.tail());
             }
             thread::sleep(PAUSE);
         }
@@ -389,7 +381,7 @@ fn own_program() -> Result<PathBuf> {
 fn client(sandbox: &Sandbox, netns: &Netns, peer: Peer, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", netns.path().display())).arg(program);
-    sandbox.place(&mut command, if peer == Peer::Cproxy { Placement::Hooked } else { Placement::Unhooked });
+    sandbox.place(&mut command, if peer.is_cproxy() { Placement::Hooked } else { Placement::Unhooked });
     command
 }
 

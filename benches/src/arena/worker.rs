@@ -87,7 +87,7 @@ impl Drop for Worker {
 ///
 /// # Errors
 /// Whoever gave the orders has gone.
-pub fn run() -> io::Result<()> {
+pub fn run() -> Result<()> {
     let (mut held, mut output) = (Vec::new(), io::stdout().lock());
     for order in io::stdin().lock().lines() {
         match carry_out(&order?, &mut held) {

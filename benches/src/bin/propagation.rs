@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use cproxy_benches::report::{self, Report, Table};
+use cproxy_benches::report::{Report, Table};
 use cproxy_benches::summary::Summary;
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::manifest::{self, Endpoint};
@@ -122,9 +122,7 @@ fn main() -> Result<()> {
     let mut report = report(&arguments, &samples)?;
     report.add_version("cproxy", cproxy_binary(), &["version"]);
     report.add_version("API server", control_plane.binary("kube-apiserver"), &["--version"]);
-    report.print();
-    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
-    Ok(())
+    report.finish(arguments.quick, arguments.output.as_deref())
 }
 
 /// The Service that is followed, and all the others.
@@ -319,7 +317,7 @@ fn chosen_backend() -> std::io::Result<IpAddr> {
 }
 
 fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
-    let Arguments { changes, services, quick, .. } = arguments;
+    let Arguments { changes, services, .. } = arguments;
     let mut rows = Vec::new();
     let mut summaries = serde_json::Map::new();
     for Clock { name, meaning, of } in CLOCKS {
@@ -342,7 +340,6 @@ fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
          between two looks. It is negative where connections followed before the other party heard of the change."
             .to_owned(),
     );
-    report.notes.extend(quick.then(|| report::QUICK.to_owned()));
     report.samples = json!({
         "unit": "ms", "changes": changes, "services": services, "endpoints_per_service": ENDPOINTS,
         "summary": summaries, "changes_ms": samples.iter().map(json_of).collect::<Vec<_>>(),

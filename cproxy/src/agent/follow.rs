@@ -18,7 +18,7 @@ use crate::{
     bpf::{self, PinDir},
     k8s::LastHeard,
     memory,
-    model::{Event, Exclusions, KernelTable, Limits, Op, Problem, Room, Store, Table},
+    model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Room, Store, Table},
     report::ReportRow,
     sockets::Mode,
 };
@@ -101,8 +101,8 @@ impl Follower {
     }
 
     /// Says who is left alone, before anything else is written, and how choices are made.
-    pub(super) fn configure(&mut self, exclusions: Exclusions) -> Result<(), AgentError> {
-        self.maps.apply(&[Op::SetExclusions(exclusions)])?;
+    pub(super) fn configure(&mut self, exclusions: Exclusions, balance: Balance) -> Result<(), AgentError> {
+        self.maps.apply(&[Op::SetExclusions(exclusions), Op::SetBalance(balance)])?;
         Ok(self.reseed()?)
     }
 

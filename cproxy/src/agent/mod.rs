@@ -147,7 +147,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
         drop(tokio::spawn(found.follow(others)));
     }
     let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, timeline, heard)?;
-    follower.configure(exclusions)?;
+    follower.configure(exclusions, config.balance)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(own.pod_ips.clone()));
         follower.bootstrap(&store)?;

@@ -14,7 +14,7 @@ use std::{
 use aya::maps::{MapInfo, MapType};
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityEntry, AffinityKey, COUNTERS_MAX, FlowKey, FlowValue, LAYOUT_VERSION, Settings, SocketState,
-    UDP_FLOWS_MAX, UdpState,
+    TURNS_MAX, UDP_FLOWS_MAX, UdpState,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -87,7 +87,7 @@ impl Layout {
     }
 }
 
-const LAYOUTS: [Layout; 9] = [
+const LAYOUTS: [Layout; 10] = [
     Layout::of_maps(growing::FRONTENDS.name),
     Layout::of_maps(growing::SETS.name),
     Layout::of_maps(growing::BACKENDS.name),
@@ -129,6 +129,14 @@ const LAYOUTS: [Layout; 9] = [
         key_bytes: size_of::<AffinityKey>() as u32,
         value_bytes: size_of::<AffinityEntry>() as u32,
         entries: AFFINITY_MAX,
+        flags: 0,
+    },
+    Layout {
+        name: "TURNS",
+        map_type: MapType::Array,
+        key_bytes: 4,
+        value_bytes: size_of::<u64>() as u32,
+        entries: TURNS_MAX,
         flags: 0,
     },
     Layout {

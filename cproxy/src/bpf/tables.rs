@@ -23,8 +23,8 @@ use super::{
     pins::PinDir,
 };
 use crate::model::{
-    Address, Affinity, Backend, ExcludedCgroup, Exclusions, Filter, Frontend, KernelSet, KernelTable, Limits, Members,
-    Op, Protocol, Room,
+    Address, Affinity, Backend, Balance, ExcludedCgroup, Exclusions, Filter, Frontend, KernelSet, KernelTable, Limits,
+    Members, Op, Protocol, Room,
 };
 
 /// Why the table could not be read or written.
@@ -207,6 +207,13 @@ impl Table {
             }
             Op::RaiseEpoch => self.raise_epoch(),
             Op::SetSeed(seed) => self.store_setting(offset_of!(Settings, seed), *seed),
+            Op::SetBalance(balance) => {
+                let balance = match balance {
+                    Balance::Random => cproxy_ebpf::Balance::Random,
+                    Balance::RoundRobin => cproxy_ebpf::Balance::RoundRobin,
+                };
+                self.store_setting(offset_of!(Settings, balance), balance as u64)
+            }
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
             Op::ReplaceFrontends { room, frontends, addresses } => self.replace_frontends(*room, frontends, addresses),
             Op::ResizeSets(room) => {

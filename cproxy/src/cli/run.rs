@@ -13,6 +13,7 @@ use crate::{
     config::{Config, Exclude, Source},
     k8s::ApiServer,
     memory,
+    model::Balance,
     sockets::Mode,
 };
 
@@ -48,6 +49,9 @@ pub(super) struct Options {
     /// Leave destinations with these ports alone (in the environment: with commas between them)
     #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     exclude_port: Vec<u16>,
+    /// How to choose an endpoint for a new connection
+    #[arg(long, env = "CPROXY_BALANCE", value_name = "HOW", value_enum, default_value_t)]
+    balance: Choice,
     /// Close sockets that are connected, through cproxy, to a backend that no longer serves
     #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "WHICH", value_enum, default_value_t)]
     terminate_sockets: Terminate,
@@ -68,6 +72,24 @@ enum LogFormat {
     #[default]
     Text,
     Json,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Choice {
+    /// Any, each with the same chance
+    #[default]
+    Random,
+    /// One after the other: even for few connections, too
+    RoundRobin,
+}
+
+impl From<Choice> for Balance {
+    fn from(choice: Choice) -> Self {
+        match choice {
+            Choice::Random => Self::Random,
+            Choice::RoundRobin => Self::RoundRobin,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -134,6 +156,7 @@ fn config(options: Options) -> Result<Config, clap::Error> {
         own: options.own.own(),
         cgroup: options.cgroup,
         exclude,
+        balance: options.balance.into(),
         terminate_sockets: options.terminate_sockets.into(),
         pin_dir: options.pin.pin_dir,
         run_dir: options.run.run_dir,

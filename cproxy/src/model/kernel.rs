@@ -7,6 +7,16 @@ use std::{
 
 use super::{Address, Backend, Frontend};
 
+/// How a backend is chosen for a new connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// Any, with equal weight.
+    #[default]
+    Random,
+    /// One after the other.
+    RoundRobin,
+}
+
 /// One write to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -59,6 +69,8 @@ pub enum Op {
     SetFilter(Filter),
     /// Mix this into every choice.
     SetSeed(u64),
+    /// Choose backends so.
+    SetBalance(Balance),
     /// Leave these alone.
     SetExclusions(Exclusions),
     /// Wait until every program that runs now has ended.

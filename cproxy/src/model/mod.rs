@@ -28,7 +28,9 @@ pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, pa
 pub use affinity::affinity_id;
 pub use desired::{Action, Row, Scope, Source, desired_rows, resolve};
 pub use explain::{Explanation, Usage, explain, is_slice_of};
-pub use kernel::{Affinity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Room};
+pub use kernel::{
+    Affinity, Balance, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Room,
+};
 pub use names::{ObjectName, ServiceName, Text};
 pub use object::ObjectRow;
 pub(crate) use object::object_name;

@@ -41,6 +41,27 @@ fn the_choice_is_even_after_a_new_seed() {
     every_choice_is_even(20_000);
 }
 
+/// Also when threads take turns, for both families, whose sets are counted apart, and for an agent that finds the programs
+/// of one that chose otherwise.
+#[test]
+fn round_robin_gives_each_its_turn() {
+    let mut world = world();
+    world.kill_agent();
+    world.start_agent_with(&["--balance", "round-robin"]);
+    for (number, (count, _)) in (1..).zip(CASES) {
+        let _case = Case::new(format!("{count} backends"));
+        for form in [Form::V4, Form::V6] {
+            let each = 2 * u32::from(count) + 1;
+            let hits = hits_of_threads(number, count, each, &[form]);
+            let fair = each * THREADS / u32::from(count);
+            assert!(hits.iter().all(|&hits| hits == fair || hits == fair + 1), "{form}: {hits:?}");
+        }
+    }
+    world.kill_agent();
+    world.start_agent();
+    every_choice_is_even(20_000);
+}
+
 fn every_choice_is_even(connects: u32) {
     for (number, (count, critical)) in (1..).zip(CASES) {
         let _case = Case::new(format!("{count} backends"));
@@ -55,24 +76,29 @@ fn every_choice_is_even(connects: u32) {
 
 /// Of connections to a VIP in both families.
 fn chi_square(number: u8, count: u8, connects: u32) -> f64 {
-    let hits: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| hits(number, count, connects / THREADS))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    let hits = hits_of_threads(number, count, connects / THREADS, &[Form::V4, Form::V6]);
     let expected = f64::from(connects) / f64::from(count);
-    let squared = |index: usize| {
-        let hits: u32 = hits.iter().map(|hits| hits[index]).sum();
-        (f64::from(hits) - expected).powi(2)
-    };
-    (0..count.into()).map(squared).sum::<f64>() / expected
+    hits.into_iter().map(|hits| (f64::from(hits) - expected).powi(2)).sum::<f64>() / expected
+}
+
+/// How often each pod is chosen by all threads together, each of which connects so often.
+fn hits_of_threads(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
+    let mut all = vec![0; count.into()];
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| hits(number, count, connects, forms))).collect();
+        for thread in threads {
+            all.iter_mut().zip(thread.join().unwrap()).for_each(|(all, hits)| *all += hits);
+        }
+    });
+    all
 }
 
 /// How often each pod is chosen.
-fn hits(number: u8, count: u8, connects: u32) -> Vec<u32> {
-    let addresses = [Form::V4, Form::V6].map(|form| form.address(vip(number), PORT));
+fn hits(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
     let mut hits = vec![0; count.into()];
-    for address in addresses.iter().cycle().take(connects as usize) {
-        hits[usize::from(pod_number(backend(*address))) - 1] += 1;
+    for form in forms.iter().cycle().take(connects as usize) {
+        let address = form.address(vip(number), PORT);
+        hits[usize::from(pod_number(backend(address))) - 1] += 1;
     }
     hits
 }

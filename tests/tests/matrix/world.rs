@@ -238,8 +238,16 @@ impl World {
 
     /// Starts an agent and waits until it has written the table.
     pub(crate) fn start_agent(&mut self) {
-        let mut agent =
-            Agent::new(&self.sandbox).manifests(self.sandbox.manifest_dir()).env("CPROXY_NODE_NAME", NODE).start();
+        self.start_agent_with(&[]);
+    }
+
+    /// The same, with more flags.
+    pub(crate) fn start_agent_with(&mut self, flags: &[&str]) {
+        let mut agent = Agent::new(&self.sandbox)
+            .manifests(self.sandbox.manifest_dir())
+            .env("CPROXY_NODE_NAME", NODE)
+            .args(flags)
+            .start();
         agent.wait_ready(SYNC);
         self.agent = Some(agent);
     }

@@ -15,12 +15,11 @@ mod report;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Parser;
-use cproxy_benches::report::{QUICK, Report};
-use cproxy_benches::{kube_proxy, subject};
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::manifest;
+use cproxy_benches::report::Report;
+use cproxy_benches::{kube_proxy, node, subject};
+use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::population::Shape;
 use cproxy_tests::process::cproxy_binary;
 use cproxy_tests::sandbox::Sandbox;
@@ -30,9 +29,6 @@ use crate::measure::{Found, Plan};
 use crate::peer::Peer;
 
 const PREFIX: &str = "cproxy-bench";
-
-/// The addresses of the node that all are on.
-const NODE_IP: &str = "192.0.2.10";
 
 /// How many slices are changed at the same time, to see what many changes cost.
 const BURST: usize = 1_000;
@@ -61,15 +57,12 @@ struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// A program's name and its version.
-type Version = (String, String);
-
 /// What was found with one shape.
 struct Column {
     shape: Shape,
     found: Vec<Found>,
-    /// How many peers could not be measured.
-    failed: usize,
+    /// Why others could not be measured.
+    failures: Vec<String>,
 }
 
 fn main() -> Result<()> {
@@ -94,24 +87,16 @@ fn main() -> Result<()> {
     for &shape in &arguments.shapes {
         columns.push(measure_shape(shape, &arguments.peers, &plan, &mut versions));
     }
-    let mut report = Report { versions, ..report::of(&columns, &plan) };
-    report.notes.extend(arguments.quick.then(|| QUICK.to_owned()));
-    report.print();
-    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
-    let failed = columns.iter().map(|column| column.failed).sum::<usize>();
-    ensure!(failed == 0, "{failed} measurements failed");
-    Ok(())
+    let report = Report { versions, ..report::of(&columns, &plan) };
+    report.finish(arguments.quick, arguments.output.as_deref())
 }
 
 /// A control plane with these objects, and one peer after the other.
-fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<Version>) -> Column {
+fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<(String, String)>) -> Column {
     let sandbox = Sandbox::new(PREFIX);
-    sandbox.add_addresses([NODE_IP]);
     sandbox.add_addresses(subject::BACKENDS);
     let mut control_plane = ControlPlane::start(&sandbox);
-    control_plane.apply([manifest::node(NODE, "zone-a")]);
-    let status = manifest::node_status([NODE_IP]).to_string();
-    control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
+    node::create(&sandbox, &control_plane);
     let writer = Writer::new(&control_plane);
     *versions = versions_of(&control_plane);
     eprintln!("{shape}: creating the objects");
@@ -119,7 +104,7 @@ fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<V
     writer.create(subject::objects());
     let place = peer::Place { sandbox: &sandbox, control_plane: &control_plane, writer: &writer, shape };
     let mut found = Vec::new();
-    let mut failed = 0;
+    let mut failures = Vec::new();
     for &peer in peers {
         eprintln!("{shape}: measuring {peer}");
         // What the others cost is worth knowing all the same.
@@ -127,17 +112,17 @@ fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<V
             Ok(figures) => found.push(figures),
             Err(error) => {
                 eprintln!("{shape}: {peer} failed: {error:#}");
-                failed += 1;
+                failures.push(format!("{shape}: {peer}: {error:#}"));
                 writer.replace([subject::slice(0)]);
             }
         }
     }
     // An orderly end would take a second, and nobody is left to mind.
     control_plane.kill_api_server();
-    Column { shape, found, failed }
+    Column { shape, found, failures }
 }
 
-fn versions_of(control_plane: &ControlPlane<'_>) -> Vec<Version> {
+fn versions_of(control_plane: &ControlPlane<'_>) -> Vec<(String, String)> {
     let mut report = Report::new("agent");
     report.add_version("cproxy", cproxy_binary(), &["version"]);
     for name in ["kube-apiserver", "kube-proxy"] {

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::subject;
+use anyhow::{Context as _, Result};
+use cproxy_benches::{rest, subject};
 use cproxy_tests::pinned::{self, MapMemory};
 use cproxy_tests::usage::{Memory, Sleeps, cpu_time, forget_peak};
 
@@ -12,9 +12,6 @@ use crate::peer::{Peer, Place, Running};
 
 /// Between two single changes: longer than the second that kube-proxy leaves between two syncs.
 const PAUSE: Duration = Duration::from_millis(1_200);
-
-/// Who takes no more than this part of a CPU for as long as is looked is at rest.
-const REST_PART: u32 = 50;
 
 /// How much is measured.
 pub(crate) struct Plan {
@@ -93,17 +90,7 @@ impl Start {
 
 /// The CPU time up to now, once it has nothing left to do.
 fn cpu_at_rest(running: &Running<'_>, rest: Duration) -> Result<Duration> {
-    let deadline = Instant::now() + subject::TIMEOUT;
-    let mut before = cpu_time(running.pid());
-    loop {
-        thread::sleep(rest);
-        let now = cpu_time(running.pid());
-        if now - before <= rest / REST_PART {
-            return Ok(now);
-        }
-        ensure!(Instant::now() < deadline, "it does not come to rest");
-        before = now;
-    }
+    rest::wait(1, rest, subject::TIMEOUT, || cpu_time(running.pid()))
 }
 
 fn single_changes(

@@ -3,50 +3,42 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use cproxy_benches::paired::Estimate;
 use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Report, Table, cell};
+use cproxy_benches::report::{Figure, Report, Table};
 use serde_json::{Map, Value, json};
 
 use crate::Column;
 use crate::measure::{Found, Plan};
 use crate::peer::Peer;
 
-/// A line of the table: of one or many samples.
-struct Row {
-    name: &'static str,
-    meaning: &'static str,
-    of: fn(&Found) -> Vec<f64>,
-}
-
-const ROWS: [Row; 15] = [
-    Row { name: "disk_mib", meaning: "on disk, MiB", of: |found| vec![mib(found.bytes_on_disk)] },
-    Row {
+const FIGURES: [Figure<Found>; 15] = [
+    Figure { name: "disk_mib", meaning: "on disk, MiB", of: |found| vec![mib(found.bytes_on_disk)] },
+    Figure {
         name: "start_to_ready_s",
         meaning: "start to ready, s",
         of: |found| found.starts.iter().map(|start| start.to_ready.as_secs_f64()).collect(),
     },
-    Row {
+    Figure {
         name: "cpu_to_sync_s",
         meaning: "CPU until it is at rest, s",
         of: |found| found.starts.iter().map(|start| start.cpu.as_secs_f64()).collect(),
     },
-    Row {
+    Figure {
         name: "resident_mib",
         meaning: "then resident, MiB",
         of: |found| found.starts.iter().map(|start| mib(start.memory.resident)).collect(),
     },
-    Row {
+    Figure {
         name: "anonymous_mib",
         meaning: "  of it anonymous, MiB",
         of: |found| found.starts.iter().map(|start| mib(start.memory.anonymous)).collect(),
     },
-    Row {
+    Figure {
         name: "peak_resident_mib",
         meaning: "the most up to then, MiB",
         of: |found| found.starts.iter().map(|start| mib(start.memory.peak)).collect(),
     },
-    Row {
+    Figure {
         name: "maps_kib",
         meaning: "kernel memory of its maps, KiB",
         of: |found| match found.maps.iter().map(|map| map.bytes).sum() {
@@ -54,25 +46,29 @@ const ROWS: [Row; 15] = [
             bytes => vec![bytes as f64 / 1024.0],
         },
     },
-    Row { name: "change_ms", meaning: "one change, until connections follow, ms", of: |found| all_ms(&found.changes) },
-    Row { name: "cpu_per_change_ms", meaning: "  CPU, ms", of: |found| vec![ms(found.cpu_per_change)] },
-    Row {
+    Figure {
+        name: "change_ms",
+        meaning: "one change, until connections follow, ms",
+        of: |found| all_ms(&found.changes),
+    },
+    Figure { name: "cpu_per_change_ms", meaning: "  CPU, ms", of: |found| vec![ms(found.cpu_per_change)] },
+    Figure {
         name: "burst_sending_ms",
         meaning: "many changes at once: sending, ms",
         of: |found| vec![ms(found.burst.sending)],
     },
-    Row {
+    Figure {
         name: "burst_lag_ms",
         meaning: "  all in force after the last answer, ms",
         of: |found| vec![ms(found.burst.lag)],
     },
-    Row { name: "burst_cpu_ms", meaning: "  CPU, ms", of: |found| vec![ms(found.burst.cpu)] },
-    Row { name: "burst_peak_mib", meaning: "  most resident, MiB", of: |found| vec![mib(found.burst.peak_bytes)] },
-    Row { name: "sleeps_per_minute", meaning: "at rest: wake-ups a minute", of: |found| vec![found.quiet.sleeps] },
-    Row { name: "quiet_cpu_ms", meaning: "  CPU a minute, ms", of: |found| vec![ms(found.quiet.cpu)] },
+    Figure { name: "burst_cpu_ms", meaning: "  CPU, ms", of: |found| vec![ms(found.burst.cpu)] },
+    Figure { name: "burst_peak_mib", meaning: "  most resident, MiB", of: |found| vec![mib(found.burst.peak_bytes)] },
+    Figure { name: "sleeps_per_minute", meaning: "at rest: wake-ups a minute", of: |found| vec![found.quiet.sleeps] },
+    Figure { name: "quiet_cpu_ms", meaning: "  CPU a minute, ms", of: |found| vec![ms(found.quiet.cpu)] },
 ];
 
-/// The rows that are also drawn over the number of Services: name of the row and of the chart, title, unit.
+/// Those that are also drawn over the number of Services: name of the figure and of the chart, title, unit.
 const CHARTS: [(&str, &str, &str, &str); 2] = [
     ("start_to_ready_s", "start", "From start to ready", "s"),
     ("resident_mib", "memory", "Resident memory after the first sync", "MiB"),
@@ -84,23 +80,16 @@ pub(crate) fn of(columns: &[Column], plan: &Plan) -> Report {
         tables: columns.iter().map(table).collect(),
         charts: charts(columns),
         notes: notes(columns, plan),
+        failures: columns.iter().flat_map(|column| column.failures.clone()).collect(),
         samples: samples(columns, plan),
         ..Report::new("agent")
     }
 }
 
 fn table(Column { shape, found, .. }: &Column) -> Table {
-    let row = |row: &Row| (row.meaning.to_owned(), found.iter().map(|found| cell((row.of)(found))).collect());
-    Table {
-        title: format!(
-            "{} Services with {} endpoints each, in {} slices",
-            shape.services,
-            shape.endpoints,
-            shape.slices()
-        ),
-        columns: found.iter().map(|found| found.peer.to_string()).collect(),
-        rows: ROWS.iter().map(row).collect(),
-    }
+    let title =
+        format!("{} Services with {} endpoints each, in {} slices", shape.services, shape.endpoints, shape.slices());
+    Figure::table(&FIGURES, title, found, |found| found.peer.to_string())
 }
 
 /// Where there is more than one number of Services.
@@ -109,26 +98,26 @@ fn charts(columns: &[Column]) -> Vec<Chart> {
     if sizes.len() < 2 {
         return Vec::new();
     }
-    let charts = CHARTS.iter().filter_map(|&(row, name, title, unit)| {
-        let row = ROWS.iter().find(|candidate| candidate.name == row)?;
+    let charts = CHARTS.iter().filter_map(|&(figure, name, title, unit)| {
+        let figure = Figure::named(&FIGURES, figure)?;
         Some(Chart {
             name: name.to_owned(),
             title: title.to_owned(),
             x: Axis { label: "Services".to_owned(), is_log: true },
             y: Axis { label: unit.to_owned(), is_log: true },
-            series: series(columns, row),
+            series: series(columns, figure),
         })
     });
     charts.collect()
 }
 
 /// A line for each peer and number of endpoints.
-fn series(columns: &[Column], row: &Row) -> Vec<Series> {
+fn series(columns: &[Column], figure: &Figure<Found>) -> Vec<Series> {
     let endpoints = columns.iter().map(|column| column.shape.endpoints).collect::<BTreeSet<_>>();
     let line = |peer: Peer, endpoints: u32| {
         let points = columns.iter().filter(|column| column.shape.endpoints == endpoints).filter_map(|column| {
             let found = column.found.iter().find(|found| found.peer == peer)?;
-            Some(Point { x: f64::from(column.shape.services), y: Estimate::of((row.of)(found))? })
+            Some(Point { x: f64::from(column.shape.services), y: figure.estimate(found)? })
         });
         Series { name: format!("{peer}, {endpoints} endpoints each"), points: points.collect() }
     };
@@ -174,9 +163,10 @@ fn samples(columns: &[Column], plan: &Plan) -> Value {
 }
 
 fn figures(found: &Found) -> Value {
-    let samples = ROWS.iter().map(|row| (row.name.to_owned(), json!((row.of)(found))));
     let maps = found.maps.iter().map(|map| (map.name.clone(), json!(map.bytes))).collect::<Map<_, _>>();
-    samples.chain([("maps_bytes".to_owned(), Value::Object(maps))]).collect::<Map<_, _>>().into()
+    let mut figures = Figure::samples(&FIGURES, found);
+    figures.insert("maps_bytes".to_owned(), maps.into());
+    figures.into()
 }
 
 fn mib(bytes: u64) -> f64 {

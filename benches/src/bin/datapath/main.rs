@@ -24,7 +24,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use cproxy_benches::bpf::{Program, enable_statistics};
 use cproxy_benches::paired::Estimate;
-use cproxy_benches::report::{self, Report, Table};
+use cproxy_benches::report::{Report, Table};
 use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
@@ -107,8 +107,7 @@ fn main() -> Result<ExitCode> {
         "suites": columns.iter().map(|column| column.json(&programs)).collect::<Result<Vec<_>>>()?,
         "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
     });
-    report.print();
-    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
+    report.finish(arguments.quick, arguments.output.as_deref())?;
     let is_met = verdicts.iter().all(Verdict::is_met);
     Ok(if is_met || !arguments.strict { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -294,7 +293,7 @@ fn table_of(verdicts: &[Verdict]) -> Table {
 }
 
 fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
-    let Arguments { services, quick, .. } = arguments;
+    let Arguments { services, .. } = arguments;
     let mut notes = vec![
         format!(
             "Times are medians of {rounds} rounds with {CALLS} calls of each kind, in brackets the interval of 95 %. \
@@ -312,6 +311,5 @@ fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
              whole calls are a little too good."
         ));
     }
-    notes.extend(quick.then(|| report::QUICK.to_owned()));
     notes
 }

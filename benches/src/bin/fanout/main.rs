@@ -15,10 +15,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use cproxy_benches::report::{QUICK, Report};
-use cproxy_benches::subject;
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::manifest;
+use cproxy_benches::report::Report;
+use cproxy_benches::{node, subject};
+use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::population::Shape;
 use cproxy_tests::process::cproxy_binary;
 use cproxy_tests::sandbox::Sandbox;
@@ -28,9 +27,6 @@ use crate::fleet::Kind;
 use crate::measure::{Place, Plan};
 
 const PREFIX: &str = "cproxy-bench";
-
-/// The addresses of the node that all are on.
-const NODE_IP: &str = "192.0.2.10";
 
 /// Network namespaces that one sandbox has room for beside its own.
 const NAMESPACES_MAX: u32 = 60;
@@ -82,33 +78,29 @@ fn main() -> Result<()> {
     let sandbox = Sandbox::new(PREFIX);
     let mut place = prepare(&sandbox, arguments.shape);
     let mut found = Vec::new();
+    let mut failures = Vec::new();
     for &(kind, count) in &fleets {
         eprintln!("measuring {count} of {kind}");
         // What the others cost is worth knowing all the same.
         match measure::measure(&mut place, kind, count, &plan) {
             Ok(figures) => found.push(figures),
-            Err(error) => eprintln!("{count} of {kind} failed: {error:#}"),
+            Err(error) => {
+                eprintln!("{count} of {kind} failed: {error:#}");
+                failures.push(format!("{count} of {kind}: {error:#}"));
+            }
         }
     }
-    let mut report = report::of(arguments.shape, &found, &plan);
-    report.notes.extend(arguments.quick.then(|| QUICK.to_owned()));
+    let mut report = Report { failures, ..report::of(arguments.shape, &found, &plan) };
     add_versions(&mut report, &place.control_plane);
-    report.print();
-    println!("every sample: {}", report.write(arguments.output.as_deref())?.display());
     // An orderly end would take a second, and nobody is left to mind.
     place.control_plane.kill_api_server();
-    let failed = fleets.len() - found.len();
-    ensure!(failed == 0, "{failed} measurements failed");
-    Ok(())
+    report.finish(arguments.quick, arguments.output.as_deref())
 }
 
 /// A control plane with the objects.
 fn prepare(sandbox: &Sandbox, shape: Shape) -> Place<'_> {
-    sandbox.add_addresses([NODE_IP]);
     let control_plane = ControlPlane::start(sandbox);
-    control_plane.apply([manifest::node(NODE, "zone-a")]);
-    let status = manifest::node_status([NODE_IP]).to_string();
-    control_plane.kubectl(&["patch", "node", NODE, "--subresource=status", "--type=merge", "-p", &status], "");
+    node::create(sandbox, &control_plane);
     let writer = Writer::new(&control_plane);
     eprintln!("{shape}: creating the objects");
     writer.create(shape.objects(0..shape.services));

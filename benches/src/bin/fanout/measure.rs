@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::subject;
+use anyhow::{Context as _, Result};
+use cproxy_benches::{rest, subject};
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::sandbox::Sandbox;
 use cproxy_tests::usage::{Memory, cpu_time};
@@ -14,9 +14,6 @@ use crate::fleet::{Fleet, Kind};
 
 /// Between two changes: longer than the second that kube-proxy leaves between two syncs.
 const PAUSE: Duration = Duration::from_millis(1_200);
-
-/// Clients that take no more than this part of a CPU, each, for as long as is looked are at rest.
-const REST_PART: u32 = 50;
 
 /// How much is measured.
 pub(crate) struct Plan {
@@ -82,14 +79,14 @@ pub(crate) fn measure(place: &mut Place<'_>, kind: Kind, count: u32, plan: &Plan
     let idle = idle_rate(server, plan.idle);
     let (memory_before, cpu_before, started) = (Memory::of(server), cpu_time(server), Instant::now());
     let (fleet, ready) = Fleet::start(kind, count, place.sandbox, &place.control_plane, place.made)?;
-    rest(&fleet, plan.rest)?;
+    wait_for_rest(&fleet, plan.rest)?;
     let before = Moment { at: started, server_cpu: cpu_before, clients_cpu: Duration::ZERO, received_bytes: 0 };
     let start = Moment::now(server, &fleet)?.since(&before, idle);
     let server_growth_bytes = Memory::of(server).anonymous as f64 - memory_before.anonymous as f64;
     let resident_bytes = fleet.pids().into_iter().map(|pid| Memory::of(pid).resident).collect();
     // The first one meets cold caches and connections.
     place.change(&fleet)?;
-    rest(&fleet, plan.rest)?;
+    wait_for_rest(&fleet, plan.rest)?;
     let before = Moment::now(server, &fleet)?;
     let (mut first_follows, mut last_follows) = (Vec::new(), Vec::new());
     for _ in 0..plan.changes {
@@ -98,11 +95,11 @@ pub(crate) fn measure(place: &mut Place<'_>, kind: Kind, count: u32, plan: &Plan
         first_follows.extend(follows.iter().min());
         last_follows.extend(follows.iter().max());
     }
-    rest(&fleet, plan.rest)?;
+    wait_for_rest(&fleet, plan.rest)?;
     let changes = Moment::now(server, &fleet)?.since(&before, idle);
     let received_before = fleet.received_bytes()?;
     let returns = if plan.returning.contains(&kind) { place.restart(&fleet)? } else { Vec::new() };
-    rest(&fleet, plan.rest)?;
+    wait_for_rest(&fleet, plan.rest)?;
     let return_bytes = fleet.received_bytes()?.saturating_sub(received_before);
     Ok(Found {
         kind,
@@ -169,17 +166,6 @@ fn idle_rate(pid: u32, interval: Duration) -> f64 {
 }
 
 /// Waits until the clients have nothing left to do.
-fn rest(fleet: &Fleet, interval: Duration) -> Result<()> {
-    let limit = interval / REST_PART * fleet.pids().len() as u32;
-    let deadline = Instant::now() + subject::TIMEOUT;
-    let mut before = fleet.cpu();
-    loop {
-        thread::sleep(interval);
-        let now = fleet.cpu();
-        if now.saturating_sub(before) <= limit {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "they do not come to rest");
-        before = now;
-    }
+fn wait_for_rest(fleet: &Fleet, interval: Duration) -> Result<()> {
+    rest::wait(fleet.pids().len() as u32, interval, subject::TIMEOUT, || fleet.cpu()).map(drop)
 }

@@ -4,66 +4,59 @@ use std::time::Duration;
 
 use cproxy_benches::paired::Estimate;
 use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Report, Table, cell};
+use cproxy_benches::report::{Figure, Report, Table};
 use cproxy_tests::population::Shape;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::fleet::Kind;
 use crate::measure::{Found, Plan};
 
-/// A line of the table: of one or many samples.
-struct Row {
-    name: &'static str,
-    meaning: &'static str,
-    of: fn(&Found) -> Vec<f64>,
-}
-
-const ROWS: [Row; 17] = [
-    Row { name: "first_ready_s", meaning: "all started at once: first ready, s", of: |found| first(&found.ready) },
-    Row { name: "half_ready_s", meaning: "  half of them, s", of: |found| half(&found.ready) },
-    Row { name: "last_ready_s", meaning: "  all of them, s", of: |found| last(&found.ready) },
-    Row {
+const FIGURES: [Figure<Found>; 17] = [
+    Figure { name: "first_ready_s", meaning: "all started at once: first ready, s", of: |found| first(&found.ready) },
+    Figure { name: "half_ready_s", meaning: "  half of them, s", of: |found| half(&found.ready) },
+    Figure { name: "last_ready_s", meaning: "  all of them, s", of: |found| last(&found.ready) },
+    Figure {
         name: "start_server_cpu_ms",
         meaning: "  API server's CPU for each, ms",
         of: |found| each(found, found.start.server_cpu_s * 1e3),
     },
-    Row {
+    Figure {
         name: "start_client_cpu_ms",
         meaning: "  CPU of each, ms",
         of: |found| each(found, found.start.clients_cpu.as_secs_f64() * 1e3),
     },
-    Row {
+    Figure {
         name: "start_sent_kib",
         meaning: "  sent to each, KiB",
         of: |found| each(found, found.start.sent_bytes as f64 / 1024.0),
     },
-    Row {
+    Figure {
         name: "server_growth_kib",
         meaning: "  API server's memory for each, KiB",
         of: |found| each(found, found.server_growth_bytes / 1024.0),
     },
-    Row {
+    Figure {
         name: "resident_mib",
         meaning: "  resident memory of each, MiB",
         of: |found| found.resident_bytes.iter().map(|&bytes| bytes as f64 / f64::from(1 << 20)).collect(),
     },
-    Row {
+    Figure {
         name: "first_follows_ms",
         meaning: "one change: first follows, ms",
         of: |found| all_ms(&found.first_follows),
     },
-    Row { name: "last_follows_ms", meaning: "  all follow, ms", of: |found| all_ms(&found.last_follows) },
-    Row {
+    Figure { name: "last_follows_ms", meaning: "  all follow, ms", of: |found| all_ms(&found.last_follows) },
+    Figure {
         name: "change_server_cpu_ms",
         meaning: "  API server's CPU, ms",
         of: |found| each_change(found, found.changes.server_cpu_s * 1e3),
     },
-    Row {
+    Figure {
         name: "change_clients_cpu_ms",
         meaning: "  CPU of all of them, ms",
         of: |found| each_change(found, found.changes.clients_cpu.as_secs_f64() * 1e3),
     },
-    Row {
+    Figure {
         name: "change_sent_kib",
         meaning: "  sent to each, KiB",
         of: |found| {
@@ -71,10 +64,14 @@ const ROWS: [Row; 17] = [
             per_change.into_iter().flat_map(|kib| each(found, kib)).collect()
         },
     },
-    Row { name: "first_returns_s", meaning: "API server is back: first follows, s", of: |found| first(&found.returns) },
-    Row { name: "half_return_s", meaning: "  half of them, s", of: |found| half(&found.returns) },
-    Row { name: "last_returns_s", meaning: "  all of them, s", of: |found| last(&found.returns) },
-    Row {
+    Figure {
+        name: "first_returns_s",
+        meaning: "API server is back: first follows, s",
+        of: |found| first(&found.returns),
+    },
+    Figure { name: "half_return_s", meaning: "  half of them, s", of: |found| half(&found.returns) },
+    Figure { name: "last_returns_s", meaning: "  all of them, s", of: |found| last(&found.returns) },
+    Figure {
         name: "return_sent_kib",
         meaning: "  sent to each, KiB",
         of: |found| match found.returns.as_slice() {
@@ -84,7 +81,7 @@ const ROWS: [Row; 17] = [
     },
 ];
 
-/// The rows that are also drawn over the number of clients: name of the row and of the chart, title, unit.
+/// Those that are also drawn over the number of clients: name of the figure and of the chart, title, unit.
 const CHARTS: [(&str, &str, &str, &str); 3] = [
     ("change_server_cpu_ms", "change-cpu", "The API server's CPU time for one change", "ms"),
     ("last_follows_ms", "change-time", "From sending a change until all follow it", "ms"),
@@ -103,26 +100,20 @@ pub(crate) fn of(shape: Shape, found: &[Found], plan: &Plan) -> Report {
 }
 
 fn table(shape: Shape, found: &[Found]) -> Table {
-    let row = |row: &Row| (row.meaning.to_owned(), found.iter().map(|found| cell((row.of)(found))).collect());
-    Table {
-        title: format!(
-            "Clients of one API server with {} Services of {} endpoints each",
-            shape.services, shape.endpoints
-        ),
-        columns: found.iter().map(|found| format!("{} {}", found.count, found.kind)).collect(),
-        rows: ROWS.iter().map(row).collect(),
-    }
+    let title =
+        format!("Clients of one API server with {} Services of {} endpoints each", shape.services, shape.endpoints);
+    Figure::table(&FIGURES, title, found, |found| format!("{} {}", found.count, found.kind))
 }
 
 fn charts(found: &[Found]) -> Vec<Chart> {
-    let charts = CHARTS.iter().filter_map(|&(row, name, title, unit)| {
-        let row = ROWS.iter().find(|candidate| candidate.name == row)?;
+    let charts = CHARTS.iter().filter_map(|&(figure, name, title, unit)| {
+        let figure = Figure::named(&FIGURES, figure)?;
         let series = Kind::ALL.map(|kind| Series {
             name: kind.to_string(),
             points: found
                 .iter()
                 .filter(|found| found.kind == kind)
-                .filter_map(|found| Some(Point { x: f64::from(found.count), y: Estimate::of((row.of)(found))? }))
+                .filter_map(|found| Some(Point { x: f64::from(found.count), y: figure.estimate(found)? }))
                 .collect(),
         });
         Some(Chart {
@@ -165,7 +156,7 @@ fn notes(plan: &Plan) -> Vec<String> {
 
 fn samples(shape: Shape, found: &[Found], plan: &Plan) -> Value {
     let fleet = |found: &Found| {
-        let mut figures = ROWS.iter().map(|row| (row.name.to_owned(), json!((row.of)(found)))).collect::<Map<_, _>>();
+        let mut figures = Figure::samples(&FIGURES, found);
         figures.insert("client".to_owned(), json!(found.kind.to_string()));
         figures.insert("count".to_owned(), json!(found.count));
         figures.insert("ready_s".to_owned(), json!(all_s(&found.ready)));

@@ -1,13 +1,14 @@
 //! How evenly long-lived connections are spread over backends.
 
 use std::collections::BTreeMap;
+use std::mem::take;
 
-use anyhow::Result;
-use cproxy_benches::arena::{Arena, Subject};
+use anyhow::{Context as _, Result};
+use cproxy_benches::arena::{Arena, Cluster, Peer, Subject};
 use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Metric};
+use crate::contest::{self, Measured, Metric};
 use crate::{PREFIX, Plan, servers};
 
 const ROUNDS: u32 = 50;
@@ -21,37 +22,60 @@ const METRICS: [Metric; 2] = [
 ];
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
-    let sandbox = Sandbox::new(PREFIX);
-    // The others' backends are among them.
-    let _servers = servers::named_servers(&sandbox, &servers::TEN);
-    let mut arena = plan.arena(&sandbox, &SUBJECTS)?;
-    let mut report = servers::report("balance", &sandbox, &arena.kube_proxy().binary);
-    plan.at_each(&mut arena, &plan.services(&[10]), |arena| {
-        add(&mut report, arena, plan.rounds(ROUNDS));
-        Ok(())
-    })?;
+    let rounds = plan.rounds(ROUNDS);
+    let mut report = None;
+    let mut found = Vec::new();
+    // cproxy's two ways of choosing cannot be in force at the same time.
+    let others = plan.peers().contains(&Peer::Cproxy).then_some(&[Peer::CproxyRoundRobin][..]);
+    for peers in [plan.peers()].into_iter().chain(others) {
+        let sandbox = Sandbox::new(PREFIX);
+        // The others' backends are among them.
+        let _servers = servers::named_servers(&sandbox, &servers::TEN);
+        let mut arena = Arena::new(&sandbox, Cluster::start(&sandbox), peers, &SUBJECTS)?;
+        report.get_or_insert_with(|| servers::report("balance", &arena.kube_proxy().binary));
+        found.push(plan.at_each(&mut arena, &plan.services(&[10]), |arena| Ok(measure(arena, rounds)))?);
+    }
+    let mut report = report.context("there are no peers")?;
+    let mut found = found.into_iter();
+    let mut all = found.next().unwrap_or_default();
+    for more in found {
+        for ((_, all), (_, more)) in all.iter_mut().zip(more) {
+            *all = take(all).into_iter().zip(more).map(|(all, more)| all.and(more)).collect();
+        }
+    }
+    for (services, measured) in all {
+        add(&mut report, services, measured);
+    }
     report.notes.push(format!(
-        "Of each round the connections of the backend that has most, and of the one that has least, divided by the mean; {} \
-         rounds. 1.00 is even.",
-        plan.rounds(ROUNDS)
+        "Of each round the connections of the backend that has most, and of the one that has least, divided by the mean; \
+         {rounds} rounds. 1.00 is even. \"cproxy, round robin\" is `cproxy run --balance round-robin`."
     ));
     Ok(report)
 }
 
+/// For each number of backends and connections, those that choose.
+pub(crate) fn measure(arena: &mut Arena<'_>, rounds: u32) -> Vec<Measured> {
+    let participants = contest::participants_of_proxies(arena);
+    let mut of = |(subject, connections): (Subject, u32)| {
+        contest::measure(arena, &participants, &subject, &METRICS, rounds, |stand, address| {
+            let names = stand.worker.hold(connections, address)?;
+            stand.worker.alive()?;
+            Ok(imbalance(&names, &subject))
+        })
+    };
+    kinds().map(&mut of).collect()
+}
+
 /// A table for each number of backends and connections.
-pub(crate) fn add(report: &mut Report, arena: &mut Arena<'_>, rounds: u32) {
-    for subject in SUBJECTS {
-        for connections in CONNECTIONS {
-            let participants = contest::participants_of_proxies(arena);
-            let measured = contest::measure(arena, &participants, &subject, &METRICS, rounds, |stand, address| {
-                let names = stand.worker.hold(connections, address)?;
-                stand.worker.alive()?;
-                Ok(imbalance(&names, &subject))
-            });
-            let what = format!("{connections} connections to {} backends", subject.backends.len());
-            contest::add(report, &what, &what.replace(' ', "_"), &[(arena.services(), measured)]);
-        }
+pub(crate) fn add(report: &mut Report, services: u32, measured: Vec<Measured>) {
+    for ((subject, connections), measured) in kinds().zip(measured) {
+        let what = format!("{connections} connections to {} backends", subject.backends.len());
+        contest::add(report, &what, &what.replace(' ', "_"), &[(services, measured)]);
     }
+}
+
+fn kinds() -> impl Iterator<Item = (Subject, u32)> {
+    SUBJECTS.into_iter().flat_map(|subject| CONNECTIONS.map(|connections| (subject, connections)))
 }
 
 fn imbalance(names: &[String], subject: &Subject) -> Vec<f64> {

@@ -1,8 +1,9 @@
 //! connect(2), call by call.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use cproxy_benches::arena::Arena;
 use cproxy_benches::report::Report;
+use cproxy_benches::summary::percentiles;
 use cproxy_tests::sandbox::Sandbox;
 
 use crate::contest::{self, Measured, Metric};
@@ -26,7 +27,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     servers::sink(&sandbox, &subject)?;
     let mut arena = plan.arena(&sandbox, &[subject])?;
     let all = plan.at_each(&mut arena, &plan.services(&SERVICES), |arena| Ok(measure(arena, plan.rounds(ROUNDS))))?;
-    let mut report = servers::report("connect", &sandbox, &arena.kube_proxy().binary);
+    let mut report = servers::report("connect", &arena.kube_proxy().binary);
     contest::add(&mut report, "connect(2)", "connect", &all);
     report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", 0, &all));
     report.notes.push(format!(
@@ -42,15 +43,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 pub(crate) fn measure(arena: &mut Arena<'_>, rounds: u32) -> Measured {
     let participants = contest::participants_and_bystanders(arena);
     contest::measure(arena, &participants, &servers::SINK, &METRICS, rounds, |stand, address| {
-        Ok(percentiles(stand.worker.connect(BATCH, address)?))
+        let took_ns = stand.worker.connect(BATCH, address)?;
+        let took_us = took_ns.into_iter().map(|ns| f64::from(ns) / 1e3);
+        percentiles(took_us, [500, 900, 990, 999]).map(Vec::from).context("no connection was made")
     })
-}
-
-fn percentiles(mut took_ns: Vec<u32>) -> Vec<f64> {
-    took_ns.sort_unstable();
-    let at = |permille: usize| {
-        let rank = (took_ns.len() * permille).div_ceil(1000).saturating_sub(1);
-        took_ns.get(rank).map_or(f64::NAN, |&ns| f64::from(ns) / 1e3)
-    };
-    [500, 900, 990, 999].map(at).into()
 }

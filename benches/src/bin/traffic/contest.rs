@@ -105,6 +105,12 @@ impl Participant {
 }
 
 impl Measured {
+    /// With those of another measurement of the same metrics, which was not in the same rounds.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.participants.extend(other.participants);
+        self
+    }
+
     fn samples(&self, name: &str, metric: usize) -> Option<&[f64]> {
         let (_, outcome) = self.participants.iter().find(|(other, _)| other == name)?;
         match outcome {
@@ -140,21 +146,20 @@ impl Measured {
         Table { title, columns, rows }
     }
 
-    /// What a reader must know: who failed, and whether the machine was noisy.
-    pub(crate) fn notes(&self, when: &str) -> Vec<String> {
-        let failed = self.participants.iter().filter_map(|(name, outcome)| match outcome {
-            Outcome::Failed(message) => Some(format!("{when}: {name} failed: {message}")),
+    fn failures(&self, when: &str) -> impl Iterator<Item = String> {
+        self.participants.iter().filter_map(move |(name, outcome)| match outcome {
+            Outcome::Failed(message) => Some(format!("{when}: {name}: {message}")),
             Outcome::Samples(_) => None,
-        });
-        let is_noisy = self.direct(0).and_then(spread).is_some_and(|spread| spread > NOISY);
-        let noise = is_noisy.then(|| {
-            let percent = self.direct(0).and_then(spread).unwrap_or_default() * 100.0;
-            format!(
-                "{when}: a noisy run: between the quarters of the direct connection's own rounds there are {percent:.0} % of \
-                 their median; the intervals are as wide as that makes them"
-            )
-        });
-        failed.chain(noise).collect()
+        })
+    }
+
+    /// What a reader of a noisy run must know.
+    fn noise(&self, when: &str) -> Option<String> {
+        let percent = self.direct(0).and_then(spread).filter(|spread| *spread > NOISY)? * 100.0;
+        Some(format!(
+            "{when}: a noisy run: between the quarters of the direct connection's own rounds there are {percent:.0} % of \
+             their median; the intervals are as wide as that makes them"
+        ))
     }
 
     fn json(&self) -> Value {
@@ -178,9 +183,10 @@ impl Measured {
 /// Adds a table for each number of Services, the samples, and a chart of the first metric's ratios.
 pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measured)]) {
     for (services, measured) in all {
-        let when = format!("{services} Services");
-        report.tables.push(measured.table(format!("{what}, {when}")));
-        report.notes.extend(measured.notes(&format!("{what}, {when}")));
+        let when = format!("{what}, {services} Services");
+        report.tables.push(measured.table(when.clone()));
+        report.notes.extend(measured.noise(&when));
+        report.failures.extend(measured.failures(&when));
     }
     let samples = all.iter().map(|(services, measured)| (services.to_string(), measured.json()));
     if let Value::Object(object) = &mut report.samples {

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, create_node, marker};
+use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, marker};
 use cproxy_benches::kube_proxy::KubeProxy;
+use cproxy_benches::node;
 use cproxy_benches::paired::Estimate;
 use cproxy_benches::report::{Report, Table};
 use cproxy_tests::control_plane::{ADDRESS, ControlPlane, PORT};
@@ -72,7 +73,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 fn boot(plan: &Plan, services: u32) -> Result<Value> {
     let sandbox = Sandbox::new(PREFIX);
     let control_plane = ControlPlane::start(&sandbox);
-    create_node(&sandbox, &control_plane);
+    node::create(&sandbox, &control_plane);
     let writer = Writer::new(&control_plane);
     eprintln!("creating {services} Services with {} endpoints each", plan.endpoints);
     writer.create(SUBJECTS.iter().flat_map(Subject::objects));
@@ -98,6 +99,8 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
         .file("given/agent", inside_guest(&control_plane, &control_plane.agent_kubeconfig())?)
         .file("given/kube-proxy", inside_guest(&control_plane, &control_plane.kubeconfig_for("system:kube-proxy"))?)
         .file("etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+        // ipset looks names up there.
+        .file("etc/protocols", "tcp 6 TCP\nudp 17 UDP\n")
         .file("etc/group", "root:x:0:\nnogroup:x:65534:\n")
         .parameter("GUEST_INIT=/guest/bench")
         .program("guest/bench", script);
@@ -159,7 +162,7 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
     let peers = if plan.peers.is_empty() { &PEERS } else { plan.peers.as_slice() };
     let mut arena = Arena::new(&sandbox, cluster, peers, &SUBJECTS)?;
     let services = plan.services(&SERVICES);
-    let mut report = servers::report("guest", &sandbox, &arena.kube_proxy().binary);
+    let mut report = servers::report("guest", &arena.kube_proxy().binary);
     plan.at_each(&mut arena, &services, |arena| {
         let services = arena.services();
         eprintln!("connect(2)");
@@ -170,13 +173,17 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
         let requests = wrk::measure(arena, &participants, plan.rounds(WRK_ROUNDS), WRK_SECONDS)?;
         contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &[(services, requests)]);
         eprintln!("balance");
-        balance::add(&mut report, arena, plan.rounds(BALANCE_ROUNDS));
+        let measured = balance::measure(arena, plan.rounds(BALANCE_ROUNDS));
+        balance::add(&mut report, services, measured);
         eprintln!("idle connections");
         redis::idle(arena, &mut report)
     })?;
     let tables: Vec<_> = report.tables.iter().map(table_json).collect();
-    let (notes, versions, samples) = (&report.notes, &report.versions, &report.samples);
-    println!("{RESULT}{}", json!({"tables": tables, "notes": notes, "versions": versions, "samples": samples}));
+    let Report { notes, failures, versions, samples, .. } = &report;
+    let result = json!({
+        "tables": tables, "notes": notes, "failures": failures, "versions": versions, "samples": samples,
+    });
+    println!("{RESULT}{result}");
     Ok(())
 }
 
@@ -224,6 +231,7 @@ fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
             report.notes.push(note);
         }
     });
+    report.failures.extend(serde_json::from_value::<Vec<_>>(part("failures")?).context("failures of the guest")?);
     report.versions = serde_json::from_value(part("versions")?).context("versions of the guest")?;
     if let Value::Object(samples) = &mut report.samples {
         samples.insert(services.to_string(), part("samples")?);

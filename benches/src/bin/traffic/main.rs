@@ -11,12 +11,10 @@ mod udp;
 mod wrk;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser};
 use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, worker};
-use cproxy_benches::report::QUICK;
 use cproxy_tests::population::Shape;
 use cproxy_tests::sandbox::Sandbox;
 
@@ -112,27 +110,16 @@ impl Plan {
     }
 }
 
-fn main() -> Result<ExitCode> {
-    let (plan, mut report) = match Benchmark::parse() {
-        Benchmark::Worker => {
-            worker::run()?;
-            return Ok(ExitCode::SUCCESS);
-        }
+fn main() -> Result<()> {
+    let (plan, report) = match Benchmark::parse() {
+        Benchmark::Worker => return worker::run(),
         Benchmark::Connect(plan) => (plan.clone(), connect::run(&plan)?),
         Benchmark::Wrk(plan) => (plan.clone(), wrk::run(&plan)?),
         Benchmark::Redis(plan) => (plan.clone(), redis::run(&plan)?),
         Benchmark::Udp(plan) => (plan.clone(), udp::run(&plan)?),
-        Benchmark::Inside(plan) => {
-            guest::inside(&plan)?;
-            return Ok(ExitCode::SUCCESS);
-        }
+        Benchmark::Inside(plan) => return guest::inside(&plan),
         Benchmark::Guest(plan) => (plan.clone(), guest::run(&plan)?),
         Benchmark::Balance(plan) => (plan.clone(), balance::run(&plan)?),
     };
-    if plan.quick {
-        report.notes.push(QUICK.to_owned());
-    }
-    report.print();
-    println!("every sample: {}", report.write(plan.output.as_deref())?.display());
-    Ok(ExitCode::SUCCESS)
+    report.finish(plan.quick, plan.output.as_deref())
 }

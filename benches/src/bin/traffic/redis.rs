@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::arena::{Arena, Peer};
-use cproxy_benches::report::{Report, Table, version_of};
+use cproxy_benches::report::{Report, Table};
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::{Value, json};
 
@@ -38,8 +38,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let _redis = servers::redis(&sandbox, &redis)?;
     let _three = servers::named_servers(&sandbox, &three);
     let mut arena = plan.arena(&sandbox, &[redis, three])?;
-    let mut report = servers::report("redis", &sandbox, &arena.kube_proxy().binary);
-    report.versions.push(("redis".to_owned(), version_of("redis-server", &["--version"])));
+    let mut report = servers::report("redis", &arena.kube_proxy().binary);
+    report.add_version("redis", "redis-server", &["--version"]);
     let (mut staying, mut short) = (Vec::new(), Vec::new());
     let (all, few) = if plan.quick { ("2000", "500") } else { ("100000", "20000") };
     for services in plan.services(&SERVICES) {

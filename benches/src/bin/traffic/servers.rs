@@ -2,15 +2,16 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use cproxy_benches::arena::Subject;
-use cproxy_benches::report::{Report, version_of};
+use cproxy_benches::report::Report;
 use cproxy_tests::echo::{self, Server};
-use cproxy_tests::process::{Daemon, cproxy};
+use cproxy_tests::process::{Daemon, cproxy_binary};
 use cproxy_tests::sandbox::{Placement, Sandbox};
 use serde_json::json;
 
@@ -77,11 +78,11 @@ const fn named(host: u8) -> SocketAddr {
 }
 
 /// A report that says which cproxy and which kube-proxy were measured.
-pub(crate) fn report(benchmark: &'static str, sandbox: &Sandbox, kube_proxy: &std::path::Path) -> Report {
+pub(crate) fn report(benchmark: &'static str, kube_proxy: &Path) -> Report {
     let mut report = Report::new(benchmark);
     report.samples = json!({});
-    report.versions.push(("cproxy".to_owned(), cproxy(sandbox, &["version"]).success().stdout.trim().to_owned()));
-    report.versions.push(("kube-proxy".to_owned(), version_of(kube_proxy, &["--version"])));
+    report.add_version("cproxy", cproxy_binary(), &["version"]);
+    report.add_version("kube-proxy", kube_proxy, &["--version"]);
     report
 }
 

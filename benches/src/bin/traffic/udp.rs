@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::report::{Report, version_of};
+use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::Value;
 
@@ -34,10 +34,10 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let queries = sandbox.dir().join("queries");
     fs::write(&queries, format!("{NAME} A\n")).context("writing into the sandbox")?;
     let mut arena = plan.arena(&sandbox, &[dns, bulk])?;
-    let mut report = servers::report("udp", &sandbox, &arena.kube_proxy().binary);
+    let mut report = servers::report("udp", &arena.kube_proxy().binary);
     report.versions.push(("dnsperf".to_owned(), dnsperf_version()));
-    report.versions.push(("dnsmasq".to_owned(), version_of("dnsmasq", &["--version"])));
-    report.versions.push(("iperf3".to_owned(), version_of("iperf3", &["--version"])));
+    report.add_version("dnsmasq", "dnsmasq", &["--version"]);
+    report.add_version("iperf3", "iperf3", &["--version"]);
     let (rounds, seconds) = (plan.rounds(ROUNDS), if plan.quick { 1 } else { SECONDS }.to_string());
     let (mut of_dns, mut of_bulk) = (Vec::new(), Vec::new());
     for services in plan.services(&SERVICES) {

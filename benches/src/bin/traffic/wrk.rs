@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use cproxy_benches::arena::Arena;
-use cproxy_benches::report::{Report, version_of};
+use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 
 use crate::contest::{self, Measured, Metric, Participant};
@@ -46,9 +46,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         let participants = contest::participants_and_bystanders(arena);
         measure(arena, &participants, plan.rounds(ROUNDS), seconds)
     })?;
-    let mut report = servers::report("wrk", &sandbox, &arena.kube_proxy().binary);
-    report.versions.push(("wrk".to_owned(), version_of("wrk", &["-v"])));
-    report.versions.push(("nginx".to_owned(), version_of("nginx", &["-v"])));
+    let mut report = servers::report("wrk", &arena.kube_proxy().binary);
+    report.add_version("wrk", "wrk", &["-v"]);
+    report.add_version("nginx", "nginx", &["-v"]);
     contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &all);
     report.charts.push(contest::chart("throughput", "Short HTTP connections per second through a ClusterIP", 0, &all));
     report.notes.push(format!(

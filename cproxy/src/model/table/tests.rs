@@ -501,7 +501,7 @@ impl Kernel {
                 self.freed = true;
             }
             Op::SetFilter(filter) => self.filter = *filter,
-            Op::SetSeed(_) | Op::SetExclusions(_) => panic!("{op:?} is no business of the table"),
+            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) => panic!("{op:?} is no business of the table"),
             Op::Drain => self.drain(),
         }
     }

@@ -1,0 +1,28 @@
+//! When processes have nothing left to do.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+/// Who takes no more than this part of a CPU is at rest.
+const PART: u32 = 50;
+
+/// Waits until `processes` processes, whose CPU time up to now is `cpu`, take next to none for as long as `interval`.
+/// Returns that time.
+///
+/// # Errors
+/// They go on for longer than `timeout`.
+pub fn wait(processes: u32, interval: Duration, timeout: Duration, cpu: impl Fn() -> Duration) -> Result<Duration> {
+    let deadline = Instant::now() + timeout;
+    let mut before = cpu();
+    loop {
+        thread::sleep(interval);
+        let now = cpu();
+        if now.saturating_sub(before) <= interval / PART * processes {
+            return Ok(now);
+        }
+        ensure!(Instant::now() < deadline, "not at rest within {timeout:?}");
+        before = now;
+    }
+}
