@@ -32,6 +32,8 @@ const PREFIX: &str = "cproxy-bench";
 
 /// How many slices are changed at the same time, to see what many changes cost.
 const BURST: usize = 1_000;
+/// So often, to see whether memory grows with it.
+const BURSTS: u32 = 5;
 
 /// What to measure.
 #[derive(Parser)]
@@ -47,7 +49,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
     /// How many single changes are measured
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     changes: u32,
     /// A small shape, one start, few changes: shows that everything works; the figures mean little
     #[arg(long, conflicts_with_all = ["shapes", "starts", "changes"])]
@@ -74,12 +76,13 @@ fn main() -> Result<()> {
         starts: arguments.starts,
         changes: arguments.changes,
         burst: BURST,
+        bursts: BURSTS,
         rest: Duration::from_millis(500),
-        quiet: Duration::from_secs(60),
+        quiet: Duration::from_secs(30),
     };
     if arguments.quick {
         let (rest, quiet) = (Duration::from_millis(200), Duration::from_millis(500));
-        plan = Plan { starts: 1, changes: 1, burst: 50, rest, quiet };
+        plan = Plan { starts: 1, changes: 1, burst: 50, bursts: 2, rest, quiet };
         arguments.shapes = vec![Shape::new(20, 5)];
     }
     let mut columns = Vec::new();

@@ -17,8 +17,9 @@ const PAUSE: Duration = Duration::from_millis(1_200);
 pub(crate) struct Plan {
     pub(crate) starts: u32,
     pub(crate) changes: u32,
-    /// How many slices are changed at the same time.
+    /// How many slices are changed at the same time, and how often.
     pub(crate) burst: usize,
+    pub(crate) bursts: u32,
     /// How long is looked whether it is at rest.
     pub(crate) rest: Duration,
     /// How long it is left alone.
@@ -33,7 +34,7 @@ pub(crate) struct Found {
     /// From sending one to the first connection that follows it.
     pub(crate) changes: Vec<Duration>,
     pub(crate) cpu_per_change: Duration,
-    pub(crate) burst: Burst,
+    pub(crate) bursts: Vec<Burst>,
     pub(crate) quiet: Quiet,
     /// Only of cproxy.
     pub(crate) maps: Vec<MapMemory>,
@@ -54,6 +55,8 @@ pub(crate) struct Burst {
     pub(crate) lag: Duration,
     pub(crate) cpu: Duration,
     pub(crate) peak_bytes: u64,
+    /// Once it is at rest again.
+    pub(crate) resident_bytes: u64,
 }
 
 /// While nothing changes, for a minute.
@@ -75,10 +78,10 @@ pub(crate) fn measure(place: &Place<'_>, peer: Peer, plan: &Plan) -> Result<Foun
     let maps = if peer == Peer::Cproxy { pinned::maps(place.sandbox) } else { Vec::new() };
     let (changes, cpu_per_change) = single_changes(place, &running, plan, &mut made)?;
     let quiet = quiet(&running, plan.quiet);
-    let burst = burst(place, &running, plan, &mut made)?;
+    let bursts = (0..plan.bursts).map(|_| burst(place, &running, plan, &mut made)).collect::<Result<_>>()?;
     place.writer.replace([subject::slice(0)]);
     let bytes_on_disk = peer.bytes_on_disk(place)?;
-    Ok(Found { peer, bytes_on_disk, starts, changes, cpu_per_change, burst, quiet, maps })
+    Ok(Found { peer, bytes_on_disk, starts, changes, cpu_per_change, bursts, quiet, maps })
 }
 
 impl Start {
@@ -148,5 +151,6 @@ fn burst(place: &Place<'_>, running: &Running<'_>, plan: &Plan, made: &mut usize
     let answered = Instant::now();
     let lag = seen.wait().context("the burst")?.saturating_duration_since(answered);
     let cpu = cpu_at_rest(running, plan.rest)? - before;
-    Ok(Burst { sending, lag, cpu, peak_bytes: Memory::of(running.pid()).peak })
+    let memory = Memory::of(running.pid());
+    Ok(Burst { sending, lag, cpu, peak_bytes: memory.peak, resident_bytes: memory.resident })
 }

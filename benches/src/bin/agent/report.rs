@@ -8,10 +8,10 @@ use cproxy_benches::report::{Figure, Report, Table};
 use serde_json::{Map, Value, json};
 
 use crate::Column;
-use crate::measure::{Found, Plan};
+use crate::measure::{Burst, Found, Plan};
 use crate::peer::Peer;
 
-const FIGURES: [Figure<Found>; 15] = [
+const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "disk_mib", meaning: "on disk, MiB", of: |found| vec![mib(found.bytes_on_disk)] },
     Figure {
         name: "start_to_ready_s",
@@ -55,15 +55,29 @@ const FIGURES: [Figure<Found>; 15] = [
     Figure {
         name: "burst_sending_ms",
         meaning: "many changes at once: sending, ms",
-        of: |found| vec![ms(found.burst.sending)],
+        of: |found| of_bursts(found, |burst| ms(burst.sending)),
     },
     Figure {
         name: "burst_lag_ms",
         meaning: "  all in force after the last answer, ms",
-        of: |found| vec![ms(found.burst.lag)],
+        of: |found| of_bursts(found, |burst| ms(burst.lag)),
     },
-    Figure { name: "burst_cpu_ms", meaning: "  CPU, ms", of: |found| vec![ms(found.burst.cpu)] },
-    Figure { name: "burst_peak_mib", meaning: "  most resident, MiB", of: |found| vec![mib(found.burst.peak_bytes)] },
+    Figure { name: "burst_cpu_ms", meaning: "  CPU, ms", of: |found| of_bursts(found, |burst| ms(burst.cpu)) },
+    Figure {
+        name: "burst_peak_mib",
+        meaning: "  most resident, MiB",
+        of: |found| of_bursts(found, |burst| mib(burst.peak_bytes)),
+    },
+    Figure {
+        name: "resident_after_first_burst_mib",
+        meaning: "  resident after the first time, MiB",
+        of: |found| resident_after(found.bursts.first()),
+    },
+    Figure {
+        name: "resident_after_last_burst_mib",
+        meaning: "  resident after the last time, MiB",
+        of: |found| resident_after(found.bursts.last()),
+    },
     Figure { name: "sleeps_per_minute", meaning: "at rest: wake-ups a minute", of: |found| vec![found.quiet.sleeps] },
     Figure { name: "quiet_cpu_ms", meaning: "  CPU a minute, ms", of: |found| vec![ms(found.quiet.cpu)] },
 ];
@@ -129,10 +143,11 @@ fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {
     let mut notes = vec![
         format!(
             "Medians, and in brackets the interval of 95 % or, of few samples, the least and the most. Single changes: \
-             {}; many at once: {}; at rest: {} s. CPU is that of all threads and of children that have ended; memory is \
+             {}; many at once: {}, {} times; at rest: {} s. CPU is that of all threads and of children that have ended; memory is \
              the process's own, without children.",
             plan.changes,
             plan.burst,
+            plan.bursts,
             plan.quiet.as_secs_f64()
         ),
         "All follow the same objects of one API server, one after the other; kube-proxy has its defaults, and with them \
@@ -167,6 +182,14 @@ fn figures(found: &Found) -> Value {
     let mut figures = Figure::samples(&FIGURES, found);
     figures.insert("maps_bytes".to_owned(), maps.into());
     figures.into()
+}
+
+fn of_bursts(found: &Found, of: impl Fn(&Burst) -> f64) -> Vec<f64> {
+    found.bursts.iter().map(of).collect()
+}
+
+fn resident_after(burst: Option<&Burst>) -> Vec<f64> {
+    burst.map(|burst| mib(burst.resident_bytes)).into_iter().collect()
 }
 
 fn mib(bytes: u64) -> f64 {

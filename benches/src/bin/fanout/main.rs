@@ -45,7 +45,7 @@ struct Arguments {
     #[arg(long, value_name = "SERVICESxENDPOINTS", default_value = "1000x10")]
     shape: Shape,
     /// How many single changes are measured
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     changes: u32,
     /// Few of everything: shows that everything works; the figures mean little
     #[arg(long, conflicts_with_all = ["agents", "kube_proxies", "shape", "changes"])]

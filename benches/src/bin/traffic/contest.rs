@@ -208,7 +208,7 @@ pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measure
         name: name.to_owned(),
         title: title.to_owned(),
         x: Axis { label: "Services".to_owned(), is_log: true },
-        y: Axis { label: "ratio to the direct connection".to_owned(), is_log: false },
+        y: Axis { label: "ratio to the direct connection".to_owned(), is_log: true },
         series: series.collect(),
     }
 }

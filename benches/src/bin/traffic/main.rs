@@ -20,6 +20,9 @@ use cproxy_tests::sandbox::Sandbox;
 
 const PREFIX: &str = "cproxy-bench";
 
+/// Of each Service.
+const ENDPOINTS: u32 = 10;
+
 /// Which benchmark.
 #[derive(Parser)]
 #[command(name = "traffic", about = "What connections through a ClusterIP cost, beside what people would use instead")]
@@ -50,9 +53,9 @@ struct Plan {
     /// How many Services there are; may be given again
     #[arg(long = "services", value_name = "N", value_delimiter = ',')]
     services: Vec<u32>,
-    /// How many endpoints each has
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    endpoints: u32,
+    /// How many endpoints each has; default: 10, in a virtual machine 2
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    endpoints: Option<u32>,
     /// Whose costs; may be given again; default: all that this machine's kernel has
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
@@ -78,6 +81,10 @@ impl Plan {
         services
     }
 
+    fn shape(&self, services: u32) -> Shape {
+        Shape::new(services, self.endpoints.unwrap_or(ENDPOINTS))
+    }
+
     fn rounds(&self, default: u32) -> u32 {
         if self.quick { 1 } else { self.rounds.unwrap_or(default) }
     }
@@ -95,7 +102,7 @@ impl Plan {
     ) -> Result<Vec<(u32, R)>> {
         let mut all = Vec::new();
         for &services in services {
-            arena.grow(Shape::new(services, self.endpoints))?;
+            arena.grow(self.shape(services))?;
             arena.stop();
             eprintln!("{services} Services: measuring");
             all.push((services, measure(arena)?));

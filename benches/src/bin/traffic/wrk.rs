@@ -13,8 +13,8 @@ use crate::{PREFIX, Plan, servers};
 
 const CONNECTIONS: u32 = 2_000;
 const THREADS: u32 = 2;
-const ROUNDS: u32 = 7;
-const SECONDS: u32 = 4;
+const ROUNDS: u32 = 6;
+const SECONDS: u32 = 3;
 const SERVICES: [u32; 5] = [10, 100, 1_000, 5_000, 20_000];
 
 const METRICS: [Metric; 6] = [
