@@ -37,6 +37,8 @@ enum What {
     Datapath,
     /// What the agent costs in memory, CPU time and time, beside kube-proxy
     Agent,
+    /// How long the agent takes from its start to a complete table
+    Start,
     /// How long a change in the cluster takes until connections follow it
     Propagation,
     /// What each further agent costs the API server, beside kube-proxy
@@ -60,17 +62,18 @@ enum Needs {
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [What; 10] = [
+const BENCHMARKS: [What; 11] = [
     What::Connect,
     What::Wrk,
+    What::Guest,
     What::Redis,
     What::Udp,
     What::Datapath,
     What::Agent,
+    What::Start,
     What::Propagation,
     What::Fanout,
     What::Balance,
-    What::Guest,
 ];
 
 /// A run that only shows that everything works.
@@ -127,6 +130,7 @@ impl What {
             Self::Udp => "udp",
             Self::Datapath => "datapath",
             Self::Agent => "agent",
+            Self::Start => "start",
             Self::Propagation => "propagation",
             Self::Fanout => "fanout",
             Self::Balance => "balance",
@@ -148,7 +152,7 @@ impl What {
         match self {
             Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Needs::Programs,
             Self::Agent | Self::Propagation | Self::Fanout => Needs::ControlPlane,
-            Self::Datapath | Self::All | Self::Docs => Needs::Nothing,
+            Self::Datapath | Self::Start | Self::All | Self::Docs => Needs::Nothing,
         }
     }
 

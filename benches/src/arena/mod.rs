@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use cproxy_tests::control_plane::{ControlPlane, NODE};
 use cproxy_tests::echo::{self, Server};
-use cproxy_tests::manifest::{Service, Slice};
+use cproxy_tests::manifest::{self, Service, Slice};
 use cproxy_tests::population::Shape;
 use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy};
 use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
@@ -122,15 +122,26 @@ impl Subject {
     }
 }
 
-/// How the API server is reached and by whom it is filled.
-pub struct Cluster<'s> {
-    /// As the agent.
-    pub agent_kubeconfig: PathBuf,
-    /// kube-proxy, and as kube-proxy.
-    pub kube_proxy: KubeProxy,
-    /// `None` where somebody else has filled it.
-    pub writer: Option<Writer>,
-    _control_plane: Option<ControlPlane<'s>>,
+/// Where the Services are that everybody follows.
+pub enum Cluster<'s> {
+    /// On an API server in the sandbox.
+    Here(Box<Here<'s>>),
+    /// On one that somebody else has filled.
+    Elsewhere {
+        /// How it is reached, as the agent.
+        agent_kubeconfig: PathBuf,
+        /// kube-proxy, and how it is reached as kube-proxy.
+        kube_proxy: KubeProxy,
+    },
+    /// In the sandbox's directory of manifests. kube-proxy cannot follow; but an API server takes longer for each Service the
+    /// more there are, for tens of thousands half an hour.
+    Manifests,
+}
+
+/// An API server in the sandbox.
+pub struct Here<'s> {
+    control_plane: ControlPlane<'s>,
+    writer: Writer,
 }
 
 impl<'s> Cluster<'s> {
@@ -139,21 +150,37 @@ impl<'s> Cluster<'s> {
     pub fn start(sandbox: &'s Sandbox) -> Self {
         let control_plane = ControlPlane::start(sandbox);
         node::create(sandbox, &control_plane);
-        Self {
-            agent_kubeconfig: control_plane.agent_kubeconfig(),
-            kube_proxy: KubeProxy {
-                binary: control_plane.binary("kube-proxy"),
-                kubeconfig: control_plane.kubeconfig_for("system:kube-proxy"),
-            },
-            writer: Some(Writer::new(&control_plane)),
-            _control_plane: Some(control_plane),
+        let writer = Writer::new(&control_plane);
+        Self::Here(Box::new(Here { control_plane, writer }))
+    }
+
+    /// kube-proxy, if it can follow.
+    fn kube_proxy(&self) -> Option<KubeProxy> {
+        match self {
+            Self::Here(here) => Some(KubeProxy {
+                binary: here.control_plane.binary("kube-proxy"),
+                kubeconfig: here.control_plane.kubeconfig_for("system:kube-proxy"),
+            }),
+            Self::Elsewhere { kube_proxy, .. } => Some(kube_proxy.clone()),
+            Self::Manifests => None,
         }
     }
 
-    /// One that is elsewhere.
-    #[must_use]
-    pub fn elsewhere(agent_kubeconfig: PathBuf, kube_proxy: KubeProxy) -> Self {
-        Self { agent_kubeconfig, kube_proxy, writer: None, _control_plane: None }
+    fn agent(&self, sandbox: &'s Sandbox) -> Agent<'s> {
+        match self {
+            Self::Here(here) => Agent::new(sandbox).kubeconfig(here.control_plane.agent_kubeconfig()),
+            Self::Elsewhere { agent_kubeconfig, .. } => Agent::new(sandbox).kubeconfig(agent_kubeconfig),
+            Self::Manifests => Agent::new(sandbox).manifests(sandbox.manifest_dir()),
+        }
+    }
+
+    /// Creates objects; `name` says what they are.
+    fn create(&self, sandbox: &Sandbox, name: &str, objects: impl IntoIterator<Item = Value>) {
+        match self {
+            Self::Here(here) => here.writer.create(objects),
+            Self::Elsewhere { .. } => {}
+            Self::Manifests => drop(manifest::write(&sandbox.manifest_dir(), &format!("{name}.json"), objects)),
+        }
     }
 }
 
@@ -202,9 +229,7 @@ impl<'s> Arena<'s> {
     pub fn new(sandbox: &'s Sandbox, cluster: Cluster<'s>, peers: &[Peer], subjects: &[Subject]) -> Result<Self> {
         sandbox.add_address(MARKER_BACKEND.ip());
         let marker_backend = echo::tcp(sandbox, MARKER_BACKEND, "marker");
-        if let Some(writer) = &cluster.writer {
-            writer.create(subjects.iter().flat_map(Subject::objects));
-        }
+        cluster.create(sandbox, "subjects", subjects.iter().flat_map(Subject::objects));
         let stands = peers.iter().map(|&peer| Stand::start(sandbox, &cluster, peer)).collect::<Result<_>>()?;
         Ok(Self { sandbox, cluster, stands, services: 0, markers: 0, _marker_backend: marker_backend })
     }
@@ -219,11 +244,12 @@ impl<'s> Arena<'s> {
         }
         // Nobody works on what is half there.
         self.stop();
-        if let Some(writer) = &self.cluster.writer {
-            eprintln!("creating {} Services with {} endpoints each", shape.services, shape.endpoints);
-            writer.create(shape.objects(self.services..shape.services));
-            writer.create(marker(self.markers).objects());
-        }
+        eprintln!("creating {} Services with {} endpoints each", shape.services, shape.endpoints);
+        let create = |name: &str, objects: &mut dyn Iterator<Item = Value>| {
+            self.cluster.create(self.sandbox, &format!("{}-{name}", shape.services), objects);
+        };
+        create("services", &mut shape.objects(self.services..shape.services));
+        create("marker", &mut marker(self.markers).objects().into_iter());
         self.services = shape.services;
         self.resume();
         let marker = marker(self.markers);
@@ -255,10 +281,10 @@ impl<'s> Arena<'s> {
         self.services
     }
 
-    /// What kube-proxy is started with.
+    /// kube-proxy, if it can follow.
     #[must_use]
-    pub fn kube_proxy(&self) -> &KubeProxy {
-        &self.cluster.kube_proxy
+    pub fn kube_proxy(&self) -> Option<KubeProxy> {
+        self.cluster.kube_proxy()
     }
 
     /// A client in a pod on a macvlan interface of a peer's namespace, which is its node.
@@ -301,12 +327,14 @@ impl<'s> Stand<'s> {
         let process = match peer.mode() {
             None if peer.is_cproxy() => {
                 let how = if peer == Peer::CproxyRoundRobin { "round-robin" } else { "random" };
-                let agent = Agent::new(sandbox).kubeconfig(&cluster.agent_kubeconfig);
-                let agent = agent.args(["--node-name", NODE, "--balance", how]);
+                let agent = cluster.agent(sandbox).args(["--node-name", NODE, "--balance", how]);
                 Process::Cproxy(Box::new(agent.start()))
             }
             None => Process::None,
-            Some(mode) => Process::KubeProxy(cluster.kube_proxy.spawn(sandbox, &netns, mode)?),
+            Some(mode) => {
+                let kube_proxy = cluster.kube_proxy().context("kube-proxy follows API servers alone")?;
+                Process::KubeProxy(kube_proxy.spawn(sandbox, &netns, mode)?)
+            }
         };
         let worker = Worker::start(client(sandbox, &netns, peer, own_program()?))?;
         Ok(Self { sandbox, peer, netns, worker, process })

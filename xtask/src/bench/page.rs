@@ -10,7 +10,8 @@ pub(super) fn of(reports: &[Value], missing: &[&str]) -> String {
     let machines = distinct(reports.iter().map(|report| format!("{}, {}", machine(report), day(report))));
     let mut page = String::from(
         "# Benchmarks\n\nWritten by `cargo xtask bench all` from what it has measured; `cargo xtask bench docs` writes \
-         it again from the same results. Do not edit it.\n\n",
+         it again from the same results. Do not edit it. [What the profile says](profile.md) is about where the remaining \
+         difference to a direct connection goes; [why it is measured so](decisions/018-benchmarks.md) about the rules.\n\n",
     );
     page.push_str(&format!("Measured on {}.\n", machines.join("; ")));
     if !missing.is_empty() {
@@ -155,7 +156,9 @@ mod tests {
     fn a_page_has_everything_in_its_order() {
         let page = of(&[report("agent", "agent --starts 1"), report("wrk", "traffic wrk --seconds 5")], &["udp"]);
         let wanted = "# Benchmarks\n\nWritten by `cargo xtask bench all` from what it has measured; `cargo xtask bench \
-            docs` writes it again from the same results. Do not edit it.\n\nMeasured on P, 2 CPUs, Linux 6.1, \
+            docs` writes it again from the same results. Do not edit it. [What the profile says](profile.md) is about where the \
+            remaining difference to a direct connection goes; [why it is measured so](decisions/018-benchmarks.md) about the \
+            rules.\n\nMeasured on P, 2 CPUs, Linux 6.1, \
             2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n| cproxy | cproxy 1 |\n\n## agent\n\n\
             `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
             | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with care.\n\n\

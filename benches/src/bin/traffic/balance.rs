@@ -32,8 +32,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         // The others' backends are among them.
         let _servers = servers::named_servers(&sandbox, &servers::TEN);
         let mut arena = Arena::new(&sandbox, Cluster::start(&sandbox), peers, &SUBJECTS)?;
-        report.get_or_insert_with(|| servers::report("balance", &arena.kube_proxy().binary));
-        found.push(plan.at_each(&mut arena, &plan.services(&[10]), |arena| Ok(measure(arena, rounds)))?);
+        let report = report.get_or_insert_with(|| servers::report("balance", &arena));
+        let services = plan.services(&[10]);
+        found.push(plan.at_each(&mut arena, &services, &mut report.failures, |arena| Ok(measure(arena, rounds))));
     }
     let mut report = report.context("there are no peers")?;
     let mut found = found.into_iter();

@@ -1,22 +1,19 @@
 //! connect(2), call by call.
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::arena::{Arena, Peer};
+use cproxy_benches::arena::Arena;
 use cproxy_benches::report::Report;
 use cproxy_benches::summary::percentiles;
 use cproxy_tests::sandbox::Sandbox;
 
 use crate::contest::{self, Measured, Metric};
-use crate::{PREFIX, Plan, servers};
+use crate::{Plan, servers};
 
 /// Connections of one peer in one round.
 const BATCH: u32 = 1_000;
 const ROUNDS: u32 = 100;
-const SERVICES: [u32; 5] = [10, 100, 1_000, 5_000, 20_000];
-/// More than kube-proxy can be waited for.
-const MANY_SERVICES: u32 = 50_000;
-
-const FOLLOWERS_OF_MANY: [Peer; 2] = [Peer::Direct, Peer::Cproxy];
+const SERVICES: [u32; 4] = [10, 100, 1_000, 5_000];
+const MANY_SERVICES: [u32; 2] = [20_000, 50_000];
 
 const METRICS: [Metric; 4] = [
     Metric { key: "p50_us", meaning: "connect(2), p50, us", digits: 1, is_compared: true },
@@ -26,17 +23,10 @@ const METRICS: [Metric; 4] = [
 ];
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
-    let sandbox = Sandbox::new(PREFIX);
-    let subject = servers::SINK;
-    servers::sink(&sandbox, &subject)?;
-    let mut arena = plan.arena(&sandbox, &[subject])?;
-    let measure = |arena: &mut Arena<'_>| Ok(measure(arena, plan.rounds(ROUNDS)));
-    let mut all = plan.at_each(&mut arena, &plan.services(&SERVICES), measure)?;
-    let mut report = servers::report("connect", &arena.kube_proxy().binary);
-    if !plan.quick && plan.services.is_empty() {
-        arena.stands.retain(|stand| FOLLOWERS_OF_MANY.contains(&stand.peer));
-        all.extend(plan.at_each(&mut arena, &[MANY_SERVICES], measure)?);
-    }
+    let sizes: [&[u32]; 2] = [&SERVICES, &MANY_SERVICES];
+    let serve = |sandbox: &Sandbox| servers::sink(sandbox, &servers::SINK);
+    let (mut report, all) =
+        plan.at_each_and_many("connect", servers::SINK, sizes, serve, |arena| Ok(measure(arena, plan.rounds(ROUNDS))))?;
     contest::add(&mut report, "connect(2)", "connect", &all);
     report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", 0, &all));
     report.notes.push(format!(

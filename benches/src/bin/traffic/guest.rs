@@ -158,15 +158,16 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
     relay(&sandbox)?;
     let given = Path::new(GIVEN);
     let kube_proxy = KubeProxy { binary: "/usr/bin/kube-proxy".into(), kubeconfig: given.join("kube-proxy") };
-    let cluster = Cluster::elsewhere(given.join("agent"), kube_proxy);
+    let cluster = Cluster::Elsewhere { agent_kubeconfig: given.join("agent"), kube_proxy };
     servers::sink(&sandbox, &servers::SINK)?;
     let _nginx = servers::nginx(&sandbox, &servers::WEB)?;
     let _named = servers::named_servers(&sandbox, &servers::TEN);
     let peers = if plan.peers.is_empty() { &PEERS } else { plan.peers.as_slice() };
     let mut arena = Arena::new(&sandbox, cluster, peers, &SUBJECTS)?;
     let services = plan.services(&SERVICES);
-    let mut report = servers::report("guest", &arena.kube_proxy().binary);
-    plan.at_each(&mut arena, &services, |arena| {
+    let mut report = servers::report("guest", &arena);
+    let mut failures = Vec::new();
+    plan.at_each(&mut arena, &services, &mut failures, |arena| {
         let services = arena.services();
         eprintln!("connect(2)");
         let connects = connect::measure(arena, plan.rounds(ROUNDS));
@@ -180,7 +181,8 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
         balance::add(&mut report, services, measured);
         eprintln!("idle connections");
         redis::idle(arena, &mut report)
-    })?;
+    });
+    report.failures.extend(failures);
     let tables: Vec<_> = report.tables.iter().map(table_json).collect();
     let Report { notes, failures, versions, samples, .. } = &report;
     let result = json!({

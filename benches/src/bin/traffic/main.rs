@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Parser};
 use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, worker};
+use cproxy_benches::report::Report;
 use cproxy_tests::population::Shape;
 use cproxy_tests::sandbox::Sandbox;
 
@@ -93,22 +94,62 @@ impl Plan {
         if self.peers.is_empty() { &Peer::USUAL } else { &self.peers }
     }
 
-    /// Measures at each number of Services.
+    /// Measures at each number of Services, as far as that goes: what was found stays.
     fn at_each<R>(
         &self,
         arena: &mut Arena<'_>,
         services: &[u32],
+        failures: &mut Vec<String>,
         mut measure: impl FnMut(&mut Arena<'_>) -> Result<R>,
-    ) -> Result<Vec<(u32, R)>> {
+    ) -> Vec<(u32, R)> {
         let mut all = Vec::new();
         for &services in services {
-            arena.grow(self.shape(services))?;
-            arena.stop();
-            eprintln!("{services} Services: measuring");
-            all.push((services, measure(arena)?));
-            arena.resume();
+            let found = arena.grow(self.shape(services)).and_then(|()| {
+                arena.stop();
+                eprintln!("{services} Services: measuring");
+                let found = measure(arena);
+                arena.resume();
+                found
+            });
+            match found {
+                Ok(found) => all.push((services, found)),
+                Err(error) => {
+                    eprintln!("{services} Services: failed: {error:#}");
+                    failures.push(format!("{services} Services: {error:#}"));
+                    break;
+                }
+            }
         }
-        Ok(all)
+        all
+    }
+
+    /// The same with all peers and, unless something else was asked for, cproxy alone with `many` Services, which come from
+    /// manifests: an API server takes longer for each Service the more there are. `serve` starts who answers.
+    fn at_each_and_many<S, R>(
+        &self,
+        benchmark: &'static str,
+        subject: Subject,
+        [services, many]: [&[u32]; 2],
+        serve: impl Fn(&Sandbox) -> Result<S>,
+        mut measure: impl FnMut(&mut Arena<'_>) -> Result<R>,
+    ) -> Result<(Report, Vec<(u32, R)>)> {
+        // One sandbox after the other.
+        let (mut report, mut all) = {
+            let sandbox = Sandbox::new(PREFIX);
+            let _server = serve(&sandbox)?;
+            let mut arena = self.arena(&sandbox, &[subject])?;
+            let mut report = servers::report(benchmark, &arena);
+            let all = self.at_each(&mut arena, &self.services(services), &mut report.failures, &mut measure);
+            (report, all)
+        };
+        if !self.quick && self.services.is_empty() {
+            let sandbox = Sandbox::new(PREFIX);
+            let _server = serve(&sandbox)?;
+            let mut arena = Arena::new(&sandbox, Cluster::Manifests, &[Peer::Direct, Peer::Cproxy], &[subject])?;
+            all.extend(self.at_each(&mut arena, many, &mut report.failures, measure));
+            report.notes.push("With more Services than kube-proxy has, cproxy reads manifests.".to_owned());
+        }
+        Ok((report, all))
     }
 
     /// All peers, with these Services to measure.

@@ -38,13 +38,13 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let _redis = servers::redis(&sandbox, &redis)?;
     let _three = servers::named_servers(&sandbox, &three);
     let mut arena = plan.arena(&sandbox, &[redis, three])?;
-    let mut report = servers::report("redis", &arena.kube_proxy().binary);
+    let mut report = servers::report("redis", &arena);
     report.add_version("redis", "redis-server", &["--version"]);
     let (mut staying, mut short) = (Vec::new(), Vec::new());
     let (all, few) = if plan.quick { ("2000", "500") } else { ("100000", "20000") };
     for services in plan.services(&SERVICES) {
         for (keep_alive, requests, into) in [("1", all, &mut staying), ("0", few, &mut short)] {
-            into.extend(plan.at_each(&mut arena, &[services], |arena| {
+            into.extend(plan.at_each(&mut arena, &[services], &mut report.failures, |arena| {
                 let participants = contest::participants(arena);
                 let rounds = plan.rounds(ROUNDS);
                 Ok(contest::measure(arena, &participants, &redis, &METRICS, rounds, |stand, address| {
@@ -53,7 +53,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
                     client.args(["-n", requests, "-k", keep_alive, "-t", "get", "--csv"]);
                     figures(&mut client)
                 }))
-            })?);
+            }));
         }
     }
     contest::add(&mut report, "redis-benchmark, connections that stay", "keep_alive", &staying);

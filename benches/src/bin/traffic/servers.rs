@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::arena::Subject;
+use cproxy_benches::arena::{Arena, Subject};
 use cproxy_benches::report::Report;
 use cproxy_tests::echo::{self, Server};
 use cproxy_tests::process::{Daemon, cproxy_binary};
@@ -78,11 +77,13 @@ const fn named(host: u8) -> SocketAddr {
 }
 
 /// A report that says which cproxy and which kube-proxy were measured.
-pub(crate) fn report(benchmark: &'static str, kube_proxy: &Path) -> Report {
+pub(crate) fn report(benchmark: &'static str, arena: &Arena<'_>) -> Report {
     let mut report = Report::new(benchmark);
     report.samples = json!({});
     report.add_version("cproxy", cproxy_binary(), &["version"]);
-    report.add_version("kube-proxy", kube_proxy, &["--version"]);
+    if let Some(kube_proxy) = arena.kube_proxy() {
+        report.add_version("kube-proxy", kube_proxy.binary, &["--version"]);
+    }
     report
 }
 

@@ -34,14 +34,14 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let queries = sandbox.dir().join("queries");
     fs::write(&queries, format!("{NAME} A\n")).context("writing into the sandbox")?;
     let mut arena = plan.arena(&sandbox, &[dns, bulk])?;
-    let mut report = servers::report("udp", &arena.kube_proxy().binary);
+    let mut report = servers::report("udp", &arena);
     report.versions.push(("dnsperf".to_owned(), dnsperf_version()));
     report.add_version("dnsmasq", "dnsmasq", &["--version"]);
     report.add_version("iperf3", "iperf3", &["--version"]);
     let (rounds, seconds) = (plan.rounds(ROUNDS), if plan.quick { 1 } else { SECONDS }.to_string());
     let (mut of_dns, mut of_bulk) = (Vec::new(), Vec::new());
     for services in plan.services(&SERVICES) {
-        of_dns.extend(plan.at_each(&mut arena, &[services], |arena| {
+        of_dns.extend(plan.at_each(&mut arena, &[services], &mut report.failures, |arena| {
             let participants = contest::participants(arena);
             Ok(contest::measure(arena, &participants, &dns, &DNS, rounds, |stand, address| {
                 let mut dnsperf = stand.client("dnsperf");
@@ -50,15 +50,15 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
                 dnsperf.args(["-c", "2", "-q", "2", "-d"]).arg(&queries);
                 dns_figures(&mut dnsperf)
             }))
-        })?);
-        of_bulk.extend(plan.at_each(&mut arena, &[services], |arena| {
+        }));
+        of_bulk.extend(plan.at_each(&mut arena, &[services], &mut report.failures, |arena| {
             let participants = contest::participants(arena);
             Ok(contest::measure(arena, &participants, &bulk, &BULK, rounds, |stand, address| {
                 let mut iperf = stand.client("iperf3");
                 iperf.args(["-c", &address.ip().to_string(), "-p", &address.port().to_string(), "-t", &seconds, "-J"]);
                 bulk_figures(&mut iperf)
             }))
-        })?);
+        }));
     }
     contest::add(&mut report, "dnsperf, UDP", "dns", &of_dns);
     contest::add(&mut report, "iperf3, one TCP stream", "bulk", &of_bulk);

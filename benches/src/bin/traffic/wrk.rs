@@ -9,13 +9,14 @@ use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 
 use crate::contest::{self, Measured, Metric, Participant};
-use crate::{PREFIX, Plan, servers};
+use crate::{Plan, servers};
 
 const CONNECTIONS: u32 = 2_000;
 const THREADS: u32 = 2;
 const ROUNDS: u32 = 6;
 const SECONDS: u32 = 3;
-const SERVICES: [u32; 5] = [10, 100, 1_000, 5_000, 20_000];
+const SERVICES: [u32; 4] = [10, 100, 1_000, 5_000];
+const MANY_SERVICES: [u32; 1] = [20_000];
 
 const METRICS: [Metric; 6] = [
     Metric { key: "requests_per_second", meaning: "requests/s", digits: 0, is_compared: true },
@@ -37,16 +38,13 @@ end
 "#;
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
-    let sandbox = Sandbox::new(PREFIX);
-    let subject = servers::WEB;
-    let _nginx = servers::nginx(&sandbox, &subject)?;
-    let mut arena = plan.arena(&sandbox, &[subject])?;
     let seconds = if plan.quick { 1 } else { SECONDS };
-    let all = plan.at_each(&mut arena, &plan.services(&SERVICES), |arena| {
+    let sizes: [&[u32]; 2] = [&SERVICES, &MANY_SERVICES];
+    let serve = |sandbox: &Sandbox| servers::nginx(sandbox, &servers::WEB);
+    let (mut report, all) = plan.at_each_and_many("wrk", servers::WEB, sizes, serve, |arena| {
         let participants = contest::participants_and_bystanders(arena);
         measure(arena, &participants, plan.rounds(ROUNDS), seconds)
     })?;
-    let mut report = servers::report("wrk", &arena.kube_proxy().binary);
     report.add_version("wrk", "wrk", &["-v"]);
     report.add_version("nginx", "nginx", &["-v"]);
     contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &all);

@@ -1,0 +1,102 @@
+//! How long the agent takes from its start until the table is complete, phase by phase. It reads manifests, so that no
+//! network takes part: what an API server adds is its answers.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use cproxy_benches::report::{Report, Table};
+use cproxy_benches::summary::Summary;
+use cproxy_tests::manifest;
+use cproxy_tests::population::Shape;
+use cproxy_tests::process::{Agent, cproxy, cproxy_binary};
+use cproxy_tests::sandbox::Sandbox;
+use serde_json::{Map, Value, json};
+
+const PREFIX: &str = "cproxy-bench";
+
+/// Longer than a start may ever take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What to measure.
+#[derive(Parser)]
+#[command(name = "start", about = "From the agent's start to a complete table")]
+struct Arguments {
+    /// How many Services, and how many endpoints each has; may be given again
+    #[arg(long = "shape", value_name = "SERVICESxENDPOINTS", default_values = ["100x10", "5000x10"])]
+    shapes: Vec<Shape>,
+    /// How often the agent is started
+    #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
+    starts: u32,
+    /// A small shape, two starts: shows that everything works; the figures mean little
+    #[arg(long, conflicts_with_all = ["shapes", "starts"])]
+    quick: bool,
+    /// Where every sample goes; default: start.json in the directory `bench` of cargo's output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// A field of the log's line that says `ready`, and what it means.
+const PHASES: [(&str, &str); 6] = [
+    ("ready_ms", "from the start to ready"),
+    ("prepare_ms", "  input and the machine's state"),
+    ("install_ms", "  programs verified and attached"),
+    ("open_ms", "  maps opened"),
+    ("list_ms", "  lists complete"),
+    ("write_ms", "  table written"),
+];
+
+fn main() -> Result<()> {
+    let mut arguments = Arguments::parse();
+    if arguments.quick {
+        (arguments.shapes, arguments.starts) = (vec![Shape::new(20, 5)], 2);
+    }
+    let mut report = Report::new("start");
+    report.add_version("cproxy", cproxy_binary(), &["version"]);
+    let mut samples = Map::new();
+    for &shape in &arguments.shapes {
+        let starts = starts(shape, arguments.starts)?;
+        report.tables.push(table(shape, &starts)?);
+        samples.insert(shape.to_string(), starts.into());
+    }
+    report.samples = samples.into();
+    report.notes.push(format!(
+        "{} starts of `cproxy run --manifests`, one after the other, each on a machine without anything of cproxy's. The \
+         times are the agent's own, of its log; the operating system's for starting a process comes before them. Where the \
+         agent is in a memory cgroup, the child that installs leaves it first and so waits for a grace period of the kernel's: \
+         about 10 ms, which guests without an init system do not have.",
+        arguments.starts
+    ));
+    report.finish(arguments.quick, arguments.output.as_deref())
+}
+
+/// What the log says of each start.
+fn starts(shape: Shape, count: u32) -> Result<Vec<Value>> {
+    let sandbox = Sandbox::new(PREFIX);
+    manifest::write(&sandbox.manifest_dir(), "all.json", shape.objects(0..shape.services));
+    let start = |number| {
+        eprintln!("{shape}: start {number}");
+        let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).args(["--log-format", "json"]);
+        let (mut agent, _) = agent.start_and_time(TIMEOUT);
+        agent.stop();
+        cproxy(&sandbox, &["cleanup"]).success();
+        let log = agent.log();
+        let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let line = lines.find(|line| line.get("ready_ms").is_some()).context("no line of the log says `ready`")?;
+        Ok(PHASES.iter().map(|(field, _)| ((*field).to_owned(), json!(line.get(field)))).collect::<Map<_, _>>().into())
+    };
+    (1..=count).map(start).collect()
+}
+
+fn table(shape: Shape, starts: &[Value]) -> Result<Table> {
+    let row = |&(field, meaning): &(&str, &str)| {
+        let times = starts.iter().filter_map(|start| start.get(field)?.as_f64());
+        Ok((meaning.to_owned(), Summary::of(times).context("there are no samples")?.cells(1)))
+    };
+    Ok(Table {
+        title: format!("{} Services with {} endpoints each, ms", shape.services, shape.endpoints),
+        columns: Summary::COLUMNS.map(str::to_owned).into(),
+        rows: PHASES.iter().map(row).collect::<Result<_>>()?,
+    })
+}
