@@ -189,6 +189,19 @@ fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     lines.into_iter().flatten().next().unwrap_or_else(|| "unknown".to_owned())
 }
 
+/// Whether a file of results can be written, before anybody works for it.
+///
+/// # Errors
+/// It cannot.
+pub fn check_output(output: Option<&Path>) -> Result<()> {
+    let Some(output) = output else { return Ok(()) };
+    let existed = output.exists();
+    fs::create_dir_all(output.parent().unwrap_or(Path::new(".")))
+        .and_then(|()| fs::OpenOptions::new().create(true).append(true).open(output))
+        .and_then(|_| if existed { Ok(()) } else { fs::remove_file(output) })
+        .with_context(|| format!("--output: writing {}", output.display()))
+}
+
 fn first_line(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     text.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
@@ -319,6 +332,20 @@ mod tests {
         let json: Value = serde_json::from_str(&fs::read_to_string(&output).unwrap()).unwrap();
         assert_eq!((&json["benchmark"], &json["failures"][0]), (&"agent".into(), &"ipvs: no such kernel".into()));
         assert!(fs::read_to_string(dir.join("below/agent-cost.svg")).unwrap().starts_with("<svg"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn output_is_tried_beforehand_and_left_as_it_was() {
+        let dir = env::temp_dir().join(format!("cproxy-benches-output-{}", std::process::id()));
+        let output = dir.join("result.json");
+        check_output(Some(&output)).unwrap();
+        assert!(!output.exists());
+        fs::write(&output, "before").unwrap();
+        check_output(Some(&output)).unwrap();
+        assert_eq!(fs::read_to_string(&output).unwrap(), "before");
+        assert!(check_output(Some(&output.join("below"))).is_err());
+        assert!(check_output(None).is_ok());
         fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -423,13 +423,21 @@ pub enum Balance {
 }
 
 /// How many elements `TURNS` has. Sets that share one take turns together.
-pub const TURNS_MAX: u32 = 1_024;
+pub const TURNS_MAX: u32 = 1 << TURNS_BITS;
+const TURNS_BITS: u32 = 10;
 
-/// The element of `TURNS` of a set whose backends begin at this slot.
+/// The element of `TURNS` of a set whose backends begin at this slot. Sets of one size lie at regular distances, which must
+/// not meet again after a few.
 #[inline(always)]
 #[must_use]
 pub const fn turn_of(first_slot: u32) -> u32 {
-    first_slot % TURNS_MAX
+    (spread(first_slot) >> (u64::BITS - TURNS_BITS)) as u32
+}
+
+/// Slots that are near each other become numbers that are not, above all in their high bits.
+#[inline(always)]
+const fn spread(slot: u32) -> u64 {
+    (slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Most uids and ports, each, that can be left alone.
@@ -511,13 +519,16 @@ pub const fn choose(random: u32, seed: u64, count: u32) -> u32 {
     choose_evenly((mixed >> 32) as u32, count)
 }
 
-/// The choice after so many others, one after the other. The seed decides where the first one is: else the first
-/// connection of each VM of a kind would go to the same backend.
+/// The index of a set's choice after so many others, one after the other. The seed and the set's place decide where the first
+/// one is: else the first connection of each VM of a kind, and to each of several Services with the same endpoints, would go to
+/// the same backend.
 #[inline(always)]
 #[must_use]
-pub const fn choose_in_turn(turn: u64, seed: u64, count: u32) -> u32 {
-    match (turn as u32).wrapping_add(seed as u32).checked_rem(count) {
-        Some(index) => index,
+pub const fn choose_in_turn(turn: u64, seed: u64, set: SetWord) -> u32 {
+    // All in 64 bits: BPF takes two more instructions for whatever is to have 32.
+    let start = (seed >> 32).wrapping_add(spread(set.first_slot()) >> 32);
+    match start.wrapping_add(turn).checked_rem(set.eligible() as u64) {
+        Some(index) => index as u32,
         None => 0,
     }
 }
@@ -585,11 +596,28 @@ mod tests {
 
     #[test]
     fn choices_in_turn_come_one_after_the_other_from_where_the_seed_says() {
-        let choices = |seed, count: u32| [0, 1, 2, 3, 4].map(|turn| choose_in_turn(turn, seed, count));
+        let choices =
+            |seed, count| [0, 1, 2, 3, 4].map(|turn| choose_in_turn(turn, seed, SetWord::new(0, count, 0, false)));
         assert_eq!(choices(0, 3), [0, 1, 2, 0, 1]);
-        assert_eq!(choices(u64::MAX, 3), [0, 0, 1, 2, 0]);
+        assert_eq!(choices(7 << 32, 3), [1, 2, 0, 1, 2]);
         assert_eq!((choices(7, 1), choices(7, 0)), ([0; 5], [0; 5]));
-        assert_eq!((turn_of(0), turn_of(TURNS_MAX + 5)), (0, 5));
+    }
+
+    /// Sets of one size, as those of a real cluster, share no counter more often than chance has it, and begin anywhere.
+    #[test]
+    fn sets_of_one_size_neither_share_turns_nor_begin_alike() {
+        for size in [1, 2, 3, 5, 10, 16, 64, 100] {
+            let mut sharing = [0u32; TURNS_MAX as usize];
+            let mut starts = [0u32; 100];
+            for set in 0..1_000 {
+                sharing[turn_of(set * u32::from(size)) as usize] += 1;
+                starts[choose_in_turn(0, 0, SetWord::new(set * u32::from(size), size, 0, false)) as usize] += 1;
+            }
+            assert!(sharing.iter().all(|&sets| sets <= 6), "{size}: {:?}", sharing.iter().max());
+            let mean = 1_000 / u32::from(size);
+            let starts = &starts[..size.into()];
+            assert!(starts.iter().all(|&sets| sets <= 2 * mean + 8), "{size}: {starts:?}");
+        }
     }
 
     /// Chi-square of the choices of a source that is itself even; and two seeds must not agree more often than chance.

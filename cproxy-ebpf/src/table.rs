@@ -275,7 +275,7 @@ fn in_turn(word: SetWord, seed: u64) -> u32 {
             before = inout(reg) before,
         );
     }
-    choose_in_turn(before, seed, word.eligible())
+    choose_in_turn(before, seed, word)
 }
 
 /// See [`Service::choose_beside`].

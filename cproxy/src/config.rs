@@ -78,7 +78,7 @@ impl fmt::Display for Config {
         }
         self.exclude.fmt(f)?;
         match self.balance {
-            Balance::Random => {}
+            Balance::Random => f.write_str("; chooses at random")?,
             Balance::RoundRobin => f.write_str("; chooses round robin")?,
         }
         let closed = match self.terminate_sockets {

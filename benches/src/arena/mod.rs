@@ -9,7 +9,7 @@ pub mod worker;
 use std::ffi::OsStr;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,6 +39,9 @@ const REMARK: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Who does next to nothing for so long is at rest.
 const REST: Duration = Duration::from_secs(2);
+
+/// Where the kernel shows its tables of IPVS, if it has it.
+const IPVS: &str = "/proc/net/ip_vs";
 
 /// The first of the ClusterIPs that tell that everything before them is in force.
 const FIRST_MARKER: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 0);
@@ -332,6 +335,10 @@ impl<'s> Stand<'s> {
             }
             None => Process::None,
             Some(mode) => {
+                ensure!(
+                    peer != Peer::Ipvs || Path::new(IPVS).exists(),
+                    "this kernel has no IPVS; that of `cargo xtask bench guest` has"
+                );
                 let kube_proxy = cluster.kube_proxy().context("kube-proxy follows API servers alone")?;
                 Process::KubeProxy(kube_proxy.spawn(sandbox, &netns, mode)?)
             }

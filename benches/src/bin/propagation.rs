@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use cproxy_benches::report::{Report, Table};
+use cproxy_benches::report::{Report, Table, check_output};
 use cproxy_benches::summary::Summary;
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::manifest::{self, Endpoint};
@@ -104,6 +104,7 @@ const CLOCKS: [Clock; 5] = [
 
 fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
+    check_output(arguments.output.as_deref())?;
     if arguments.quick {
         (arguments.changes, arguments.services) = QUICK;
     }

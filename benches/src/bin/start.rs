@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use cproxy_benches::report::{Report, Table};
+use cproxy_benches::report::{Report, Table, check_output};
 use cproxy_benches::summary::Summary;
 use cproxy_tests::manifest;
 use cproxy_tests::population::Shape;
@@ -49,6 +49,7 @@ const PHASES: [(&str, &str); 6] = [
 
 fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
+    check_output(arguments.output.as_deref())?;
     if arguments.quick {
         (arguments.shapes, arguments.starts) = (vec![Shape::new(20, 5)], 2);
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
-use cproxy_benches::report::Report;
+use cproxy_benches::report::{Report, check_output};
 use cproxy_benches::{kube_proxy, node, subject};
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::population::Shape;
@@ -69,6 +69,7 @@ struct Column {
 
 fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
+    check_output(arguments.output.as_deref())?;
     if arguments.peers.is_empty() {
         arguments.peers = Peer::ALL.to_vec();
     }

@@ -24,7 +24,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use cproxy_benches::bpf::{Program, enable_statistics};
 use cproxy_benches::paired::Estimate;
-use cproxy_benches::report::{Report, Table};
+use cproxy_benches::report::{Report, Table, check_output};
 use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
@@ -88,6 +88,7 @@ struct Verdict {
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
+    check_output(arguments.output.as_deref())?;
     // Dropped from right to left: the sandbox goes when nothing is attached to it any more.
     let Place { sandbox: _sandbox, peers, mut programs } = Place::prepare(arguments.services)?;
     let mut columns = columns(&arguments, &peers);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use cproxy_benches::report::Report;
+use cproxy_benches::report::{Report, check_output};
 use cproxy_benches::{node, subject};
 use cproxy_tests::control_plane::ControlPlane;
 use cproxy_tests::population::Shape;
@@ -57,6 +57,7 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
+    check_output(arguments.output.as_deref())?;
     let mut plan = Plan {
         changes: arguments.changes,
         rest: Duration::from_millis(500),

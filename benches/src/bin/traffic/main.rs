@@ -12,10 +12,10 @@ mod wrk;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Args, Parser};
 use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, worker};
-use cproxy_benches::report::Report;
+use cproxy_benches::report::{self, Report};
 use cproxy_tests::population::Shape;
 use cproxy_tests::sandbox::Sandbox;
 
@@ -52,7 +52,7 @@ enum Benchmark {
 #[derive(Args, Clone)]
 struct Plan {
     /// How many Services there are; may be given again
-    #[arg(long = "services", value_name = "N", value_delimiter = ',')]
+    #[arg(long = "services", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     services: Vec<u32>,
     /// How many endpoints each has; default: 10, in a virtual machine 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -61,7 +61,7 @@ struct Plan {
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
     /// How many rounds; in each, every peer has its turn
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// Few Services, one round: shows that everything works; the figures mean little
     #[arg(long, conflicts_with = "rounds")]
@@ -88,6 +88,16 @@ impl Plan {
 
     fn rounds(&self, default: u32) -> u32 {
         if self.quick { 1 } else { self.rounds.unwrap_or(default) }
+    }
+
+    /// What would be found out only after long work.
+    fn check(&self) -> Result<()> {
+        let has = |peer| self.peers.contains(&peer);
+        ensure!(
+            !(has(Peer::Cproxy) && has(Peer::CproxyRoundRobin)),
+            "cproxy and cproxy-round-robin cannot be measured beside each other; `balance` with cproxy measures both"
+        );
+        report::check_output(self.output.as_deref())
     }
 
     fn peers(&self) -> &[Peer] {
@@ -159,15 +169,17 @@ impl Plan {
 }
 
 fn main() -> Result<()> {
-    let (plan, report) = match Benchmark::parse() {
+    let (plan, run): (_, fn(&Plan) -> Result<Report>) = match Benchmark::parse() {
         Benchmark::Worker => return worker::run(),
-        Benchmark::Connect(plan) => (plan.clone(), connect::run(&plan)?),
-        Benchmark::Wrk(plan) => (plan.clone(), wrk::run(&plan)?),
-        Benchmark::Redis(plan) => (plan.clone(), redis::run(&plan)?),
-        Benchmark::Udp(plan) => (plan.clone(), udp::run(&plan)?),
         Benchmark::Inside(plan) => return guest::inside(&plan),
-        Benchmark::Guest(plan) => (plan.clone(), guest::run(&plan)?),
-        Benchmark::Balance(plan) => (plan.clone(), balance::run(&plan)?),
+        Benchmark::Connect(plan) => (plan, connect::run),
+        Benchmark::Wrk(plan) => (plan, wrk::run),
+        Benchmark::Redis(plan) => (plan, redis::run),
+        Benchmark::Udp(plan) => (plan, udp::run),
+        Benchmark::Guest(plan) => (plan, guest::run),
+        Benchmark::Balance(plan) => (plan, balance::run),
     };
+    plan.check()?;
+    let report = run(&plan)?;
     report.finish(plan.quick, plan.output.as_deref())
 }
