@@ -424,7 +424,7 @@ pub enum Balance {
 
 /// How many elements `TURNS` has. Sets that share one take turns together.
 pub const TURNS_MAX: u32 = 1 << TURNS_BITS;
-const TURNS_BITS: u32 = 10;
+const TURNS_BITS: u32 = 9;
 
 /// The element of `TURNS` of a set whose backends begin at this slot. Sets of one size lie at regular distances, which must
 /// not meet again after a few.
@@ -708,7 +708,7 @@ mod tests {
             [34, 36, 4],
             [12, 68, 96],
             [48, 112, 144],
-            [256, 256, 1_536, 512, 1_024, 7, 1_024],
+            [256, 256, 1_536, 512, 1_024, 7, 512],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
             [1_882_088_029, 687_999_930],
             [1 << 46, 1 << 36],
