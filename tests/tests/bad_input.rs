@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 
 const SYNC: Duration = Duration::from_secs(10);
 
-/// `cproxy run` with these arguments must end by itself, with this exit code and one line that says all of `needles`;
-/// and it must have attached nothing.
 fn pins(sandbox: &Sandbox) -> PinDir {
     PinDir::new(&sandbox.pin_dir())
 }
 
+/// `cproxy run` with these arguments must end by itself, with this exit code and one line that says all of `needles`;
+/// and it must have attached nothing.
 fn run_fails(sandbox: &Sandbox, args: &[&str], code: i32, needles: &[&str]) {
     let output = cproxy(sandbox, &[&["run"], args].concat());
     assert_fails(&output, code, needles);
