@@ -42,6 +42,12 @@ impl Estimate {
         Self::of(samples.iter().zip(baseline).map(|(sample, base)| sample / base))
     }
 
+    /// Divided by another, of other rounds: the interval is as wide as both make it.
+    #[must_use]
+    pub fn over(self, other: Self) -> Self {
+        Self { median: self.median / other.median, low: self.low / other.high, high: self.high / other.low }
+    }
+
     /// For a file of results.
     #[must_use]
     pub fn json(&self) -> Value {
@@ -86,6 +92,13 @@ mod tests {
         let ratio = Estimate::of_ratios(&[11.0, 22.0, 1100.0], &baseline).unwrap();
         assert!((ratio.low - 1.1).abs() < 1e-9 && (ratio.high - 1.1).abs() < 1e-9, "{ratio:?}");
         assert_eq!(Estimate::of_differences(&[11.0, 22.0, 1100.0], &baseline).unwrap().median, 2.0);
+    }
+
+    #[test]
+    fn of_two_that_were_not_in_the_same_rounds_the_quotient_is_as_uncertain_as_both() {
+        let (above, below) =
+            (Estimate { median: 4.0, low: 2.0, high: 6.0 }, Estimate { median: 2.0, low: 1.0, high: 4.0 });
+        assert_eq!(above.over(below), Estimate { median: 2.0, low: 0.5, high: 6.0 });
     }
 
     #[test]

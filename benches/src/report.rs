@@ -2,6 +2,7 @@
 
 mod date;
 mod figure;
+mod verdict;
 
 use std::env;
 use std::ffi::OsStr;
@@ -18,6 +19,7 @@ use crate::paired::Estimate;
 use crate::plot::Chart;
 
 pub use self::figure::Figure;
+pub use self::verdict::{Target, Verdict};
 
 /// A note for every report of a run with `--quick`.
 const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";

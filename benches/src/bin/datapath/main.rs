@@ -24,7 +24,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use cproxy_benches::bpf::{Program, enable_statistics};
 use cproxy_benches::paired::Estimate;
-use cproxy_benches::report::{Report, Table, check_output};
+use cproxy_benches::report::{Report, Table, Target, Verdict, check_output};
 use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
@@ -79,13 +79,6 @@ struct Compared<'c> {
     ratio: Estimate,
 }
 
-/// A promise, and what was found.
-struct Verdict {
-    what: String,
-    ratio: Estimate,
-    target: f64,
-}
-
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     check_output(arguments.output.as_deref())?;
@@ -100,7 +93,7 @@ fn main() -> Result<ExitCode> {
     let mut report = Report::new("datapath");
     report.add_version("cproxy", cproxy_binary(), &["version"]);
     report.tables = columns.iter().map(|column| column.table(&programs)).collect::<Result<_>>()?;
-    report.tables.push(table_of(&verdicts));
+    report.tables.push(Verdict::table(&verdicts));
     report.notes = notes(&arguments, rounds, others);
     report.samples = json!({
         "unit": "ns", "rounds": rounds, "calls_per_round": CALLS, "services": arguments.services,
@@ -220,7 +213,7 @@ impl Column<'_> {
         self.compared().filter_map(|Compared { row, ratio, .. }| {
             let of = self.baseline()?.case.name;
             let what = format!("{}: `{}` over `{of}`", self.title(), row.case.name);
-            Some(Verdict { what, ratio, target: row.case.target? })
+            Some(Verdict { what, found: ratio, target: Target::AtMost(row.case.target?) })
         })
     }
 
@@ -266,30 +259,6 @@ impl Column<'_> {
 impl Row {
     fn median_ns(&self) -> f64 {
         Estimate::of(self.times_ns.iter().copied()).map_or(f64::NAN, |estimate| estimate.median)
-    }
-}
-
-impl Verdict {
-    fn is_met(&self) -> bool {
-        self.ratio.median <= self.target
-    }
-
-    fn json(&self) -> Value {
-        json!({"what": self.what, "ratio": self.ratio.json(), "target": self.target, "met": self.is_met()})
-    }
-}
-
-/// Promises and whether they are kept.
-fn table_of(verdicts: &[Verdict]) -> Table {
-    let row = |verdict: &Verdict| {
-        let Verdict { what, ratio, target } = verdict;
-        let word = if verdict.is_met() { "met" } else { "missed" };
-        (what.clone(), vec![format!("{ratio:.3}"), format!("{target:.2}"), word.to_owned()])
-    };
-    Table {
-        title: "Targets".to_owned(),
-        columns: ["ratio", "at most", ""].map(str::to_owned).into(),
-        rows: verdicts.iter().map(row).collect(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! connect(2), call by call.
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::arena::Arena;
-use cproxy_benches::report::Report;
+use cproxy_benches::arena::{Arena, Peer};
+use cproxy_benches::report::{Report, Target};
 use cproxy_benches::summary::percentiles;
 use cproxy_tests::sandbox::Sandbox;
 
@@ -22,13 +22,24 @@ const METRICS: [Metric; 4] = [
     Metric { key: "p999_us", meaning: "p99.9, us", digits: 0, is_compared: false },
 ];
 
+/// Of [`METRICS`].
+const P50: usize = 0;
+const P99: usize = 2;
+
+/// Beside the direct connection, and with the most Services beside the fewest.
+const TARGET: f64 = 1.03;
+
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
-    let sizes: [&[u32]; 2] = [&SERVICES, &MANY_SERVICES];
+    let sizes: [(&[u32], u32); 2] = [(&SERVICES, ROUNDS), (&MANY_SERVICES, ROUNDS)];
     let serve = |sandbox: &Sandbox| servers::sink(sandbox, &servers::SINK);
     let (mut report, all) =
-        plan.at_each_and_many("connect", servers::SINK, sizes, serve, |arena| Ok(measure(arena, plan.rounds(ROUNDS))))?;
+        plan.at_each_and_many("connect", servers::SINK, sizes, serve, |arena, rounds| Ok(measure(arena, rounds)))?;
     contest::add(&mut report, "connect(2)", "connect", &all);
-    report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", 0, &all));
+    let mut verdicts = contest::verdicts(&all, (P50, Peer::Direct), Target::AtMost(TARGET), |_| true);
+    verdicts.extend(contest::flatness(&all, P50, TARGET));
+    verdicts.extend(contest::verdicts(&all, (P99, Peer::Direct), Target::AtMostWithinNoise(1.0), |_| true));
+    contest::add_verdicts(&mut report, &verdicts);
+    report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", P50, &all));
     report.notes.push(format!(
         "A round is {BATCH} connections of each, one after the other, each closed with a reset; {} rounds. A peer's clients, its \
          rules and the server are joined by a veth pair. \"To the pod\" connects to the pod's own address where the peer's rules \

@@ -5,7 +5,7 @@ use anyhow::Result;
 use cproxy_benches::arena::{Arena, Peer, Stand, Subject};
 use cproxy_benches::paired::Estimate;
 use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Report, Table};
+use cproxy_benches::report::{Report, Table, Target, Verdict};
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
 
@@ -123,6 +123,11 @@ impl Measured {
         self.samples(&Peer::Direct.to_string(), metric)
     }
 
+    /// One peer's figures by another's, round by round, both through the ClusterIP.
+    fn ratio(&self, peer: Peer, to: Peer, metric: usize) -> Option<Estimate> {
+        Estimate::of_ratios(self.samples(&peer.to_string(), metric)?, self.samples(&to.to_string(), metric)?)
+    }
+
     /// A line for each metric, and one for its ratio to the direct connection's.
     pub(crate) fn table(&self, title: String) -> Table {
         let columns = self.participants.iter().map(|(name, _)| name.clone()).collect();
@@ -210,6 +215,43 @@ pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measure
         x: Axis { label: "Services".to_owned(), is_log: true },
         y: Axis { label: "ratio to the direct connection".to_owned(), is_log: true },
         series: series.collect(),
+    }
+}
+
+/// Whether cproxy keeps a promise about a metric beside another peer, at each number of Services that is meant.
+pub(crate) fn verdicts(
+    all: &[(u32, Measured)],
+    (metric, to): (usize, Peer),
+    target: Target,
+    is_meant: impl Fn(u32) -> bool,
+) -> Vec<Verdict> {
+    let verdict = |(services, measured): &(u32, Measured)| {
+        let meaning = measured.metrics.get(metric)?.meaning;
+        let what = format!("{meaning}, {services} Services: cproxy over {to}");
+        Some(Verdict { what, found: measured.ratio(Peer::Cproxy, to, metric)?, target })
+    };
+    all.iter().filter(|(services, _)| is_meant(*services)).filter_map(verdict).collect()
+}
+
+/// Whether cproxy's ratio to the direct connection stays what it is from the fewest Services to the most.
+pub(crate) fn flatness(all: &[(u32, Measured)], metric: usize, at_most: f64) -> Option<Verdict> {
+    let [(few, first), .., (many, last)] = all else { return None };
+    let ratio = |measured: &Measured| measured.ratio(Peer::Cproxy, Peer::Direct, metric);
+    let what = format!(
+        "{}, cproxy over direct: {many} Services over {few}",
+        first.metrics.get(metric).map_or("", |metric| metric.meaning)
+    );
+    Some(Verdict { what, found: ratio(last)?.over(ratio(first)?), target: Target::AtMost(at_most) })
+}
+
+/// Adds them, for who reads and for who computes.
+pub(crate) fn add_verdicts(report: &mut Report, verdicts: &[Verdict]) {
+    if verdicts.is_empty() {
+        return;
+    }
+    report.tables.push(Verdict::table(verdicts));
+    if let Value::Object(object) = &mut report.samples {
+        object.insert("verdicts".to_owned(), verdicts.iter().map(Verdict::json).collect());
     }
 }
 

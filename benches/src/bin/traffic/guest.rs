@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
 const ROUNDS: u32 = 5;
 const WRK_ROUNDS: u32 = 3;
 const WRK_SECONDS: u32 = 2;
-const BALANCE_ROUNDS: u32 = 20;
+const BALANCE_ROUNDS: u32 = 5;
 
 /// What comes before the result on the console.
 const RESULT: &str = "result: ";

@@ -134,14 +134,15 @@ impl Plan {
     }
 
     /// The same with all peers and, unless something else was asked for, cproxy alone with `many` Services, which come from
-    /// manifests: an API server takes longer for each Service the more there are. `serve` starts who answers.
+    /// manifests: an API server takes longer for each Service the more there are. Each size has its rounds; `serve` starts who
+    /// answers.
     fn at_each_and_many<S, R>(
         &self,
         benchmark: &'static str,
         subject: Subject,
-        [services, many]: [&[u32]; 2],
+        [services, many]: [(&[u32], u32); 2],
         serve: impl Fn(&Sandbox) -> Result<S>,
-        mut measure: impl FnMut(&mut Arena<'_>) -> Result<R>,
+        mut measure: impl FnMut(&mut Arena<'_>, u32) -> Result<R>,
     ) -> Result<(Report, Vec<(u32, R)>)> {
         // One sandbox after the other.
         let (mut report, mut all) = {
@@ -149,14 +150,18 @@ impl Plan {
             let _server = serve(&sandbox)?;
             let mut arena = self.arena(&sandbox, &[subject])?;
             let mut report = servers::report(benchmark, &arena);
-            let all = self.at_each(&mut arena, &self.services(services), &mut report.failures, &mut measure);
+            let all = self.at_each(&mut arena, &self.services(services.0), &mut report.failures, |arena| {
+                measure(arena, self.rounds(services.1))
+            });
             (report, all)
         };
         if !self.quick && self.services.is_empty() {
             let sandbox = Sandbox::new(PREFIX);
             let _server = serve(&sandbox)?;
             let mut arena = Arena::new(&sandbox, Cluster::Manifests, &[Peer::Direct, Peer::Cproxy], &[subject])?;
-            all.extend(self.at_each(&mut arena, many, &mut report.failures, measure));
+            all.extend(
+                self.at_each(&mut arena, many.0, &mut report.failures, |arena| measure(arena, self.rounds(many.1))),
+            );
             report.notes.push("With more Services than kube-proxy has, cproxy reads manifests.".to_owned());
         }
         Ok((report, all))

@@ -4,8 +4,8 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::arena::Arena;
-use cproxy_benches::report::Report;
+use cproxy_benches::arena::{Arena, Peer};
+use cproxy_benches::report::{Report, Target};
 use cproxy_tests::sandbox::Sandbox;
 
 use crate::contest::{self, Measured, Metric, Participant};
@@ -14,6 +14,8 @@ use crate::{Plan, servers};
 const CONNECTIONS: u32 = 2_000;
 const THREADS: u32 = 2;
 const ROUNDS: u32 = 6;
+/// Where there are only the direct connection and cproxy, there is time to settle by how much they differ.
+const MANY_ROUNDS: u32 = 60;
 const SECONDS: u32 = 3;
 const SERVICES: [u32; 4] = [10, 100, 1_000, 5_000];
 const MANY_SERVICES: [u32; 1] = [20_000];
@@ -27,6 +29,16 @@ const METRICS: [Metric; 6] = [
     Metric { key: "errors", meaning: "errors", digits: 0, is_compared: false },
 ];
 
+/// Of [`METRICS`].
+const THROUGHPUT: usize = 0;
+const P99: usize = 3;
+
+/// Requests per second, as a part of the direct connection's.
+const OF_DIRECT: f64 = 0.98;
+/// The same beside kube-proxy's mode iptables, from so many Services on.
+const OF_IPTABLES: f64 = 1.2;
+const AT_LEAST_SERVICES: u32 = 5_000;
+
 /// wrk prints no p99.9 by itself.
 const SCRIPT: &str = r#"
 done = function(summary, latency, requests)
@@ -39,21 +51,33 @@ end
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let seconds = if plan.quick { 1 } else { SECONDS };
-    let sizes: [&[u32]; 2] = [&SERVICES, &MANY_SERVICES];
+    let sizes: [(&[u32], u32); 2] = [(&SERVICES, ROUNDS), (&MANY_SERVICES, MANY_ROUNDS)];
     let serve = |sandbox: &Sandbox| servers::nginx(sandbox, &servers::WEB);
-    let (mut report, all) = plan.at_each_and_many("wrk", servers::WEB, sizes, serve, |arena| {
+    let (mut report, all) = plan.at_each_and_many("wrk", servers::WEB, sizes, serve, |arena, rounds| {
         let participants = contest::participants_and_bystanders(arena);
-        measure(arena, &participants, plan.rounds(ROUNDS), seconds)
+        measure(arena, &participants, rounds, seconds)
     })?;
     report.add_version("wrk", "wrk", &["-v"]);
     report.add_version("nginx", "nginx", &["-v"]);
     contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &all);
-    report.charts.push(contest::chart("throughput", "Short HTTP connections per second through a ClusterIP", 0, &all));
+    let mut verdicts = contest::verdicts(&all, (THROUGHPUT, Peer::Direct), Target::AtLeast(OF_DIRECT), |_| true);
+    let at_many = |services| services >= AT_LEAST_SERVICES;
+    verdicts.extend(contest::verdicts(&all, (THROUGHPUT, Peer::Iptables), Target::AtLeast(OF_IPTABLES), at_many));
+    verdicts.extend(contest::verdicts(&all, (P99, Peer::Direct), Target::AtMostWithinNoise(1.0), |_| true));
+    contest::add_verdicts(&mut report, &verdicts);
+    report.charts.push(contest::chart(
+        "throughput",
+        "Short HTTP connections per second through a ClusterIP",
+        THROUGHPUT,
+        &all,
+    ));
     report.notes.push(format!(
         "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, on the same \
-         CPUs; {} rounds. \"To the pod\" is the pod's own address where the peer's rules are in force. \"Errors\" are \
+         CPUs; {} rounds, \
+         {} where only cproxy is beside the direct connection. \"To the pod\" is the pod's own address where the peer's rules are in force. \"Errors\" are \
          connections that failed or timed out, in all of a round.",
-        plan.rounds(ROUNDS)
+        plan.rounds(ROUNDS),
+        plan.rounds(MANY_ROUNDS)
     ));
     Ok(report)
 }

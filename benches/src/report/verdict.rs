@@ -1,0 +1,121 @@
+//! Promises, and whether they are kept.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use super::Table;
+use crate::paired::Estimate;
+
+/// What a ratio is to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// Its median.
+    AtMost(f64),
+    /// Its median.
+    AtLeast(f64),
+    /// Unless the noise alone could have made it larger, that is its interval reaches down to it.
+    AtMostWithinNoise(f64),
+}
+
+/// A promise, and what was found.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// What was compared with what.
+    pub what: String,
+    /// The ratio.
+    pub found: Estimate,
+    /// What it is to be.
+    pub target: Target,
+}
+
+impl Target {
+    fn value(self) -> f64 {
+        match self {
+            Self::AtMost(value) | Self::AtLeast(value) | Self::AtMostWithinNoise(value) => value,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(value) => write!(f, "at most {value:.2}"),
+            Self::AtLeast(value) => write!(f, "at least {value:.2}"),
+            Self::AtMostWithinNoise(value) => write!(f, "at most {value:.2}, within noise"),
+        }
+    }
+}
+
+impl Verdict {
+    /// Whether it is kept.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        match self.target {
+            Target::AtMost(value) => self.found.median <= value,
+            Target::AtLeast(value) => self.found.median >= value,
+            Target::AtMostWithinNoise(value) => self.found.low <= value,
+        }
+    }
+
+    /// Whether another run could well say the contrary.
+    fn is_open(&self) -> bool {
+        let Estimate { low, high, .. } = self.found;
+        !matches!(self.target, Target::AtMostWithinNoise(_)) && (low..=high).contains(&self.target.value())
+    }
+
+    /// For a file of results.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "what": self.what, "ratio": self.found.json(), "target": self.target.to_string(), "met": self.is_met(),
+            "open": self.is_open(),
+        })
+    }
+
+    /// A line for each.
+    #[must_use]
+    pub fn table(verdicts: &[Self]) -> Table {
+        let row = |verdict: &Self| {
+            let word = if verdict.is_met() { "met" } else { "missed" };
+            let open = if verdict.is_open() { ", by less than the noise" } else { "" };
+            let cells = vec![format!("{:.3}", verdict.found), verdict.target.to_string(), format!("{word}{open}")];
+            (verdict.what.clone(), cells)
+        };
+        Table {
+            title: "Targets".to_owned(),
+            columns: ["ratio", "target", ""].map(str::to_owned).into(),
+            rows: verdicts.iter().map(row).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict([low, median, high]: [f64; 3], target: Target) -> String {
+        let found = Estimate { median, low, high };
+        let table = Verdict::table(&[Verdict { what: "it".to_owned(), found, target }]);
+        table.rows[0].1[2].clone()
+    }
+
+    #[test]
+    fn the_median_decides_and_the_interval_says_how_surely() {
+        for (found, at_most, at_least) in [
+            ([0.9, 1.0, 1.1], "met", "missed"),
+            ([1.3, 1.4, 1.5], "missed", "met"),
+            ([1.0, 1.1, 1.3], "met, by less than the noise", "missed, by less than the noise"),
+            ([1.1, 1.3, 1.4], "missed, by less than the noise", "met, by less than the noise"),
+        ] {
+            assert_eq!(verdict(found, Target::AtMost(1.2)), at_most, "{found:?}");
+            assert_eq!(verdict(found, Target::AtLeast(1.2)), at_least, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn noise_that_is_allowed_is_no_miss() {
+        assert_eq!(verdict([0.9, 1.1, 1.2], Target::AtMostWithinNoise(1.0)), "met");
+        assert_eq!(verdict([1.01, 1.1, 1.2], Target::AtMostWithinNoise(1.0)), "missed");
+    }
+}
