@@ -30,6 +30,11 @@ use crate::peer::Peer;
 
 const PREFIX: &str = "cproxy-bench";
 
+/// What all can follow.
+const USUAL: [Shape; 2] = [Shape::new(100, 10), Shape::new(5_000, 10)];
+/// For cproxy alone: each kube-proxy takes minutes for it.
+const MANY: Shape = Shape::new(10_000, 25);
+
 /// How many slices are changed at the same time, to see what many changes cost.
 const BURST: usize = 1_000;
 /// So often, to see whether memory grows with it.
@@ -39,8 +44,9 @@ const BURSTS: u32 = 5;
 #[derive(Parser)]
 #[command(name = "agent", about = "What the agent costs beside kube-proxy")]
 struct Arguments {
-    /// How many Services, and how many endpoints each has; may be given again
-    #[arg(long = "shape", value_name = "SERVICESxENDPOINTS", default_values = ["100x10", "1000x10", "5000x10"])]
+    /// How many Services, and how many endpoints each has; may be given again; default: 100x10, 5000x10 and, cproxy alone,
+    /// 10000x25
+    #[arg(long = "shape", value_name = "SERVICESxENDPOINTS")]
     shapes: Vec<Shape>,
     /// Whose costs; may be given again; default: all
     #[arg(long = "peer", value_name = "PEER")]
@@ -68,10 +74,13 @@ struct Column {
 }
 
 fn main() -> Result<()> {
-    let mut arguments = Arguments::parse();
+    let arguments = Arguments::parse();
     check_output(arguments.output.as_deref())?;
-    if arguments.peers.is_empty() {
-        arguments.peers = Peer::ALL.to_vec();
+    let peers = if arguments.peers.is_empty() { &Peer::ALL } else { arguments.peers.as_slice() };
+    let mut shapes = arguments.shapes.iter().map(|&shape| (shape, peers)).collect::<Vec<_>>();
+    if shapes.is_empty() {
+        shapes.extend(USUAL.map(|shape| (shape, peers)));
+        shapes.extend(peers.contains(&Peer::Cproxy).then_some((MANY, [Peer::Cproxy].as_slice())));
     }
     let mut plan = Plan {
         starts: arguments.starts,
@@ -84,12 +93,12 @@ fn main() -> Result<()> {
     if arguments.quick {
         let (rest, quiet) = (Duration::from_millis(200), Duration::from_millis(500));
         plan = Plan { starts: 1, changes: 1, burst: 50, bursts: 2, rest, quiet };
-        arguments.shapes = vec![Shape::new(20, 5)];
+        shapes = vec![(Shape::new(20, 5), peers)];
     }
     let mut columns = Vec::new();
     let mut versions = Vec::new();
-    for &shape in &arguments.shapes {
-        columns.push(measure_shape(shape, &arguments.peers, &plan, &mut versions));
+    for (shape, peers) in shapes {
+        columns.push(measure_shape(shape, peers, &plan, &mut versions));
     }
     let report = Report { versions, ..report::of(&columns, &plan) };
     report.finish(arguments.quick, arguments.output.as_deref())

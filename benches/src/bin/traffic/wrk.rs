@@ -15,7 +15,7 @@ const CONNECTIONS: u32 = 2_000;
 const THREADS: u32 = 2;
 const ROUNDS: u32 = 6;
 /// Where there are only the direct connection and cproxy, there is time to settle by how much they differ.
-const MANY_ROUNDS: u32 = 60;
+const MANY_ROUNDS: u32 = 40;
 const SECONDS: u32 = 3;
 const SERVICES: [u32; 4] = [10, 100, 1_000, 5_000];
 const MANY_SERVICES: [u32; 1] = [20_000];
