@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use cproxy_tests::control_plane::NODE;
 use cproxy_tests::process::Daemon;
-use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
+use cproxy_tests::sandbox::{NEIGHBOURS_CIDR, Netns, Placement, Sandbox};
 use serde_json::{Value, json};
 
 /// The program behind all commands of the iptables that writes iptables' rules.
@@ -71,7 +71,8 @@ fn configuration(kubeconfig: &Value, mode: &str) -> Value {
         "clientConnection": {"kubeconfig": kubeconfig},
         "hostnameOverride": NODE,
         "mode": mode,
-        "clusterCIDR": "10.128.0.0/9",
+        // Clients are pods, whose connections to ClusterIPs are not masqueraded.
+        "clusterCIDR": NEIGHBOURS_CIDR,
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
         "oomScoreAdj": 0,

@@ -31,6 +31,8 @@ pub struct Report {
     pub benchmark: &'static str,
     /// Each program that was measured, or that took part, and its version.
     pub versions: Vec<(String, String)>,
+    /// What who has little time reads.
+    pub summary: Vec<Table>,
     /// In the order in which they are shown.
     pub tables: Vec<Table>,
     /// Each is a file beside that of the results.
@@ -61,6 +63,7 @@ impl Report {
         Self {
             benchmark,
             versions: Vec::new(),
+            summary: Vec::new(),
             tables: Vec::new(),
             charts: Vec::new(),
             notes: Vec::new(),
@@ -87,7 +90,7 @@ impl Report {
     }
 
     fn print(&self) {
-        for table in &self.tables {
+        for table in self.tables.iter().chain(&self.summary) {
             println!("{}", table.text());
         }
         println!("{}", self.foot(&Machine::this(), &command()));
@@ -136,6 +139,7 @@ impl Report {
         json!({
             "benchmark": self.benchmark, "date": date, "machine": machine.json(), "kernel": machine.kernel,
             "versions": self.versions.iter().map(version).collect::<Vec<_>>(), "command": command,
+            "summary": self.summary.iter().map(Table::json).collect::<Vec<_>>(),
             "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
             "charts": self.charts.iter().map(chart).collect::<Vec<_>>(),
             "notes": self.notes, "failures": self.failures, "samples": self.samples,

@@ -23,6 +23,8 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Tells the neighbours of one sandbox apart, as many as there are subnets for.
 static NEIGHBOUR: AtomicU32 = AtomicU32::new(0);
+/// Where the addresses of [`Sandbox::neighbour`]s are, and those of macvlan interfaces on their links.
+pub const NEIGHBOURS_CIDR: &str = "198.51.100.0/24";
 const NEIGHBOURS: u32 = 64;
 
 /// Where a child process runs.

@@ -24,6 +24,15 @@ pub struct Worker {
     answers: BufReader<ChildStdout>,
 }
 
+/// How long a connection took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Took {
+    /// connect(2) alone.
+    pub connect_ns: u32,
+    /// From before socket(2) until after close(2).
+    pub whole_ns: u32,
+}
+
 impl Worker {
     /// Starts it by a command that was made for the path of this program.
     ///
@@ -38,13 +47,17 @@ impl Worker {
         Ok(Self { child, orders, answers: BufReader::new(answers) })
     }
 
-    /// Connects so often, one after the other, and gives back how long each connect(2) took.
+    /// Connects so often, one after the other, and gives back how long each took.
     ///
     /// # Errors
     /// The first one that failed.
-    pub fn connect(&mut self, times: u32, address: SocketAddr) -> Result<Vec<u32>> {
+    pub fn connect(&mut self, times: u32, address: SocketAddr) -> Result<Vec<Took>> {
         let answer = self.ask(&format!("connect {times} {address}"))?;
-        answer.split_whitespace().map(|word| word.parse().context("a worker's answer")).collect()
+        let took = |word: &str| {
+            let (connect, whole) = word.split_once(':')?;
+            Some(Took { connect_ns: connect.parse().ok()?, whole_ns: whole.parse().ok()? })
+        };
+        answer.split_whitespace().map(|word| took(word).context("a worker's answer")).collect()
     }
 
     /// Opens so many connections that are kept, and gives back the names that the servers greet with.
@@ -104,7 +117,11 @@ fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String
     match *words {
         ["connect", times, address] => {
             let (times, address) = (times.parse::<u32>()?, address.parse()?);
-            let took = (0..times).map(|_| Ok(timed_connect(address)?.as_nanos().to_string()));
+            let took = (0..times).map(|_| {
+                let start = Instant::now();
+                let connect = timed_connect(address)?;
+                Ok(format!("{}:{}", connect.as_nanos(), start.elapsed().as_nanos()))
+            });
             Ok(took.collect::<Result<Vec<_>>>()?.join(" "))
         }
         ["hold", count, address] => {
@@ -121,7 +138,7 @@ fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String
     }
 }
 
-/// The system call alone. The connection is closed with a reset, which leaves nothing behind.
+/// How long connect(2) alone takes. The connection is closed with a reset, which leaves nothing behind.
 fn timed_connect(address: SocketAddr) -> Result<Duration> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;

@@ -7,15 +7,13 @@ use serde_json::{Value, json};
 use super::Table;
 use crate::paired::Estimate;
 
-/// What a ratio is to be.
+/// What a ratio's median is to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// Its median.
+    /// No more.
     AtMost(f64),
-    /// Its median.
+    /// No less.
     AtLeast(f64),
-    /// Unless the noise alone could have made it larger, that is its interval reaches down to it.
-    AtMostWithinNoise(f64),
 }
 
 /// A promise, and what was found.
@@ -32,7 +30,7 @@ pub struct Verdict {
 impl Target {
     fn value(self) -> f64 {
         match self {
-            Self::AtMost(value) | Self::AtLeast(value) | Self::AtMostWithinNoise(value) => value,
+            Self::AtMost(value) | Self::AtLeast(value) => value,
         }
     }
 }
@@ -42,7 +40,6 @@ impl fmt::Display for Target {
         match self {
             Self::AtMost(value) => write!(f, "at most {value:.2}"),
             Self::AtLeast(value) => write!(f, "at least {value:.2}"),
-            Self::AtMostWithinNoise(value) => write!(f, "at most {value:.2}, within noise"),
         }
     }
 }
@@ -54,14 +51,13 @@ impl Verdict {
         match self.target {
             Target::AtMost(value) => self.found.median <= value,
             Target::AtLeast(value) => self.found.median >= value,
-            Target::AtMostWithinNoise(value) => self.found.low <= value,
         }
     }
 
     /// Whether another run could well say the contrary.
     fn is_open(&self) -> bool {
         let Estimate { low, high, .. } = self.found;
-        !matches!(self.target, Target::AtMostWithinNoise(_)) && (low..=high).contains(&self.target.value())
+        (low..=high).contains(&self.target.value())
     }
 
     /// For a file of results.
@@ -111,11 +107,5 @@ mod tests {
             assert_eq!(verdict(found, Target::AtMost(1.2)), at_most, "{found:?}");
             assert_eq!(verdict(found, Target::AtLeast(1.2)), at_least, "{found:?}");
         }
-    }
-
-    #[test]
-    fn noise_that_is_allowed_is_no_miss() {
-        assert_eq!(verdict([0.9, 1.1, 1.2], Target::AtMostWithinNoise(1.0)), "met");
-        assert_eq!(verdict([1.01, 1.1, 1.2], Target::AtMostWithinNoise(1.0)), "missed");
     }
 }

@@ -18,6 +18,7 @@ pub(super) fn of(reports: &[Value], missing: &[&str]) -> String {
         page.push_str(&format!("Not measured: {}.\n", missing.join(", ")));
     }
     page.push_str(&versions(reports));
+    page.push_str(&in_short(reports));
     for report in reports {
         page.push_str(&section(report));
     }
@@ -35,6 +36,27 @@ pub(super) fn chart_files(report: &Value) -> impl Iterator<Item = &str> {
         .iter()
         .map(|chart| text(chart, "file"))
         .filter(|file| !file.is_empty() && !file.contains('/'))
+}
+
+/// How to read a table. What only one benchmark has is told there.
+const LEGEND: &str = "\
+`direct` connects to the pod's own address, all others to a ClusterIP, through what their column names; IPVS is in `guest` \
+alone, since the machine's own kernel has none. A ratio is the median of the ratios within the rounds, in each of which everybody \
+had a turn, not the ratio of the two medians above it. In brackets is the interval that holds the true median with a probability of \
+95 % (with fewer than six rounds: the smallest and the largest). `direct, again` is the direct connection once more in each \
+round: what its ratio lacks to 1 is chance. \"To the pod\" connects to the pod's own address where the peer's rules are in force: \
+what the rest of a pod's traffic pays. Where cproxy's programs are attached for one peer, the kernel takes the long way past their \
+hooks for all others, too; what that is, `datapath` shows, which compares with nothing attached.";
+
+/// What who has little time reads.
+fn in_short(reports: &[Value]) -> String {
+    let tables = reports.iter().flat_map(|report| {
+        let benchmark = text(report, "benchmark");
+        list(report, "summary")
+            .iter()
+            .map(move |table| format!("{}\nMore: [{benchmark}](#{benchmark})\n", self::table(table)))
+    });
+    format!("\n## In short\n\n{LEGEND}\n{}", tables.collect::<String>())
 }
 
 fn section(report: &Value) -> String {
@@ -148,6 +170,7 @@ mod tests {
                 "rows": [{"name": "x < y", "cells": ["1", "2"]}, {"name": "  of it", "cells": []}],
             }],
             "charts": [{"title": "A [chart]", "file": format!("{benchmark}-cost.svg")}],
+            "summary": [{"title": format!("{benchmark}, ratio"), "columns": ["it"], "rows": []}],
             "notes": ["Compare\nwith care."],
         })
     }
@@ -155,15 +178,18 @@ mod tests {
     #[test]
     fn a_page_has_everything_in_its_order() {
         let page = of(&[report("agent", "agent --starts 1"), report("wrk", "traffic wrk --seconds 5")], &["udp"]);
+        let (head, rest) = page.split_once(LEGEND).expect("a legend");
         let wanted = "# Benchmarks\n\nWritten by `cargo xtask bench all` from what it has measured; `cargo xtask bench \
             docs` writes it again from the same results. Do not edit it. [What the profile says](profile.md) is about where the \
             remaining difference to a direct connection goes; [why it is measured so](decisions/018-benchmarks.md) about the \
             rules.\n\nMeasured on P, 2 CPUs, Linux 6.1, \
-            2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n| cproxy | cproxy 1 |\n\n## agent\n\n\
-            `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
+            2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n| cproxy | cproxy 1 |\n\n## In short\n\n";
+        assert_eq!(head, wanted);
+        let wanted = "\n\n**agent, ratio**\n\n|  | it |\n|---|---:|\n\nMore: [agent](#agent)\n\n**wrk, ratio**\n\n|  | it \
+            |\n|---|---:|\n\nMore: [wrk](#wrk)\n\n## agent\n\n`cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
             | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with care.\n\n\
             ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n";
-        assert!(page.starts_with(wanted), "{page}");
+        assert!(rest.starts_with(wanted), "{page}");
     }
 
     #[test]

@@ -17,8 +17,8 @@ const CONNECTIONS: [u32; 2] = [40, 400];
 const SUBJECTS: [Subject; 3] = [servers::TWO, servers::THREE, servers::TEN];
 
 const METRICS: [Metric; 2] = [
-    Metric { key: "most", meaning: "most loaded backend, by the mean", digits: 2, is_compared: false },
-    Metric { key: "least", meaning: "least loaded backend, by the mean", digits: 2, is_compared: false },
+    Metric { key: "most", meaning: "most loaded backend, divided by the mean", digits: 2, is_compared: false },
+    Metric { key: "least", meaning: "least loaded backend, divided by the mean", digits: 2, is_compared: false },
 ];
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
@@ -48,8 +48,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         add(&mut report, services, measured);
     }
     report.notes.push(format!(
-        "Of each round the connections of the backend that has most, and of the one that has least, divided by the mean; \
-         {rounds} rounds. 1.00 is even. \"cproxy, round robin\" is `cproxy run --balance round-robin`."
+        "Connections of the backend that has most, and of the one that has least, in each of {rounds} rounds. 1.00 is even. \"cproxy, round robin\" is `cproxy run --balance round-robin`."
     ));
     Ok(report)
 }

@@ -24,11 +24,21 @@ pub(crate) struct Metric {
     pub(crate) is_compared: bool,
 }
 
-/// Who takes part: a peer's clients, through the ClusterIP or, past the peer, to the pod.
+/// Who takes part: a peer's clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Participant {
     stand: usize,
-    is_to_pod: bool,
+    way: Way,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// As the peer is meant to be used.
+    Usual,
+    /// The same once more: what chance does.
+    Again,
+    /// Past the peer, whose rules are in force.
+    ToPod,
 }
 
 /// What was found with one number of Services.
@@ -45,14 +55,18 @@ enum Outcome {
 
 /// Each peer through the ClusterIP.
 pub(crate) fn participants(arena: &Arena<'_>) -> Vec<Participant> {
-    (0..arena.stands.len()).map(|stand| Participant { stand, is_to_pod: false }).collect()
+    (0..arena.stands.len()).map(|stand| Participant { stand, way: Way::Usual }).collect()
 }
 
-/// The same, and with each peer's rules in place to the pod: what the rest of a pod's traffic pays.
+/// The same, with each peer's rules in place to the pod, which is what the rest of a pod's traffic pays, and the direct
+/// connection again.
 pub(crate) fn participants_and_bystanders(arena: &Arena<'_>) -> Vec<Participant> {
-    let bystanders = participants_of_proxies(arena);
-    let bystanders = bystanders.into_iter().map(|proxy| Participant { is_to_pod: true, ..proxy });
-    participants(arena).into_iter().chain(bystanders).collect()
+    let proxies = participants_of_proxies(arena);
+    let others = participants(arena).into_iter().map(|participant| {
+        let way = if proxies.contains(&participant) { Way::ToPod } else { Way::Again };
+        Participant { way, ..participant }
+    });
+    participants(arena).into_iter().chain(others).collect()
 }
 
 /// Each that chooses a backend.
@@ -74,8 +88,7 @@ pub(crate) fn measure(
     let names = participants.iter().map(|participant| participant.name(arena)).collect::<Vec<_>>();
     let mut outcomes: Vec<_> = names.iter().map(|_| Outcome::Samples(vec![Vec::new(); metrics.len()])).collect();
     for round in 0..rounds as usize {
-        // Nobody is always the one behind the same other.
-        for index in (0..participants.len()).map(|index| (index + round) % participants.len()) {
+        for index in order(participants.len(), round) {
             let (Some(participant), Some(outcome)) = (participants.get(index), outcomes.get_mut(index)) else {
                 continue;
             };
@@ -83,7 +96,7 @@ pub(crate) fn measure(
             else {
                 continue;
             };
-            let pod = subject.backends.first().copied().filter(|_| participant.is_to_pod);
+            let pod = subject.backends.first().copied().filter(|_| participant.way == Way::ToPod);
             let address = pod.unwrap_or_else(|| stand.address(subject));
             match once(stand, address) {
                 Ok(figures) => samples.iter_mut().zip(figures).for_each(|(samples, figure)| samples.push(figure)),
@@ -100,8 +113,20 @@ pub(crate) fn measure(
 impl Participant {
     fn name(self, arena: &Arena<'_>) -> String {
         let peer = arena.stands.get(self.stand).map_or(String::new(), |stand| stand.peer.to_string());
-        if self.is_to_pod { format!("{peer}, to the pod") } else { peer }
+        match self.way {
+            Way::Usual => peer,
+            Way::Again => format!("{peer}, again"),
+            Way::ToPod => format!("{peer}, to the pod"),
+        }
     }
+}
+
+/// In which order so many have their turns in a round: each is first as often as any other, and behind one as often as
+/// behind another, as far as their number has no divisors.
+fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    let steps = (1..count.max(2)).filter(|&step| has_no_common_divisor(step, count)).collect::<Vec<_>>();
+    let step = steps.get(round % steps.len()).copied().unwrap_or(1);
+    (0..count).map(move |place| (round + place * step) % count)
 }
 
 impl Measured {
@@ -158,13 +183,10 @@ impl Measured {
         })
     }
 
-    /// What a reader of a noisy run must know.
-    fn noise(&self, when: &str) -> Option<String> {
-        let percent = self.direct(0).and_then(spread).filter(|spread| *spread > NOISY)? * 100.0;
-        Some(format!(
-            "{when}: a noisy run: between the quarters of the direct connection's own rounds there are {percent:.0} % of \
-             their median; the intervals are as wide as that makes them"
-        ))
+    /// By how much the direct connection's own rounds differ, if that is much: the width of their middle half, as a part of
+    /// their median.
+    fn noise(&self) -> Option<f64> {
+        self.direct(0).and_then(spread).filter(|spread| *spread > NOISY)
     }
 
     fn json(&self) -> Value {
@@ -190,13 +212,48 @@ pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measu
     for (services, measured) in all {
         let when = format!("{what}, {services} Services");
         report.tables.push(measured.table(when.clone()));
-        report.notes.extend(measured.noise(&when));
         report.failures.extend(measured.failures(&when));
+    }
+    let noise = all.iter().filter_map(|(services, measured)| {
+        Some(format!("{:.0} % of its median with {services} Services", measured.noise()? * 100.0))
+    });
+    let noise = noise.collect::<Vec<_>>();
+    if !noise.is_empty() {
+        report.notes.push(format!(
+            "{what}: a noisy run. The middle half of the direct connection's rounds spans {}. What disturbs all of a round leaves \
+             its ratios alone, what disturbs a part of it makes their intervals wide.",
+            noise.join(", ")
+        ));
+    }
+    if all.iter().any(|(_, measured)| measured.direct(0).is_none() && measured.metrics.iter().any(|it| it.is_compared))
+    {
+        report.notes.push(format!("{what}: there are no ratios where the direct connection was not measured."));
     }
     let samples = all.iter().map(|(services, measured)| (services.to_string(), measured.json()));
     if let Value::Object(object) = &mut report.samples {
         object.insert(key.to_owned(), samples.collect::<Map<_, _>>().into());
     }
+}
+
+/// A metric's ratio to the direct connection's, a line for each number of Services.
+pub(crate) fn summary(what: &str, metric: usize, all: &[(u32, Measured)]) -> Option<Table> {
+    let (_, first) = all.first()?;
+    let direct = Peer::Direct.to_string();
+    let names = first.participants.iter().map(|(name, _)| name).filter(|name| **name != direct).collect::<Vec<_>>();
+    let cell = |measured: &Measured, name: &str| {
+        let ratio = Estimate::of_ratios(measured.samples(name, metric)?, measured.direct(metric)?)?;
+        Some(format!("{:.2}", ratio.median))
+    };
+    let row = |(services, measured): &(u32, Measured)| {
+        let cells = names.iter().map(|name| cell(measured, name).unwrap_or_else(|| "-".to_owned()));
+        (format!("{services} Services"), cells.collect())
+    };
+    let title = format!("{what}, {}, ratio to the direct connection's", first.metrics.get(metric)?.meaning);
+    Some(Table {
+        title,
+        columns: names.iter().map(|name| (*name).clone()).collect(),
+        rows: all.iter().map(row).collect(),
+    })
 }
 
 /// The ratio of a metric to the direct connection's, over the number of Services.
@@ -211,7 +268,7 @@ pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measure
     });
     Chart {
         name: name.to_owned(),
-        title: title.to_owned(),
+        title: format!("{title}, ratio to direct"),
         x: Axis { label: "Services".to_owned(), is_log: true },
         y: Axis { label: "ratio to the direct connection".to_owned(), is_log: true },
         series: series.collect(),
@@ -255,6 +312,11 @@ pub(crate) fn add_verdicts(report: &mut Report, verdicts: &[Verdict]) {
     }
 }
 
+/// Besides 1.
+fn has_no_common_divisor(one: usize, other: usize) -> bool {
+    (2..=one).all(|divisor| !(one.is_multiple_of(divisor) && other.is_multiple_of(divisor)))
+}
+
 fn shown(estimate: Estimate, samples: usize, digits: usize) -> String {
     if samples == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
 }
@@ -265,4 +327,25 @@ fn spread(samples: &[f64]) -> Option<f64> {
     sorted.sort_unstable_by(f64::total_cmp);
     let at = |quarter: usize| sorted.get((sorted.len() * quarter / 4).min(sorted.len().checked_sub(1)?)).copied();
     Some((at(3)? - at(1)?) / at(2)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_in_each_round_and_is_behind_many_others() {
+        for count in 1..9 {
+            let mut behind = std::collections::BTreeSet::new();
+            for round in 0..count * count {
+                let order = order(count, round).collect::<Vec<_>>();
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..count).collect::<Vec<_>>());
+                behind.extend(order.windows(2).filter(|pair| pair[1] == 0).map(|pair| pair[0]));
+            }
+            let steps = [0, 1, 2, 2, 4, 2, 6, 4];
+            assert_eq!(Some(&behind.len()), steps.get(count - 1), "of {count}");
+        }
+    }
 }

@@ -97,6 +97,9 @@ impl Plan {
             !(has(Peer::Cproxy) && has(Peer::CproxyRoundRobin)),
             "cproxy and cproxy-round-robin cannot be measured beside each other; `balance` with cproxy measures both"
         );
+        for (index, peer) in self.peers.iter().enumerate() {
+            ensure!(!self.peers.iter().skip(index + 1).any(|other| other == peer), "--peer {peer} is given twice");
+        }
         report::check_output(self.output.as_deref())
     }
 
@@ -162,7 +165,11 @@ impl Plan {
             all.extend(
                 self.at_each(&mut arena, many.0, &mut report.failures, |arena| measure(arena, self.rounds(many.1))),
             );
-            report.notes.push("With more Services than kube-proxy has, cproxy reads manifests.".to_owned());
+            report.notes.push(
+                "With more Services than kube-proxy has, cproxy reads manifests instead of an API server; programs and maps are the \
+                 same."
+                    .to_owned(),
+            );
         }
         Ok((report, all))
     }

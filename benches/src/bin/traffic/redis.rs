@@ -58,8 +58,11 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     }
     contest::add(&mut report, "redis-benchmark, connections that stay", "keep_alive", &staying);
     contest::add(&mut report, "redis-benchmark, a connection for each request", "short", &short);
+    report.summary.extend(contest::summary("redis-benchmark, connections that stay", 0, &staying));
+    report.summary.extend(contest::summary("redis-benchmark, a connection for each request", 0, &short));
     report.notes.push(format!(
-        "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {} rounds.",
+        "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {} rounds. Its latencies leave \
+         out connect(), as wrk's do.",
         plan.rounds(ROUNDS)
     ));
     idle(&mut arena, &mut report)?;

@@ -62,6 +62,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     }
     contest::add(&mut report, "dnsperf, UDP", "dns", &of_dns);
     contest::add(&mut report, "iperf3, one TCP stream", "bulk", &of_bulk);
+    report.summary.extend(contest::summary("dnsperf, UDP", 0, &of_dns));
+    report.summary.extend(contest::summary("iperf3", 0, &of_bulk));
     report.notes.push(format!(
         "dnsperf -c 2 -q 2 -l {seconds} to dnsmasq, one question at a time on each of two sockets; iperf3 -t {seconds}; {rounds} rounds."
     ));
