@@ -108,7 +108,8 @@ pub(crate) fn idle(arena: &mut Arena<'_>, report: &mut Report) -> Result<()> {
     note_samples(report, "idle_alive", json.collect::<serde_json::Map<_, _>>().into());
     report.notes.push(format!(
         "Idle connections: conntrack forgets an established connection after 5 days, IPVS after 15 minutes; here \
-         nf_conntrack_tcp_timeout_established and kube-proxy's ipvs.tcpTimeout are {EXPIRY_SECONDS} s."
+         nf_conntrack_tcp_timeout_established and kube-proxy's ipvs.tcpTimeout are {EXPIRY_SECONDS} s. Of the connections that \
+         iptables and nftables have forgotten, those go on for which the rules happen to choose the same endpoint again."
     ));
     Ok(())
 }
