@@ -21,10 +21,10 @@ static OCCUPIED: Mutex<()> = Mutex::new(());
 /// Tells the sandboxes of one process apart.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
+/// Where the addresses of [`Sandbox::neighbour`]s on their links are.
+pub const NEIGHBOURS_CIDR: &str = "198.51.100.0/24";
 /// Tells the neighbours of one sandbox apart, as many as there are subnets for.
 static NEIGHBOUR: AtomicU32 = AtomicU32::new(0);
-/// Where the addresses of [`Sandbox::neighbour`]s are, and those of macvlan interfaces on their links.
-pub const NEIGHBOURS_CIDR: &str = "198.51.100.0/24";
 const NEIGHBOURS: u32 = 64;
 
 /// Where a child process runs.

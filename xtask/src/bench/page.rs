@@ -74,10 +74,14 @@ fn section(report: &Value) -> String {
     section
 }
 
-/// The command that does it again: a benchmark that is one of several in its binary is named twice in what was run.
+/// The command that does it again: a benchmark that is one of several in its binary is named twice in what was run, and where
+/// the results went changes nothing.
 fn command(report: &Value) -> String {
     let benchmark = text(report, "benchmark");
-    let mut words = text(report, "command").split(' ').skip(1).peekable();
+    let run = text(report, "command");
+    let (before, output) = run.split_once(" --output ").unwrap_or((run, ""));
+    let after = output.split(' ').skip(1);
+    let mut words = before.split(' ').skip(1).chain(after).peekable();
     words.next_if_eq(&benchmark);
     let words = ["cargo xtask bench", benchmark].into_iter().chain(words).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join(" ")
@@ -186,7 +190,8 @@ mod tests {
             2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n| cproxy | cproxy 1 |\n\n## In short\n\n";
         assert_eq!(head, wanted);
         let wanted = "\n\n**agent, ratio**\n\n|  | it |\n|---|---:|\n\nMore: [agent](#agent)\n\n**wrk, ratio**\n\n|  | it \
-            |\n|---|---:|\n\nMore: [wrk](#wrk)\n\n## agent\n\n`cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
+            |\n|---|---:|\n\nMore: [wrk](#wrk)\n\n## agent\n\n\
+            `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
             | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with care.\n\n\
             ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n";
         assert!(rest.starts_with(wanted), "{page}");
@@ -207,6 +212,13 @@ mod tests {
     fn a_report_that_lacks_everything_is_a_heading() {
         assert!(of(&[json!({"benchmark": "x"})], &[]).ends_with("\n## x\n\n`cargo xtask bench x`\n"));
         assert!(of(&[Value::Null], &[]).starts_with("# Benchmarks"));
+    }
+
+    #[test]
+    fn where_the_results_went_is_no_part_of_the_command() {
+        let again = |run: &str| command(&report("wrk", run));
+        assert_eq!(again("traffic wrk --output /a/b.json --rounds 2"), "cargo xtask bench wrk --rounds 2");
+        assert_eq!(again("traffic wrk --rounds 2 --output b"), "cargo xtask bench wrk --rounds 2");
     }
 
     #[test]

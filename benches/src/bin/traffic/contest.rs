@@ -148,9 +148,14 @@ impl Measured {
         self.samples(&Peer::Direct.to_string(), metric)
     }
 
-    /// One peer's figures by another's, round by round, both through the ClusterIP.
-    fn ratio(&self, peer: Peer, to: Peer, metric: usize) -> Option<Estimate> {
-        Estimate::of_ratios(self.samples(&peer.to_string(), metric)?, self.samples(&to.to_string(), metric)?)
+    /// A participant's figures by a peer's, round by round.
+    fn ratio(&self, name: &str, to: Peer, metric: usize) -> Option<Estimate> {
+        Estimate::of_ratios(self.samples(name, metric)?, self.samples(&to.to_string(), metric)?)
+    }
+
+    /// cproxy's by a peer's.
+    fn of_cproxy(&self, to: Peer, metric: usize) -> Option<Estimate> {
+        self.ratio(&Peer::Cproxy.to_string(), to, metric)
     }
 
     /// A line for each metric, and one for its ratio to the direct connection's.
@@ -207,7 +212,7 @@ impl Measured {
     }
 }
 
-/// Adds a table for each number of Services, the samples, and a chart of the first metric's ratios.
+/// Adds a table for each number of Services, the samples, and what a reader must know.
 pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measured)]) {
     for (services, measured) in all {
         let when = format!("{what}, {services} Services");
@@ -235,34 +240,30 @@ pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measu
     }
 }
 
+/// Whom the direct connection is compared with.
+fn compared(all: &[(u32, Measured)]) -> Vec<String> {
+    let names = all.first().map(|(_, measured)| measured.participants.iter().map(|(name, _)| name.clone()));
+    names.into_iter().flatten().filter(|name| *name != Peer::Direct.to_string()).collect()
+}
+
 /// A metric's ratio to the direct connection's, a line for each number of Services.
 pub(crate) fn summary(what: &str, metric: usize, all: &[(u32, Measured)]) -> Option<Table> {
     let (_, first) = all.first()?;
-    let direct = Peer::Direct.to_string();
-    let names = first.participants.iter().map(|(name, _)| name).filter(|name| **name != direct).collect::<Vec<_>>();
-    let cell = |measured: &Measured, name: &str| {
-        let ratio = Estimate::of_ratios(measured.samples(name, metric)?, measured.direct(metric)?)?;
-        Some(format!("{:.2}", ratio.median))
-    };
+    let columns = compared(all);
     let row = |(services, measured): &(u32, Measured)| {
-        let cells = names.iter().map(|name| cell(measured, name).unwrap_or_else(|| "-".to_owned()));
-        (format!("{services} Services"), cells.collect())
+        let ratio = |name: &String| measured.ratio(name, Peer::Direct, metric);
+        let cell = |name| ratio(name).map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median));
+        (format!("{services} Services"), columns.iter().map(cell).collect())
     };
     let title = format!("{what}, {}, ratio to the direct connection's", first.metrics.get(metric)?.meaning);
-    Some(Table {
-        title,
-        columns: names.iter().map(|name| (*name).clone()).collect(),
-        rows: all.iter().map(row).collect(),
-    })
+    Some(Table { title, rows: all.iter().map(row).collect(), columns })
 }
 
 /// The ratio of a metric to the direct connection's, over the number of Services.
 pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measured)]) -> Chart {
-    let names = all.first().map(|(_, measured)| measured.participants.iter().map(|(name, _)| name.clone()));
-    let series = names.into_iter().flatten().filter(|name| *name != Peer::Direct.to_string()).map(|name| {
+    let series = compared(all).into_iter().map(|name| {
         let point = |(services, measured): &(u32, Measured)| {
-            let y = Estimate::of_ratios(measured.samples(&name, metric)?, measured.direct(metric)?)?;
-            Some(Point { x: f64::from(*services), y })
+            Some(Point { x: f64::from(*services), y: measured.ratio(&name, Peer::Direct, metric)? })
         };
         Series { points: all.iter().filter_map(point).collect(), name: name.clone() }
     });
@@ -285,7 +286,7 @@ pub(crate) fn verdicts(
     let verdict = |(services, measured): &(u32, Measured)| {
         let meaning = measured.metrics.get(metric)?.meaning;
         let what = format!("{meaning}, {services} Services: cproxy over {to}");
-        Some(Verdict { what, found: measured.ratio(Peer::Cproxy, to, metric)?, target })
+        Some(Verdict { what, found: measured.of_cproxy(to, metric)?, target })
     };
     all.iter().filter(|(services, _)| is_meant(*services)).filter_map(verdict).collect()
 }
@@ -293,7 +294,7 @@ pub(crate) fn verdicts(
 /// Whether cproxy's ratio to the direct connection stays what it is from the fewest Services to the most.
 pub(crate) fn flatness(all: &[(u32, Measured)], metric: usize, at_most: f64) -> Option<Verdict> {
     let [(few, first), .., (many, last)] = all else { return None };
-    let ratio = |measured: &Measured| measured.ratio(Peer::Cproxy, Peer::Direct, metric);
+    let ratio = |measured: &Measured| measured.of_cproxy(Peer::Direct, metric);
     let what = format!(
         "{}, cproxy over direct: {many} Services over {few}",
         first.metrics.get(metric).map_or("", |metric| metric.meaning)
