@@ -52,6 +52,8 @@ const LIMITS: [&str; 3] = ["-max_len=4096", "-timeout=10", "-rss_limit_mb=512"];
 
 /// For how long each target runs as a test.
 const TEST_SECONDS: u32 = 10;
+/// So many characters of a line, or of an input, are printed.
+const WORDS_MAX: usize = 1000;
 /// For how long a finding's input is made smaller after the last success.
 const MINIMIZE_SECONDS: u32 = 20;
 
@@ -144,7 +146,13 @@ impl Fuzzer {
         if !is_clean {
             let input =
                 artifact(&log).with_context(|| format!("no input to blame in {}", log_file(&step).display()))?;
-            report.finding = Some(Finding { why: reason(&log), again: self.minimized(target, &input)? });
+            let input = self.minimized(target, input)?;
+            let bytes = fs::read(&input).with_context(|| format!("reading {}", input.display()))?;
+            report.finding = Some(Finding {
+                why: reason(&log),
+                again: format!("{} {}", self.binaries.join(target.name()).display(), input.display()),
+                input: shortened(&bytes.escape_ascii().to_string()),
+            });
         }
         Ok(report)
     }
@@ -155,19 +163,18 @@ impl Fuzzer {
         command
     }
 
-    /// Makes the input of a finding smaller. Gives back what runs the smallest one.
-    fn minimized(&self, target: Target, input: &Path) -> Result<String> {
+    /// Makes the input of a finding smaller. Gives back the smallest one.
+    fn minimized(&self, target: Target, input: PathBuf) -> Result<PathBuf> {
         let smallest = input.with_extension("minimized");
         // What takes too long, or too much, would do so again and again.
         if input.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"crash-")) {
             let mut command = self.command(target);
             command.args(["-minimize_crash=1".to_owned(), format!("-max_total_time={MINIMIZE_SECONDS}")]);
-            command.arg(format!("-exact_artifact_path={}", smallest.display())).arg(input);
+            command.arg(format!("-exact_artifact_path={}", smallest.display())).arg(&input);
             // It ends with a failure when the input cannot become smaller, which is what is wanted.
             logged(&mut command, &format!("minimizing {}", target.name()))?;
         }
-        let input = if smallest.exists() { &smallest } else { input };
-        Ok(format!("{} {}", self.binaries.join(target.name()).display(), input.display()))
+        Ok(if smallest.exists() { smallest } else { input })
     }
 }
 
@@ -185,6 +192,8 @@ struct Finding {
     why: String,
     /// What runs its input again.
     again: String,
+    /// The input, as it can be written in a test: where this ran, its file may be gone by tomorrow.
+    input: String,
 }
 
 impl Report {
@@ -201,7 +210,9 @@ impl fmt::Display for Report {
         write!(f, "{executions} executions in {seconds} s, {coverage} edges, ")?;
         match finding {
             None => write!(f, "no finding"),
-            Some(finding) => write!(f, "1 finding: {}\n  run it again: {}", finding.why, finding.again),
+            Some(Finding { why, again, input }) => {
+                write!(f, "1 finding: {why}\n  run it again: {again}\n  its input: b\"{input}\"")
+            }
         }
     }
 }
@@ -217,10 +228,21 @@ fn artifact(log: &str) -> Option<PathBuf> {
     log.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, path)| path.into())
 }
 
-/// What the target said when it broke: a panic's place and message, or libFuzzer's verdict.
+/// What the target said when it broke: a panic's place and message with the values that differ, or libFuzzer's verdict.
 fn reason(log: &str) -> String {
     let start = log.find("panicked at ").or_else(|| log.find("ERROR: libFuzzer")).unwrap_or(log.len());
-    log.get(start..).unwrap_or_default().lines().take(2).map(str::trim).collect::<Vec<_>>().join(" ")
+    let is_more =
+        |(index, line): &(usize, &str)| *index < 2 || ["left:", "right:"].iter().any(|&word| line.starts_with(word));
+    let lines = log.get(start..).unwrap_or_default().lines().map(str::trim).enumerate().take_while(is_more);
+    lines.map(|(_, line)| shortened(line)).collect::<Vec<_>>().join(" ")
+}
+
+/// The start of what may be long.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(WORDS_MAX) {
+        Some((end, _)) => format!("{} ...", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
 }
 
 /// Runs a target with its output in a file. Gives back whether it succeeded, and the output.
@@ -274,6 +296,10 @@ mod tests {
         assert_eq!(artifact(LOG).as_deref(), Some(Path::new("/a/crash-1f")));
         assert_eq!(reason(LOG), "panicked at fuzz_targets/addresses.rs:15:5: left is not right");
         assert_eq!(reason("==7== ERROR: libFuzzer: timeout\n"), "ERROR: libFuzzer: timeout");
+        let differs =
+            "panicked at a.rs:1:2:\nleft is not right\n  left: [1]\n right: []\nstack backtrace:\n  left: 3\n";
+        assert_eq!(reason(differs), "panicked at a.rs:1:2: left is not right left: [1] right: []");
+        assert_eq!(shortened(&"ä".repeat(WORDS_MAX + 1)), format!("{} ...", "ä".repeat(WORDS_MAX)));
         assert_eq!(reason(""), "");
         assert_eq!(artifact("Done 3 runs in 0 second(s)\n"), None);
     }

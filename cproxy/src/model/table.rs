@@ -215,8 +215,8 @@ impl Table {
             orphans: true,
             ..Plan::new(write)
         };
+        let plan = if self.is_synced { plan } else { self.with_room_for(store, plan) };
         self.is_synced = true;
-        let plan = self.with_room_for(store, plan);
         self.grant(&names, &|_, name| Wish::of(store, name), plan);
         self.refill();
     }
