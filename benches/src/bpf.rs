@@ -24,6 +24,8 @@ const BPF_LINK_GET_NEXT_ID: libc::c_long = 31;
 const BPF_ENABLE_STATS: libc::c_long = 32;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
+/// `BPF_PROG_TYPE_CGROUP_SOCK`.
+const CGROUP_SOCK: u32 = 9;
 /// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR`.
 const CGROUP_SOCK_ADDR: u32 = 18;
 
@@ -33,6 +35,16 @@ const RUN_TIME: u32 = 0;
 /// A hook that socket programs are attached to: a value of the kernel's `enum bpf_attach_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachType(pub u32);
+
+impl AttachType {
+    /// `BPF_CGROUP_INET_SOCK_RELEASE`.
+    pub const SOCK_RELEASE: Self = Self(34);
+
+    /// What type of program the hook takes (include/uapi/linux/bpf.h, `enum bpf_prog_type`).
+    fn program_type(self) -> u32 {
+        if self == Self::SOCK_RELEASE { CGROUP_SOCK } else { CGROUP_SOCK_ADDR }
+    }
+}
 
 /// A loaded program.
 #[derive(Debug)]
@@ -75,7 +87,7 @@ impl Program {
         // Opcode, registers, offset, immediate of `struct bpf_insn`: BPF_ALU64 | BPF_MOV | BPF_K; BPF_JMP | BPF_EXIT.
         let instructions: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 1, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
         let mut attr = Attr {
-            prog_type: CGROUP_SOCK_ADDR,
+            prog_type: hook.program_type(),
             insn_cnt: instructions.len() as u32,
             insns: instructions.as_ptr() as u64,
             license: c"GPL".as_ptr() as u64,

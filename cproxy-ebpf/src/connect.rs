@@ -5,7 +5,7 @@
 //! MSG_FASTOPEN, by which `sendto()` connects (`__inet_stream_connect` in net/ipv4/af_inet.c).
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
-use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
+use cproxy_ebpf::{Backend, Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
     flows,
@@ -13,6 +13,7 @@ use crate::{
     peer::{self, is_translated, is_untranslated},
     sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, protocol, rewrite},
     table::{Service, look_up_if_service},
+    tcp,
 };
 
 #[cgroup_sock_addr(connect4)]
@@ -33,8 +34,11 @@ fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     if service.is_none() {
         return to_other(ctx, &destination, protocol);
     }
+    if is_agent(ctx) {
+        return ALLOW;
+    }
     if service.is_empty() {
-        return if is_agent(ctx) { ALLOW } else { service.deny() };
+        return service.deny();
     }
     to_service::<F>(ctx, &destination, protocol, &service)
 }
@@ -48,10 +52,8 @@ fn is_agent(ctx: &SockAddrContext) -> bool {
 #[inline(always)]
 fn to_other(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> i32 {
     if protocol != PROTOCOL_UDP {
-        if let Some(state) = peer::state(ctx)
-            && !is_untranslated(state)
-        {
-            peer::set_untranslated(&mut state.peer, destination);
+        if let Some(peer) = tcp::peer(ctx) {
+            peer::set_untranslated(peer, destination);
         }
         return ALLOW;
     }
@@ -78,29 +80,29 @@ fn to_other(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> i32 
 /// Every connect is a choice of its own.
 #[inline(always)]
 fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, service: &Service) -> i32 {
-    let state = peer::state_or_new(ctx);
-    if state.as_ref().is_some_and(|state| is_untranslated(state)) {
-        return ALLOW;
-    }
     let slot = service.choose(ctx);
     let Some(backend) = backend(slot) else { return service.deny() };
-    match state {
-        Some(state) => {
-            if protocol == PROTOCOL_UDP {
-                keep(ctx, &state.peer);
-                // The kernel takes only what comes from the new peer: what the socket sends to the VIP goes there, and what
-                // comes from there is for nobody else.
-                if let Some(flows) = flows::state(ctx) {
-                    flows::retire_to(flows, vip);
-                    flows::shadow(flows, &Endpoint::new(&backend.address, backend.port));
-                }
-            }
-            peer::set_translated(&mut state.peer, vip, &backend.address, backend.port, slot);
-        }
+    let peer = if protocol == PROTOCOL_UDP { new_udp_peer(ctx, vip, backend) } else { tcp::new_peer(ctx) };
+    match peer {
+        Some(peer) => peer::set_translated(peer, vip, &backend.address, backend.port, slot),
         None => count(Counter::StateLost),
     }
     count(Counter::Forwarded);
     rewrite::<F>(ctx, &backend.address, backend.port)
+}
+
+/// Where a UDP socket's peer is noted. What the socket was before is kept: replies that are under way still show the VIP.
+#[inline(always)]
+fn new_udp_peer<'s>(ctx: &'s SockAddrContext, vip: &Endpoint, backend: &Backend) -> Option<&'s mut Translation> {
+    let state = peer::state_or_new(ctx)?;
+    keep(ctx, &state.peer);
+    // The kernel takes only what comes from the new peer: what the socket sends to the VIP goes there, and what comes from
+    // there is for nobody else.
+    if let Some(flows) = flows::state(ctx) {
+        flows::retire_to(flows, vip);
+        flows::shadow(flows, &Endpoint::new(&backend.address, backend.port));
+    }
+    Some(&mut state.peer)
 }
 
 /// The UDP socket was connected through us before: replies that are under way still show the VIP, and so does the peer

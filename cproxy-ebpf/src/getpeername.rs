@@ -1,11 +1,13 @@
 //! `getpeername()`: the VIP that the application connected to.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+use cproxy_ebpf::{PROTOCOL_TCP, Translation};
 
 use crate::{
     flows,
     peer::{self, leads_to},
-    sock_addr::{ALLOW, Family, V4, V6, endpoint, rewrite},
+    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, protocol, rewrite},
+    tcp,
 };
 
 #[cgroup_sock_addr(getpeername4)]
@@ -22,12 +24,20 @@ fn cproxy_peer6(ctx: SockAddrContext) -> i32 {
 /// socket has failed, and the one before it is among the flows.
 #[inline(always)]
 fn peer_name<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let Some(state) = peer::state(ctx) else { return ALLOW };
     let peer = endpoint::<F>(ctx);
+    if protocol(ctx) == Some(PROTOCOL_TCP) {
+        return tcp::peer(ctx).map_or(ALLOW, |known| show::<F>(ctx, known, &peer));
+    }
+    let Some(state) = peer::state(ctx) else { return ALLOW };
     if leads_to(&state.peer, &peer) {
         return rewrite::<F>(ctx, &state.peer.vip, state.peer.vip_port);
     }
     let Some(state) = flows::state(ctx) else { return ALLOW };
     let Some(flow) = flows::from(state, &peer) else { return ALLOW };
     rewrite::<F>(ctx, &flow.vip, flow.vip_port)
+}
+
+#[inline(always)]
+fn show<F: Family>(ctx: &SockAddrContext, known: &Translation, peer: &Endpoint) -> i32 {
+    if leads_to(known, peer) { rewrite::<F>(ctx, &known.vip, known.vip_port) } else { ALLOW }
 }

@@ -13,7 +13,10 @@
 //! SETTINGS     array       0            -> Settings      (seed, filter, how is chosen, who is left alone)
 //!
 //! written by the programs
-//! SOCKETS      sk_storage               -> SocketState   (whom the socket is connected to; also: the agent's mark)
+//! TCP_OWNERS   array       place        -> u64           (the cookie of the socket whose place it is, 0: nobody's)
+//!                          TCP_WITHOUT_PLACE -> u64      (1 as soon as a TCP socket is in SOCKETS)
+//! TCP_PEERS    array       place        -> Translation   (whom that socket is connected to)
+//! SOCKETS      sk_storage               -> SocketState   (whom any other socket is connected to; also: the agent's mark)
 //! UDP_SOCKETS  sk_storage               -> UdpState      (whom an unconnected socket sends to)
 //! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (what does not fit into UDP_SOCKETS)
 //! AFFINITY     LRU hash    AffinityKey  -> AffinityEntry
@@ -22,8 +25,8 @@
 //! ```
 #![no_std]
 
-/// Version of everything in this file; part of the pin path (`<pin-dir>/v5`).
-pub const LAYOUT_VERSION: u32 = 5;
+/// Version of everything in this file; part of the pin path (`<pin-dir>/v6`).
+pub const LAYOUT_VERSION: u32 = 6;
 
 /// Room in `FRONTENDS` when it is smallest. The agent replaces each of the three maps by a larger or a smaller one as the
 /// data grows and shrinks, so real clusters meet neither this number nor [`FRONTENDS_MAX`].
@@ -282,21 +285,37 @@ pub struct Translation {
     pub slot: u32,
 }
 
-/// What cproxy knows of a socket: the value of `SOCKETS`. 44 bytes.
+/// What cproxy knows of a socket that has no place of its own: the value of `SOCKETS`. 44 bytes.
 ///
 /// `peer` is what the last `connect()` asked for and got, and is believed only where it matches the address that the
 /// kernel has. Where a socket with state connects to no Service, both sides of it are that address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
+    /// The last `connect()`. It comes first, so that it is where the state is: the verifier lets nothing be added to a pointer
+    /// that may be null.
+    pub peer: Translation,
     /// [`SOCKET_UNTRANSLATED`] or 0.
     pub flags: u32,
-    /// The last `connect()`.
-    pub peer: Translation,
 }
 
 /// This socket is the agent's own and is never translated.
 pub const SOCKET_UNTRANSLATED: u32 = 1;
+
+/// How many TCP sockets can be remembered without memory of their own. 96 KiB; a power of two.
+pub const TCP_PLACES: u32 = 2_048;
+
+/// Behind the places: whether there was ever a socket without one.
+pub const TCP_WITHOUT_PLACE: u32 = TCP_PLACES;
+
+/// The two places that a socket with this cookie may have. The kernel gives each of its CPUs a run of cookies, one after the
+/// other, so that the sockets of one CPU are beside each other; two CPUs that have met at one place have not at the other.
+#[inline(always)]
+#[must_use]
+pub const fn tcp_places(cookie: u64) -> [u32; 2] {
+    let first = cookie as u32 & (TCP_PLACES - 1);
+    [first, first ^ (TCP_PLACES / 2)]
+}
 
 /// How many Services one UDP socket remembers by itself: as many as fit into the 440 bytes that the kernel allocates anyway.
 pub const FLOWS_PER_SOCKET: usize = 7;
@@ -553,7 +572,9 @@ const _: () = assert!(size_of::<Settings>() == 160);
 
 #[cfg(feature = "user")]
 mod user {
-    use super::{AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, UdpState};
+    use super::{
+        AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, Translation, UdpState,
+    };
 
     macro_rules! pod {
         ($($name:ty),+) => { $(
@@ -561,7 +582,7 @@ mod user {
             unsafe impl aya::Pod for $name {}
         )+ };
     }
-    pod!(AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, UdpState);
+    pod!(AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, Translation, UdpState);
 }
 
 #[cfg(test)]
@@ -695,20 +716,22 @@ mod tests {
                 offset_of!(Settings, excluded_uids),
                 offset_of!(Settings, excluded_ports),
             ],
-            [FRONTENDS_MIN, SETS_MIN, BACKENDS_MIN, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX, TURNS_MAX],
+            [FRONTENDS_MIN, SETS_MIN, BACKENDS_MIN, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX, TURNS_MAX, TCP_PLACES],
+            tcp_places(0x0102_0304_0506_0708),
             [SetWord::new(0x0102_0304, 0x0506, 0x0708, true).0, Affinity::new(1, 2).0, AffinityEntry::new(1, 2).0],
             [digest(&[1, 2, 3, 4], 5), digest(&v4_mapped(6), 7)],
             [filter_bit(&v4_mapped(0x0102_0304)), filter_bit(&[1, 2, 3, 4])],
         );
         let expected = (
-            5,
+            6,
             [0, 16, 18],
             [0, 16, 20],
             [0, 16, 32],
-            [34, 36, 4],
+            [34, 36, 0],
             [12, 68, 96],
             [48, 112, 144],
-            [256, 256, 1_536, 512, 1_024, 7, 512],
+            [256, 256, 1_536, 512, 1_024, 7, 512, 2_048],
+            [0x708, 0x308],
             [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
             [1_882_088_029, 687_999_930],
             [1 << 46, 1 << 36],

@@ -13,6 +13,7 @@ mod sendmsg;
 mod sock_addr;
 mod subprogram;
 mod table;
+mod tcp;
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -7,7 +7,8 @@ use aya_ebpf::{
 };
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, Counter, FRONTENDS_MIN, FlowKey, FlowValue,
-    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, TURNS_MAX, UDP_FLOWS_MAX, UdpState,
+    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX,
+    UdpState,
 };
 
 /// Mapped into the agent's memory, and as long as the data needs it to be.
@@ -50,6 +51,12 @@ pub(crate) static SETTINGS: Array<Settings, 1, { BPF_F_MMAPABLE as usize }> = Ar
 
 #[btf_map]
 pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
+
+#[btf_map]
+pub(crate) static TCP_OWNERS: Array<u64, { TCP_PLACES as usize + 1 }> = Array::new();
+
+#[btf_map]
+pub(crate) static TCP_PEERS: Array<Translation, { TCP_PLACES as usize }> = Array::new();
 
 #[btf_map]
 pub(crate) static UDP_SOCKETS: SkStorage<UdpState> = SkStorage::new();

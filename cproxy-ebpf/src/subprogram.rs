@@ -30,6 +30,23 @@ pub(crate) fn opaque(mut number: u64) -> u64 {
     number
 }
 
+/// Puts `new` where `expected` is and gives back what was there: `BPF_CMPXCHG` (kernel 5.12), a full barrier. `core` has no
+/// such atomics for this target.
+#[inline(always)]
+pub(crate) fn compare_and_exchange(value: *mut u64, expected: u64, new: u64) -> u64 {
+    let mut found = expected;
+    // SAFETY: the verifier checks that the pointer is to a live value; the instruction touches nothing but r0 and it.
+    unsafe {
+        core::arch::asm!(
+            "r0 = cmpxchg_64({value} + 0, r0, {new})",
+            value = in(reg) value,
+            new = in(reg) new,
+            inout("r0") found,
+        );
+    }
+    found
+}
+
 /// [`cproxy_ebpf::digest`], once.
 #[inline(always)]
 pub(crate) fn digest(endpoint: &Endpoint) -> u32 {

@@ -17,7 +17,7 @@ use crate::{
     flows::cproxy_position,
     maps::{self, AFFINITY, FRONTENDS, SETTINGS, TURNS, backend, count},
     sock_addr::{Endpoint, deny, is_same},
-    subprogram::{digest, opaque},
+    subprogram::{compare_and_exchange, digest, opaque},
 };
 
 /// `BPF_NOEXIST`: only insert.
@@ -397,19 +397,8 @@ extern "C" fn cproxy_affine(word: u64, affinity: u64, netns_cookie: u64) -> u32 
     if slot == NOWHERE { any } else { slot }
 }
 
-/// Puts `new` where `expected` is and gives back what was there: `BPF_CMPXCHG` (kernel 5.12). `core` has no such atomics
-/// for this target.
+/// Puts `new` where `expected` is and gives back what was there.
 #[inline(always)]
 fn exchange(entry: *mut u64, expected: AffinityEntry, new: AffinityEntry) -> AffinityEntry {
-    let mut found = expected.0;
-    // SAFETY: the verifier checks that the pointer is to a live value; the instruction touches nothing but r0 and it.
-    unsafe {
-        core::arch::asm!(
-            "r0 = cmpxchg_64({entry} + 0, r0, {new})",
-            entry = in(reg) entry,
-            new = in(reg) new.0,
-            inout("r0") found,
-        );
-    }
-    AffinityEntry(found)
+    AffinityEntry(compare_and_exchange(entry, expected.0, new.0))
 }

@@ -21,7 +21,7 @@ use serde_json::Value;
 const SYNC: Duration = Duration::from_secs(10);
 
 /// Names that are a contract; more may come.
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 23] = [
     "kernel",
     "capabilities",
     "cgroup2",
@@ -42,6 +42,7 @@ const NAMES: [&str; 22] = [
     "program_recvmsg6",
     "program_getpeername4",
     "program_getpeername6",
+    "program_sock_release",
     "errno_helper",
     "attached",
 ];

@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsFd, OwnedFd},
     process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,7 +13,9 @@ use std::{
     time::Duration,
 };
 
+use aya::maps::{Array, Map, MapData};
 use cproxy::bpf::{PinDir, Program, SocketMark};
+use cproxy_ebpf::{TCP_PLACES, TCP_WITHOUT_PLACE};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
@@ -21,6 +23,7 @@ use cproxy_tests::{
     sandbox::{Placement, Sandbox},
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 
 const VIP_V4: &str = "10.96.0.10";
@@ -271,6 +274,65 @@ fn a_marked_socket_is_not_translated() {
     rustix::net::connect(&socket, &vips(80)[0].1).unwrap();
 }
 
+/// The cookies of those who have places now, and whether anybody was ever without one.
+fn tcp_owners(sandbox: &Sandbox) -> (Vec<u64>, bool) {
+    let owners = MapData::from_pin(PinDir::new(&sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
+    let owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
+    let mut all: Vec<_> = owners.iter().map(Result::unwrap).collect();
+    let without_place = all.remove(TCP_WITHOUT_PLACE as usize);
+    all.retain(|&owner| owner != 0);
+    (all, without_place != 0)
+}
+
+#[test]
+fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
+    const MANY: usize = TCP_PLACES as usize * 5 / 4;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3 * MANY as u64), ..getrlimit(Resource::Nofile) }).unwrap();
+    let sandbox = Sandbox::new("cproxy-test");
+    sandbox.add_addresses([pod_v4(1), pod_v6(1)]);
+    manifest::write(&sandbox.manifest_dir(), "web.json", objects([1]));
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    let forms = vips(80);
+    let listeners = [pod_v4(1), pod_v6(1)].map(|pod| TcpListener::bind((&*pod, 8080)).unwrap());
+    let connect = |number: usize| {
+        let (form, vip) = forms[number % forms.len()];
+        let socket = TcpStream::connect(vip).unwrap();
+        let listener = &listeners[usize::from(form == "v6")];
+        (vip, socket, listener.accept().unwrap())
+    };
+    let shows_vip = |(vip, socket, _): &(SocketAddr, TcpStream, _)| socket.peer_addr().unwrap() == *vip;
+
+    let counter = |name: &str| cproxy(&sandbox, &["get", "counters", "-o", "json"]).success().json()[name].clone();
+
+    let few: Vec<_> = (0..40).map(connect).collect();
+    assert!(few.iter().all(shows_vip));
+    let (owners, without_place) = tcp_owners(&sandbox);
+    let cookies: BTreeSet<_> = few.iter().map(|(_, socket, _)| sockopt::socket_cookie(socket).unwrap()).collect();
+    assert_eq!((owners.into_iter().collect(), without_place), (cookies, false));
+    assert_eq!((counter("tcp_places"), counter("tcp_places_max")), (few.len().into(), TCP_PLACES.into()));
+
+    let many: Vec<_> = (0..MANY).map(connect).collect();
+    assert!(few.iter().chain(&many).all(shows_vip));
+    let (owners, without_place) = tcp_owners(&sandbox);
+    // The other ends are told who connects, which takes every other cookie.
+    let taken = owners.len();
+    assert!(without_place && (TCP_PLACES as usize / 2..=TCP_PLACES as usize).contains(&taken), "{taken} places");
+    let listed = cproxy(&sandbox, &["get", "sockets", "-o", "json"]).success().json();
+    assert_eq!(listed.as_array().unwrap().len(), few.len() + MANY);
+
+    // Those without a place leave nobody else's free.
+    drop(many);
+    assert!(few.iter().all(shows_vip));
+    assert_eq!(tcp_owners(&sandbox).0.len(), few.len());
+    // A descriptor's copy is the same socket.
+    let copies: Vec<_> = few.iter().map(|(vip, socket, _)| (*vip, socket.try_clone().unwrap(), ())).collect();
+    drop(few);
+    assert!(copies.iter().all(|(vip, socket, ())| socket.peer_addr().unwrap() == *vip));
+    drop(copies);
+    assert!(tcp_owners(&sandbox).0.is_empty());
+}
+
 fn first_line(socket: OwnedFd) -> String {
     let mut line = String::new();
     io::BufRead::read_line(&mut io::BufReader::new(TcpStream::from(socket)), &mut line).unwrap();
@@ -374,7 +436,7 @@ fn the_hooks_outlive_the_agent_and_a_new_agent_takes_over() {
 fn cleanup_removes_what_is_ours_and_nothing_else() {
     let mut live = Live::start();
     let foreign = PinDir::new(&live.sandbox.pin_dir()).object("somebody_elses");
-    let mut map = aya::maps::Array::<aya::maps::MapData, u32>::create(1, 0).unwrap();
+    let mut map = Array::<MapData, u32>::create(1, 0).unwrap();
     map.set(0, 1, 0).unwrap();
     map.pin(&foreign).unwrap();
     let while_running = cproxy(&live.sandbox, &["cleanup"]);

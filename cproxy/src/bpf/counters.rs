@@ -1,7 +1,7 @@
 //! What the programs have counted.
 
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
-use cproxy_ebpf::{Counter, FlowKey, FlowValue, UDP_FLOWS_MAX};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use cproxy_ebpf::{Counter, FlowKey, FlowValue, TCP_PLACES, UDP_FLOWS_MAX};
 
 use super::{PinDir, TableError};
 
@@ -16,7 +16,7 @@ const NAMES: [(Counter, &str); 7] = [
     (Counter::UdpFlowsRemoved, "udp_flows_removed"),
 ];
 
-/// Reads all counters, by name, and how full `UDP_FLOWS` is.
+/// Reads all counters, by name, and how full `UDP_FLOWS` and `TCP_OWNERS` are.
 ///
 /// # Errors
 /// A map is missing or may not be used.
@@ -42,5 +42,13 @@ pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableErr
         ("udp_flows_max", UDP_FLOWS_MAX.into()),
         ("udp_flows_evicted", remaining.saturating_sub(occupied)),
     ]);
+    let (map, failed) = open("TCP_OWNERS")?;
+    let owners = Array::<_, u64>::try_from(Map::Array(map)).map_err(failed)?;
+    let mut places = 0;
+    for place in 0..TCP_PLACES {
+        let owner = owners.get(&place, 0).map_err(|error| TableError::Read("TCP_OWNERS", error))?;
+        places += u64::from(owner != 0);
+    }
+    counters.extend([("tcp_places", places), ("tcp_places_max", TCP_PLACES.into())]);
     Ok(counters)
 }

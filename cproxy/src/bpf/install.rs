@@ -16,7 +16,9 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader, VerifierLogLevel,
-    programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink},
+    programs::{
+        CgroupAttachMode, CgroupSock, CgroupSockAddr, Program as Loadable, ProgramError, ProgramInfo, links::FdLink,
+    },
 };
 
 use super::{
@@ -44,7 +46,7 @@ pub struct Program {
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self { name: "cproxy_connect4", link: "connect4" },
         Self { name: "cproxy_connect6", link: "connect6" },
         Self { name: "cproxy_send4", link: "sendmsg4" },
@@ -53,11 +55,14 @@ impl Program {
         Self { name: "cproxy_recv6", link: "recvmsg6" },
         Self { name: "cproxy_peer4", link: "getpeername4" },
         Self { name: "cproxy_peer6", link: "getpeername6" },
+        Self { name: "cproxy_release", link: "sock_release" },
     ];
 
     /// The names of all links.
-    pub const LINKS: [&'static str; 8] =
-        ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6"];
+    #[must_use]
+    pub fn links() -> [&'static str; Self::ALL.len()] {
+        Self::ALL.map(|program| program.link)
+    }
 }
 
 /// Whether the programs may call `bpf_set_retval`: a constant of theirs, 1 unless it is written before they are loaded.
@@ -217,20 +222,71 @@ fn load_object(loader: &mut EbpfLoader<'_>) -> Result<Ebpf, InstallError> {
 }
 
 fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
-    let hook = find(object, program)?;
+    let mut hook = find(object, program)?;
     hook.load().map_err(|error| refused(program, &error))?;
     let info = hook.info().map_err(|error| refused(program, &error))?;
     Ok(info.verified_instruction_count().unwrap_or(0))
 }
 
-fn find(object: &mut Ebpf, program: Program) -> Result<&mut CgroupSockAddr, InstallError> {
-    let found = object.program_mut(program.name).and_then(|found| found.try_into().ok());
-    found.ok_or(InstallError::Missing(program.name))
+/// A program of either of our types.
+enum Hook<'o> {
+    /// It may change an address.
+    Address(&'o mut CgroupSockAddr),
+    /// It is told of a socket.
+    Socket(&'o mut CgroupSock),
+}
+
+impl Hook<'_> {
+    fn load(&mut self) -> Result<(), ProgramError> {
+        match self {
+            Self::Address(program) => program.load(),
+            Self::Socket(program) => program.load(),
+        }
+    }
+
+    fn info(&self) -> Result<ProgramInfo, ProgramError> {
+        match self {
+            Self::Address(program) => program.info(),
+            Self::Socket(program) => program.info(),
+        }
+    }
+
+    fn fd(&self) -> Result<BorrowedFd<'_>, ProgramError> {
+        let fd = match self {
+            Self::Address(program) => program.fd(),
+            Self::Socket(program) => program.fd(),
+        };
+        fd.map(AsFd::as_fd)
+    }
+
+    fn attach(&mut self, cgroup: &fs::File) -> Result<FdLink, String> {
+        let mode = CgroupAttachMode::Single;
+        let failed = |error: &ProgramError| root_cause(error);
+        let link = match self {
+            Self::Address(program) => {
+                let id = program.attach(cgroup, mode).map_err(|error| failed(&error))?;
+                program.take_link(id).map_err(|error| failed(&error))?.try_into()
+            }
+            Self::Socket(program) => {
+                let id = program.attach(cgroup, mode).map_err(|error| failed(&error))?;
+                program.take_link(id).map_err(|error| failed(&error))?.try_into()
+            }
+        };
+        link.map_err(|error| root_cause(&error))
+    }
+}
+
+fn find(object: &mut Ebpf, program: Program) -> Result<Hook<'_>, InstallError> {
+    match object.program_mut(program.name) {
+        Some(Loadable::CgroupSockAddr(found)) => Ok(Hook::Address(found)),
+        Some(Loadable::CgroupSock(found)) => Ok(Hook::Socket(found)),
+        _ => Err(InstallError::Missing(program.name)),
+    }
 }
 
 /// Updates our pinned link if it is on this cgroup; otherwise attaches, and pins over whatever was there.
 fn attach(
-    hook: &mut CgroupSockAddr,
+    mut hook: Hook<'_>,
     program: Program,
     pins: &PinDir,
     cgroup: &Path,
@@ -244,11 +300,9 @@ fn attach(
         && is_on(link.as_fd(), &dir)
     {
         let fd = hook.fd().map_err(|error| failed(&error))?;
-        return link_update(link.as_fd(), fd.as_fd()).map_err(|error| failed(&error));
+        return link_update(link.as_fd(), fd).map_err(|error| failed(&error));
     }
-    let id = hook.attach(&dir, CgroupAttachMode::Single).map_err(|error| failed(&root_cause(&error)))?;
-    let link = hook.take_link(id).map_err(|error| failed(&error))?;
-    let link = FdLink::try_from(link).map_err(|error| failed(&error))?;
+    let link = hook.attach(&dir).map_err(|error| failed(&error))?;
     pin_over(link, program, pins, made)
 }
 

@@ -8,7 +8,8 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, SkStorage};
-use cproxy_ebpf::{Backend, FrontendKey, Set, SetId, SetWord, SocketState, Translation, UdpState};
+use cproxy_ebpf::{Backend, FrontendKey, Set, SetId, SetWord, SocketState, Translation, UdpState, tcp_places};
+use rustix::net::sockopt::socket_cookie;
 
 use super::{
     growing::{self, Growing, Kind},
@@ -145,8 +146,9 @@ impl Snapshot<'_> {
 }
 
 /// What the programs know of sockets.
-#[derive(Debug)]
 pub struct SocketStates {
+    tcp_owners: Array<MapData, u64>,
+    tcp_peers: Array<MapData, Translation>,
     sockets: SkStorage<MapData, SocketState>,
     udp_sockets: SkStorage<MapData, UdpState>,
 }
@@ -158,6 +160,8 @@ impl SocketStates {
     /// One is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, LookupError> {
         Ok(Self {
+            tcp_owners: open(pins, "TCP_OWNERS", Map::Array)?,
+            tcp_peers: open(pins, "TCP_PEERS", Map::Array)?,
             sockets: open(pins, "SOCKETS", Map::SkStorage)?,
             udp_sockets: open(pins, "UDP_SOCKETS", Map::SkStorage)?,
         })
@@ -170,10 +174,24 @@ impl SocketStates {
     /// # Errors
     /// It is no socket, or a map could not be read.
     pub fn get(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
+        if let Some(peer) = self.at_place(socket_cookie(socket)?)? {
+            return Ok(vec![peer]);
+        }
         let Some(state) = found(self.sockets.get(&socket.as_raw_fd(), 0))? else { return Ok(Vec::new()) };
         let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
         let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
         Ok([state.peer].into_iter().chain(flows).collect())
+    }
+
+    /// What is noted at the place of the socket with this cookie, if it has one. The descriptor keeps it open, and so the
+    /// place stays its own.
+    fn at_place(&self, cookie: u64) -> io::Result<Option<Translation>> {
+        for place in tcp_places(cookie) {
+            if found(self.tcp_owners.get(&place, 0))? == Some(cookie) {
+                return found(self.tcp_peers.get(&place, 0));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 use aya::maps::{MapInfo, MapType};
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityEntry, AffinityKey, COUNTERS_MAX, FlowKey, FlowValue, LAYOUT_VERSION, Settings, SocketState,
-    TURNS_MAX, UDP_FLOWS_MAX, UdpState,
+    TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX, UdpState,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -87,7 +87,7 @@ impl Layout {
     }
 }
 
-const LAYOUTS: [Layout; 10] = [
+const LAYOUTS: [Layout; 12] = [
     Layout::of_maps(growing::FRONTENDS.name),
     Layout::of_maps(growing::SETS.name),
     Layout::of_maps(growing::BACKENDS.name),
@@ -98,6 +98,22 @@ const LAYOUTS: [Layout; 10] = [
         value_bytes: size_of::<Settings>() as u32,
         entries: 1,
         flags: BPF_F_MMAPABLE,
+    },
+    Layout {
+        name: "TCP_OWNERS",
+        map_type: MapType::Array,
+        key_bytes: 4,
+        value_bytes: size_of::<u64>() as u32,
+        entries: TCP_PLACES + 1,
+        flags: 0,
+    },
+    Layout {
+        name: "TCP_PEERS",
+        map_type: MapType::Array,
+        key_bytes: 4,
+        value_bytes: size_of::<Translation>() as u32,
+        entries: TCP_PLACES,
+        flags: 0,
     },
     Layout {
         name: "SOCKETS",

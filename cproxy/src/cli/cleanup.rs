@@ -19,7 +19,7 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let dir = &options.pin.pin_dir;
-    let (removed, foreign) = PinDir::new(dir).remove(&Program::LINKS)?;
+    let (removed, foreign) = PinDir::new(dir).remove(&Program::links())?;
     // No agent runs on these pins; what a killed one has left in the run directory is no longer true.
     agent::clear_run_dir(&options.run.run_dir)?;
     for path in &foreign {

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use aya::maps::{Array, Map, MapData};
+use cproxy::bpf::PinDir;
+use cproxy_ebpf::TCP_PLACES;
 use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
 use cproxy_tests::process::{self, Agent, RunningAgent, cproxy, eventually};
 use cproxy_tests::sandbox::{Placement, Sandbox};
@@ -234,6 +237,13 @@ impl World {
             let is_marker = |row: &Value| row["address"] == json!(MARKER) && row["port"] == self.generation.get();
             if rows.as_array().unwrap().iter().any(is_marker) { Ok(()) } else { Err(rows) }
         });
+    }
+
+    /// Has sockets that nobody has take all places for TCP sockets.
+    pub(crate) fn occupy_tcp_places(&self) {
+        let owners = MapData::from_pin(PinDir::new(&self.sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
+        let mut owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
+        (0..TCP_PLACES).for_each(|place| owners.set(place, u64::MAX, 0).unwrap());
     }
 
     /// Starts an agent and waits until it has written the table.

@@ -90,8 +90,8 @@ pub(crate) struct Suite {
     /// The hook whose program is at work, without its family.
     pub(crate) hook: &'static str,
     pub(crate) cases: &'static [Case],
-    /// The cases, by index, whose difference is what it costs to make a socket's storage.
-    pub(crate) storage: Option<(usize, usize)>,
+    /// The cases, by index, whose difference is what it costs to make a socket's state.
+    pub(crate) new_state: Option<(usize, usize)>,
 }
 
 impl Suite {
@@ -122,7 +122,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             Case::new("hit", Attached::Cproxy, |peers, meter| tcp(peers, meter, |peers, _| peers.vip())),
             Case::new("hit, again on its socket", Attached::Cproxy, tcp_again),
         ],
-        storage: Some((3, 4)),
+        new_state: Some((3, 4)),
     },
     Suite {
         name: "UDP",
@@ -141,7 +141,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             }),
             Case::new("refusal", Attached::Cproxy, refuse_connect),
         ],
-        storage: None,
+        new_state: None,
     },
     Suite {
         name: "UDP",
@@ -160,7 +160,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             }),
             Case::new("refusal", Attached::Cproxy, refuse_send),
         ],
-        storage: Some((3, 4)),
+        new_state: Some((3, 4)),
     },
     Suite {
         name: "UDP",
@@ -172,7 +172,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             Case::new("miss, not from its backend", Attached::Cproxy, receive_from_other),
             Case::new("hit", Attached::Cproxy, receive_from_backend),
         ],
-        storage: None,
+        new_state: None,
     },
     Suite {
         name: "UDP",
@@ -184,7 +184,7 @@ pub(crate) const SUITES: [Suite; 8] = [
                 .at_most(MISS_MAX),
             Case::new("hit", Attached::Cproxy, |peers, meter| peer_name(peers, meter, peers.vip())),
         ],
-        storage: None,
+        new_state: None,
     },
     Suite {
         name: "TCP connect()",
@@ -197,7 +197,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             Case::new("to pods", Attached::Cproxy, |peers, meter| tcp(peers, meter, Peers::pod_tcp)),
             Case::new("to pods, empty programs", Attached::Empty, |peers, meter| tcp(peers, meter, Peers::pod_tcp)),
         ],
-        storage: None,
+        new_state: None,
     },
     Suite {
         name: "TCP socket(), connect(), close()",
@@ -212,7 +212,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             }),
             Case::new("to pods", Attached::Cproxy, |peers, meter| tcp_life(peers, meter, Peers::pod_tcp)),
         ],
-        storage: None,
+        new_state: None,
     },
     Suite {
         name: "UDP sendto(), again on one socket",
@@ -229,7 +229,7 @@ pub(crate) const SUITES: [Suite; 8] = [
                 send_again(peers, meter, peers.pod_udp())
             }),
         ],
-        storage: None,
+        new_state: None,
     },
 ];
 

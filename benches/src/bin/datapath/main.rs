@@ -195,9 +195,9 @@ impl Column<'_> {
         Estimate::of_ratios(&row.times_ns, &self.baseline()?.times_ns)
     }
 
-    /// What making a socket's storage costs, and the two cases that tell.
-    fn storage(&self) -> Option<(Estimate, &Row, &Row)> {
-        let (made, found) = self.suite.storage?;
+    /// What making a socket's state costs, and the two cases that tell.
+    fn new_state(&self) -> Option<(Estimate, &Row, &Row)> {
+        let (made, found) = self.suite.new_state?;
         let (made, found) = (self.rows.get(made)?, self.rows.get(found)?);
         Some((Estimate::of_differences(&made.times_ns, &found.times_ns)?, made, found))
     }
@@ -228,14 +228,14 @@ impl Column<'_> {
             let Compared { difference, ratio, .. } = compared;
             row(compared.row, format!("{difference:.1}"), format!("{ratio:.3}"))
         });
-        let storage = self.storage().map(|(cost, made, found)| {
-            let what = format!("sk_storage: `{}` less `{}`", made.case.name, found.case.name);
+        let new_state = self.new_state().map(|(cost, made, found)| {
+            let what = format!("the socket's state: `{}` less `{}`", made.case.name, found.case.name);
             (what, vec![String::new(), format!("{cost:.1}"), String::new()])
         });
         Ok(Table {
             title: format!("{}{instructions}", self.title()),
             columns: ["ns", "difference, ns", "ratio"].map(str::to_owned).into(),
-            rows: baseline.into_iter().chain(compared).chain(storage).collect(),
+            rows: baseline.into_iter().chain(compared).chain(new_state).collect(),
         })
     }
 
@@ -250,7 +250,7 @@ impl Column<'_> {
         };
         Ok(json!({
             "name": self.title(), "verified_instructions": self.verified_instructions(programs)?,
-            "sk_storage": self.storage().map(|(cost, ..)| cost.json()),
+            "new_state": self.new_state().map(|(cost, ..)| cost.json()),
             "cases": self.rows.iter().map(of_row).collect::<Vec<_>>(),
         }))
     }

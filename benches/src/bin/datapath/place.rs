@@ -196,7 +196,7 @@ pub(crate) struct Hook {
 }
 
 /// All of them (include/uapi/linux/bpf.h, `enum bpf_attach_type`).
-pub(crate) const HOOKS: [Hook; 8] = [
+pub(crate) const HOOKS: [Hook; 9] = [
     Hook { name: "connect4", attach_type: AttachType(10) },
     Hook { name: "connect6", attach_type: AttachType(11) },
     Hook { name: "sendmsg4", attach_type: AttachType(14) },
@@ -205,6 +205,7 @@ pub(crate) const HOOKS: [Hook; 8] = [
     Hook { name: "recvmsg6", attach_type: AttachType(20) },
     Hook { name: "getpeername4", attach_type: AttachType(29) },
     Hook { name: "getpeername6", attach_type: AttachType(30) },
+    Hook { name: "sock_release", attach_type: AttachType::SOCK_RELEASE },
 ];
 
 /// What is attached.
