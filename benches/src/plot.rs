@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use crate::paired::Estimate;
+use crate::summary::percentiles;
 use scale::Scale;
 
 /// The plot area, and what surrounds it; all in px.
@@ -71,6 +72,39 @@ pub struct Point {
     pub x: f64,
     /// Where it is on the vertical one, with whiskers from `low` to `high`.
     pub y: Estimate,
+}
+
+impl Axis {
+    /// An axis whose steps are equally long.
+    #[must_use]
+    pub fn linear(label: &str) -> Self {
+        Self { label: label.to_owned(), is_log: false }
+    }
+
+    /// One whose steps are equal ratios.
+    #[must_use]
+    pub fn log(label: &str) -> Self {
+        Self { label: label.to_owned(), is_log: true }
+    }
+
+    /// The one of [`Series::distribution`].
+    #[must_use]
+    pub fn percent_of(samples: &str) -> Self {
+        Self::linear(&format!("% of the {samples} that are no larger"))
+    }
+}
+
+impl Series {
+    /// How samples are distributed: beside each twentieth of them the largest.
+    #[must_use]
+    pub fn distribution(name: impl Into<String>, samples: impl IntoIterator<Item = f64>) -> Self {
+        let steps: [usize; 21] = std::array::from_fn(|step| step * 50);
+        let points = percentiles(samples, steps).into_iter().flat_map(|values| {
+            let exactly = |y| Estimate { median: y, low: y, high: y };
+            steps.into_iter().zip(values).map(move |(permille, y)| Point { x: permille as f64 / 10.0, y: exactly(y) })
+        });
+        Self { name: name.into(), points: points.collect() }
+    }
 }
 
 impl Chart {
@@ -333,6 +367,14 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 3, "the first series' points and its key");
         assert_eq!(svg.matches("h8v8h-8z").count(), 3, "the second series' points and its key");
         assert!(svg.contains(">one</text>") && svg.contains(">Services</text>") && svg.contains(">ms</text>"));
+    }
+
+    #[test]
+    fn a_distribution_goes_from_the_smallest_to_the_largest() {
+        let series = Series::distribution("one", (1..=40).rev().map(f64::from));
+        let points = series.points.iter().map(|point| (point.x, point.y.median)).collect::<Vec<_>>();
+        assert_eq!((points.len(), points[0], points[1], points[20]), (21, (0.0, 1.0), (5.0, 2.0), (100.0, 40.0)));
+        assert!(Series::distribution("none", []).points.is_empty());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
+use cproxy_benches::plot::{Axis, Chart, Series};
 use cproxy_benches::report::{Report, Table, check_output};
 use cproxy_benches::summary::Summary;
 use cproxy_tests::control_plane::ControlPlane;
@@ -93,6 +94,9 @@ struct Clock {
     meaning: &'static str,
     of: fn(&Sample) -> f64,
 }
+
+/// The first of [`CLOCKS`] are what is drawn: the others explain them.
+const DRAWN: usize = 3;
 
 const CLOCKS: [Clock; 5] = [
     Clock { name: "from_sending", meaning: "since the change was sent", of: |sample| sample.from_sending },
@@ -341,6 +345,14 @@ fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
          between two looks. It is negative where connections followed before the other party heard of the change."
             .to_owned(),
     );
+    let drawn = CLOCKS.iter().take(DRAWN);
+    report.charts.push(Chart {
+        name: "changes".to_owned(),
+        title: "From an EndpointSlice's change to the first connect() that follows it".to_owned(),
+        x: Axis::percent_of("changes"),
+        y: Axis::linear("ms"),
+        series: drawn.map(|clock| Series::distribution(clock.meaning, samples.iter().map(clock.of))).collect(),
+    });
     report.samples = json!({
         "unit": "ms", "changes": changes, "services": services, "endpoints_per_service": ENDPOINTS,
         "summary": summaries, "changes_ms": samples.iter().map(json_of).collect::<Vec<_>>(),

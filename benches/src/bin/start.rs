@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
+use cproxy_benches::plot::{Axis, Chart, Series};
 use cproxy_benches::report::{Report, Table, check_output};
 use cproxy_benches::summary::Summary;
 use cproxy_tests::manifest;
@@ -37,9 +38,11 @@ struct Arguments {
     output: Option<PathBuf>,
 }
 
+const READY: &str = "ready_ms";
+
 /// A field of the log's line that says `ready`, and what it means.
 const PHASES: [(&str, &str); 6] = [
-    ("ready_ms", "from the start to ready"),
+    (READY, "from the start to ready"),
     ("prepare_ms", "  input and the machine's state"),
     ("install_ms", "  programs verified and attached"),
     ("open_ms", "  maps opened"),
@@ -56,11 +59,20 @@ fn main() -> Result<()> {
     let mut report = Report::new("start");
     report.add_version("cproxy", cproxy_binary(), &["version"]);
     let mut samples = Map::new();
+    let mut series = Vec::new();
     for &shape in &arguments.shapes {
         let starts = starts(shape, arguments.starts)?;
+        series.push(Series::distribution(shape.to_string(), times(&starts, READY)));
         report.tables.push(table(shape, &starts)?);
         samples.insert(shape.to_string(), starts.into());
     }
+    report.charts.push(Chart {
+        name: "ready".to_owned(),
+        title: "From the agent's start to ready, Services x endpoints".to_owned(),
+        x: Axis::percent_of("starts"),
+        y: Axis::linear("ms"),
+        series,
+    });
     report.samples = samples.into();
     report.notes.push(format!(
         "{} starts of `cproxy run --manifests`, one after the other, each on a machine without anything of cproxy's. The \
@@ -90,10 +102,14 @@ fn starts(shape: Shape, count: u32) -> Result<Vec<Value>> {
     (1..=count).map(start).collect()
 }
 
+/// One phase of all starts.
+fn times(starts: &[Value], field: &str) -> impl Iterator<Item = f64> {
+    starts.iter().filter_map(move |start| start.get(field)?.as_f64())
+}
+
 fn table(shape: Shape, starts: &[Value]) -> Result<Table> {
     let row = |&(field, meaning): &(&str, &str)| {
-        let times = starts.iter().filter_map(|start| start.get(field)?.as_f64());
-        Ok((meaning.to_owned(), Summary::of(times).context("there are no samples")?.cells(1)))
+        Ok((meaning.to_owned(), Summary::of(times(starts, field)).context("there are no samples")?.cells(1)))
     };
     Ok(Table {
         title: format!("{} Services with {} endpoints each, ms", shape.services, shape.endpoints),

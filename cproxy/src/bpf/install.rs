@@ -173,7 +173,8 @@ fn install_all(
     let counts = while_maps_are_made(pins, made, || {
         Program::ALL.into_iter().map(|program| Ok((program, load(&mut object, program)?))).collect()
     })?;
-    for program in Program::ALL {
+    // From the last on: what a socket leaves is freed, and shown, before the first one leaves anything.
+    for program in Program::ALL.into_iter().rev() {
         attach(find(&mut object, program)?, program, pins, cgroup, made)?;
     }
     Ok(counts)

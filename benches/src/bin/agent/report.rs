@@ -117,8 +117,8 @@ fn charts(columns: &[Column]) -> Vec<Chart> {
         Some(Chart {
             name: name.to_owned(),
             title: title.to_owned(),
-            x: Axis { label: "Services".to_owned(), is_log: true },
-            y: Axis { label: unit.to_owned(), is_log: true },
+            x: Axis::log("Services"),
+            y: Axis::log(unit),
             series: series(columns, figure),
         })
     });

@@ -105,6 +105,8 @@ impl Suite {
 const MISS_MAX: f64 = 2.0;
 
 const EMPTY: &str = "empty program";
+/// Of whole calls.
+pub(crate) const TO_SERVICE: &str = "to the ClusterIP";
 
 /// All of them.
 pub(crate) const SUITES: [Suite; 8] = [
@@ -192,7 +194,7 @@ pub(crate) const SUITES: [Suite; 8] = [
         hook: "connect",
         cases: &[
             Case::new("to pods, nothing attached", Attached::Nothing, |peers, meter| tcp(peers, meter, Peers::pod_tcp)),
-            Case::new("to the ClusterIP", Attached::Cproxy, |peers, meter| tcp(peers, meter, |peers, _| peers.vip()))
+            Case::new(TO_SERVICE, Attached::Cproxy, |peers, meter| tcp(peers, meter, |peers, _| peers.vip()))
                 .at_most(1.02),
             Case::new("to pods", Attached::Cproxy, |peers, meter| tcp(peers, meter, Peers::pod_tcp)),
             Case::new("to pods, empty programs", Attached::Empty, |peers, meter| tcp(peers, meter, Peers::pod_tcp)),
@@ -207,9 +209,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             Case::new("to pods, nothing attached", Attached::Nothing, |peers, meter| {
                 tcp_life(peers, meter, Peers::pod_tcp)
             }),
-            Case::new("to the ClusterIP", Attached::Cproxy, |peers, meter| {
-                tcp_life(peers, meter, |peers, _| peers.vip())
-            }),
+            Case::new(TO_SERVICE, Attached::Cproxy, |peers, meter| tcp_life(peers, meter, |peers, _| peers.vip())),
             Case::new("to pods", Attached::Cproxy, |peers, meter| tcp_life(peers, meter, Peers::pod_tcp)),
         ],
         new_state: None,
@@ -222,8 +222,7 @@ pub(crate) const SUITES: [Suite; 8] = [
             Case::new("to a pod, nothing attached", Attached::Nothing, |peers, meter| {
                 send_again(peers, meter, peers.pod_udp())
             }),
-            Case::new("to the ClusterIP", Attached::Cproxy, |peers, meter| send_again(peers, meter, peers.vip()))
-                .at_most(1.10),
+            Case::new(TO_SERVICE, Attached::Cproxy, |peers, meter| send_again(peers, meter, peers.vip())).at_most(1.10),
             Case::new("to a pod", Attached::Cproxy, |peers, meter| send_again(peers, meter, peers.pod_udp())),
             Case::new("to a pod, empty programs", Attached::Empty, |peers, meter| {
                 send_again(peers, meter, peers.pod_udp())

@@ -24,11 +24,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use cproxy_benches::bpf::{Program, enable_statistics};
 use cproxy_benches::paired::Estimate;
+use cproxy_benches::plot::{Axis, Chart, Series};
 use cproxy_benches::report::{Report, Table, Target, Verdict, check_output};
 use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
-use crate::cases::{CALLS, Case, Meter, SUITES, Subject, Suite};
+use crate::cases::{CALLS, Case, Meter, SUITES, Subject, Suite, TO_SERVICE};
 use crate::place::{Attached, HOOKS, Peers, Place, Programs};
 
 /// Rounds of `--quick`.
@@ -94,6 +95,13 @@ fn main() -> Result<ExitCode> {
     report.add_version("cproxy", cproxy_binary(), &["version"]);
     report.tables = columns.iter().map(|column| column.table(&programs)).collect::<Result<_>>()?;
     report.tables.push(Verdict::table(&verdicts));
+    report.charts.push(Chart {
+        name: "calls".to_owned(),
+        title: "What a call to the ClusterIP takes more than one to a pod with nothing attached".to_owned(),
+        x: Axis::percent_of("rounds"),
+        y: Axis::linear("ns"),
+        series: columns.iter().filter_map(Column::drawn).collect(),
+    });
     report.notes = notes(&arguments, rounds, others);
     report.samples = json!({
         "unit": "ns", "rounds": rounds, "calls_per_round": CALLS, "services": arguments.services,
@@ -193,6 +201,13 @@ impl Column<'_> {
 
     fn ratio(&self, row: &Row) -> Option<Estimate> {
         Estimate::of_ratios(&row.times_ns, &self.baseline()?.times_ns)
+    }
+
+    /// Of whole calls, how much longer those to the ClusterIP take, round by round.
+    fn drawn(&self) -> Option<Series> {
+        let to_service = self.rows.iter().find(|row| row.case.name == TO_SERVICE)?;
+        let rounds = to_service.times_ns.iter().zip(&self.baseline()?.times_ns);
+        Some(Series::distribution(self.title(), rounds.map(|(time_ns, baseline_ns)| time_ns - baseline_ns)))
     }
 
     /// What making a socket's state costs, and the two cases that tell.

@@ -119,8 +119,8 @@ fn charts(found: &[Found]) -> Vec<Chart> {
         Some(Chart {
             name: name.to_owned(),
             title: title.to_owned(),
-            x: Axis { label: "clients".to_owned(), is_log: true },
-            y: Axis { label: unit.to_owned(), is_log: true },
+            x: Axis::log("clients"),
+            y: Axis::log(unit),
             series: series.into_iter().filter(|series| !series.points.is_empty()).collect(),
         })
     });

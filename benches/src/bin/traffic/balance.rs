@@ -5,6 +5,7 @@ use std::mem::take;
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::arena::{Arena, Cluster, Peer, Subject};
+use cproxy_benches::plot::{Axis, Chart};
 use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 
@@ -20,6 +21,9 @@ const METRICS: [Metric; 2] = [
     Metric { key: "most", meaning: "most loaded backend, divided by the mean", digits: 2, is_compared: false },
     Metric { key: "least", meaning: "least loaded backend, divided by the mean", digits: 2, is_compared: false },
 ];
+
+/// Of [`METRICS`].
+const MOST: usize = 0;
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let rounds = plan.rounds(ROUNDS);
@@ -45,6 +49,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         }
     }
     for (services, measured) in all {
+        report.charts.extend(charts(&measured));
         add(&mut report, services, measured);
     }
     report.notes.push(format!(
@@ -73,6 +78,22 @@ pub(crate) fn add(report: &mut Report, services: u32, measured: Vec<Measured>) {
         let what = format!("{connections} connections to {} backends", subject.backends.len());
         contest::add(report, &what, &what.replace(' ', "_"), &[(services, measured)]);
     }
+}
+
+/// A chart for each number of connections.
+pub(crate) fn charts(measured: &[Measured]) -> Vec<Chart> {
+    let chart = |connections: u32| {
+        let of_this = kinds().zip(measured).filter(|((_, count), _)| *count == connections);
+        let all: Vec<_> = of_this.map(|((subject, _), measured)| (subject.backends.len() as u32, measured)).collect();
+        Chart {
+            name: format!("of-{connections}"),
+            title: format!("{connections} long-lived connections: the most loaded backend"),
+            x: Axis::linear("backends"),
+            y: Axis::linear("its connections, divided by the mean"),
+            series: contest::series(MOST, &all),
+        }
+    };
+    CONNECTIONS.map(chart).into()
 }
 
 fn kinds() -> impl Iterator<Item = (Subject, u32)> {

@@ -267,13 +267,31 @@ pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measure
         };
         Series { points: all.iter().filter_map(point).collect(), name: name.clone() }
     });
+    chart_of_ratios(name, title, series.collect())
+}
+
+/// Ratios to the direct connection's, over the number of Services.
+pub(crate) fn chart_of_ratios(name: &str, title: &str, series: Vec<Series>) -> Chart {
     Chart {
         name: name.to_owned(),
         title: format!("{title}, ratio to direct"),
-        x: Axis { label: "Services".to_owned(), is_log: true },
-        y: Axis { label: "ratio to the direct connection".to_owned(), is_log: true },
-        series: series.collect(),
+        x: Axis::log("Services"),
+        y: Axis::log("ratio to the direct connection"),
+        series,
     }
+}
+
+/// Each participant's metric, over what was varied.
+pub(crate) fn series(metric: usize, all: &[(u32, &Measured)]) -> Vec<Series> {
+    let Some((_, first)) = all.first() else { return Vec::new() };
+    let series = first.participants.iter().map(|(name, _)| {
+        let point = |(x, measured): &(u32, &Measured)| {
+            let samples = measured.samples(name, metric)?;
+            Some(Point { x: f64::from(*x), y: Estimate::of(samples.iter().copied())? })
+        };
+        Series { name: name.clone(), points: all.iter().filter_map(point).collect() }
+    });
+    series.collect()
 }
 
 /// Whether cproxy keeps a promise about a metric beside another peer, at each number of Services that is meant.

@@ -13,6 +13,7 @@ use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, marker};
 use cproxy_benches::kube_proxy::KubeProxy;
 use cproxy_benches::node;
 use cproxy_benches::paired::Estimate;
+use cproxy_benches::plot::{Point, Series};
 use cproxy_benches::report::{Report, Table};
 use cproxy_tests::control_plane::{ADDRESS, ControlPlane, PORT};
 use cproxy_tests::guest::{GuestImage, Kernel};
@@ -60,6 +61,19 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         throughput.push((services, result));
     }
     report.summary.push(founding(&throughput));
+    let chart = |name: &str, title: &str, pointer| {
+        contest::chart_of_ratios(
+            name,
+            title,
+            PEERS.iter().skip(1).map(|&peer| ratios(&throughput, peer, pointer)).collect(),
+        )
+    };
+    report.charts.push(chart(
+        "throughput",
+        "Short HTTP connections per second, by instructions",
+        ("wrk", "requests_per_second"),
+    ));
+    report.charts.push(chart("connect", "Median of connect(2), by instructions", ("connect", "p50_us")));
     report.notes.push(
         "One virtual machine has all peers, each in a network namespace of its own, and the servers. Its processor is emulated \
          (QEMU, TCG, one CPU); a nanosecond of its clocks is one instruction carried out (-icount shift=0). Times are therefore \
@@ -241,6 +255,19 @@ fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
         samples.insert(services.to_string(), part("samples")?);
     }
     Ok(())
+}
+
+/// One metric of a peer, by the direct connection's, over the number of Services.
+fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str)) -> Series {
+    let samples = |result: &Value, services: u32, peer: Peer| {
+        let samples = result.pointer(&format!("/samples/{benchmark}/{services}/{peer}/{metric}"))?;
+        serde_json::from_value::<Vec<f64>>(samples.clone()).ok()
+    };
+    let point = |(services, result): &(u32, Value)| {
+        let of = |peer| samples(result, *services, peer);
+        Some(Point { x: f64::from(*services), y: Estimate::of_ratios(&of(peer)?, &of(Peer::Direct)?)? })
+    };
+    Series { name: peer.to_string(), points: results.iter().filter_map(point).collect() }
 }
 
 /// Requests per second as those who compare modes of kube-proxy know the table.
