@@ -15,6 +15,8 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct ChildCgroup {
     pub(crate) path: PathBuf,
+    /// The directory of another cgroup beside it, which nobody is in who was not put there.
+    pub(crate) beside: PathBuf,
     /// The directory of the cgroup the process came from.
     pub(crate) origin: PathBuf,
 }
@@ -24,9 +26,11 @@ impl ChildCgroup {
     pub(crate) fn enter(name: &str) -> Self {
         let mount = mount_point().unwrap_or_else(|error| panic!("{error}"));
         let origin = own_directory(&mount).unwrap_or_else(|error| panic!("{error}"));
-        let path = mount.target.join(name);
-        fs::create_dir(&path).unwrap_or_else(|error| panic!("cannot create the cgroup {}: {error}", path.display()));
-        let cgroup = Self { path, origin };
+        let [path, beside] = directories(&mount, name);
+        for path in [&path, &beside] {
+            fs::create_dir(path).unwrap_or_else(|error| panic!("cannot create the cgroup {}: {error}", path.display()));
+        }
+        let cgroup = Self { path, beside, origin };
         move_process(&cgroup.path)
             .unwrap_or_else(|error| panic!("cannot move this process into {}: {error}", cgroup.path.display()));
         cgroup
@@ -34,7 +38,8 @@ impl ChildCgroup {
 
     fn leave_and_remove(&self) -> io::Result<()> {
         move_process(&self.origin)?;
-        kill_and_remove(&self.path)
+        kill_and_remove(&self.path)?;
+        kill_and_remove(&self.beside)
     }
 }
 
@@ -48,8 +53,12 @@ impl Drop for ChildCgroup {
 
 /// Removes what a process that was killed has left of its cgroup `name`.
 pub(crate) fn sweep(name: &str) -> io::Result<()> {
-    let path = mount_point()?.target.join(name);
-    if path.is_dir() { kill_and_remove(&path) } else { Ok(()) }
+    directories(&mount_point()?, name).iter().filter(|path| path.is_dir()).try_for_each(|path| kill_and_remove(path))
+}
+
+/// That of the cgroup `name`, and of the one beside it.
+fn directories(mount: &mounts::Mount, name: &str) -> [PathBuf; 2] {
+    [name.to_owned(), format!("{name}-beside")].map(|name| mount.target.join(name))
 }
 
 /// Ends what tests have left behind in the cgroup and below it, and only there, and removes it.

@@ -34,6 +34,9 @@ pub enum Placement {
     Hooked,
     /// In the sandbox's network namespace, but in the cgroup this process came from: the programs under test do not.
     Unhooked,
+    /// In the sandbox's network namespace and in a cgroup like the sandbox's, without programs. A socket costs more in any
+    /// cgroup but the root.
+    Beside,
 }
 
 /// Removes what sandboxes with this prefix have left whose processes were killed.
@@ -147,6 +150,7 @@ impl Sandbox {
         let cgroup = match placement {
             Placement::Hooked => &self.cgroup.path,
             Placement::Unhooked => &self.cgroup.origin,
+            Placement::Beside => &self.cgroup.beside,
         };
         let members = cgroup.join("cgroup.procs");
         let members = fs::OpenOptions::new()

@@ -412,11 +412,11 @@ fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("this program has no path")
 }
 
-/// A command in a peer's namespace and, if it is cproxy's, in the cgroup that the programs are attached to.
+/// A command in a peer's namespace and, if it is cproxy's, in the cgroup that the programs are attached to, else in another.
 fn client(sandbox: &Sandbox, netns: &Netns, peer: Peer, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", netns.path().display())).arg(program);
-    sandbox.place(&mut command, if peer.is_cproxy() { Placement::Hooked } else { Placement::Unhooked });
+    sandbox.place(&mut command, if peer.is_cproxy() { Placement::Hooked } else { Placement::Beside });
     command
 }
 
