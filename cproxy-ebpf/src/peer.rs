@@ -1,4 +1,4 @@
-//! Whom a socket is connected to: `SOCKETS`. The kernel holds the socket's lock while any of our hooks runs
+//! Whom a socket is connected to that has no place for that (`tcp`), and which are the agent's: `SOCKETS`. The kernel holds the socket's lock while any of our hooks runs
 //! (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG` and its `_LOCK` forms), so nobody else changes a socket's state.
 
 use aya_ebpf::programs::SockAddrContext;

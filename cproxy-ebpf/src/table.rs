@@ -23,7 +23,7 @@ use crate::{
 /// `BPF_NOEXIST`: only insert.
 const NOEXIST: u64 = 1;
 
-/// No slot.
+/// No slot, no place.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// What the table says about a destination. Plain numbers: of an enum's unused part the verifier would say that nobody

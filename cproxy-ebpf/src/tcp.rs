@@ -1,7 +1,7 @@
 //! Whom a TCP socket is connected to: at one of two places of an array, which is the socket's from its first `connect()` to
 //! a Service until it is closed, or, where both are another's, in its storage.
 //!
-//! Socket storage alone would do, and costs what a whole `connect()` may cost more: the kernel allocates it anew for each
+//! Socket storage alone would do, and cost more than all the rest of the programs: the kernel allocates it anew for each
 //! socket and frees it behind a grace period, so its memory is cold each time.
 
 use aya_ebpf::{
@@ -17,10 +17,8 @@ use crate::{
     peer::{self, is_untranslated},
     sock_addr::ALLOW,
     subprogram::compare_and_exchange,
+    table::NOWHERE,
 };
-
-/// Not an index of a place.
-const NOWHERE: u32 = u32::MAX;
 
 /// Nobody's.
 const FREE: u64 = 0;
@@ -91,11 +89,17 @@ fn at<'m>(place: u32) -> Option<&'m mut Translation> {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_tcp_place(cookie: u64) -> u32 {
+    first_place(cookie, |place| is_owner(place, cookie))
+}
+
+/// The first of a socket's two places that is right, or [`NOWHERE`].
+#[inline(always)]
+fn first_place(cookie: u64, is_right: impl Fn(u32) -> bool) -> u32 {
     let [first, second] = tcp_places(cookie);
-    if is_owner(first, cookie) {
+    if is_right(first) {
         return first;
     }
-    if is_owner(second, cookie) { second } else { NOWHERE }
+    if is_right(second) { second } else { NOWHERE }
 }
 
 #[inline(always)]
@@ -112,11 +116,7 @@ extern "C" fn cproxy_take_tcp_place(cookie: u64) -> u32 {
     if known != NOWHERE {
         return known;
     }
-    let [first, second] = tcp_places(cookie);
-    if take(first, cookie) {
-        return first;
-    }
-    if take(second, cookie) { second } else { NOWHERE }
+    first_place(cookie, |place| take(place, cookie))
 }
 
 #[inline(always)]

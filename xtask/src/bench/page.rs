@@ -111,12 +111,19 @@ fn line(name: &str, cells: &[String]) -> String {
     format!("| {name} |{cells}\n")
 }
 
-/// Each program with each version that was seen.
+/// Each program with each version that was seen; where there are several, with the benchmarks that each was in.
 fn versions(reports: &[Value]) -> String {
-    let versions = reports.iter().flat_map(|report| list(report, "versions"));
-    let rows =
-        distinct(versions.map(|version| line(&inline(text(version, "name")), &[inline(text(version, "version"))])));
-    if rows.is_empty() { String::new() } else { format!("\n| program | version |\n|---|---|\n{}", rows.concat()) }
+    let cells = |version: &Value| (inline(text(version, "name")), inline(text(version, "version")));
+    let all = distinct(reports.iter().flat_map(|report| list(report, "versions")).map(cells));
+    let row = |(name, version): &(String, String)| {
+        let is_only = all.iter().filter(|(other, _)| other == name).count() == 1;
+        let is_this = |other: &Value| cells(other) == (name.clone(), version.clone());
+        let used = reports.iter().filter(|report| list(report, "versions").iter().any(is_this));
+        let used = used.map(|report| inline(text(report, "benchmark"))).collect::<Vec<_>>().join(", ");
+        line(name, &[if is_only { version.clone() } else { format!("{version}: {used}") }])
+    };
+    let rows = all.iter().map(row).collect::<String>();
+    if rows.is_empty() { rows } else { format!("\n| program | version |\n|---|---|\n{rows}") }
 }
 
 fn machine(report: &Value) -> String {
@@ -131,10 +138,10 @@ fn day(report: &Value) -> &str {
 }
 
 /// In the order in which they first came.
-fn distinct(texts: impl Iterator<Item = String>) -> Vec<String> {
-    texts.fold(Vec::new(), |mut seen, text| {
-        if !seen.contains(&text) {
-            seen.push(text);
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.fold(Vec::new(), |mut seen, one| {
+        if !seen.contains(&one) {
+            seen.push(one);
         }
         seen
     })
@@ -206,6 +213,14 @@ mod tests {
         assert!(page.contains("P, 2 CPUs, Linux 6.1, 2026-01-02; P, 4 CPUs, Linux 6.1, 2026-01-02.\n\n"), "{page}");
         assert!(page.contains("| cproxy | cproxy 1 |\n| wrk | 4 |\n\n"), "{page}");
         assert!(page.contains("`cargo xtask bench wrk`\n") && !page.contains("Not measured"), "{page}");
+    }
+
+    #[test]
+    fn a_benchmark_of_another_build_is_told_apart() {
+        let mut other = report("wrk", "traffic wrk");
+        other["versions"] = json!([{"name": "cproxy", "version": "cproxy 2"}]);
+        let page = of(&[report("agent", "agent"), other], &[]);
+        assert!(page.contains("| cproxy | cproxy 1: agent |\n| cproxy | cproxy 2: wrk |\n\n"), "{page}");
     }
 
     #[test]

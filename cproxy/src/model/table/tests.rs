@@ -786,7 +786,6 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
     assert_eq!(table.compact(), []);
 }
 
-/// Each wait takes some ten milliseconds: a burst of changes must not wait once for each.
 #[test]
 fn a_full_sync_of_what_is_in_force_makes_no_room() {
     let (mut store, mut table) = (store(Cluster::default().lists()), Table::new(GROWING, KernelTable::default()));
@@ -799,6 +798,7 @@ fn a_full_sync_of_what_is_in_force_makes_no_room() {
     assert_eq!(table.sync(&store), []);
 }
 
+/// Each wait takes some ten milliseconds: a burst of changes must not wait once for each.
 #[test]
 fn a_burst_of_changes_waits_for_programs_a_few_times() {
     let mut cluster = Cluster::default();
