@@ -35,8 +35,10 @@ pub mod writer;
 mod cgroup;
 mod credentials;
 mod directory;
+mod done;
 mod mounts;
 mod netns;
 mod server;
 
+pub use done::Done;
 pub use server::Server;

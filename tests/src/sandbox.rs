@@ -85,6 +85,11 @@ impl Sandbox {
         &self.cgroup.path
     }
 
+    /// The one of [`Placement::Beside`].
+    pub fn cgroup_beside(&self) -> &Path {
+        &self.cgroup.beside
+    }
+
     /// The sandbox's directory: logs and scratch files.
     pub fn dir(&self) -> &Path {
         &self.directory.path

@@ -7,6 +7,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsFd, OwnedFd},
+    path::Path,
     process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -17,7 +18,7 @@ use aya::maps::{Array, Map, MapData};
 use cproxy::bpf::{PinDir, Program, SocketMark};
 use cproxy_ebpf::{TCP_PLACES, TCP_WITHOUT_PLACE};
 use cproxy_tests::{
-    Server, echo,
+    Done, Server, echo,
     manifest::{self, Endpoint, Service, Slice},
     process::{self, Agent, Daemon, RunningAgent, cproxy, eventually},
     sandbox::{Placement, Sandbox},
@@ -333,6 +334,30 @@ fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
     assert!(tcp_owners(&sandbox).0.is_empty());
 }
 
+/// Sockets of a cgroup that the programs have left are released without them.
+#[test]
+fn sockets_of_another_cgroup_keep_no_place() {
+    let mut live = Live::start();
+    let sockets: Vec<_> = vips(80).iter().map(|(_, vip)| (*vip, TcpStream::connect(vip).unwrap())).collect();
+    assert_eq!(tcp_owners(&live.sandbox).0.len(), sockets.len());
+    let start_on = |cgroup: &Path| {
+        let agent = Agent::new(&live.sandbox).cgroup(cgroup).manifests(live.sandbox.manifest_dir());
+        let mut agent = agent.placement(Placement::Unhooked).start();
+        agent.wait_ready(SYNC);
+        agent
+    };
+    live.agent.kill();
+    let mut agent = start_on(live.sandbox.cgroup_beside());
+    assert_eq!(tcp_owners(&live.sandbox).0, [] as [u64; 0]);
+    agent.kill();
+    // Restarted where it was, it forgets nothing.
+    start_on(live.sandbox.cgroup()).kill();
+    assert!(sockets.iter().all(|(vip, socket)| socket.peer_addr().unwrap() != *vip), "their names are lost");
+    let socket = TcpStream::connect(vips(80)[0].1).unwrap();
+    start_on(live.sandbox.cgroup()).kill();
+    assert_eq!((tcp_owners(&live.sandbox).0.len(), socket.peer_addr().unwrap()), (1, vips(80)[0].1));
+}
+
 fn first_line(socket: OwnedFd) -> String {
     let mut line = String::new();
     io::BufRead::read_line(&mut io::BufReader::new(TcpStream::from(socket)), &mut line).unwrap();
@@ -517,6 +542,7 @@ fn no_connect_fails_or_goes_astray_while_everything_changes() {
                 });
             }
         }
+        let _done = Done(&stop);
         for round in 0..20u8 {
             live.set_pods([1 + round % NODES], 1);
             live.set_pods(1..=NODES, NODES.into());
@@ -526,7 +552,6 @@ fn no_connect_fails_or_goes_astray_while_everything_changes() {
                 live.agent.wait_ready(SYNC);
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(connects.into_inner() > 1_000);
 }

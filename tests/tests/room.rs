@@ -13,7 +13,7 @@ use std::{
 use aya::maps::{HashMap, MapData};
 use cproxy::bpf::{PinDir, Table};
 use cproxy_tests::{
-    Server, echo,
+    Done, Server, echo,
     manifest::{self, Service, Slice},
     process::{Agent, RunningAgent, cproxy, eventually},
     sandbox::Sandbox,
@@ -99,15 +99,6 @@ fn wait_for_room(sandbox: &Sandbox, expected: (u64, u64)) {
 fn ask() {
     let vip: SocketAddr = format!("{VIP}:80").parse().unwrap();
     assert_eq!(echo::ask_tcp(vip).unwrap().name, "pod");
-}
-
-/// Tells who asks to stop, also when the test fails.
-struct Done<'d>(&'d AtomicBool);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// How large the maps are that have little in them.

@@ -16,10 +16,12 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader, VerifierLogLevel,
+    maps::{Array, MapError},
     programs::{
         CgroupAttachMode, CgroupSock, CgroupSockAddr, Program as Loadable, ProgramError, ProgramInfo, links::FdLink,
     },
 };
+use cproxy_ebpf::TCP_PLACES;
 
 use super::{
     growing::{self, Growing},
@@ -77,8 +79,8 @@ pub enum InstallError {
     /// The first maps of those that grow could not be put in place: there was no memory, descriptor or thread.
     #[error("cannot make the first maps: {0}")]
     FirstMaps(String),
-    /// The object lacks a program: a broken build.
-    #[error("the embedded object has no program {0}: this build is broken")]
+    /// The object lacks a program or map: a broken build.
+    #[error("the embedded object has no {0}: this build is broken")]
     Missing(&'static str),
     /// The kernel refused a program.
     #[error(
@@ -174,10 +176,23 @@ fn install_all(
         Program::ALL.into_iter().map(|program| Ok((program, load(&mut object, program)?))).collect()
     })?;
     // From the last on: what a socket leaves is freed, and shown, before the first one leaves anything.
+    let mut has_moved = false;
     for program in Program::ALL.into_iter().rev() {
-        attach(find(&mut object, program)?, program, pins, cgroup, made)?;
+        has_moved |= attach(find(&mut object, program)?, program, pins, cgroup, made)? == Attached::Moved;
+    }
+    if has_moved {
+        free_tcp_places(&mut object)?;
     }
     Ok(counts)
+}
+
+/// Nobody hears of it any more when sockets of the cgroup are released that the programs were on before: their places
+/// would never be free again, and one that lives on would be shown what it was connected to then.
+fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
+    let failed = |error: MapError| InstallError::Object(root_cause(&error));
+    let Some(map) = object.map_mut("TCP_OWNERS") else { return Err(InstallError::Missing("TCP_OWNERS")) };
+    let mut owners = Array::<_, u64>::try_from(map).map_err(failed)?;
+    (0..TCP_PLACES).try_for_each(|place| owners.set(place, 0, 0)).map_err(failed)
 }
 
 /// Makes the first maps of those that grow, and does `work` meanwhile: putting a map into a map of maps waits for a grace
@@ -285,6 +300,15 @@ fn find(object: &mut Ebpf, program: Program) -> Result<Hook<'_>, InstallError> {
     }
 }
 
+/// What became of a hook's link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attached {
+    /// There was none, or one on the same cgroup.
+    Here,
+    /// There was one on another cgroup.
+    Moved,
+}
+
 /// Updates our pinned link if it is on this cgroup; otherwise attaches, and pins over whatever was there.
 fn attach(
     mut hook: Hook<'_>,
@@ -292,7 +316,7 @@ fn attach(
     pins: &PinDir,
     cgroup: &Path,
     made: &mut Made,
-) -> Result<(), InstallError> {
+) -> Result<Attached, InstallError> {
     let failed =
         |error: &dyn std::fmt::Display| InstallError::Attach(program.name, cgroup.to_owned(), error.to_string());
     let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
@@ -301,10 +325,13 @@ fn attach(
         && is_on(link.as_fd(), &dir)
     {
         let fd = hook.fd().map_err(|error| failed(&error))?;
-        return link_update(link.as_fd(), fd).map_err(|error| failed(&error));
+        link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
+        return Ok(Attached::Here);
     }
+    let before = if pin.exists() { Attached::Moved } else { Attached::Here };
     let link = hook.attach(&dir).map_err(|error| failed(&error))?;
-    pin_over(link, program, pins, made)
+    pin_over(link, program, pins, made)?;
+    Ok(before)
 }
 
 fn is_on(link: BorrowedFd<'_>, cgroup: &fs::File) -> bool {

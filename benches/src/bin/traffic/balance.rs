@@ -9,10 +9,10 @@ use cproxy_benches::plot::{Axis, Chart};
 use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Measured, Metric};
+use crate::contest::{self, Measured, Metric, Rounds};
 use crate::{PREFIX, Plan, servers};
 
-const ROUNDS: u32 = 50;
+const ROUNDS: Rounds = Rounds::of_all(50);
 const CONNECTIONS: [u32; 2] = [40, 400];
 
 const SUBJECTS: [Subject; 3] = [servers::TWO, servers::THREE, servers::TEN];
@@ -53,14 +53,14 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         add(&mut report, services, measured);
     }
     report.notes.push(format!(
-        "Connections of the backend that has most, and of the one that has least, in each of {rounds} rounds. 1.00 is even. \
+        "Connections of the backend that has most, and of the one that has least, in each of {rounds}. 1.00 is even. \
          \"cproxy, round robin\" is `cproxy run --balance round-robin`."
     ));
     Ok(report)
 }
 
 /// For each number of backends and connections, those that choose.
-pub(crate) fn measure(arena: &mut Arena<'_>, rounds: u32) -> Vec<Measured> {
+pub(crate) fn measure(arena: &mut Arena<'_>, rounds: Rounds) -> Vec<Measured> {
     let participants = contest::participants_of_proxies(arena);
     let mut of = |(subject, connections): (Subject, u32)| {
         contest::measure(arena, &participants, &subject, &METRICS, rounds, |stand, address| {

@@ -6,12 +6,12 @@ use cproxy_benches::report::{Report, Target};
 use cproxy_benches::summary::percentiles;
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Measured, Metric};
+use crate::contest::{self, Measured, Metric, Rounds};
 use crate::{Plan, servers};
 
 /// Connections of one peer in one round.
 const BATCH: u32 = 1_000;
-const ROUNDS: u32 = 100;
+const ROUNDS: Rounds = Rounds::of_all(100);
 const SERVICES: [u32; 4] = [10, 100, 1_000, 5_000];
 const MANY_SERVICES: [u32; 2] = [20_000, 50_000];
 
@@ -32,10 +32,10 @@ const WHOLE: usize = 4;
 const TARGET: f64 = 1.03;
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
-    let sizes: [(&[u32], u32); 2] = [(&SERVICES, ROUNDS), (&MANY_SERVICES, ROUNDS)];
+    let sizes: [&[u32]; 2] = [&SERVICES, &MANY_SERVICES];
     let serve = |sandbox: &Sandbox| servers::sink(sandbox, &servers::SINK);
     let (mut report, all) =
-        plan.at_each_and_many("connect", servers::SINK, sizes, serve, |arena, rounds| Ok(measure(arena, rounds)))?;
+        plan.at_each_and_many("connect", servers::SINK, sizes, serve, |arena| Ok(measure(arena, plan.rounds(ROUNDS))))?;
     contest::add(&mut report, "connect(2)", "connect", &all);
     let mut verdicts = contest::verdicts(&all, (P50, Peer::Direct), Target::AtMost(TARGET), |_| true);
     verdicts.extend(contest::flatness(&all, P50, TARGET));
@@ -46,7 +46,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     report.summary.extend([P50, WHOLE].into_iter().filter_map(|metric| contest::summary("Connections", metric, &all)));
     report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", P50, &all));
     report.notes.push(format!(
-        "A round is {BATCH} connections of each, one after the other, each closed with a reset; {} rounds. A peer's clients, \
+        "A round is {BATCH} connections of each, one after the other, each closed with a reset; {}. A peer's clients, \
          with its rules, and the server are joined by a veth pair.",
         plan.rounds(ROUNDS)
     ));
@@ -54,7 +54,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 }
 
 /// At the number of Services that there are now.
-pub(crate) fn measure(arena: &mut Arena<'_>, rounds: u32) -> Measured {
+pub(crate) fn measure(arena: &mut Arena<'_>, rounds: Rounds) -> Measured {
     let participants = contest::participants_and_bystanders(arena);
     contest::measure(arena, &participants, &servers::SINK, &METRICS, rounds, |stand, address| {
         let took = stand.worker.connect(BATCH, address)?;

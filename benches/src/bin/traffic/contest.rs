@@ -1,13 +1,15 @@
 //! Peers measured in turns: in every round each has one, and what a round finds is compared with what the direct
 //! connection had in the same round.
 
+use std::fmt;
+use std::net::SocketAddr;
+
 use anyhow::Result;
 use cproxy_benches::arena::{Arena, Peer, Stand, Subject};
 use cproxy_benches::paired::Estimate;
 use cproxy_benches::plot::{Axis, Chart, Point, Series};
 use cproxy_benches::report::{Report, Table, Target, Verdict};
 use serde_json::{Map, Value, json};
-use std::net::SocketAddr;
 
 /// More than this between the quarters of the direct connection's own samples, as a part of their median: a noisy machine.
 const NOISY: f64 = 0.10;
@@ -39,6 +41,16 @@ enum Way {
     Again,
     /// Past the peer, whose rules are in force.
     ToPod,
+}
+
+/// How many rounds there are.
+#[derive(Clone, Copy)]
+pub(crate) struct Rounds {
+    /// In which everybody has a turn.
+    pub(crate) of_all: u32,
+    /// Behind those, in which only the direct connection, cproxy and iptables have one, which targets compare: it takes more
+    /// rounds to settle by how much these differ than what all others cost.
+    pub(crate) of_compared: u32,
 }
 
 /// What was found with one number of Services.
@@ -76,19 +88,41 @@ pub(crate) fn participants_of_proxies(arena: &Arena<'_>) -> Vec<Participant> {
     participants(arena).into_iter().filter(chooses).collect()
 }
 
+impl Rounds {
+    pub(crate) const fn of_all(of_all: u32) -> Self {
+        Self { of_all, of_compared: 0 }
+    }
+}
+
+impl fmt::Display for Rounds {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} rounds", self.of_all)?;
+        if self.of_compared > 0 {
+            write!(out, ", behind them {} of only the direct connection, cproxy and iptables", self.of_compared)?;
+        }
+        Ok(())
+    }
+}
+
 /// Measures in rounds. Who fails once takes no further part.
 pub(crate) fn measure(
     arena: &mut Arena<'_>,
     participants: &[Participant],
     subject: &Subject,
     metrics: &'static [Metric],
-    rounds: u32,
+    rounds: Rounds,
     mut once: impl FnMut(&mut Stand<'_>, SocketAddr) -> Result<Vec<f64>>,
 ) -> Measured {
     let names = participants.iter().map(|participant| participant.name(arena)).collect::<Vec<_>>();
     let mut outcomes: Vec<_> = names.iter().map(|_| Outcome::Samples(vec![Vec::new(); metrics.len()])).collect();
-    for round in 0..rounds as usize {
-        for index in order(participants.len(), round) {
+    let everybody = (0..participants.len()).collect::<Vec<_>>();
+    let is_compared =
+        |index: &usize| participants.get(*index).is_some_and(|participant| participant.is_compared(arena));
+    let compared = everybody.iter().copied().filter(is_compared).collect::<Vec<_>>();
+    let turns = [(everybody, rounds.of_all), (compared, rounds.of_compared)];
+    let turns = turns.iter().flat_map(|(who, rounds)| (0..*rounds as usize).map(move |round| (who, round)));
+    for (who, round) in turns {
+        for index in order(who.len(), round).filter_map(|place| who.get(place).copied()) {
             let (Some(participant), Some(outcome)) = (participants.get(index), outcomes.get_mut(index)) else {
                 continue;
             };
@@ -111,6 +145,12 @@ pub(crate) fn measure(
 }
 
 impl Participant {
+    /// Whether it has a turn in [`Rounds::of_compared`].
+    fn is_compared(self, arena: &Arena<'_>) -> bool {
+        let peer = arena.stands.get(self.stand).map(|stand| stand.peer);
+        self.way == Way::Usual && matches!(peer, Some(Peer::Direct | Peer::Cproxy | Peer::Iptables))
+    }
+
     fn name(self, arena: &Arena<'_>) -> String {
         let peer = arena.stands.get(self.stand).map_or(String::new(), |stand| stand.peer.to_string());
         match self.way {
@@ -307,6 +347,16 @@ pub(crate) fn verdicts(
         Some(Verdict { what, found: measured.of_cproxy(to, metric)?, target })
     };
     all.iter().filter(|(services, _)| is_meant(*services)).filter_map(verdict).collect()
+}
+
+/// The same, of all rounds with whatever number of Services: what it costs must not depend on that.
+pub(crate) fn verdict_of_all(all: &[(u32, Measured)], (metric, to): (usize, Peer), target: Target) -> Option<Verdict> {
+    let meaning = all.first()?.1.metrics.get(metric)?.meaning;
+    let samples = |peer: Peer| {
+        all.iter().map(move |(_, measured)| measured.samples(&peer.to_string(), metric)).collect::<Option<Vec<_>>>()
+    };
+    let found = Estimate::of_ratios(&samples(Peer::Cproxy)?.concat(), &samples(to)?.concat())?;
+    Some(Verdict { what: format!("{meaning}, whatever number of Services: cproxy over {to}"), found, target })
 }
 
 /// Whether cproxy's ratio to the direct connection stays what it is from the fewest Services to the most.

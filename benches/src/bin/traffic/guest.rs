@@ -23,6 +23,7 @@ use cproxy_tests::sandbox::Sandbox;
 use cproxy_tests::writer::Writer;
 use serde_json::{Value, json};
 
+use crate::contest::Rounds;
 use crate::{PREFIX, Plan, balance, connect, contest, redis, servers, wrk};
 
 const SERVICES: [u32; 2] = [10, 5_000];
@@ -36,10 +37,10 @@ const MEMORY_MIB: u32 = 4096;
 /// kube-proxy thrice, and wrk, on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
 
-const ROUNDS: u32 = 5;
-const WRK_ROUNDS: u32 = 3;
+const ROUNDS: Rounds = Rounds::of_all(5);
+const WRK_ROUNDS: Rounds = Rounds::of_all(3);
 const WRK_SECONDS: u32 = 1;
-const BALANCE_ROUNDS: u32 = 3;
+const BALANCE_ROUNDS: Rounds = Rounds::of_all(3);
 
 /// What comes before the result on the console.
 const RESULT: &str = "result: ";

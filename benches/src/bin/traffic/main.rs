@@ -19,6 +19,8 @@ use cproxy_benches::report::{self, Report};
 use cproxy_tests::population::Shape;
 use cproxy_tests::sandbox::Sandbox;
 
+use contest::Rounds;
+
 const PREFIX: &str = "cproxy-bench";
 
 /// Of each Service.
@@ -86,8 +88,8 @@ impl Plan {
         Shape::new(services, self.endpoints.unwrap_or(ENDPOINTS))
     }
 
-    fn rounds(&self, default: u32) -> u32 {
-        if self.quick { 1 } else { self.rounds.unwrap_or(default) }
+    fn rounds(&self, default: Rounds) -> Rounds {
+        if self.quick { Rounds::of_all(1) } else { self.rounds.map_or(default, Rounds::of_all) }
     }
 
     /// What would be found out only after long work.
@@ -137,15 +139,14 @@ impl Plan {
     }
 
     /// The same with all peers and, unless something else was asked for, cproxy alone with `many` Services, which come from
-    /// manifests: an API server takes longer for each Service the more there are. Each size has its rounds; `serve` starts who
-    /// answers.
+    /// manifests: an API server takes longer for each Service the more there are. `serve` starts who answers.
     fn at_each_and_many<S, R>(
         &self,
         benchmark: &'static str,
         subject: Subject,
-        [services, many]: [(&[u32], u32); 2],
+        [services, many]: [&[u32]; 2],
         serve: impl Fn(&Sandbox) -> Result<S>,
-        mut measure: impl FnMut(&mut Arena<'_>, u32) -> Result<R>,
+        mut measure: impl FnMut(&mut Arena<'_>) -> Result<R>,
     ) -> Result<(Report, Vec<(u32, R)>)> {
         // One sandbox after the other.
         let (mut report, mut all) = {
@@ -153,18 +154,14 @@ impl Plan {
             let _server = serve(&sandbox)?;
             let mut arena = self.arena(&sandbox, &[subject])?;
             let mut report = servers::report(benchmark, &arena);
-            let all = self.at_each(&mut arena, &self.services(services.0), &mut report.failures, |arena| {
-                measure(arena, self.rounds(services.1))
-            });
+            let all = self.at_each(&mut arena, &self.services(services), &mut report.failures, &mut measure);
             (report, all)
         };
         if !self.quick && self.services.is_empty() {
             let sandbox = Sandbox::new(PREFIX);
             let _server = serve(&sandbox)?;
             let mut arena = Arena::new(&sandbox, Cluster::Manifests, &[Peer::Direct, Peer::Cproxy], &[subject])?;
-            all.extend(
-                self.at_each(&mut arena, many.0, &mut report.failures, |arena| measure(arena, self.rounds(many.1))),
-            );
+            all.extend(self.at_each(&mut arena, many, &mut report.failures, measure));
             report.notes.push(
                 "With more Services than kube-proxy has, cproxy reads manifests instead of an API server; programs and maps are the \
                  same."

@@ -12,10 +12,10 @@ use cproxy_benches::report::{Report, Table};
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::{Value, json};
 
-use crate::contest::{self, Metric};
+use crate::contest::{self, Metric, Rounds};
 use crate::{PREFIX, Plan, servers};
 
-const ROUNDS: u32 = 7;
+const ROUNDS: Rounds = Rounds::of_all(7);
 const SERVICES: [u32; 2] = [10, 5_000];
 const CLIENTS: &str = "50";
 
@@ -63,7 +63,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     report.charts.push(contest::chart("stay", "redis, requests per second on connections that stay", 0, &staying));
     report.charts.push(contest::chart("short", "redis, requests per second on short connections", 0, &short));
     report.notes.push(format!(
-        "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {} rounds. Its latencies leave \
+        "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {}. Its latencies leave \
          out connect(), as wrk's do.",
         plan.rounds(ROUNDS)
     ));

@@ -8,10 +8,10 @@ use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::Value;
 
-use crate::contest::{self, Metric};
+use crate::contest::{self, Metric, Rounds};
 use crate::{PREFIX, Plan, servers};
 
-const ROUNDS: u32 = 7;
+const ROUNDS: Rounds = Rounds::of_all(7);
 const SECONDS: u32 = 3;
 const SERVICES: [u32; 2] = [10, 5_000];
 const NAME: &str = "known.test";
@@ -70,9 +70,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     report.summary.extend(contest::summary("iperf3", 0, &of_bulk));
     report.charts.push(contest::chart("dns", "DNS queries per second through a ClusterIP", 0, &of_dns));
     report.charts.push(contest::chart("bulk", "Bits per second of one TCP stream through a ClusterIP", 0, &of_bulk));
-    report.notes.push(format!(
-        "dnsperf -c {CLIENTS} -q {OUTSTANDING} -l {seconds} to dnsmasq; iperf3 -t {seconds}; {rounds} rounds."
-    ));
+    report
+        .notes
+        .push(format!("dnsperf -c {CLIENTS} -q {OUTSTANDING} -l {seconds} to dnsmasq; iperf3 -t {seconds}; {rounds}."));
     Ok(report)
 }
 

@@ -8,14 +8,12 @@ use cproxy_benches::arena::{Arena, Peer};
 use cproxy_benches::report::{Report, Target};
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Measured, Metric, Participant};
+use crate::contest::{self, Measured, Metric, Participant, Rounds};
 use crate::{Plan, servers};
 
 const CONNECTIONS: u32 = 2_000;
 const THREADS: u32 = 2;
-const ROUNDS: u32 = 6;
-/// Where there are only the direct connection and cproxy, there is time to settle by how much they differ.
-const MANY_ROUNDS: u32 = 40;
+const ROUNDS: Rounds = Rounds { of_all: 6, of_compared: 20 };
 const SECONDS: u32 = 3;
 const SERVICES: [u32; 4] = [10, 100, 1_000, 5_000];
 const MANY_SERVICES: [u32; 1] = [20_000];
@@ -51,19 +49,22 @@ end
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let seconds = if plan.quick { 1 } else { SECONDS };
-    let sizes: [(&[u32], u32); 2] = [(&SERVICES, ROUNDS), (&MANY_SERVICES, MANY_ROUNDS)];
+    let sizes: [&[u32]; 2] = [&SERVICES, &MANY_SERVICES];
     let serve = |sandbox: &Sandbox| servers::nginx(sandbox, &servers::WEB);
-    let (mut report, all) = plan.at_each_and_many("wrk", servers::WEB, sizes, serve, |arena, rounds| {
+    let (mut report, all) = plan.at_each_and_many("wrk", servers::WEB, sizes, serve, |arena| {
         let participants = contest::participants_and_bystanders(arena);
-        measure(arena, &participants, rounds, seconds)
+        measure(arena, &participants, plan.rounds(ROUNDS), seconds)
     })?;
     report.add_version("wrk", "wrk", &["-v"]);
     report.add_version("nginx", "nginx", &["-v"]);
     contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &all);
-    let mut verdicts = contest::verdicts(&all, (THROUGHPUT, Peer::Direct), Target::AtLeast(OF_DIRECT), |_| true);
+    let (throughput, p99) = ((THROUGHPUT, Peer::Direct), (P99, Peer::Direct));
+    let mut verdicts = contest::verdicts(&all, throughput, Target::AtLeast(OF_DIRECT), |_| true);
+    verdicts.extend(contest::verdict_of_all(&all, throughput, Target::AtLeast(OF_DIRECT)));
     let at_many = |services| services >= AT_LEAST_SERVICES;
     verdicts.extend(contest::verdicts(&all, (THROUGHPUT, Peer::Iptables), Target::AtLeast(OF_IPTABLES), at_many));
-    verdicts.extend(contest::verdicts(&all, (P99, Peer::Direct), Target::AtMost(1.0), |_| true));
+    verdicts.extend(contest::verdicts(&all, p99, Target::AtMost(1.0), |_| true));
+    verdicts.extend(contest::verdict_of_all(&all, p99, Target::AtMost(1.0)));
     if !plan.quick {
         contest::add_verdicts(&mut report, &verdicts);
     }
@@ -76,12 +77,10 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     ));
     report.notes.push(format!(
         "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, on the same \
-         CPUs; {} rounds, \
-         {} where only cproxy is beside the direct connection. \"Errors\" are connections that failed or timed out, in all of a \
+         CPUs; {}. \"Errors\" are connections that failed or timed out, in all of a \
          round. wrk's clock starts when the request is sent: its latencies leave out what connect() takes, requests per second \
          do not.",
-        plan.rounds(ROUNDS),
-        plan.rounds(MANY_ROUNDS)
+        plan.rounds(ROUNDS)
     ));
     Ok(report)
 }
@@ -90,7 +89,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 pub(crate) fn measure(
     arena: &mut Arena<'_>,
     participants: &[Participant],
-    rounds: u32,
+    rounds: Rounds,
     seconds: u32,
 ) -> Result<Measured> {
     let script = arena.sandbox().dir().join("result.lua");
