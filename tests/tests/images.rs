@@ -336,7 +336,7 @@ fn boot(sandbox: &Sandbox, root: &Path, cmdline: &str, first: &str) -> (Option<i
     let mut unshare = command("unshare", &["--mount", "--pid", "--fork", "--kill-child", "--cgroup", "sh", "-euc"]);
     unshare.arg(
         "mount -t proc proc \"$1/proc\"; mount --bind \"$2\" \"$1/proc/cmdline\"; \
-         mount --bind /dev/null \"$1/proc/sys/kernel/ctrl-alt-del\"; exec env -i PATH=\"$PATH\" chroot \"$1\" \"$3\"",
+         mount --bind /dev/null \"$1/proc/sys/kernel/ctrl-alt-del\"; exec env -i --default-signal PATH=\"$PATH\" chroot \"$1\" \"$3\"",
     );
     unshare.arg("sh").arg(root).arg(cmdline).arg(first);
     let mut guest = Daemon::spawn(sandbox, "guest", Placement::Hooked, unshare);
