@@ -105,6 +105,13 @@ impl Series {
         });
         Self { name: name.into(), points: points.collect() }
     }
+
+    /// Of a distribution, from the tenth percentile to the ninetieth.
+    #[must_use]
+    pub fn without_ends(mut self) -> Self {
+        self.points.retain(|point| (10.0..=90.0).contains(&point.x));
+        self
+    }
 }
 
 impl Chart {
@@ -375,6 +382,8 @@ mod tests {
         let points = series.points.iter().map(|point| (point.x, point.y.median)).collect::<Vec<_>>();
         assert_eq!((points.len(), points[0], points[1], points[20]), (21, (0.0, 1.0), (5.0, 2.0), (100.0, 40.0)));
         assert!(Series::distribution("none", []).points.is_empty());
+        let points = series.without_ends().points;
+        assert_eq!((points.len(), points[0].x, points[16].x), (17, 10.0, 90.0));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::contest::{self, Metric, Rounds};
 use crate::{PREFIX, Plan, servers};
 
-const ROUNDS: Rounds = Rounds::of_all(7);
+const ROUNDS: Rounds = Rounds::of_all(20);
 const SERVICES: [u32; 2] = [10, 5_000];
 const CLIENTS: &str = "50";
 

@@ -14,6 +14,10 @@ use cproxy_tests::process::{Daemon, cproxy_binary};
 use cproxy_tests::sandbox::{Placement, Sandbox};
 use serde_json::json;
 
+/// More than the connections that a client makes in one go; as many as the kernel allows by default
+/// (`net.core.somaxconn`).
+const SINK_BACKLOG: i32 = 4096;
+
 /// How long a server may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -98,6 +102,8 @@ pub(crate) fn sink(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
     let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
     sandbox.add_address(backend.ip());
     let listener = sandbox.netns().run(|| std::net::TcpListener::bind(backend)).context("listening")?;
+    // A connect(2) that meets a full queue repeats its SYN after a second, and tells of the scheduler alone.
+    rustix::net::listen(&listener, SINK_BACKLOG).context("listening with a longer queue")?;
     thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             drop(stream);
