@@ -43,7 +43,7 @@ pub struct Chart {
     pub x: Axis,
     /// The vertical axis; it begins at zero unless it is logarithmic.
     pub y: Axis,
-    /// The lines, in the order of the legend.
+    /// The lines, in the order of the legend, which leaves out those with nothing to draw.
     pub series: Vec<Series>,
 }
 
@@ -118,9 +118,9 @@ impl Chart {
     /// The chart as an SVG document.
     #[must_use]
     pub fn svg(&self) -> String {
-        let longest = self.series.iter().map(|series| series.name.chars().count()).max().unwrap_or(0);
+        let longest = self.drawn().map(|series| series.name.chars().count()).max().unwrap_or(0);
         let legend_width = LEGEND_GAP + LEGEND_KEY + longest as f64 * CHARACTER_WIDTH + LEGEND_GAP;
-        let legend_height = LEGEND_ROW * self.series.len() as f64;
+        let legend_height = LEGEND_ROW * self.drawn().count() as f64;
         let width = LEFT + AREA_WIDTH + legend_width;
         let height = TOP + AREA_HEIGHT.max(legend_height) + BOTTOM;
         let title = escape(&self.title);
@@ -167,6 +167,11 @@ impl Chart {
         Some((x, y))
     }
 
+    /// The lines that have any point on the chart.
+    fn drawn(&self) -> impl Iterator<Item = &Series> {
+        self.series.iter().filter(|series| series.points.iter().any(|point| self.is_drawable(point)))
+    }
+
     fn is_drawable(&self, point: &Point) -> bool {
         let fits = |value: f64, axis: &Axis| value.is_finite() && (value > 0.0 || !axis.is_log);
         fits(point.x, &self.x) && fits(point.y.median, &self.y)
@@ -174,7 +179,7 @@ impl Chart {
 
     fn draw(&self, svg: &mut String, scales: &(Scale, Scale)) {
         draw_grid(svg, scales);
-        for (number, series) in self.series.iter().enumerate() {
+        for (number, series) in self.drawn().enumerate() {
             let mut points = series.points.clone();
             points.sort_by(|one, other| one.x.total_cmp(&other.x));
             let style = Style::of(number);
@@ -193,7 +198,7 @@ impl Chart {
 
     fn draw_legend(&self, svg: &mut String) {
         let left = LEFT + AREA_WIDTH + LEGEND_GAP;
-        for (number, series) in self.series.iter().enumerate() {
+        for (number, series) in self.drawn().enumerate() {
             let (style, y) = (Style::of(number), TOP + 10.0 + LEGEND_ROW * number as f64);
             style.line(svg, &[(left, y), (left + LEGEND_KEY - 10.0, y)]);
             style.marker(svg, (left + (LEGEND_KEY - 10.0) / 2.0, y));
@@ -418,6 +423,12 @@ mod tests {
         let points = [(1.0, 1.0), (2.0, 1.0), (3.0, f64::NAN), (4.0, 1.0), (5.0, 1.0)];
         let svg = chart(false, &[("one", &points)]).svg();
         assert_eq!(svg.matches("<polyline").count(), 3, "two parts and the key");
+    }
+
+    #[test]
+    fn a_line_without_a_point_on_the_chart_is_not_in_the_legend() {
+        let below = chart(true, &[("below", &[(1.0, -1.0)]), ("one", &[(1.0, 1.0)])]);
+        assert_eq!(below.svg(), chart(true, &[("one", &[(1.0, 1.0)])]).svg());
     }
 
     #[test]

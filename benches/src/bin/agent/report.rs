@@ -135,8 +135,7 @@ fn series(columns: &[Column], figure: &Figure<Found>) -> Vec<Series> {
         });
         Series { name: format!("{peer}, {endpoints} endpoints each"), points: points.collect() }
     };
-    let lines = Peer::ALL.into_iter().flat_map(|peer| endpoints.iter().map(move |&endpoints| line(peer, endpoints)));
-    lines.filter(|series| !series.points.is_empty()).collect()
+    Peer::ALL.into_iter().flat_map(|peer| endpoints.iter().map(move |&endpoints| line(peer, endpoints))).collect()
 }
 
 fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {

@@ -121,15 +121,10 @@ fn charts(found: &[Found]) -> Vec<Chart> {
             title: title.to_owned(),
             x: Axis::log("clients"),
             y: Axis::log(unit),
-            series: series.into_iter().filter(is_drawable).collect(),
+            series: series.into(),
         })
     });
     charts.collect()
-}
-
-/// What lies below zero is not on a logarithmic axis, and a line without points has no place in the legend.
-fn is_drawable(series: &Series) -> bool {
-    series.points.iter().any(|point| point.y.median > 0.0)
 }
 
 fn notes(plan: &Plan) -> Vec<String> {
