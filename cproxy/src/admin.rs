@@ -2,7 +2,7 @@
 //!
 //! One request line, one answer, then the connection ends.
 //!
-//! - `services`: the table as the JSON contract has it, names included.
+//! - `services`: the table as the JSON contract has it, names included, without backends: those the kernel has.
 //! - `gauges`: what the agent itself counts, as a JSON object.
 //! - `reseed`: `ok`, once choices are made from a new seed. For a VM that was restored from a snapshot: without it all
 //!   copies of the snapshot choose the same backends, since the kernel's random numbers in BPF are the same in each.
@@ -40,8 +40,8 @@ const CONNECTIONS_MAX: usize = 4;
 /// A question to the one task that owns the table, and where its answer goes.
 #[derive(Debug)]
 pub enum Question {
-    /// What is in the table?
-    Services(oneshot::Sender<Vec<ReportRow>>),
+    /// What is in the table? The answer is JSON, so that there is only one copy of it.
+    Services(oneshot::Sender<Vec<u8>>),
     /// What has the agent counted?
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
     /// Choose from a new seed; the error's text if that failed.
@@ -94,7 +94,7 @@ async fn answer(mut stream: UnixStream, questions: mpsc::Sender<Question>) -> io
     let mut reader = tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX));
     tokio::io::AsyncBufReadExt::read_line(&mut reader, &mut request).await?;
     let answer = match request.as_str() {
-        REQUEST_SERVICES => serde_json::to_vec(&ask(&questions, Question::Services).await?)?,
+        REQUEST_SERVICES => ask(&questions, Question::Services).await?,
         REQUEST_GAUGES => {
             let gauges: BTreeMap<_, _> = ask(&questions, Question::Gauges).await?.into_iter().collect();
             serde_json::to_vec(&gauges)?
@@ -123,7 +123,7 @@ pub fn is_answered(run_dir: &Path) -> bool {
     connect(&socket_path(run_dir)).is_ok()
 }
 
-/// Asks a running agent for its table.
+/// Asks a running agent for its table, which it tells without backends.
 ///
 /// # Errors
 /// None is running there, or it does not answer within `timeout`, which is not zero.

@@ -12,6 +12,7 @@ pub mod bpf;
 pub mod cli;
 pub mod config;
 pub mod k8s;
+mod log_limit;
 pub mod manifests;
 pub mod memory;
 pub mod model;

@@ -7,7 +7,7 @@ use std::{collections::HashMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Action, Backend, Explanation, Frontend, KernelSet, Protocol, Row, printable};
+use crate::model::{Action, Backend, Explanation, Frontend, FrontendName, KernelSet, Protocol, Row, printable};
 
 pub use backends::{BackendFrontend, BackendRow, backend_rows, backends_json, backends_text};
 pub use sockets::{SocketRow, sockets_json, sockets_text};
@@ -62,7 +62,7 @@ impl From<&Row> for ReportRow {
             service: Some(row.service.to_string()),
             port_name: Some(row.port_name.to_string()),
             source: Some(row.source.as_str().to_owned()),
-            ..Self::new(row.frontend, row.action, row.session_affinity_seconds, &row.backends)
+            ..Self::new(row.frontend, row.action, row.session_affinity_seconds, row.backends())
         }
     }
 }
@@ -108,6 +108,27 @@ impl ReportRow {
 /// Never for these types.
 pub fn json(rows: &[ReportRow]) -> serde_json::Result<String> {
     serde_json::to_string_pretty(rows)
+}
+
+/// The JSON array of the contract, without backends: one row at a time, since there may be very many.
+#[must_use]
+pub fn names_json<'a>(names: impl Iterator<Item = FrontendName<'a>>) -> Vec<u8> {
+    let mut json = Vec::from(b"[");
+    for FrontendName { frontend, service, port_name, source, action } in names {
+        let row = ReportRow {
+            service: Some(service.to_string()),
+            port_name: Some(port_name.to_owned()),
+            source: Some(source.as_str().to_owned()),
+            ..ReportRow::new(frontend, action, None, &[])
+        };
+        if json.len() > 1 {
+            json.push(b',');
+        }
+        // Writing to memory does not fail.
+        serde_json::to_writer(&mut json, &row).ok();
+    }
+    json.push(b']');
+    json
 }
 
 /// The rows as aligned columns.

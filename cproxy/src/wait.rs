@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     admin,
-    model::{ServiceName, printable},
+    model::{Action, ServiceName, printable},
 };
 
 /// In the run directory: the table has been complete since this agent started.
@@ -78,6 +78,9 @@ enum Missing {
     Service(ServiceName),
 }
 
+/// What a Service does that has endpoints.
+const FORWARD: &str = Action::Forward.as_str();
+
 fn missing(wanted: &Wanted, left: Duration) -> Result<Option<Missing>, WaitError> {
     if !is_ready(&wanted.run_dir.join(READY)) {
         let unusable = read_line(&wanted.run_dir.join(UNUSABLE)).ok();
@@ -92,7 +95,7 @@ fn missing(wanted: &Wanted, left: Duration) -> Result<Option<Missing>, WaitError
     };
     let is_served = |service: &&ServiceName| {
         let name = service.to_string();
-        rows.iter().any(|row| row.service.as_ref() == Some(&name) && !row.backends.is_empty())
+        rows.iter().any(|row| row.service.as_ref() == Some(&name) && row.action == FORWARD)
     };
     Ok(wanted.services.iter().find(|service| !is_served(service)).cloned().map(Missing::Service))
 }

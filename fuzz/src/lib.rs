@@ -41,7 +41,7 @@ impl Follower {
             } else {
                 table.sync(store)
             };
-            check_problems(store.problems().chain(table.problems()));
+            check_problems(store.problems().chain(&table.problems()));
             check_rows(&table.rows());
         }
         self.is_synced = true;
@@ -59,7 +59,7 @@ impl Follower {
 
 fn same(row: &Row, expected: &Row) -> bool {
     let is_protected = (&*row.service.namespace, &*row.service.name) == PROTECTED;
-    let has_kept = is_protected && expected.backends.is_empty() && row.frontend == expected.frontend;
+    let has_kept = is_protected && expected.backends().is_empty() && row.frontend == expected.frontend;
     row == expected || has_kept
 }
 
@@ -86,10 +86,10 @@ fn check_rows(rows: &[Row]) {
 fn check_row(row: &Row) {
     let address = row.frontend.address;
     assert!(!address.is_special() && row.frontend.port != 0, "{row:#?} is no Service's");
-    check_backends(&row.backends, address, row);
-    check_backends(&row.serving, address, row);
-    assert!(row.serving.iter().all(|backend| !row.backends.contains(backend)), "a backend is in both runs: {row:#?}");
-    assert_eq!(row.action == Action::Forward, !row.backends.is_empty(), "{row:#?}");
+    check_backends(row.backends(), address, row);
+    check_backends(row.serving(), address, row);
+    assert!(row.serving().iter().all(|backend| !row.backends().contains(backend)), "a backend is in both runs: {row:#?}");
+    assert_eq!(row.action == Action::Forward, !row.backends().is_empty(), "{row:#?}");
     assert!(row.scope != Scope::Denied || row.action == Action::Drop, "who is denied is dropped: {row:#?}");
     assert!(row.session_affinity_seconds.is_none_or(|seconds| (1..=86_400).contains(&seconds)), "{row:#?}");
 }

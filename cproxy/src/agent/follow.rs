@@ -19,7 +19,7 @@ use crate::{
     k8s::LastHeard,
     memory,
     model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Room, Store, Table},
-    report::ReportRow,
+    report,
     sockets::Mode,
 };
 
@@ -137,7 +137,7 @@ impl Follower {
     /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.
     fn gauges(&self) -> Vec<(&'static str, u64)> {
         let mut gauges = Vec::from(self.gauges.read());
-        gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().count() as u64));
+        gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().len() as u64));
         let (used, room) = (self.table.used(), self.maps.room());
         gauges.extend([
             ("frontends", used.frontends.into()),
@@ -184,7 +184,7 @@ impl Follower {
         // Whoever asked may have gone.
         match question {
             Question::Services(sender) => {
-                drop(sender.send(self.table.each_row().map(|row| ReportRow::from(&row)).collect()));
+                drop(sender.send(report::names_json(self.table.each_name())));
             }
             Question::Gauges(sender) => drop(sender.send(self.gauges())),
             Question::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
@@ -218,7 +218,8 @@ impl Follower {
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
                 );
                 let Room { frontends, sets, slots } = self.maps.room();
-                self.limits = Limits { frontends, sets: sets.saturating_sub(1), slots, ..self.limits };
+                self.limits =
+                    Limits { frontends, sets: sets.saturating_sub(1), slots, may_replace: false, ..self.limits };
                 self.grows_again_at = Some(now + NO_MEMORY_PAUSE);
                 self.state = State::InDoubt { retry_at: now };
                 Ok(())
@@ -318,7 +319,7 @@ impl Follower {
         if !self.table.take_other_problems() {
             return;
         }
-        let problems: BTreeSet<_> = self.table.problems().cloned().collect();
+        let problems = BTreeSet::from_iter(self.table.problems());
         for problem in problems.iter().filter(|problem| !self.reported.contains(problem)) {
             tracing::warn!("{problem}");
         }

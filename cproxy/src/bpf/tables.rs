@@ -99,6 +99,11 @@ impl Table {
         // Set 0 is that of keys without a port.
         sets: SETS_MAX - 1,
         slots: BACKENDS_MAX,
+        // ClusterIPs always have the other half.
+        external_frontends: FRONTENDS_MAX / 2,
+        // With a fifth of that for what the agent keeps, 10 MiB.
+        service_slots: BACKENDS_MAX / 16,
+        may_replace: true,
         least: Room { frontends: FRONTENDS_MIN, sets: SETS_MIN, slots: BACKENDS_MIN },
         run_backends: SET_BACKENDS_MAX,
         filter_bit: |address| filter_bit(&address.words()),

@@ -43,7 +43,8 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     drop(table.sync(&store));
     let duplicates = files.duplicates();
     let no_node = files.missing_node();
-    let all = files.problems().chain(&duplicates).chain(&problems).chain(table.problems()).chain(&no_node);
+    let in_table = table.problems();
+    let all = files.problems().chain(&duplicates).chain(&problems).chain(&in_table).chain(&no_node);
     let all = all.collect();
     match &options.explain {
         Some(name) => {

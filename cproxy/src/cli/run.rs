@@ -12,6 +12,7 @@ use crate::{
     agent,
     config::{Config, Exclude, Source},
     k8s::ApiServer,
+    log_limit::LogLimit,
     memory,
     model::Balance,
     sockets::Mode,
@@ -189,14 +190,19 @@ fn start_log(level: LogLevel, format: LogFormat) {
     };
     // What libraries have to say, cproxy says in its own words.
     let own = Targets::new().with_target("cproxy", level);
+    // Who asks for more gets all of it.
+    let limit = (level < tracing::Level::DEBUG).then(LogLimit::default);
     let lines = fmt::layer().with_target(false).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => {
             // As everywhere (no-color.org). A serial console is a terminal, too.
             let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
             let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            tracing_subscriber::registry().with(lines.with_ansi(is_terminal && !is_plain)).with(own).init();
+            let lines = lines.with_ansi(is_terminal && !is_plain);
+            tracing_subscriber::registry().with(lines).with(own).with(limit).init();
         }
-        LogFormat::Json => tracing_subscriber::registry().with(lines.json().flatten_event(true)).with(own).init(),
+        LogFormat::Json => {
+            tracing_subscriber::registry().with(lines.json().flatten_event(true)).with(own).with(limit).init();
+        }
     }
 }

@@ -1,10 +1,14 @@
 //! What the table should be: a pure function of the rows.
 
-use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use super::{
-    Address, Backend, Endpoint, Family, Frontend, NodeHint, Problem, ServiceName, ServicePort, ServiceRow, SliceRow,
-    Store,
+    Address, Backend, Family, Frontend, Members, Problem, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
+    eligible::{Found, backends_of, eligible, merged_endpoints},
 };
 
 /// Where a frontend's address comes from.
@@ -59,10 +63,9 @@ pub struct Row {
     pub action: Action,
     /// For how long a client keeps its backend; `None` without session affinity.
     pub session_affinity_seconds: Option<u32>,
-    /// The backends that get new connections, sorted, no duplicates; none unless `action` is [`Action::Forward`].
-    pub backends: Vec<Backend>,
-    /// Endpoints that get no new connections but still serve those they have; sorted.
-    pub serving: Vec<Backend>,
+    /// The backends, which all frontends of one set share; none of them is eligible unless `action` is
+    /// [`Action::Forward`].
+    pub members: Members,
 }
 
 impl Source {
@@ -75,6 +78,20 @@ impl Source {
             Self::LoadBalancerIp => "LoadBalancerIP",
             Self::NodePort => "NodePort",
         }
+    }
+}
+
+impl Row {
+    /// The backends that get new connections, sorted, no duplicates.
+    #[must_use]
+    pub fn backends(&self) -> &[Backend] {
+        self.members.eligible()
+    }
+
+    /// Endpoints that get no new connections but still serve those they have; sorted.
+    #[must_use]
+    pub fn serving(&self) -> &[Backend] {
+        self.members.serving()
     }
 }
 
@@ -91,7 +108,7 @@ impl Action {
 
     /// Its name in the JSON contract.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Forward => "forward",
             Self::Refuse => "refuse",
@@ -100,47 +117,139 @@ impl Action {
     }
 }
 
+/// Most frontends of one Service: as many as there are ports. ClusterIPs come first, so that a Service with very many
+/// external addresses keeps its own.
+pub const SERVICE_FRONTENDS_MAX: usize = 65_536;
+
+/// A Service's frontends and the sets that they lead to, each made when it is asked for: together they are as many as
+/// ports times addresses times endpoints.
+pub(super) struct DesiredService {
+    row: ServiceRow,
+    /// ClusterIPs first, each part sorted by address.
+    places: Vec<(Address, Source, Scope)>,
+    node_ips: Vec<Address>,
+    slices: Vec<SliceRow>,
+    zone: Option<Arc<str>>,
+}
+
+/// One of a Service's frontends.
+pub(super) struct DesiredFrontend<'a> {
+    pub(super) frontend: Frontend,
+    pub(super) port: &'a ServicePort,
+    pub(super) source: Source,
+    pub(super) scope: Scope,
+}
+
+impl DesiredService {
+    /// As the rows of the store have it; `None` if it is unknown.
+    pub(super) fn new(store: &Store, name: &ServiceName) -> Option<Self> {
+        let row = store.service_row(name)?;
+        let mut places: Vec<_> =
+            places(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
+        places.sort_by_key(|&(address, source, _)| (source != Source::ClusterIp, address));
+        Some(Self {
+            places,
+            node_ips: node_ips(store, &row),
+            slices: store.slices(name).map(|(_, slice)| slice).collect(),
+            zone: store.zone().cloned(),
+            row,
+        })
+    }
+
+    /// When the Service was created, in seconds since 1970.
+    pub(super) fn created_s(&self) -> Option<i64> {
+        self.row.created_s
+    }
+
+    /// For how long a client keeps its backend.
+    pub(super) fn affinity_seconds(&self) -> Option<u32> {
+        self.row.affinity_seconds
+    }
+
+    /// The frontends, [`SERVICE_FRONTENDS_MAX`] at most. No two are the same for the same port.
+    pub(super) fn frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
+        let split = self.places.partition_point(|&(_, source, _)| source == Source::ClusterIp);
+        let (cluster, others) = self.places.split_at_checked(split).unwrap_or((&self.places, &[]));
+        let of_service = [cluster, others].into_iter().flat_map(|places| {
+            self.row.ports.iter().flat_map(move |port| {
+                places.iter().map(move |&(address, source, scope)| {
+                    let frontend = Frontend { address, port: port.port, protocol: port.protocol };
+                    DesiredFrontend { frontend, port, source, scope }
+                })
+            })
+        });
+        of_service.chain(self.node_frontends()).take(SERVICE_FRONTENDS_MAX)
+    }
+
+    /// The node ports on the own node's addresses, but for those that are frontends already.
+    fn node_frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
+        let has_place = |address: Address| self.places.iter().any(|&(other, ..)| other == address);
+        let ips = self.node_ips.iter().map(move |&address| (address, has_place(address)));
+        ips.flat_map(|(address, has_place)| {
+            self.row.ports.iter().filter_map(move |port| {
+                let number = port.node_port?.get();
+                let frontend = Frontend { address, port: number, protocol: port.protocol };
+                let is_new = number != port.port || !has_place;
+                is_new.then_some(DesiredFrontend { frontend, port, source: Source::NodePort, scope: Scope::Cluster })
+            })
+        })
+    }
+
+    /// What a set of the Service consists of.
+    pub(super) fn members(&self, port: &ServicePort, family: Family, scope: Scope) -> Members {
+        let endpoints = merged_endpoints(&self.slices, port, family);
+        let backends = eligible(&endpoints, scope, self.zone.as_ref());
+        let serves =
+            |backend: &Backend, found: &Found<'_>| found.endpoint.serving && backends.binary_search(backend).is_err();
+        let serving = backends_of(&endpoints, serves);
+        let drops = scope == Scope::Denied || endpoints.values().any(|found| found.endpoint.is_usable());
+        Members::new(&backends, &serving, drops && backends.is_empty())
+    }
+
+    /// What is asked for and not given, whoever else there is.
+    fn problem(&self, name: &ServiceName) -> Option<Problem> {
+        let addresses = self.places.len().saturating_add(self.node_ips.len());
+        let most = self.row.ports.len().saturating_mul(addresses);
+        // Some node ports may be counted that are none.
+        if most <= SERVICE_FRONTENDS_MAX || self.frontends().count() < SERVICE_FRONTENDS_MAX {
+            return None;
+        }
+        let message = format!(
+            "{} ports on {addresses} addresses are more than the {SERVICE_FRONTENDS_MAX} frontends of one Service; the last external addresses are not served",
+            self.row.ports.len()
+        );
+        Some(Problem::new(format_args!("Service {name}"), "", message))
+    }
+}
+
 /// The rows of one Service; none if it is unknown. No two have the same frontend for the same port.
 #[must_use]
 pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
-    let Some(service) = store.service_row(name) else { return Vec::new() };
-    let places = places(store, &service);
-    let node_ips = node_ips(store, &service);
-    let slices: Vec<_> = store.slices(name).map(|(_, slice)| slice).collect();
-    let mut rows = Vec::with_capacity(service.ports.len() * (places.len() + node_ips.len()));
-    for port in &service.ports {
-        let mut sets = Sets { slices: &slices, zone: store.zone(), port, members: Vec::new() };
-        let mut add = |address: Address, number: u16, source: Source, scope: Scope| {
-            let Members { action, backends, serving } = sets.get(address.family(), scope);
-            rows.push(Row {
-                frontend: Frontend { address, port: number, protocol: port.protocol },
-                service: name.clone(),
-                port_name: port.name.clone(),
-                source,
-                scope,
-                action,
-                session_affinity_seconds: service.affinity_seconds,
-                backends,
-                serving,
-            });
-        };
-        for (&address, &(source, scope)) in &places {
-            add(address, port.port, source, scope);
+    let Some(service) = DesiredService::new(store, name) else { return Vec::new() };
+    let mut sets = HashMap::new();
+    let row = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| {
+        let family = frontend.address.family();
+        let key = (port.name.clone(), port.protocol, family, scope);
+        let members = sets.entry(key).or_insert_with(|| service.members(port, family, scope)).clone();
+        Row {
+            frontend,
+            service: name.clone(),
+            port_name: port.name.clone(),
+            source,
+            scope,
+            action: Action::of(members.eligible != 0, members.drops),
+            session_affinity_seconds: service.affinity_seconds(),
+            members,
         }
-        for (&address, number) in node_ips.iter().flat_map(|ip| port.node_port.map(|number| (ip, number.get()))) {
-            if number != port.port || !places.contains_key(&address) {
-                add(address, number, Source::NodePort, Scope::Cluster);
-            }
-        }
-    }
-    rows
+    };
+    service.frontends().map(row).collect()
 }
 
 /// What cannot be done for a Service because something about the own place is not known.
 #[must_use]
-pub(super) fn desired_problems(store: &Store, name: &ServiceName) -> Vec<Problem> {
-    let Some(service) = store.service_row(name) else { return Vec::new() };
-    let mut problems = Vec::new();
+pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &DesiredService) -> Vec<Problem> {
+    let service = &desired.row;
+    let mut problems = Vec::from_iter(desired.problem(name));
     for family in [Family::V4, Family::V6] {
         let has_vip = service.load_balancer_ips.iter().any(|address| address.family() == family);
         let is_restricted = service.source_ranges.iter().any(|range| range.family() == family);
@@ -223,178 +332,4 @@ fn may_enter(store: &Store, service: &ServiceRow, family: Family) -> bool {
 fn node_ips(store: &Store, service: &ServiceRow) -> Vec<Address> {
     let is_served = |ip: &&Address| service.cluster_ips.iter().any(|other| other.family() == ip.family());
     store.node_ips().iter().filter(is_served).filter(|ip| !ip.is_special()).copied().collect()
-}
-
-/// What a frontend of one Service port leads to.
-#[derive(Clone)]
-struct Members {
-    action: Action,
-    backends: Vec<Backend>,
-    serving: Vec<Backend>,
-}
-
-/// The sets of one Service port, each computed once.
-struct Sets<'a> {
-    slices: &'a [SliceRow],
-    zone: Option<&'a Arc<str>>,
-    port: &'a ServicePort,
-    members: Vec<((Family, Scope), Members)>,
-}
-
-impl Sets<'_> {
-    fn get(&mut self, family: Family, scope: Scope) -> Members {
-        if let Some((_, members)) = self.members.iter().find(|(key, _)| *key == (family, scope)) {
-            return members.clone();
-        }
-        let members = Members::new(&merged_endpoints(self.slices, self.port, family), scope, self.zone);
-        self.members.push(((family, scope), members.clone()));
-        members
-    }
-}
-
-impl Members {
-    /// `CategorizeEndpoints` (pkg/proxy/topology.go), and what follows for new connections.
-    fn new(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<str>>) -> Self {
-        let usable = |endpoint: &Endpoint| endpoint.ready || endpoint.serving && endpoint.terminating;
-        let backends = eligible(endpoints, scope, zone);
-        let drops = scope == Scope::Denied || endpoints.values().any(|found| usable(found.endpoint));
-        let action = Action::of(!backends.is_empty(), drops);
-        let serves =
-            |backend: &Backend, found: &Found<'_>| found.endpoint.serving && backends.binary_search(backend).is_err();
-        Self { action, serving: backends_of(endpoints, serves), backends }
-    }
-}
-
-/// The endpoints that get new connections: the ready ones, or, if there is none, those that still serve while they
-/// terminate.
-fn eligible(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<str>>) -> Vec<Backend> {
-    let preference = Preference::of(endpoints, zone);
-    let is_near = |found: &Found<'_>| match scope {
-        Scope::Cluster => true,
-        Scope::Local => found.endpoint.local,
-        Scope::Denied => false,
-    };
-    // Hints are for clients in the whole cluster: an endpoint on the own node is near enough whatever they say.
-    let is_hinted = |found: &Found<'_>| scope != Scope::Cluster || preference.allows(found, zone);
-    let ready = backends_of(endpoints, |_, found| found.endpoint.ready && is_near(found) && is_hinted(found));
-    if !ready.is_empty() {
-        return ready;
-    }
-    backends_of(endpoints, |_, found| found.endpoint.serving && found.endpoint.terminating && is_near(found))
-}
-
-/// Which hints are followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Preference {
-    /// None.
-    Nothing,
-    /// For the own zone.
-    Zone,
-    /// For the own node.
-    Node,
-}
-
-impl Preference {
-    /// `topologyModeFromHints`: every ready endpoint has a hint and one is for here, or hints do not count.
-    pub(super) fn of(endpoints: &Merged<'_>, zone: Option<&Arc<str>>) -> Self {
-        let mut ready = endpoints.values().filter(|found| found.endpoint.ready).peekable();
-        if ready.peek().is_none() {
-            return Self::Nothing;
-        }
-        let (mut all_name_nodes, mut one_names_node) = (true, false);
-        let (mut all_name_zones, mut one_names_zone) = (true, false);
-        for found in ready {
-            all_name_nodes &= found.has_node_hint();
-            one_names_node |= found.endpoint.node_hint == NodeHint::Own;
-            all_name_zones &= !found.zones().is_empty();
-            one_names_zone |= found.names_zone(zone);
-        }
-        match (all_name_nodes && one_names_node, all_name_zones && one_names_zone) {
-            (true, _) => Self::Node,
-            (false, true) => Self::Zone,
-            (false, false) => Self::Nothing,
-        }
-    }
-
-    /// Whether an endpoint is meant for here.
-    pub(super) fn allows(self, found: &Found<'_>, zone: Option<&Arc<str>>) -> bool {
-        match self {
-            Self::Nothing => true,
-            Self::Zone => found.names_zone(zone),
-            Self::Node => found.endpoint.node_hint == NodeHint::Own,
-        }
-    }
-}
-
-fn backends_of(endpoints: &Merged<'_>, wanted: impl Fn(&Backend, &Found<'_>) -> bool) -> Vec<Backend> {
-    endpoints.0.iter().filter(|(backend, found)| wanted(backend, found)).map(|&(backend, _)| backend).collect()
-}
-
-/// The endpoints of one Service port in one family, sorted.
-pub(super) struct Merged<'a>(Vec<(Backend, Found<'a>)>);
-
-impl<'a> Merged<'a> {
-    pub(super) fn values(&self) -> impl Iterator<Item = &Found<'a>> {
-        self.0.iter().map(|(_, found)| found)
-    }
-
-    pub(super) fn get(&self, backend: &Backend) -> Option<&Found<'a>> {
-        let index = self.0.binary_search_by_key(backend, |(other, _)| *other).ok()?;
-        self.0.get(index).map(|(_, found)| found)
-    }
-}
-
-/// An endpoint and the slice that it was found in.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Found<'a> {
-    pub(super) slice: &'a SliceRow,
-    pub(super) endpoint: &'a Endpoint,
-}
-
-impl Found<'_> {
-    pub(super) fn zones(&self) -> &[Arc<str>] {
-        self.slice.zones(self.endpoint)
-    }
-
-    pub(super) fn has_node_hint(&self) -> bool {
-        self.endpoint.node_hint != NodeHint::None
-    }
-
-    fn names_zone(&self, zone: Option<&Arc<str>>) -> bool {
-        zone.is_some_and(|zone| self.zones().contains(zone))
-    }
-
-    /// Whether it takes the place of one with the same address and port that comes before it.
-    fn replaces(&self, known: &Self) -> bool {
-        let is_same_slice = std::ptr::eq(known.slice, self.slice);
-        !self.endpoint.terminating && (known.endpoint.terminating || is_same_slice)
-    }
-}
-
-/// The union over all slices, by address and port. Of several with the same, one that is not terminating wins, else the
-/// one of the first slice by name. In one slice it is the last that is not terminating, as in kube-proxy.
-pub(super) fn merged_endpoints<'a>(
-    slices: impl IntoIterator<Item = &'a SliceRow>,
-    port: &ServicePort,
-    family: Family,
-) -> Merged<'a> {
-    let slices = slices.into_iter().filter(|slice| slice.family == family);
-    let mut merged: Vec<_> = slices
-        .flat_map(|slice| slice.numbers(&port.name, port.protocol).map(move |number| (slice, number)))
-        .flat_map(|(slice, number)| {
-            let found = move |endpoint| Found { slice, endpoint };
-            let backend = move |endpoint: &Endpoint| Backend { address: endpoint.address, port: number };
-            slice.endpoints.iter().map(move |endpoint| (backend(endpoint), found(endpoint)))
-        })
-        .collect();
-    // Those that are the same stay in the order of their slices.
-    merged.sort_by_key(|(backend, _)| *backend);
-    merged.dedup_by(|(backend, found), (known, kept)| {
-        let is_same = backend == known;
-        if is_same && found.replaces(kept) {
-            *kept = *found;
-        }
-        is_same
-    });
-    Merged(merged)
 }

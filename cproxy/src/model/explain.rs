@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Address, Backend, Family, Frontend, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort, ServiceRow,
     SliceRow, Source, Store,
-    desired::{Found, Merged, Preference, desired_rows, merged_endpoints, resolve},
+    desired::{desired_rows, resolve},
+    eligible::{Found, Merged, Preference, merged_endpoints},
     slice::{is_headless, parse_endpoint_address, service_label},
 };
 use crate::k8s::objects::{EndpointSlice, EndpointSpec};
@@ -210,8 +211,8 @@ impl<'a> View<'a> {
             family,
             scope,
             sources: rows.iter().filter(is_seen).map(|row| row.source).collect(),
-            backends: row.map_or(&[], |row| &row.backends),
-            serving: row.map_or(&[], |row| &row.serving),
+            backends: row.map_or(&[], Row::backends),
+            serving: row.map_or(&[], Row::serving),
             preference: Preference::of(&merged, store.zone()),
             hints_ignored: why_hints_do_not_count(store, &merged),
             merged,

@@ -195,6 +195,12 @@ pub struct Limits {
     pub sets: u32,
     /// Most backend slots.
     pub slots: u32,
+    /// Most frontends of external addresses and node ports.
+    pub external_frontends: u32,
+    /// Most backend slots of one Service.
+    pub service_slots: u32,
+    /// The map with the frontends may be replaced by one of the same size: not for a while after there was no memory.
+    pub may_replace: bool,
     /// No map is made smaller than this.
     pub least: Room,
     /// Most backends in one run of a set.

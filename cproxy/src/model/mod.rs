@@ -9,6 +9,7 @@
 mod address;
 mod affinity;
 mod desired;
+mod eligible;
 mod explain;
 mod kernel;
 mod names;
@@ -26,7 +27,7 @@ mod tests;
 
 pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, parse_address};
 pub use affinity::affinity_id;
-pub use desired::{Action, Row, Scope, Source, desired_rows, resolve};
+pub use desired::{Action, Row, SERVICE_FRONTENDS_MAX, Scope, Source, desired_rows, resolve};
 pub use explain::{Explanation, Usage, explain, is_slice_of};
 pub use kernel::{
     Affinity, Balance, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Room,
@@ -39,4 +40,4 @@ pub use problem::{Problem, printable};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};
 pub use store::{Event, Kind, Store};
-pub use table::{Table, Write};
+pub use table::{FrontendName, Table, Write};

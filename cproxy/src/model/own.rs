@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Address, Problem, address::parse_address};
+use super::{Address, Problem, address::parse_address, problem::Findings};
 use crate::k8s::objects::Node;
 
 /// Names the zone of a node.
@@ -32,6 +32,7 @@ impl NodeRow {
         let zone = zone.filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into());
         let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
         let mut internal_ips = Vec::new();
+        let mut findings = Findings::new(format_args!("Node {name}"));
         for (index, address) in addresses.iter().enumerate() {
             if address.type_.as_deref() != Some("InternalIP") {
                 continue;
@@ -39,13 +40,14 @@ impl NodeRow {
             let text = address.address.as_deref().unwrap_or_default();
             match parse_address(text.trim()) {
                 Some(address) => internal_ips.push(address),
-                None => problems.push(Problem::new(
-                    format_args!("Node {name}"),
-                    format!("status.addresses[{index}].address"),
-                    format!("{text:?} is no IP address; left out"),
-                )),
+                None => findings.item(
+                    ("status.addresses", index, ".address"),
+                    format_args!("{text:?}"),
+                    " is no IP address; left out",
+                ),
             }
         }
+        problems.append(&mut findings.into_problems());
         internal_ips.sort_unstable();
         internal_ips.dedup();
         Self { zone, internal_ips }

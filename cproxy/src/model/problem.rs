@@ -2,6 +2,21 @@
 
 use std::fmt;
 
+/// How many frontends a problem names before it only counts.
+pub(super) const FRONTENDS_NAMED_MAX: usize = 3;
+/// The same for items of a list.
+const ITEMS_NAMED_MAX: usize = 11;
+
+/// The first of `count` names: "a", "a and b", "a, b and 7 more".
+pub(super) fn some_of(first: &[impl fmt::Display], count: usize) -> String {
+    let named: Vec<_> = first.iter().map(ToString::to_string).collect();
+    match (count.saturating_sub(named.len()), named.split_last()) {
+        (0, Some((last, []))) => last.clone(),
+        (0, Some((last, before))) => format!("{} and {last}", before.join(", ")),
+        (more, _) => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
 /// One thing that is wrong with one object. It never stops anything else.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
@@ -13,10 +28,91 @@ pub struct Problem {
     pub message: String,
 }
 
+/// Most characters of a message: an object may quote a megabyte.
+const MESSAGE_CHARS_MAX: usize = 1_024;
+
 impl Problem {
     /// A problem of a field of an object.
     pub fn new(object: impl fmt::Display, field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { object: printable(&object.to_string()), field: field.into(), message: printable(&message.into()) }
+        let mut message = printable(&message.into());
+        if let Some((end, _)) = message.char_indices().nth(MESSAGE_CHARS_MAX) {
+            message.truncate(end);
+            message.push_str("...");
+        }
+        Self { object: printable(&object.to_string()), field: field.into(), message }
+    }
+}
+
+/// Problems of one object while it is read. Items of one list with the same reason are one problem, which names the
+/// first of them and says how many there are.
+pub(super) struct Findings {
+    object: String,
+    all: Vec<Finding>,
+}
+
+struct Finding {
+    /// The field, or the list that items are of.
+    field: String,
+    reason: String,
+    items: Option<Items>,
+}
+
+struct Items {
+    first_index: usize,
+    /// The rest of an item's path.
+    rest: &'static str,
+    count: usize,
+    subjects: Vec<String>,
+}
+
+impl Findings {
+    pub(super) fn new(object: impl fmt::Display) -> Self {
+        Self { object: object.to_string(), all: Vec::new() }
+    }
+
+    /// A problem of a field.
+    pub(super) fn field(&mut self, field: &str, message: &str) {
+        self.all.push(Finding { field: field.to_owned(), reason: message.to_owned(), items: None });
+    }
+
+    /// A problem of an item of a list: of what, and the reason, which is the same text for all items that have it.
+    pub(super) fn item(
+        &mut self,
+        (list, index, rest): (&str, usize, &'static str),
+        subject: impl fmt::Display,
+        reason: &str,
+    ) {
+        let same = self.all.iter_mut().filter(|finding| finding.field == list && finding.reason == reason);
+        if let Some(items) = same.filter_map(|finding| finding.items.as_mut()).find(|items| items.rest == rest) {
+            items.count += 1;
+            if items.subjects.len() < ITEMS_NAMED_MAX {
+                items.subjects.push(format!("[{index}] {subject}"));
+            }
+            return;
+        }
+        let items = Items { first_index: index, rest, count: 1, subjects: vec![subject.to_string()] };
+        self.all.push(Finding { field: list.to_owned(), reason: reason.to_owned(), items: Some(items) });
+    }
+
+    pub(super) fn into_problems(self) -> Vec<Problem> {
+        let Self { object, all } = self;
+        all.into_iter().map(|finding| finding.problem(&object)).collect()
+    }
+}
+
+impl Finding {
+    fn problem(self, object: &str) -> Problem {
+        let Self { field, reason, items } = self;
+        let Some(Items { first_index, rest, count, subjects }) = items else {
+            return Problem::new(object, field, reason);
+        };
+        let others = subjects.get(1..).unwrap_or_default();
+        let likewise = match count {
+            1 => String::new(),
+            _ => format!(" (likewise {})", some_of(others, count - 1)),
+        };
+        let subject = subjects.first().map_or("", String::as_str);
+        Problem::new(object, format!("{field}[{first_index}]{rest}"), format!("{subject}{reason}{likewise}"))
     }
 }
 
@@ -36,5 +132,45 @@ impl fmt::Display for Problem {
             "" => write!(f, "{}: {}", self.object, self.message),
             field => write!(f, "{}: {field}: {}", self.object, self.message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_with_one_reason_are_one_problem() {
+        let mut findings = Findings::new("Service a/b");
+        findings.field("spec.type", "strange");
+        for index in 0..13 {
+            findings.item(("spec.externalIPs", index, ""), format_args!("\"x{index}\""), " is no IP address");
+            findings.item(("status.ingress", index, ".ip"), format_args!("\"y{index}\""), " is no IP address");
+        }
+        findings.item(("spec.externalIPs", 7, ""), "\"::1\"", " is a loopback address");
+        let problems: Vec<_> = findings.into_problems().iter().map(ToString::to_string).collect();
+        let named =
+            |name: &str| (1..11).map(|index| format!("[{index}] \"{name}{index}\"")).collect::<Vec<_>>().join(", ");
+        assert_eq!(
+            problems,
+            [
+                "Service a/b: spec.type: strange".to_owned(),
+                format!(
+                    "Service a/b: spec.externalIPs[0]: \"x0\" is no IP address (likewise {} and 2 more)",
+                    named("x")
+                ),
+                format!(
+                    "Service a/b: status.ingress[0].ip: \"y0\" is no IP address (likewise {} and 2 more)",
+                    named("y")
+                ),
+                "Service a/b: spec.externalIPs[7]: \"::1\" is a loopback address".to_owned(),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_message_has_a_bound() {
+        let problem = Problem::new("Service a/b", "", "é".repeat(1 << 20));
+        assert_eq!(problem.message.chars().count(), MESSAGE_CHARS_MAX + 3);
     }
 }

@@ -11,6 +11,7 @@ use super::{
     Address, AddressRange, Family, Problem, Protocol, ServiceName,
     address::parse_address,
     packed::{Packed, Reader, Writer},
+    problem::Findings,
 };
 use crate::k8s::objects::{LoadBalancerIngress, Service, ServicePortSpec, ServiceSpec};
 
@@ -64,30 +65,34 @@ impl ServiceRow {
         node: Option<&str>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
-        let report = &mut |field: &str, message: &str| {
-            problems.push(Problem::new(format_args!("Service {name}"), field, message));
-        };
+        let mut findings = Findings::new(format_args!("Service {name}"));
+        let row = Self::read(service, node, &mut findings);
+        problems.append(&mut findings.into_problems());
+        row
+    }
+
+    fn read(service: &Service, node: Option<&str>, findings: &mut Findings) -> Option<Self> {
         let spec = match served_spec(service) {
             Ok(spec) => spec,
             Err(skipped) => {
                 if let Some(field) = skipped.mistaken_field() {
-                    report(field, "missing; the Service is not served");
+                    findings.field(field, "missing; the Service is not served");
                 }
                 return None;
             }
         };
-        let cluster_ips = cluster_ips(spec, report);
+        let cluster_ips = cluster_ips(spec, findings);
         let is_served = |address: Address| cluster_ips.iter().any(|ip| ip.family() == address.family());
         let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
         let ingress = balancer.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
         Some(Self {
             created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
-            external_ips: external_ips(spec, is_served, report),
-            load_balancer_ips: load_balancer_ips(ingress, is_served, report),
-            source_ranges: source_ranges(spec, report),
-            ports: ports(spec, report),
-            affinity_seconds: affinity_seconds(spec, report),
-            is_internal_local: is_internal_local(spec, node, report),
+            external_ips: external_ips(spec, is_served, findings),
+            load_balancer_ips: load_balancer_ips(ingress, is_served, findings),
+            source_ranges: source_ranges(spec, findings),
+            ports: ports(spec, findings),
+            affinity_seconds: affinity_seconds(spec, findings),
+            is_internal_local: is_internal_local(spec, node, findings),
             cluster_ips,
         })
     }
@@ -193,12 +198,12 @@ pub fn served_spec(service: &Service) -> Result<&ServiceSpec, Skipped> {
     }
 }
 
-fn affinity_seconds(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Option<u32> {
+fn affinity_seconds(spec: &ServiceSpec, findings: &mut Findings) -> Option<u32> {
     match spec.session_affinity.as_deref() {
         Some("ClientIP") => {}
         None | Some("" | "None") => return None,
         Some(other) => {
-            report("spec.sessionAffinity", &format!("{other:?} is neither None nor ClientIP; None is used"));
+            findings.field("spec.sessionAffinity", &format!("{other:?} is neither None nor ClientIP; None is used"));
             return None;
         }
     }
@@ -207,87 +212,86 @@ fn affinity_seconds(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> 
     let clamped = seconds.clamp(1, AFFINITY_MAX_SECONDS.into()) as u32;
     if i64::from(clamped) != seconds {
         let message = format!("{seconds} is not in 1..{AFFINITY_MAX_SECONDS}; {clamped} is used");
-        report("spec.sessionAffinityConfig.clientIP.timeoutSeconds", &message);
+        findings.field("spec.sessionAffinityConfig.clientIP.timeoutSeconds", &message);
     }
     Some(clamped)
 }
 
-fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, report: &mut impl FnMut(&str, &str)) -> bool {
+fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, findings: &mut Findings) -> bool {
     let is_local = match spec.internal_traffic_policy.as_deref() {
         Some("Local") => true,
         None | Some("" | "Cluster") => false,
         Some(other) => {
-            report("spec.internalTrafficPolicy", &format!("{other:?} is neither Cluster nor Local; Cluster is used"));
+            findings.field(
+                "spec.internalTrafficPolicy",
+                &format!("{other:?} is neither Cluster nor Local; Cluster is used"),
+            );
             false
         }
     };
     if is_local && node.is_none() {
         let message = "Local, and the own node is not known: connections are dropped; pass --node-name";
-        report("spec.internalTrafficPolicy", message);
+        findings.field("spec.internalTrafficPolicy", message);
     }
     is_local
 }
 
 /// `GetClusterIPByFamily`, for both families.
-fn cluster_ips(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<Address> {
+fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
     let families = spec.ip_families.as_deref().unwrap_or_default();
     if families.is_empty() && spec.cluster_ips.as_ref().is_some_and(|addresses| addresses.len() > 1) {
-        report("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
+        findings.field("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
     }
     let mut found = Vec::with_capacity(2);
     for family in [Family::V4, Family::V6] {
         let Some((field, text)) = cluster_ip_of(spec, family) else {
             if families.iter().any(|name| *name == family.to_string()) {
-                report("spec.clusterIPs", &format!("no address for the {family} of ipFamilies; not served"));
+                findings.field("spec.clusterIPs", &format!("no address for the {family} of ipFamilies; not served"));
             }
             continue;
         };
         match parse_address(text.trim()) {
-            Some(address) if address.family() == family && address.is_special() => report(&field, &no_frontend(text)),
+            Some(address) if address.family() == family && address.is_special() => {
+                findings.field(&field, &format!("{text:?}{NO_FRONTEND}"))
+            }
             Some(address) if address.family() == family => found.push(address),
             // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
             Some(_) if field == "spec.clusterIP" => {}
-            Some(_) => report(&field, &format!("{text:?} is no {family} address; not served")),
+            Some(_) => findings.field(&field, &format!("{text:?} is no {family} address; not served")),
             None if field == "spec.clusterIP" && family == Family::V6 => {}
-            None => report(&field, &format!("{text:?} is no IP address; not served")),
+            None => findings.field(&field, &format!("{text:?} is no IP address; not served")),
         }
     }
     found
 }
 
-/// Of addresses that mean something else to every program, whatever a Service says.
-fn no_frontend(text: &str) -> String {
-    format!("{text:?} is a loopback, multicast or unspecified address; not served")
-}
+/// Addresses that mean something else to every program, whatever a Service says.
+const NO_FRONTEND: &str = " is a loopback, multicast or unspecified address; not served";
 
 /// `MapIPsByIPFamily` of `spec.externalIPs`.
-fn external_ips(
-    spec: &ServiceSpec,
-    is_served: impl Fn(Address) -> bool,
-    report: &mut impl FnMut(&str, &str),
-) -> Box<[Address]> {
+fn external_ips(spec: &ServiceSpec, is_served: impl Fn(Address) -> bool, findings: &mut Findings) -> Box<[Address]> {
     let texts = spec.external_ips.as_deref().unwrap_or_default().iter().map(String::as_str).enumerate();
-    texts
-        .filter_map(|(index, text)| extra_ip(text, &is_served, &format!("spec.externalIPs[{index}]"), report))
-        .collect()
+    texts.filter_map(|(index, text)| extra_ip(text, &is_served, ("spec.externalIPs", index, ""), findings)).collect()
 }
 
 /// Those that are VIPs: a load balancer in mode Proxy wants to see the connections itself.
 fn load_balancer_ips(
     ingress: &[LoadBalancerIngress],
     is_served: impl Fn(Address) -> bool,
-    report: &mut impl FnMut(&str, &str),
+    findings: &mut Findings,
 ) -> Box<[Address]> {
     let mut found = Vec::new();
     for (index, ingress) in ingress.iter().enumerate() {
-        let field = |name: &str| format!("status.loadBalancer.ingress[{index}].{name}");
+        let item = |rest: &'static str| ("status.loadBalancer.ingress", index, rest);
         match ingress.ip_mode.as_deref() {
             None | Some("VIP") => {
                 let text = ingress.ip.as_deref().unwrap_or_default();
-                found.extend(extra_ip(text, &is_served, &field("ip"), report));
+                found.extend(extra_ip(text, &is_served, item(".ip"), findings));
             }
             Some("Proxy") => {}
-            Some(other) => report(&field("ipMode"), &format!("{other:?} is neither VIP nor Proxy; not served")),
+            Some(other) => {
+                findings.item(item(".ipMode"), format_args!("{other:?}"), " is neither VIP nor Proxy; not served")
+            }
         }
     }
     found.into()
@@ -297,31 +301,34 @@ fn load_balancer_ips(
 fn extra_ip(
     text: &str,
     is_served: impl Fn(Address) -> bool,
-    field: &str,
-    report: &mut impl FnMut(&str, &str),
+    item: (&str, usize, &'static str),
+    findings: &mut Findings,
 ) -> Option<Address> {
     if text.trim().is_empty() {
         return None;
     }
     match parse_address(text.trim()) {
-        Some(address) if address.is_special() => report(field, &no_frontend(text)),
+        Some(address) if address.is_special() => findings.item(item, format_args!("{text:?}"), NO_FRONTEND),
         Some(address) if is_served(address) => return Some(address),
-        Some(_) => report(field, &format!("{text:?}: the Service has no ClusterIP of that family; not served")),
-        None => report(field, &format!("{text:?} is no IP address; not served")),
+        Some(_) => {
+            findings.item(item, format_args!("{text:?}"), ": the Service has no ClusterIP of that family; not served");
+        }
+        None => findings.item(item, format_args!("{text:?}"), " is no IP address; not served"),
     }
     None
 }
 
 /// `MapCIDRsByIPFamily`. A range of all addresses of a family is the same as none.
-fn source_ranges(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Box<[AddressRange]> {
+fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Box<[AddressRange]> {
     let mut ranges = Vec::new();
     for (index, text) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
         match AddressRange::parse(text.trim()) {
             Some(range) => ranges.push(range),
             None if text.trim().is_empty() => {}
-            None => report(
-                &format!("spec.loadBalancerSourceRanges[{index}]"),
-                &format!("{text:?} is no range of addresses, such as 10.0.0.0/8; ignored"),
+            None => findings.item(
+                ("spec.loadBalancerSourceRanges", index, ""),
+                format_args!("{text:?}"),
+                " is no range of addresses, such as 10.0.0.0/8; ignored",
             ),
         }
     }
@@ -340,10 +347,10 @@ fn cluster_ip_of(spec: &ServiceSpec, family: Family) -> Option<(String, &str)> {
     Some((format!("spec.clusterIPs[{index}]"), text))
 }
 
-fn ports(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<ServicePort> {
+fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
     let specs = spec.ports.as_deref().unwrap_or_default();
     if specs.is_empty() {
-        report("spec.ports", "the Service has no ports; nothing to serve, add one");
+        findings.field("spec.ports", "the Service has no ports; nothing to serve, add one");
     }
     let mut seen = HashSet::new();
     // The ports of a protocol that cannot be served are one problem.
@@ -352,21 +359,30 @@ fn ports(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<Service
     for (index, spec) in specs.iter().enumerate() {
         match service_port(spec) {
             Ok(mut port) if seen.insert((port.name.clone(), port.protocol)) => {
-                port.node_port = node_port(spec).unwrap_or_else(|message| {
-                    report(&format!("spec.ports[{index}].nodePort"), &message);
+                port.node_port = node_port(spec).unwrap_or_else(|number| {
+                    findings.item(("spec.ports", index, ".nodePort"), number, NO_PORT);
                     None
                 });
                 ports.push(port);
             }
-            Ok(_) => report(&format!("spec.ports[{index}]"), "another port has the same name and protocol; not served"),
+            Ok(port) => findings.item(
+                ("spec.ports", index, ""),
+                format_args!("{:?}", &*port.name),
+                ": another port has the same name and protocol; not served",
+            ),
             Err(PortError::Protocol(name)) => unserved.entry(name).or_insert((index, 0)).1 += 1,
-            Err(PortError::Number(message)) => report(&format!("spec.ports[{index}]"), &message),
+            Err(PortError::Number(number)) => {
+                findings.item(("spec.ports", index, ""), format_args!("port {number}"), NO_PORT);
+            }
+            Err(PortError::Missing) => {
+                findings.item(("spec.ports", index, ""), "", "it has no port number; not served")
+            }
         }
     }
     for (protocol, (index, count)) in unserved {
         let more = if count > 1 { format!(", like {} more", count - 1) } else { String::new() };
         let message = format!("protocol {protocol} cannot be served by socket hooks; skipped{more}");
-        report(&format!("spec.ports[{index}]"), &message);
+        findings.field(&format!("spec.ports[{index}]"), &message);
     }
     ports
 }
@@ -375,25 +391,26 @@ fn ports(spec: &ServiceSpec, report: &mut impl FnMut(&str, &str)) -> Vec<Service
 enum PortError<'a> {
     /// Nobody can serve its protocol.
     Protocol(&'a str),
-    /// It has no usable number.
-    Number(String),
+    /// Its number is none.
+    Number(i64),
+    /// It has no number.
+    Missing,
 }
 
 fn service_port(spec: &ServicePortSpec) -> Result<ServicePort, PortError<'_>> {
     let protocol = parse_protocol(spec.protocol.as_deref()).map_err(PortError::Protocol)?;
-    let wrong = || match spec.port {
-        Some(port) => PortError::Number(format!("port {port} is not in 1..65535; not served")),
-        None => PortError::Number("it has no port number; not served".to_owned()),
-    };
+    let wrong = || spec.port.map_or(PortError::Missing, PortError::Number);
     let port = spec.port.and_then(|port| u16::try_from(port).ok()).filter(|&port| port != 0).ok_or_else(wrong)?;
     Ok(ServicePort { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: None })
 }
 
-/// 0 is none.
-fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, String> {
+/// 0 is none. A number that is no port comes back.
+fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, i64> {
     let port = spec.node_port.unwrap_or_default();
-    u16::try_from(port).map(NonZeroU16::new).map_err(|_| format!("{port} is not in 1..65535; not served"))
+    u16::try_from(port).map(NonZeroU16::new).map_err(|_| port)
 }
+
+const NO_PORT: &str = " is not in 1..65535; not served";
 
 /// Reads a protocol; nothing means TCP. The name of another comes back.
 pub(super) fn parse_protocol(text: Option<&str>) -> Result<Protocol, &str> {

@@ -6,6 +6,7 @@ use super::{
     Address, Family, ObjectName, Problem, Protocol,
     address::parse_address,
     packed::{Packed, Reader, Writer},
+    problem::Findings,
     service::parse_protocol,
 };
 use crate::k8s::objects::{EndpointConditions, EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
@@ -83,9 +84,13 @@ impl SliceRow {
         node: Option<&str>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
-        let report = &mut |field: &str, message: &str| {
-            problems.push(Problem::new(format_args!("EndpointSlice {name}"), field, message));
-        };
+        let mut findings = Findings::new(format_args!("EndpointSlice {name}"));
+        let row = Self::read(slice, node, &mut findings);
+        problems.append(&mut findings.into_problems());
+        row
+    }
+
+    fn read(slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) -> Option<Self> {
         // An API server does not even send it: what is wrong with it does not matter.
         if is_headless(slice) {
             return None;
@@ -95,16 +100,16 @@ impl SliceRow {
             Some("IPv6") => Family::V6,
             Some("FQDN") => return None,
             other => {
-                report(
+                findings.field(
                     "addressType",
                     &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other.unwrap_or("")),
                 );
                 return None;
             }
         };
-        let service = service_of(slice, report)?;
-        let mut row = Self { service, family, ports: ports(slice, report), endpoints: Vec::new(), zones: Vec::new() };
-        row.take_endpoints(slice, node, report);
+        let service = service_of(slice, findings)?;
+        let mut row = Self { service, family, ports: ports(slice, findings), endpoints: Vec::new(), zones: Vec::new() };
+        row.take_endpoints(slice, node, findings);
         Some(row)
     }
 
@@ -149,7 +154,7 @@ impl SliceRow {
         index.and_then(|index| self.zones.get(index)).map_or(&[], |zones| zones)
     }
 
-    fn take_endpoints(&mut self, slice: &EndpointSlice, node: Option<&str>, report: &mut impl FnMut(&str, &str)) {
+    fn take_endpoints(&mut self, slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) {
         let specs = slice.endpoints.as_deref().unwrap_or_default();
         self.endpoints.reserve_exact(specs.len());
         for (index, spec) in specs.iter().enumerate() {
@@ -159,10 +164,11 @@ impl SliceRow {
                     let zones = self.zones_of(spec.hints.as_ref());
                     self.endpoints.push(Endpoint { zones, ..endpoint(spec, address, node) });
                 }
-                Err(message) => {
-                    let message = format!("{text:?} {message}; the endpoint is dropped");
-                    report(&format!("endpoints[{index}].addresses[0]"), &message);
-                }
+                Err(message) => findings.item(
+                    ("endpoints", index, ".addresses[0]"),
+                    format_args!("{text:?}"),
+                    &format!(" {message}; the endpoint is dropped"),
+                ),
             }
         }
     }
@@ -261,10 +267,10 @@ fn label<'a>(slice: &'a EndpointSlice, key: &str) -> Option<&'a str> {
     slice.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str)
 }
 
-fn service_of(slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Option<Arc<str>> {
+fn service_of(slice: &EndpointSlice, findings: &mut Findings) -> Option<Arc<str>> {
     match service_label(slice).unwrap_or_default() {
         "" => {
-            report(
+            findings.field(
                 "metadata.labels",
                 &format!("no label {LABEL_SERVICE_NAME} names its Service; the slice is ignored"),
             );
@@ -274,23 +280,26 @@ fn service_of(slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Opt
     }
 }
 
-fn ports(slice: &EndpointSlice, report: &mut impl FnMut(&str, &str)) -> Vec<SlicePort> {
+fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
     let specs = slice.ports.as_deref().unwrap_or_default();
     let mut ports = Vec::with_capacity(specs.len());
     for (index, spec) in specs.iter().enumerate() {
         match slice_port(spec) {
             Ok(port) => ports.extend(port),
-            Err(message) => report(&format!("ports[{index}]"), &message),
+            Err(number) => {
+                findings.item(("ports", index, ""), format_args!("port {number}"), " is not in 1..65535; skipped");
+            }
         }
     }
     ports
 }
 
-/// A port without a name or a number, or with number 0, means nothing and is no mistake.
-fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, String> {
+/// A port without a name or a number, or with number 0, means nothing and is no mistake. A number that is no port comes
+/// back.
+fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, i64> {
     let Some(port) = spec.port.filter(|&port| port != 0) else { return Ok(None) };
     let Some(name) = spec.name.as_deref() else { return Ok(None) };
-    let port = u16::try_from(port).map_err(|_| format!("port {port} is not in 1..65535; skipped"))?;
+    let port = u16::try_from(port).map_err(|_| port)?;
     // SCTP is reported where the Service asks for it.
     let Ok(protocol) = parse_protocol(spec.protocol.as_deref()) else { return Ok(None) };
     Ok(Some(SlicePort { name: name.into(), protocol, port }))

@@ -10,10 +10,13 @@
 //! needs none until slots run out.
 
 mod bits;
+mod conflicts;
 mod filter;
 mod frontends;
 mod members;
+mod placing;
 mod room;
+mod wish;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,7 +26,7 @@ use std::{
 use super::{
     Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,
     Scope, ServiceName, Source, Store, affinity_id,
-    desired::{self, desired_problems, desired_rows, precedence},
+    desired::{self, DesiredFrontend, precedence},
     names::{Text, Texts},
     slots::{Extent, Slots},
     store::refill,
@@ -32,6 +35,8 @@ use bits::Bits;
 use filter::FilterCounts;
 use frontends::{Claim, Frontends};
 use members::PackedMembers;
+use room::{Lack, Lacks};
+use wish::{Wish, WishOf};
 
 /// A Service port in one family, as some of its frontends see it: what has a set of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,16 +128,69 @@ pub struct Table {
     /// Some backend has lost a frontend since [`Table::take_retired`] was called last.
     has_retired: bool,
     has_other_problems: bool,
-    /// Services that did not fit and are tried again.
-    starved: BTreeSet<Arc<ServiceName>>,
-    /// Something was given back since they were tried last.
-    has_new_room: bool,
+    /// Services that did not fit and are tried again, and what they lack.
+    starved: BTreeMap<Arc<ServiceName>, Lacks>,
+    /// What was given back since they were tried last.
+    new_room: Lacks,
     problems: BTreeMap<Arc<ServiceName>, Vec<Problem>>,
-    conflicts: BTreeMap<Frontend, Vec<Problem>>,
+    /// Frontends that several claim.
+    contested: BTreeSet<Frontend>,
 }
 
-/// The API server's own Service, on which everything in the cluster depends.
-const PROTECTED: (&str, &str) = ("default", "kubernetes");
+/// Whether it is the API server's own Service, on which everything in the cluster depends.
+fn is_protected(service: &ServiceName) -> bool {
+    (&*service.namespace, &*service.name) == ("default", "kubernetes")
+}
+
+/// A frontend in force, with what the kernel does not know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontendName<'a> {
+    /// What clients connect to.
+    pub frontend: Frontend,
+    /// The Service.
+    pub service: &'a ServiceName,
+    /// The name of the Service's port.
+    pub port_name: &'a str,
+    /// Why the Service has this frontend.
+    pub source: Source,
+    /// What a new connection gets.
+    pub action: Action,
+}
+
+/// What a set is to have.
+struct Content {
+    members: Members,
+    affinity_seconds: Option<u32>,
+}
+
+impl Content {
+    fn fits(&self, limits: &Limits) -> Result<(), Unpublished> {
+        let count = self.members.eligible().len().max(self.members.serving().len());
+        if count <= limits.run_backends {
+            return Ok(());
+        }
+        let message = format!("{count} backends are more than the {} of one set", limits.run_backends);
+        Err(Unpublished { message, lack: None })
+    }
+}
+
+/// Why a set is not as it should be.
+struct Unpublished {
+    message: String,
+    /// What it waits for, if there was no room.
+    lack: Option<Lack>,
+}
+
+impl Unpublished {
+    fn no_room(message: String) -> Self {
+        Self { message, lack: Some(Lack::Backends) }
+    }
+
+    /// With what follows from it.
+    fn and(self, consequence: &str) -> Self {
+        Self { message: format!("{}; {consequence}", self.message), ..self }
+    }
+}
 
 impl Table {
     /// Takes over what the kernel holds; empty on a fresh start.
@@ -182,22 +240,17 @@ impl Table {
             is_synced: false,
             has_retired: false,
             has_other_problems: false,
-            starved: BTreeSet::new(),
-            has_new_room: false,
+            starved: BTreeMap::new(),
+            new_room: Lacks::default(),
             problems: BTreeMap::new(),
-            conflicts: BTreeMap::new(),
+            contested: BTreeSet::new(),
         }
     }
 
     /// Serves the frontends of `bootstrap` that the kernel does not have yet; touches nothing that it has.
     pub fn bootstrap(&mut self, bootstrap: &Store) -> Vec<Op> {
         let names = bootstrap.service_names().cloned().collect();
-        let missing = |table: &Self, name: &ServiceName| {
-            let mut wish = Wish::of(bootstrap, name);
-            wish.rows.retain(|row| table.frontends.set(row.frontend).is_none());
-            wish
-        };
-        collected(|write| self.grant(&names, &missing, Plan::new(write)))
+        collected(|write| self.grant(&names, &|name| Wish::of_missing(bootstrap, name), Plan::new(write)))
     }
 
     /// Makes the whole table equal the store: after the first complete sync, and whenever the kernel's content is in
@@ -217,17 +270,15 @@ impl Table {
         };
         let plan = if self.is_synced { plan } else { self.with_room_for(store, plan) };
         self.is_synced = true;
-        self.grant(&names, &|_, name| Wish::of(store, name), plan);
+        self.grant(&names, &|name| Wish::of(store, name), plan);
         self.refill();
     }
 
     /// Follows changes of some Services.
     pub fn update(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>) -> Vec<Op> {
         let mut names = dirty;
-        if std::mem::take(&mut self.has_new_room) {
-            names.append(&mut self.starved);
-        }
-        collected(|write| self.grant(&names, &|_, name| Wish::of(store, name), Plan::new(write)))
+        names.append(&mut self.take_relieved());
+        collected(|write| self.grant(&names, &|name| Wish::of(store, name), Plan::new(write)))
     }
 
     /// What comes in one after the other, in order, leaves a tree's nodes half empty; built at once they are full.
@@ -249,15 +300,27 @@ impl Table {
         self.frontends.each_claimed().filter_map(|(frontend, claims)| self.row(frontend, claims))
     }
 
+    /// The frontends in force with what the kernel does not know of them, without their backends.
+    pub fn each_name(&self) -> impl Iterator<Item = FrontendName<'_>> {
+        self.frontends.each_claimed().filter_map(|(frontend, claims)| {
+            let (claim, set) = self.in_force(frontend, claims)?;
+            let action = Action::of(set.members.eligible != 0, set.members.drops);
+            let (service, port_name) = (&*claim.service, &*claim.port_name);
+            Some(FrontendName { frontend, service, port_name, source: claim.source, action })
+        })
+    }
+
     /// How many frontends there are.
     #[must_use]
     pub fn frontend_count(&self) -> usize {
         self.frontends.written()
     }
 
-    /// What did not fit or was refused, by Service, and who else claims a frontend that another Service has.
-    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().flatten().chain(self.conflicts.values().flatten()).chain(self.unplaced.values())
+    /// What did not fit or was refused, and who else claims frontends that another Service has: one for each Service and
+    /// reason.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Problem> {
+        self.problems.values().flatten().chain(self.unplaced.values()).cloned().chain(self.conflicts()).collect()
     }
 
     /// Whether, since the last call, a backend has left a set altogether, or a frontend with backends was deleted or
@@ -272,7 +335,7 @@ impl Table {
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
-        let (claim, set) = claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key(frontend))?)))?;
+        let (claim, set) = self.in_force(frontend, claims)?;
         let members = set.members.unpack();
         Some(Row {
             frontend,
@@ -282,18 +345,25 @@ impl Table {
             scope: claim.scope,
             action: Action::of(members.eligible != 0, members.drops),
             session_affinity_seconds: set.affinity.seconds(),
-            backends: members.eligible().to_vec(),
-            serving: members.serving().to_vec(),
+            members,
         })
+    }
+
+    /// The claim that a frontend is served by.
+    fn in_force<'a>(&'a self, frontend: Frontend, claims: &'a [Claim]) -> Option<(&'a Claim, &'a Set)> {
+        claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key(frontend))?)))
     }
 
     /// All claims first, since who owns a frontend decides which sets may be taken over; then sets, each published at
     /// once; then frontends.
     fn grant(&mut self, names: &BTreeSet<Arc<ServiceName>>, wish: WishOf<'_>, mut plan: Plan<'_>) {
         plan.ops.extend(self.filter.widen().map(Op::SetFilter));
+        // Where there is no room for everybody's backends, the API server's have it.
+        let (first, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| is_protected(name));
+        let names = [first, others].concat();
         let mut kept = Vec::new();
-        for name in names {
-            let wish = wish(self, name);
+        for &name in &names {
+            let wish = wish(name);
             self.replace_claims(name, &wish, &mut plan);
             if names.len() <= WISHES_KEPT_MAX {
                 kept.push((name, wish));
@@ -301,8 +371,7 @@ impl Table {
         }
         if kept.is_empty() {
             for name in names {
-                let wish = wish(self, name);
-                self.publish_sets(name, wish, &mut plan);
+                self.publish_sets(name, wish(name), &mut plan);
             }
         }
         for (name, wish) in kept {
@@ -327,8 +396,7 @@ impl Table {
     }
 
     fn replace_claims(&mut self, service: &Arc<ServiceName>, wish: &Wish, plan: &mut Plan<'_>) {
-        let rows = wish.rows.iter().map(|row| self.held(row)).collect();
-        let after = Held { created_s: wish.created_s, rows };
+        let after = self.held(wish);
         if self.services.get(service) == Some(&after) {
             plan.touched.extend(after.rows.iter().map(|held| held.frontend));
             return;
@@ -351,21 +419,40 @@ impl Table {
         }
     }
 
-    fn held(&mut self, row: &Row) -> HeldRow {
-        let port_name = self.port_names.share(&row.port_name);
-        HeldRow { frontend: row.frontend, port_name, source: row.source, scope: row.scope }
+    fn held(&mut self, wish: &Wish) -> Held {
+        let Self { frontends, port_names, .. } = self;
+        let row = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| HeldRow {
+            frontend,
+            port_name: port_names.share(&port.name),
+            source,
+            scope,
+        };
+        Held { created_s: wish.created_s(), rows: wish.frontends(frontends).map(row).collect() }
     }
 
-    fn publish_sets(&mut self, service: &Arc<ServiceName>, wish: Wish, plan: &mut Plan<'_>) {
-        self.has_other_problems |= self.problems.remove(service).is_some() || !wish.problems.is_empty();
-        if !wish.problems.is_empty() {
-            self.problems.insert(service.clone(), wish.problems);
+    fn publish_sets(&mut self, service: &Arc<ServiceName>, mut wish: Wish, plan: &mut Plan<'_>) {
+        let problems = std::mem::take(&mut wish.problems);
+        self.has_other_problems |= self.problems.remove(service).is_some() || !problems.is_empty();
+        if !problems.is_empty() {
+            self.problems.insert(service.clone(), problems);
         }
-        for row in &wish.rows {
-            let key = self.held(row).key(service);
-            if let Err(message) = self.publish(&key, row, plan) {
-                self.problem(service, message);
-                self.starved.insert(service.clone());
+        let sets = wish.sets(&self.frontends);
+        let mut left = self.limits.service_slots as usize;
+        for (index, set) in sets.iter().enumerate() {
+            let members = wish.members(set);
+            let Some(rest) = left.checked_sub(members.backends.len()) else {
+                let (count, most) = (sets.len() - index, self.limits.service_slots);
+                self.problem(service, format!("more than the {most} backends of one Service; {count} of its ports and families are not served, or keep their last backends"));
+                break;
+            };
+            left = rest;
+            let content = Content { members, affinity_seconds: wish.affinity_seconds() };
+            let port_name = self.port_names.share(&set.port.name);
+            if let Err(error) = self.publish(&set.key(service, port_name), set.frontend, &content, plan) {
+                self.problem(service, error.message);
+                if let Some(lack) = error.lack {
+                    self.starved.entry(service.clone()).or_default().add(lack);
+                }
             }
             self.flush(plan, OPS_AT_ONCE);
         }
@@ -416,14 +503,23 @@ impl Table {
     }
 
     /// Brings a set's backends into the kernel: into free slots, then one store. On an error the old set stays.
-    fn publish(&mut self, key: &SetKey, row: &Row, plan: &mut Plan<'_>) -> Result<(), String> {
-        let known = self.sets.remove(key).or_else(|| self.take_over(key, row.frontend));
-        let Some(old) = known.or_else(|| self.succeed(key, row.frontend, plan)) else {
-            return self.publish_new(key, row, plan);
+    fn publish(
+        &mut self,
+        key: &SetKey,
+        frontend: Frontend,
+        content: &Content,
+        plan: &mut Plan<'_>,
+    ) -> Result<(), Unpublished> {
+        let known = self.sets.remove(key).or_else(|| self.take_over(key, frontend));
+        let Some(old) = known.or_else(|| self.succeed(key, frontend, plan)) else {
+            return content
+                .fits(&self.limits)
+                .and_then(|()| self.publish_new(key, content, plan))
+                .map_err(|error| error.and("not served"));
         };
-        let (set, outcome) = self.publish_changed(old, key, row, plan);
+        let (set, outcome) = self.publish_changed(old, key, content, plan);
         self.sets.insert(key.clone(), set);
-        outcome.map_err(|message| format!("{message}; its last backends stay"))
+        outcome.map_err(|error| error.and("its last backends stay"))
     }
 
     /// The set that a frontend has had since before the restart, if no other frontend points at it that is somebody
@@ -451,18 +547,18 @@ impl Table {
         self.sets.remove(&predecessor).map(|set| Set { is_inherited: true, ..set })
     }
 
-    fn publish_new(&mut self, key: &SetKey, row: &Row, plan: &mut Plan<'_>) -> Result<(), String> {
-        let no_ids = |limits: Limits| format!("no room for more than {} Service ports; not served", limits.sets);
-        let id = self.take(room::Map::Sets, 1, plan).ok_or_else(|| no_ids(self.limits))?.first;
-        let members = members(row);
-        let (members, extent) = match self.write(members, plan) {
+    fn publish_new(&mut self, key: &SetKey, content: &Content, plan: &mut Plan<'_>) -> Result<(), Unpublished> {
+        let no_ids = |limits: Limits| format!("no room for more than {} Service ports", limits.sets);
+        let extent = self.take(room::Map::Sets, 1, plan);
+        let id = extent.ok_or_else(|| Unpublished::no_room(no_ids(self.limits)))?.first;
+        let (members, extent) = match self.write(content.members.clone(), plan) {
             Ok(written) => written,
-            Err(message) => {
+            Err(error) => {
                 self.ids.give_back(Extent { first: id, count: 1 });
-                return Err(format!("{message}; not served"));
+                return Err(error);
             }
         };
-        let affinity = key.affinity(row.session_affinity_seconds);
+        let affinity = key.affinity(content.affinity_seconds);
         let set = Set { id, extent, members, affinity, is_inherited: false };
         self.with_backends.set(id, set.members.count() != 0);
         // Whoever had the id before may have left something there.
@@ -475,52 +571,54 @@ impl Table {
         &mut self,
         mut set: Set,
         key: &SetKey,
-        row: &Row,
+        content: &Content,
         plan: &mut Plan<'_>,
-    ) -> (Set, Result<(), String>) {
-        let affinity = key.affinity(row.session_affinity_seconds);
+    ) -> (Set, Result<(), Unpublished>) {
+        let affinity = key.affinity(content.affinity_seconds);
         if set.affinity != affinity {
             plan.ops.push(Op::SetAffinity { set: set.id, affinity });
             set.affinity = affinity;
         }
-        let outcome = self.publish_members(&mut set, key, row, plan);
+        let fits = content.fits(&self.limits);
+        let outcome = fits.and_then(|()| self.publish_members(&mut set, key, &content.members, plan));
         set.is_inherited &= outcome.is_err();
         (set, outcome)
     }
 
-    fn publish_members(&mut self, set: &mut Set, key: &SetKey, row: &Row, plan: &mut Plan<'_>) -> Result<(), String> {
-        let members = members(row);
-        if set.members == PackedMembers::of(&members) {
+    fn publish_members(
+        &mut self,
+        set: &mut Set,
+        key: &SetKey,
+        members: &Members,
+        plan: &mut Plan<'_>,
+    ) -> Result<(), Unpublished> {
+        if set.members == PackedMembers::of(members) {
             return Ok(());
         }
-        let is_protected = (&*key.service.namespace, &*key.service.name) == PROTECTED;
-        if is_protected && members.eligible == 0 && set.members.eligible != 0 {
-            return Err("it has no usable endpoints, and nothing works without the API server".to_owned());
+        if is_protected(&key.service) && members.eligible == 0 && set.members.eligible != 0 {
+            let message = "it has no usable endpoints, and nothing works without the API server";
+            return Err(Unpublished { message: message.to_owned(), lack: None });
         }
         let before = set.members.unpack();
         let retires = before.backends.iter().any(|backend| !members.has(backend));
-        let (members, extent) = self.write(members, plan)?;
+        let (members, extent) = self.write(members.clone(), plan)?;
         if retires {
             self.has_retired = true;
             plan.raises_epoch = true;
         }
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
-        self.has_new_room = true;
+        self.new_room.add(Lack::Backends);
         set.members = members;
         self.with_backends.set(set.id, set.members.count() != 0);
         plan.ops.push(set.publication());
         Ok(())
     }
 
-    fn write(&mut self, members: Members, plan: &mut Plan<'_>) -> Result<(PackedMembers, Extent), String> {
-        let most = members.eligible().len().max(members.serving().len());
-        if most > self.limits.run_backends {
-            return Err(format!("{most} backends are more than the {} of one set", self.limits.run_backends));
-        }
+    fn write(&mut self, members: Members, plan: &mut Plan<'_>) -> Result<(PackedMembers, Extent), Unpublished> {
         let packed = PackedMembers::of(&members);
-        let extent = self
-            .take(room::Map::Backends, packed.count(), plan)
-            .ok_or_else(|| format!("no room for {} more backends among {}", packed.count(), self.limits.slots))?;
+        let extent = self.take(room::Map::Backends, packed.count(), plan).ok_or_else(|| {
+            Unpublished::no_room(format!("no room for {} more backends among {}", packed.count(), self.limits.slots))
+        })?;
         if packed.count() != 0 {
             plan.ops.push(Op::WriteBackends { first_slot: extent.first, members });
         }
@@ -539,197 +637,11 @@ impl Table {
         self.elements_freed = false;
     }
 
-    /// Insertions, replacements, deletions: the fewest drains. A ClusterIP becomes known after its frontends, so that
-    /// none of their ports is refused before it is there.
-    fn place_frontends(&mut self, plan: &mut Plan<'_>) {
-        self.make_room_for_frontends(plan);
-        let (mut replaced, mut deleted) = (Vec::new(), Vec::new());
-        for frontend in std::mem::take(&mut plan.touched) {
-            self.note_conflict(frontend);
-            match (self.wanted(frontend), self.frontends.set(frontend)) {
-                (None, None) => {}
-                (None, Some(_)) => deleted.push(frontend),
-                (Some(set), None) => self.put(frontend, set, plan),
-                (Some(set), Some(now)) if set == now => {}
-                (Some(set), Some(_)) => replaced.push((frontend, set)),
-            }
-            self.flush(plan, OPS_AT_ONCE);
-        }
-        self.note_unfit(std::mem::take(&mut plan.unfit));
-        let forgotten = self.place_ips(plan);
-        self.note_retired(replaced.iter().map(|(frontend, _)| frontend).chain(&deleted));
-        plan.raises_epoch |= !replaced.is_empty() || !deleted.is_empty();
-        for (frontend, set) in replaced {
-            self.put(frontend, set, plan);
-            self.elements_freed = true;
-        }
-        for frontend in deleted {
-            plan.ops.push(Op::DeleteFrontend { frontend });
-            self.frontends.unset(frontend);
-            self.filter.remove(frontend.address);
-            (self.elements_freed, self.has_new_room) = (true, true);
-        }
-        if plan.raises_epoch {
-            plan.ops.push(Op::RaiseEpoch);
-        }
-        for address in forgotten {
-            plan.ops.push(Op::DeleteAddress(address));
-            self.cluster_ips_written -= 1;
-            self.filter.remove(address);
-            (self.elements_freed, self.has_new_room) = (true, true);
-        }
-    }
-
-    /// Makes ClusterIPs known that some Service claims; gives back those that none claims any more.
-    fn place_ips(&mut self, plan: &mut Plan<'_>) -> Vec<Address> {
-        let mut forgotten = Vec::new();
-        if !self.is_synced {
-            return forgotten;
-        }
-        let mut touched = std::mem::take(&mut plan.touched_ips);
-        if !self.is_full() {
-            touched.extend(self.unplaced.keys());
-        }
-        for address in touched {
-            self.has_other_problems |= self.unplaced.remove(&address).is_some();
-            match self.cluster_ips.get(&address) {
-                Some(ClusterIp { claims: 0, is_written }) => {
-                    forgotten.extend(is_written.then_some(address));
-                    self.cluster_ips.remove(&address);
-                }
-                Some(ClusterIp { is_written: false, .. }) => {
-                    self.put_ip(address, plan);
-                    self.flush(plan, OPS_AT_ONCE);
-                }
-                _ => {}
-            }
-        }
-        forgotten
-    }
-
-    fn put_ip(&mut self, address: Address, plan: &mut Plan<'_>) {
-        if self.is_full() {
-            let problem = self.ip_does_not_fit(address);
-            self.has_other_problems = true;
-            self.unplaced.insert(address, problem);
-            return;
-        }
-        self.before_insertion(address, plan);
-        plan.ops.push(Op::PutAddress(address));
-        self.cluster_ips_written += 1;
-        self.cluster_ips.entry(address).or_default().is_written = true;
-    }
-
-    fn ip_does_not_fit(&self, address: Address) -> Problem {
-        let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
-        let service = claims.find(|claim| claim.source == Source::ClusterIp).map(|claim| &claim.service);
-        let message = format!(
-            "no room for more than {} frontends; ports that {address} does not have are not refused",
-            self.limits.frontends
-        );
-        match service {
-            Some(service) => Problem::new(format_args!("Service {service}"), "spec.clusterIP", message),
-            None => Problem::new(format_args!("ClusterIP {address}"), "", message),
-        }
-    }
-
-    /// Whether frontends that are about to go, or to get another set, have backends.
-    fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
-        let mut sets = frontends.filter_map(|&frontend| self.frontends.set(frontend));
-        self.has_retired |= sets.any(|set| self.with_backends.has(set));
-    }
-
-    fn note_conflict(&mut self, frontend: Frontend) {
-        let [first, losers @ ..] = self.frontends.claims(frontend) else {
-            return self.set_conflict(frontend, Vec::new());
-        };
-        let problem = |claim: &Claim| {
-            let owner = if first.service == claim.service {
-                format!("its own port {:?}", &*first.port_name)
-            } else {
-                format!("Service {}", first.service)
-            };
-            let message = format!("{frontend} belongs to {owner}, which comes first");
-            Problem::new(format_args!("Service {}", claim.service), "", message)
-        };
-        let problems = losers.iter().map(problem).collect::<BTreeSet<_>>().into_iter().collect();
-        self.set_conflict(frontend, problems);
-    }
-
-    fn set_conflict(&mut self, frontend: Frontend, problems: Vec<Problem>) {
-        self.has_other_problems |= !problems.is_empty();
-        if problems.is_empty() {
-            self.has_other_problems |= self.conflicts.remove(&frontend).is_some();
-        } else {
-            self.conflicts.insert(frontend, problems);
-        }
-    }
-
-    /// The set that a frontend should have: of its claims the first whose set could be published.
-    fn wanted(&self, frontend: Frontend) -> Option<u32> {
-        let now = self.frontends.set(frontend);
-        let claims = self.frontends.claims(frontend).iter();
-        let mut sets = claims.filter_map(|claim| self.sets.get(&claim.key(frontend)));
-        sets.find(|set| !set.is_inherited || now == Some(set.id)).map(|set| set.id)
-    }
-
-    fn put(&mut self, frontend: Frontend, set: u32, plan: &mut Plan<'_>) {
-        let is_new = self.frontends.set(frontend).is_none();
-        if is_new && self.is_full() {
-            return plan.unfit.push(frontend);
-        }
-        if is_new {
-            self.before_insertion(frontend.address, plan);
-        } else {
-            self.drain_if_freed(plan);
-        }
-        plan.ops.push(Op::PutFrontend { frontend, set });
-        self.frontends.set_to(frontend, set);
-    }
-
-    fn is_full(&self) -> bool {
-        self.frontends.written() + self.cluster_ips_written >= self.frontends_room as usize
-    }
-
-    /// What a new key needs: a place that nobody reads, and its bit in the filter.
-    fn before_insertion(&mut self, address: Address, plan: &mut Plan<'_>) {
-        self.drain_if_freed(plan);
-        self.filter.add(address);
-        plan.ops.extend(self.filter.widen().map(Op::SetFilter));
-    }
-
-    fn drain_if_freed(&mut self, plan: &mut Plan<'_>) {
-        if self.elements_freed {
-            self.drain(&mut plan.ops);
-        }
-    }
-
-    /// One problem for each Service, however many frontends it has.
-    fn note_unfit(&mut self, frontends: Vec<Frontend>) {
-        let mut services = BTreeMap::<_, Vec<Frontend>>::new();
-        for frontend in frontends {
-            if let Some(owner) = self.frontends.claims(frontend).first() {
-                services.entry(owner.service.clone()).or_default().push(frontend);
-            }
-        }
-        for (service, frontends) in services {
-            let not_served = match &*frontends {
-                [one] => format!("{one} is not served"),
-                [first, ..] => {
-                    format!("{} of its frontends are not served, the first of them {first}", frontends.len())
-                }
-                [] => continue,
-            };
-            self.problem(&service, format!("no room for more than {} frontends; {not_served}", self.limits.frontends));
-            self.starved.insert(service);
-        }
-    }
-
     fn free_sets(&mut self, plan: &Plan<'_>) {
         let gone: Vec<_> = plan.gone.keys().filter_map(|key| self.sets.remove(key)).collect();
         let orphans = if plan.orphans { std::mem::take(&mut self.orphans) } else { HashMap::new() };
         for set in gone.into_iter().chain(orphans.into_values().map(|orphan| orphan.set)) {
-            self.has_new_room = true;
+            self.new_room.add(Lack::Backends);
             self.slots.give_back(set.extent);
             self.with_backends.set(set.id, false);
             self.ids.give_back(Extent { first: set.id, count: 1 });
@@ -741,23 +653,6 @@ impl Table {
 const WISHES_KEPT_MAX: usize = 64;
 /// How many operations are written together.
 const OPS_AT_ONCE: usize = 256;
-
-/// What one Service wants; no rows if it is gone.
-struct Wish {
-    created_s: Option<i64>,
-    rows: Vec<Row>,
-    problems: Vec<Problem>,
-}
-
-/// What a Service wants, from its name.
-type WishOf<'a> = &'a dyn Fn(&Table, &ServiceName) -> Wish;
-
-impl Wish {
-    fn of(store: &Store, name: &ServiceName) -> Self {
-        let created_s = store.service_row(name).and_then(|service| service.created_s);
-        Self { created_s, rows: desired_rows(store, name), problems: desired_problems(store, name) }
-    }
-}
 
 /// Takes operations that are to be carried out in this order.
 pub type Write<'a> = &'a mut dyn FnMut(Vec<Op>);
@@ -778,8 +673,6 @@ struct Plan<'a> {
     /// Service ports that have gone, and the frontends that they had.
     gone: BTreeMap<SetKey, Vec<Frontend>>,
     gone_from: BTreeMap<Frontend, SetKey>,
-    /// For which there is no room.
-    unfit: Vec<Frontend>,
     /// Whether sets that were not taken over are given up.
     orphans: bool,
     /// Whether sockets may remember a backend that is no longer there.
@@ -795,7 +688,6 @@ impl<'a> Plan<'a> {
             touched_ips: BTreeSet::new(),
             gone: BTreeMap::new(),
             gone_from: BTreeMap::new(),
-            unfit: Vec::new(),
             orphans: false,
             raises_epoch: false,
         }
@@ -829,10 +721,6 @@ impl Set {
             drops: self.members.drops,
         }
     }
-}
-
-fn members(row: &Row) -> Members {
-    Members::new(&row.backends, &row.serving, row.action == Action::Drop)
 }
 
 #[cfg(test)]

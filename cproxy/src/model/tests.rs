@@ -59,6 +59,9 @@ const LIMITS: Limits = Limits {
     frontends: 10_000,
     sets: 10_000,
     slots: 100_000,
+    external_frontends: 10_000,
+    service_slots: 100_000,
+    may_replace: true,
     least: Room { frontends: 16, sets: 16, slots: 16 },
     run_backends: 10_000,
     filter_bit: |_| 1,
@@ -174,7 +177,8 @@ impl World {
         if self.table.rows() != rows {
             return Err(format!("{place}: the table that followed has {:#?}", self.table.rows()));
         }
-        let all: Vec<_> = self.store.problems().chain(self.table.problems()).map(ToString::to_string).collect();
+        let all: Vec<_> =
+            self.store.problems().cloned().chain(self.table.problems()).map(|problem| problem.to_string()).collect();
         let problems: BTreeSet<_> = all.iter().cloned().collect();
         if problems.len() != all.len() {
             return Err(format!("{place}: a problem is there twice: {all:#?}"));
@@ -231,8 +235,8 @@ fn line(row: &Row) -> String {
         row.action.as_str().to_owned(),
     ];
     words.extend(row.session_affinity_seconds.map(|seconds| format!("{seconds}s")));
-    words.extend(row.backends.iter().map(Backend::to_string));
-    words.extend(row.serving.iter().map(|backend| format!("+{backend}")));
+    words.extend(row.backends().iter().map(Backend::to_string));
+    words.extend(row.serving().iter().map(|backend| format!("+{backend}")));
     words.join(" ")
 }
 

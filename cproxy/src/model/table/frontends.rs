@@ -138,7 +138,7 @@ impl Frontends {
     }
 
     /// Those that the kernel has, and who wants them.
-    pub(super) fn each_claimed(&self) -> impl Iterator<Item = (Frontend, &[Claim])> {
+    pub(super) fn each_claimed(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
         let written = self.known.iter().filter(|(_, known)| known.set != UNWRITTEN);
         written.map(|(&frontend, known)| (frontend, known.claims.as_slice()))
     }

@@ -4,8 +4,39 @@
 //! A map is replaced by another one as a whole, by one write, after which no program uses the old one. So whatever waits for a
 //! grace period has had one.
 
+use std::{collections::BTreeSet, sync::Arc};
+
 use super::{Extent, Op, Plan, Slots, Store, Table, Write, collected};
-use crate::model::{Address, Frontend, Room};
+use crate::model::{Limits, Room, SERVICE_FRONTENDS_MAX, ServiceName};
+
+/// What a Service can wait for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lack {
+    /// Places of frontends.
+    Frontends,
+    /// Ids of sets, or backend slots.
+    Backends,
+}
+
+/// Any of the above.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lacks {
+    frontends: bool,
+    backends: bool,
+}
+
+impl Lacks {
+    pub(super) fn add(&mut self, lack: Lack) {
+        match lack {
+            Lack::Frontends => self.frontends = true,
+            Lack::Backends => self.backends = true,
+        }
+    }
+
+    fn has_any_of(self, other: Self) -> bool {
+        self.frontends && other.frontends || self.backends && other.backends
+    }
+}
 
 /// What comes in extents.
 #[derive(Clone, Copy)]
@@ -77,7 +108,7 @@ impl Table {
     /// For the first list, makes room at once for about as much as there is.
     pub(super) fn with_room_for<'a>(&mut self, store: &Store, mut plan: Plan<'a>) -> Plan<'a> {
         if self.sets.is_empty() && self.orphans.is_empty() {
-            let Room { frontends, sets, slots } = estimate(store);
+            let Room { frontends, sets, slots } = estimate(store, &self.limits);
             self.grow(Map::Sets, sets, &mut plan);
             self.grow(Map::Backends, slots, &mut plan);
             self.grow_frontends(frontends, &mut plan);
@@ -86,17 +117,9 @@ impl Table {
     }
 
     /// All that a batch inserts is counted before it begins, so that the map is replaced at most once.
-    pub(super) fn make_room_for_frontends(&mut self, plan: &mut Plan<'_>) {
-        let is_new = |frontend: &&Frontend| {
-            self.frontends.set(**frontend).is_none() && !self.frontends.claims(**frontend).is_empty()
-        };
-        let is_unwritten = |address: &&Address| self.cluster_ips.get(address).is_some_and(|ip| !ip.is_written);
-        let addresses = plan.touched_ips.iter().chain(self.unplaced.keys());
-        let new = plan.touched.iter().filter(is_new).count() + addresses.filter(is_unwritten).count();
-        if new != 0 {
-            let needed = self.frontends.written() + self.cluster_ips_written + new;
-            self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), plan);
-        }
+    pub(super) fn make_room_for_frontends(&mut self, new: usize, plan: &mut Plan<'_>) {
+        let needed = self.frontends.written() + self.cluster_ips_written + new;
+        self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), plan);
     }
 
     fn grow_frontends(&mut self, needed: u32, plan: &mut Plan<'_>) {
@@ -106,13 +129,19 @@ impl Table {
         }
     }
 
-    fn replace_frontends(&mut self, room: u32, plan: &mut Plan<'_>) {
+    pub(super) fn replace_frontends(&mut self, room: u32, plan: &mut Plan<'_>) {
         let frontends = self.frontends.each_written().collect();
         let written = self.cluster_ips.iter().filter(|(_, ip)| ip.is_written);
         let addresses = written.map(|(&address, _)| address).collect();
         plan.ops.push(Op::ReplaceFrontends { room, frontends, addresses });
         self.drained();
         self.frontends_room = room;
+    }
+
+    /// The Services for which there may be room now.
+    pub(super) fn take_relieved(&mut self) -> BTreeSet<Arc<ServiceName>> {
+        let new_room = std::mem::take(&mut self.new_room);
+        self.starved.extract_if(.., |_, lacks| lacks.has_any_of(new_room)).map(|(service, _)| service).collect()
     }
 
     /// How much of the maps is in use.
@@ -205,16 +234,16 @@ impl Table {
 }
 
 /// About what the rows of a store will take.
-fn estimate(store: &Store) -> Room {
-    let mut sums = [0_usize; 3];
+fn estimate(store: &Store, limits: &Limits) -> Room {
+    let (mut frontends, mut sets, mut slots) = (0_usize, 0_usize, 0_usize);
     for (name, row) in store.services() {
         let addresses = row.cluster_ips.len() + row.external_ips.len() + row.load_balancer_ips.len();
-        let backends = store.slices(name).map(|(_, slice)| slice.endpoints.len() * slice.ports.len()).sum();
-        let needed =
-            [row.ports.len() * addresses + row.cluster_ips.len(), row.ports.len() * addresses.min(2), backends];
-        sums.iter_mut().zip(needed).for_each(|(sum, needed)| *sum += needed);
+        let backends = store.slices(name).map(|(_, slice)| slice.endpoints.len().saturating_mul(slice.ports.len()));
+        frontends += row.ports.len().saturating_mul(addresses).min(SERVICE_FRONTENDS_MAX) + row.cluster_ips.len();
+        sets += row.ports.len() * addresses.min(2);
+        slots += backends.fold(0, usize::saturating_add).min(limits.service_slots as usize);
     }
-    let [frontends, sets, slots] = sums.map(|sum| u32::try_from(sum).unwrap_or(u32::MAX));
+    let [frontends, sets, slots] = [frontends, sets, slots].map(|sum| u32::try_from(sum).unwrap_or(u32::MAX));
     Room { frontends, sets, slots }
 }
 

@@ -9,7 +9,10 @@ use serde_json::json;
 use super::*;
 use crate::{
     k8s::objects::{EndpointSlice, Node, Service},
-    model::{Backend, Event, Filter, Kind, ObjectName, Own, Room, parse_address, resolve},
+    model::{
+        Backend, Event, Filter, Kind, ObjectName, Own, Room, SERVICE_FRONTENDS_MAX, desired_rows, parse_address,
+        resolve,
+    },
 };
 
 /// Room for everything that the universe below can hold, from the start.
@@ -20,6 +23,9 @@ const GROWING: Limits = Limits {
     frontends: 64,
     sets: 64,
     slots: 512,
+    external_frontends: 64,
+    service_slots: 512,
+    may_replace: true,
     least: Room { frontends: 1, sets: 2, slots: 1 },
     run_backends: 64,
     filter_bit,
@@ -575,7 +581,7 @@ impl Kernel {
 }
 
 fn seen(row: &Row) -> Seen {
-    (members(row), SetKey::of(row).affinity(row.session_affinity_seconds))
+    (row.members.clone(), SetKey::of(row).affinity(row.session_affinity_seconds))
 }
 
 fn naive(store: &Store) -> BTreeMap<Frontend, Seen> {
@@ -589,7 +595,7 @@ fn cluster_ips(store: &Store) -> HashSet<Address> {
 
 /// How many problems Services have because of the place.
 fn problems(store: &Store) -> usize {
-    store.services().map(|(name, _)| desired_problems(store, name).len()).sum()
+    store.services().map(|(name, _)| Wish::of(store, name).problems.len()).sum()
 }
 
 /// Whether some frontend has lost a backend.
@@ -654,8 +660,12 @@ proptest! {
             assert_eq!(kernel.addresses, cluster_ips(store));
             assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
             assert_eq!(table.problems.values().flatten().count(), problems(store));
-            let losers: usize = table.frontends.each_claimed().map(|(_, claims)| claims.len() - 1).sum();
-            assert_eq!(table.problems().count(), problems(store) + losers, "each loser is told");
+            let claims = table.frontends.each_claimed().filter_map(|(_, claims)| claims.split_first());
+            let losers: BTreeSet<_> = claims.flat_map(|(first, losers)| losers.iter().map(|claim| {
+                let port = (first.service == claim.service).then_some(&first.port_name);
+                (&claim.service, &first.service, port)
+            })).collect();
+            assert_eq!(table.problems().len(), problems(store) + losers.len(), "each loser is told once of each owner");
         });
     }
 
@@ -955,9 +965,9 @@ fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
     play(&steps, Limits { frontends: 3, sets: 1, slots: 1, run_backends: 1, ..AMPLE }, |_, _, _| ());
 }
 
-/// What did not fit is placed as soon as the batch that makes room has been written, without a further event.
+/// A table that is full: what goes makes room for what comes with it.
 #[test]
-fn what_did_not_fit_is_placed_once_there_is_room() {
+fn a_service_takes_the_room_of_one_that_goes_in_the_same_batch() {
     let limits = Limits { frontends: 4, ..AMPLE };
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
     cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
@@ -974,8 +984,6 @@ fn what_did_not_fit_is_placed_once_there_is_room() {
     kernel.expect(&store);
     let dirty = store.take_dirty();
     kernel.run(&table.update(&store, dirty));
-    assert_ne!(table.problems.len(), 0, "insertions come before deletions");
-    kernel.run(&table.update(&store, BTreeSet::new()));
     assert_eq!((kernel.table(), table.problems.len()), (naive(&store), 0));
 }
 
@@ -1004,15 +1012,19 @@ fn full() -> (Store, Table) {
     (store, table)
 }
 
+fn texts(table: &Table) -> Vec<String> {
+    table.problems().iter().map(ToString::to_string).collect()
+}
+
 #[test]
 fn a_service_that_does_not_fit_is_told_once_with_how_many_of_its_frontends() {
     let (_, table) = full();
-    let problems: Vec<_> = table.problems().map(ToString::to_string).collect();
+    let problems = texts(&table);
     assert_eq!(
         problems,
         [
-            "Service default/large: no room for more than 4 frontends; 39 of its frontends are not served, the first of \
-             them 10.0.0.2:2/TCP",
+            "Service default/large: no room for more than 4 frontends; 10.0.0.2:2/TCP, 10.0.0.2:3/TCP, 10.0.0.2:4/TCP and \
+             36 more are not served",
             "Service default/fits: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.1 does not have are \
              not refused",
             "Service default/large: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.2 does not have \
@@ -1093,8 +1105,9 @@ fn the_api_server_never_loses_its_last_endpoint() {
     object(json!([])).into_iter().for_each(|event| drop(store.apply(event)));
     let dirty = store.take_dirty();
     assert_eq!(table.update(&store, dirty), []);
-    assert_eq!(table.problems().count(), 1);
-    assert_eq!(table.rows()[0].backends.len(), 1);
+    assert_eq!(table.problems().len(), 1);
+    assert_eq!(table.without_room(), 0, "room is not the matter");
+    assert_eq!(table.rows()[0].backends().len(), 1);
 }
 
 /// Whether a ClusterIP has other ports is only known from a complete store.
@@ -1132,4 +1145,191 @@ fn what_is_wrong_in_the_kernel_is_mended() {
     let mends = |wanted: fn(&Op) -> bool| ops.iter().any(wanted);
     assert!(mends(|op| matches!(op, Op::PutFrontend { set, .. } if *set != 0)), "{ops:?}");
     assert!(ops.contains(&Op::PutAddress(frontend.address)) && ops.contains(&Op::DeleteAddress(stranger)), "{ops:?}");
+}
+
+/// A Service with these ports on a ClusterIP and so many external addresses.
+fn external(name: &str, number: u8, ports: u16, external: u32) -> Event {
+    let ports: Vec<_> = (1..=ports).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let base = u32::from_be_bytes([198, 18, 0, 0]) + (u32::from(number) << 12);
+    let ips: Vec<_> = (0..external).map(|index| std::net::Ipv4Addr::from_bits(base + index).to_string()).collect();
+    let (namespace, name) = name.split_once('/').unwrap();
+    let object = json!({"metadata": {"name": name, "namespace": namespace},
+                        "spec": {"clusterIP": format!("10.0.0.{number}"), "ports": ports, "externalIPs": ips}});
+    Event::Service(Box::new(serde_json::from_value(object).unwrap()))
+}
+
+fn sources(table: &Table) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for row in table.rows() {
+        *counts.entry(format!("{} {}", row.service, row.source.as_str())).or_default() += 1;
+    }
+    counts
+}
+
+fn counts<const COUNT: usize>(of: [(&str, usize); COUNT]) -> BTreeMap<String, usize> {
+    of.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+/// Whatever came first: the API server, then ClusterIPs, then the rest.
+#[test]
+fn external_addresses_give_way_to_cluster_ips() {
+    let limits = Limits { frontends: 12, ..GROWING };
+    let events = [external("a/greedy", 1, 2, 20), external("b/web", 2, 3, 0), external("default/kubernetes", 3, 3, 1)];
+    // Of 12 places ClusterIPs take 8, and that they are known takes 3.
+    let expected = counts([("a/greedy ClusterIP", 2), ("b/web ClusterIP", 3), ("default/kubernetes ClusterIP", 3)]);
+    let cluster_ips = |table: &Table| {
+        let (of_cluster, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            sources(table).into_iter().partition(|(name, _)| name.ends_with("ClusterIP"));
+        assert_eq!(others.values().sum::<usize>(), 1, "{others:?}");
+        of_cluster
+    };
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut store = store(Vec::new());
+        list(&mut store, Vec::new());
+        let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+        kernel.run(&table.sync(&store));
+        for index in order {
+            store.apply(events[index].clone());
+            kernel.expect(&store);
+            let dirty = store.take_dirty();
+            kernel.run(&table.update(&store, dirty));
+            kernel.run(&table.update(&store, BTreeSet::new()));
+        }
+        assert_eq!(cluster_ips(&table), expected, "in the order {order:?}");
+        assert!((1..=2).contains(&table.without_room()), "external addresses: {:?}", texts(&table));
+        let mut fresh = Table::new(limits, KernelTable::default());
+        fresh.sync(&store);
+        assert_eq!(cluster_ips(&fresh), expected);
+    }
+}
+
+#[test]
+fn the_api_server_comes_before_other_cluster_ips() {
+    let limits = Limits { frontends: 6, ..GROWING };
+    let mut store = store(Vec::new());
+    list(&mut store, vec![external("a/web", 1, 5, 0)]);
+    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    store.apply(external("default/kubernetes", 2, 2, 0));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    kernel.run(&table.update(&store, dirty));
+    assert_eq!(sources(&table).get("default/kubernetes ClusterIP"), Some(&2));
+    assert_eq!(table.without_room(), 2, "{:?}", texts(&table));
+}
+
+#[test]
+fn external_addresses_together_have_a_bound() {
+    let limits = Limits { external_frontends: 5, ..GROWING };
+    let mut store = store(Vec::new());
+    list(&mut store, vec![external("a/greedy", 1, 2, 3), external("b/late", 2, 1, 1)]);
+    let mut table = Table::new(limits, KernelTable::default());
+    table.sync(&store);
+    assert_eq!(sources(&table).values().sum::<usize>(), 3 + 5);
+    let problem = texts(&table);
+    assert!(
+        problem[0].contains("no room for more than 5 frontends of external addresses and node ports"),
+        "{problem:?}"
+    );
+    let ops = follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("a", "greedy")));
+    assert_ne!(ops, []);
+    table.update(&store, BTreeSet::new());
+    assert_eq!(
+        (sources(&table), table.without_room()),
+        (counts([("b/late ClusterIP", 1), ("b/late ExternalIP", 1)]), 0)
+    );
+}
+
+/// 16 KB of YAML may ask for a hundred thousand frontends.
+#[test]
+fn one_service_has_a_bound_and_keeps_its_cluster_ips() {
+    let mut store = store(Vec::new());
+    list(&mut store, vec![external("a/greedy", 1, 100, 1_000)]);
+    let rows = resolve(&store);
+    assert_eq!(rows.len(), SERVICE_FRONTENDS_MAX);
+    let all = rows.iter().filter(|row| row.source == Source::ClusterIp).count();
+    assert_eq!(all, 100);
+    let limits = Limits { frontends: 1 << 18, external_frontends: 1 << 17, sets: 1 << 10, ..GROWING };
+    let mut table = Table::new(limits, KernelTable::default());
+    table.sync(&store);
+    assert_eq!(table.rows(), rows);
+    let problems = texts(&table);
+    assert!(problems.len() == 1 && problems[0].contains("100 ports on 1001 addresses are more than"), "{problems:?}");
+    assert_eq!(table.without_room(), 0, "it is a bound, not a want of room");
+}
+
+#[test]
+fn one_service_has_a_bound_of_backends() {
+    let limits = Limits { service_slots: 5, ..AMPLE };
+    let mut cluster = Cluster::default();
+    for name in 0..2 {
+        cluster.apply(&Step::Service(ServiceStep { name, vips: name, ports: 0b11, ..ServiceStep::default() }));
+        let slice = SliceStep { name, service: name, ports: 0b11, endpoints: 0b111, ..SliceStep::default() };
+        cluster.apply(&Step::Slice(slice));
+    }
+    let store = store(cluster.lists());
+    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    // The second port of each has no room, in either family; the first has three backends of IPv4.
+    assert_eq!(table.problems.values().flatten().count(), 2, "{:?}", texts(&table));
+    assert_eq!(table.used().slots, 6);
+    assert_eq!(table.without_room(), 0);
+}
+
+/// Each wait for programs takes some ten milliseconds, in the one task that takes events.
+#[test]
+fn frontends_that_change_their_sets_together_wait_once() {
+    let mut cluster = Cluster::default();
+    for name in 0..40 {
+        let extras = 1 << 3 | 1 << 5;
+        cluster.apply(&Step::Service(ServiceStep { name, vips: 5, ports: 7, extras, ..ServiceStep::default() }));
+        let mut service = cluster.services[&name].clone();
+        let ip = format!("203.0.113.{name}");
+        service.status = serde_json::from_value(json!({"loadBalancer": {"ingress": [{"ip": ip}]}})).unwrap();
+        cluster.services.insert(name, service);
+        cluster.apply(&Step::Slice(SliceStep { name, service: name, ports: 7, ..endpoints(1) }));
+    }
+    let mut store = store(cluster.lists());
+    let limits = Limits { frontends: 4_096, sets: 4_096, slots: 4_096, external_frontends: 4_096, ..GROWING };
+    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    store.apply(Event::PodIps(vec![parse_address("10.9.0.1").unwrap()]));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    let ops = table.update(&store, dirty);
+    kernel.run(&ops);
+    assert_eq!(kernel.table(), naive(&store));
+    let waits = ops
+        .iter()
+        .filter(|op| matches!(op, Op::Drain | Op::ReplaceFrontends { .. } | Op::ResizeBackends(_) | Op::ResizeSets(_)));
+    let waits: Vec<_> = waits.map(std::mem::discriminant).collect();
+    assert!(waits.len() <= 3, "{} waits for {} Services", waits.len(), store.service_names().len());
+    // Where there was no memory for a second map, they are replaced one by one.
+    let mut table = Table::new(Limits { may_replace: false, ..limits }, kernel.read_back());
+    store.apply(Event::PodIps(Vec::new()));
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    assert_eq!(kernel.table(), naive(&store));
+}
+
+/// Two small objects may claim tens of thousands of frontends.
+#[test]
+fn a_service_that_loses_many_frontends_is_told_once() {
+    let mut store = store(Vec::new());
+    let events = [many_ports("a", "10.0.0.1", 1..31), many_ports("b", "10.0.0.1", 11..31)];
+    list(&mut store, events.into_iter().collect());
+    let mut table = Table::new(AMPLE, KernelTable::default());
+    table.sync(&store);
+    assert_eq!(
+        texts(&table),
+        [
+            "Service default/b: 10.0.0.1:11/TCP, 10.0.0.1:12/TCP, 10.0.0.1:13/TCP and 17 more belong to Service default/a, \
+          which comes first"
+        ]
+    );
+    follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "a")));
+    assert_eq!(texts(&table), Vec::<String>::new());
 }
