@@ -3,9 +3,9 @@
 mod backends;
 mod sockets;
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{collections::HashMap, io::Write, net::IpAddr};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer as _};
 
 use crate::model::{Action, Backend, Explanation, Frontend, FrontendName, KernelSet, Protocol, Row, printable};
 
@@ -102,6 +102,14 @@ impl ReportRow {
     }
 }
 
+/// Writes the rows as the JSON array of the contract, one at a time: each may have very many backends.
+///
+/// # Errors
+/// The output cannot be written to.
+pub fn write_json(rows: impl Iterator<Item = ReportRow>, output: impl Write) -> serde_json::Result<()> {
+    serde_json::Serializer::pretty(output).collect_seq(rows)
+}
+
 /// The rows as the JSON array of the contract.
 ///
 /// # Errors
@@ -133,9 +141,9 @@ pub fn names_json<'a>(names: impl Iterator<Item = FrontendName<'a>>) -> Vec<u8> 
 
 /// The rows as aligned columns.
 #[must_use]
-pub fn text(rows: &[ReportRow]) -> String {
+pub fn text(rows: impl Iterator<Item = ReportRow>) -> String {
     let header = ["SERVICE", "PORT", "FRONTEND", "SOURCE", "ACTION", "AFFINITY", "BACKENDS"].map(str::to_owned);
-    aligned(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
+    aligned(&std::iter::once(header).chain(rows.map(|row| cells(&row))).collect::<Vec<_>>())
 }
 
 /// Counters as the JSON object of the contract.
@@ -272,7 +280,7 @@ mod tests {
 
     #[test]
     fn text_names_some_backends_and_counts_the_rest() {
-        let text = text(&[row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)]);
+        let text = text([row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)].into_iter());
         assert!(text.contains("10.0.0.6:8080, and 2 more"), "{text}");
         assert!(text.lines().nth(1).unwrap().contains("forward   60s"), "{text}");
         assert!(text.lines().nth(2).unwrap().ends_with("drop      -          -"), "{text}");

@@ -77,7 +77,7 @@ fn check_rows(rows: &[Row]) {
     assert!(rows.is_sorted_by(|a, b| a.frontend < b.frontend), "one row for each frontend, sorted: {rows:#?}");
     rows.iter().for_each(check_row);
     let report: Vec<_> = rows.iter().map(ReportRow::from).collect();
-    let text = report::text(&report);
+    let text = report::text(report.iter().cloned());
     assert!(!text.replace('\n', "").contains(char::is_control), "{text:?} has control characters");
     let json = report::json(&report).unwrap();
     assert_eq!(serde_json::from_str::<Vec<ReportRow>>(&json).unwrap(), report);

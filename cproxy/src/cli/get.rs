@@ -64,7 +64,7 @@ fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
         source: names.get(frontend).and_then(|row| row.source.clone()),
         ..ReportRow::unnamed(*frontend, kernel.sets.get(set).unwrap_or(&empty))
     };
-    print_rows(&frontends.iter().map(named).collect::<Vec<_>>(), options.output)
+    print_rows(frontends.iter().map(named), options.output)
 }
 
 fn backends(options: &Options, pins: &PinDir) -> anyhow::Result<()> {

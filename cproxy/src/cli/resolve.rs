@@ -54,8 +54,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
         }
         None => {
             report(&all, None);
-            let rows: Vec<_> = table.rows().iter().map(ReportRow::from).collect();
-            print_rows(&rows, options.output)?;
+            print_rows(table.each_row().map(|row| ReportRow::from(&row)), options.output)?;
         }
     }
     if files.has_unread() {
@@ -130,7 +129,7 @@ fn explain(
     match output {
         Format::Json => print(&format!("{}\n", explanations_json(&rows, &explanations)?)),
         Format::Table => {
-            print_rows(&rows, output)?;
+            print_rows(rows.into_iter(), output)?;
             print(&format!("\n{}", explanations_text(&explanations)))
         }
     }

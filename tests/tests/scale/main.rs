@@ -12,4 +12,5 @@
 mod fixture;
 
 mod endpoints;
+mod greedy;
 mod ports;

@@ -97,10 +97,10 @@ fn more_frontends_than_the_table_holds_harm_nobody_else() {
         objects((excess.spec("externalIPs", json!(externals)), slices))
     });
     fixture.put("excess.json", excess);
-    // Each ClusterIP may take a place as well.
+    // All ClusterIPs, and half of the table for the others.
     let is_full = |table: &Table| {
-        let least = LIMIT - SERVICES - 1;
-        if table.len() >= least { Ok(()) } else { Err(format!("{} frontends of {least}", table.len())) }
+        let expected = SERVICES * SLICE_PORTS + LIMIT / 2 + 1;
+        if table.len() == expected { Ok(()) } else { Err(format!("{} frontends of {expected}", table.len())) }
     };
     fixture.wait("what fits is served", is_full);
     fixture.assert_web();
