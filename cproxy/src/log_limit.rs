@@ -1,13 +1,15 @@
 //! A bound on what is logged, whatever objects and servers do: a serial console writes some 10 KiB a second, and the one
-//! thread of the agent waits for it.
+//! thread of the agent waits for it. Each place in the code has a bound of its own, so that a thousand objects with a
+//! mistake do not hide what becomes of the agent.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use tokio::runtime::Handle;
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Metadata, Subscriber, callsite::Identifier};
 use tracing_subscriber::layer::{Context, Layer};
 
 /// So many messages pass at once.
@@ -23,19 +25,20 @@ pub(crate) struct LogLimit(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// When the next message would be due if there were no burst.
-    due: Option<Instant>,
+    /// When the next message of each place would be due if there were no burst.
+    due: HashMap<Identifier, Instant>,
     left_out: u64,
     /// Somebody is about to say so.
     is_reporting: bool,
 }
 
 impl State {
-    fn lets_pass(&mut self, now: Instant) -> bool {
-        let due = self.due.unwrap_or(now).max(now);
+    fn lets_pass(&mut self, place: Identifier, now: Instant) -> bool {
+        let due = self.due.entry(place).or_insert(now);
+        *due = now.max(*due);
         let passes = due.saturating_duration_since(now) < INTERVAL * BURST;
         if passes {
-            self.due = Some(due + INTERVAL);
+            *due += INTERVAL;
         } else {
             self.left_out += 1;
         }
@@ -49,7 +52,7 @@ impl LogLimit {
             return true;
         }
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let passes = state.lets_pass(Instant::now());
+        let passes = state.lets_pass(metadata.callsite(), Instant::now());
         if !passes
             && !state.is_reporting
             && let Ok(runtime) = Handle::try_current()
@@ -68,7 +71,7 @@ impl LogLimit {
             std::mem::take(&mut state.left_out)
         };
         tracing::warn!(
-            "{left_out} messages were left out: more than {BURST} at once, or one each second; --log-level debug leaves out none"
+            "{left_out} messages were left out: of one kind, {BURST} pass at once and then one each second; --log-level debug leaves out none"
         );
     }
 }
@@ -85,12 +88,27 @@ mod tests {
 
     #[test]
     fn a_burst_passes_and_then_one_at_a_time() {
+        static PLACES: [Place; 2] = [Place(0), Place(1)];
+        let [place, other] = [Identifier(&PLACES[0]), Identifier(&PLACES[1])];
         let (mut state, start) = (State::default(), Instant::now());
-        let passed = (0..20_000).filter(|_| state.lets_pass(start)).count();
-        assert_eq!((passed, state.left_out), (BURST as usize, 20_000 - u64::from(BURST)));
-        let later = start + INTERVAL * 3;
-        assert_eq!((0..100).filter(|_| state.lets_pass(later)).count(), 3);
-        let much_later = start + INTERVAL * BURST * 2;
-        assert_eq!((0..20_000).filter(|_| state.lets_pass(much_later)).count(), BURST as usize);
+        let mut passed = |place: &Identifier, count: u32, after: Duration| {
+            (0..count).filter(|_| state.lets_pass(place.clone(), start + after)).count()
+        };
+        assert_eq!(passed(&place, 20_000, Duration::ZERO), BURST as usize);
+        assert_eq!(passed(&place, 100, INTERVAL * 3), 3);
+        assert_eq!(passed(&other, 20_000, INTERVAL * 3), BURST as usize, "others are not hidden");
+        assert_eq!(passed(&place, 20_000, INTERVAL * BURST * 2), BURST as usize);
+        assert_eq!(state.left_out, 3 * (20_000 - u64::from(BURST)) + 97);
+    }
+
+    /// Not of no size: each has an address of its own.
+    struct Place(u8);
+
+    impl tracing::callsite::Callsite for Place {
+        fn set_interest(&self, _: tracing::subscriber::Interest) {}
+
+        fn metadata(&self) -> &Metadata<'_> {
+            unreachable!("{}", self.0)
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! The VM's own address, which `loadBalancerSourceRanges` are held against: given, or found and followed.
 
-use std::{io, thread};
+use std::{io, net::Ipv4Addr, thread, time::Instant};
 
 use cproxy_tests::{
-    manifest,
+    manifest::{self, Service, Slice},
     process::{Agent, eventually},
     sandbox::Sandbox,
     seccomp::forbid_netlink,
@@ -160,4 +160,36 @@ fn an_address_is_known_before_anything_is_served() {
         let rows = rows(&sandbox);
         if all_are(&rows, BALANCER_IP, "forward") { Ok(()) } else { Err(format!("{rows:#?}")) }
     });
+}
+
+/// Each of their frontends gets another set. Were they replaced one by one, each would wait for the programs that run,
+/// and the agent would take no event for 12 seconds.
+#[test]
+fn a_thousand_load_balancers_follow_the_address_together() {
+    const SERVICES: u16 = 1_000;
+    let sandbox = Sandbox::new("cproxy-test");
+    let balancer = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        let service = Service::new(&format!("web-{number}")).cluster_ips([Ipv4Addr::new(10, 97, high, low)]);
+        let service = service.tcp("http", 80, 8080).load_balancer_ip(Ipv4Addr::new(203, 0, high, low));
+        let slice = Slice::v4(&format!("web-{number}")).tcp("http", 8080).ready([Ipv4Addr::new(10, 244, 0, 1)]);
+        [Value::from(service.spec("loadBalancerSourceRanges", json!(["10.1.0.0/16"]))), slice.into()]
+    };
+    manifest::write(&sandbox.manifest_dir(), "web.json", (0..SERVICES).flat_map(balancer));
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    let forwarded = |sandbox: &Sandbox| {
+        let all = rows(sandbox);
+        all.iter().filter(|row| row["source"] == "LoadBalancerIP" && row["action"] == "forward").count()
+    };
+    assert_eq!(forwarded(&sandbox), 0);
+    sandbox.ip(LINK);
+    let start = Instant::now();
+    agent.wait_log("own addresses now: 10.1.0.2", SYNC);
+    // An answer comes when the change is written.
+    eventually(SYNC, "all are forwarded", || {
+        let count = forwarded(&sandbox);
+        if count == usize::from(SERVICES) { Ok(()) } else { Err(format!("{count} of {SERVICES}")) }
+    });
+    eprintln!("{SERVICES} load balancers follow the own address within {} ms", start.elapsed().as_millis());
 }
