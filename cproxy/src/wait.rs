@@ -14,6 +14,8 @@ use crate::{
 
 /// In the run directory: the table has been complete since this agent started.
 pub const READY: &str = "ready";
+/// In the run directory: where the programs are attached, if they do not see all processes there, in one line.
+pub const LIMITED: &str = "limited";
 /// In the run directory: why the last agent has ended, in one line.
 pub const FAILED: &str = "failed";
 /// As [`FAILED`], where another try on this machine would end the same.
@@ -69,6 +71,12 @@ pub fn wait(wanted: &Wanted) -> Result<(), WaitError> {
         let pause = if is_eager { PAUSE } else { PAUSE_LONG };
         thread::sleep(pause.min(left));
     }
+}
+
+/// Where the programs of a ready agent are attached, if they do not see all processes there.
+#[must_use]
+pub fn limits(run_dir: &Path) -> Option<String> {
+    read_line(&run_dir.join(LIMITED)).ok()
 }
 
 /// What is still missing.

@@ -11,11 +11,13 @@ use crate::{paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// What builds and most tests call.
-static COMMANDS: [Provided; 14] = [
+static COMMANDS: [Provided; 16] = [
+    ("bindfs", &["bindfs"]),
     ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
     ("curl", &["curl"]),
     ("dnsmasq", &["dnsmasq-base"]),
+    ("flock", &["util-linux"]),
     ("ip", &["iproute2"]),
     ("ld.bfd", &["binutils"]),
     ("nm", &["binutils"]),
