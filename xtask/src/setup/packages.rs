@@ -67,11 +67,13 @@ static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
 /// What starts guests.
-static GUESTS: [Provided; 6] = [
+static GUESTS: [Provided; 8] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
     ("dnsmasq", &["dnsmasq-base"]),
+    ("nsenter", &["util-linux"]),
     ("qemu-system-x86_64", &["qemu-system-x86"]),
+    ("runc", &["runc"]),
     ("systemctl", &["systemd"]),
     ("xz", &["xz-utils"]),
 ];
