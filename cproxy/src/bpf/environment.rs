@@ -134,7 +134,8 @@ impl Environment {
             Mount::Possible(dir) => mount_cgroup2(run_dir, dir)?,
         };
         if let Mount::Possible(dir) = bpffs {
-            mount("bpf", dir, "bpf", MountFlags::empty(), None)
+            // As systemd does. By default all users could make directories there, ours among them.
+            mount("bpf", dir, "bpf", MountFlags::empty(), Some(c"mode=700"))
                 .map_err(|error| EnvironmentError::MountBpffs(error.into()))?;
         }
         fs::create_dir_all(pin_dir).map_err(|error| EnvironmentError::Io(pin_dir.to_owned(), error))?;

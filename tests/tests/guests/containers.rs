@@ -43,13 +43,16 @@ mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev;
 mount -t cgroup2 -o nsdelegate cgroup2 /sys/fs/cgroup; mount -t bpf -o mode=700 bpf /sys/fs/bpf
 ip link set lo up
 mkdir -p /sys/fs/cgroup/kubepods/pod-1/other
-# Another container of the pod: a process in no cgroup of the sidecar's.
-outside() { sh -c 'echo 0 >/sys/fs/cgroup/kubepods/pod-1/other/cgroup.procs; exec timeout 5 wget -qO- http://VIP 2>&1'; }
+# What a process in a container of the pod gets.
+web() { sh -c "echo 0 >/sys/fs/cgroup/kubepods/pod-1/$1/cgroup.procs; exec timeout 5 wget -qO- http://VIP 2>&1"; }
 start() {
     rm -rf /run/volumes; mkdir -p /run/volumes; mkdir -m 777 /run/volumes/run
     runc run --detach --bundle /containers/$1 $1 </dev/null >/run/$1.log 2>&1 || echo "$1 does not start: $(cat /run/$1.log)"
 }
-probe() { runc exec $1 /usr/bin/cproxy wait --timeout 0 2>&1; }
+pid() { head -n 1 /sys/fs/cgroup/kubepods/pod-1/$1/cgroup.procs; }
+# Beside the agent, as a probe is, without another start of the runtime.
+beside() { name=$1; shift; /usr/bin/nsenter --all --target $(pid $name) "$@"; }
+probe() { beside $1 /usr/bin/cproxy wait --timeout 0 2>&1; }
 end() {
     runc kill $1 KILL
     until runc delete $1 2>/dev/null; do sleep 0.1; done
@@ -64,16 +67,15 @@ echo "unreachable probe: $? $(cat /run/said)"
 end unreachable
 for name in $(ls /containers | grep -v -e root -e unreachable); do
     start $name
-    for attempt in $(seq 60); do said=$(probe $name) && break; sleep 0.5; done
-    echo "$name probe: $said"
-    echo "$name outside: $(outside)"
-    echo "$name inside: $(runc exec $name /bin/busybox timeout 5 wget -qO- http://VIP 2>&1)"
-    runc exec $name /usr/bin/cproxy check >/run/check
+    until [ -e /run/volumes/run/ready ]; do [ -n "$(pid $name)" ] || break; sleep 0.1; done
+    echo "$name probe: $(probe $name)"
+    echo "$name outside: $(web other)"
+    echo "$name inside: $(web $name)"
+    beside $name /usr/bin/cproxy check >/run/check
     echo "$name cgroup2: $(grep ' cgroup2 ' /run/check)"
     echo "$name attached: $(grep ' attached ' /run/check)"
     echo "$name warnings: $(grep ' WARN attached' /run/$name.log)"
-    pid=$(cat /sys/fs/cgroup/kubepods/pod-1/$name/cgroup.procs | head -n 1)
-    echo "$name mounts: $(/usr/bin/nsenter -t $pid -C sed -n 's/^[0-9]* [0-9]* [0-9:]* \([^ ]*\) \([^ ]*\) .* - cgroup2 .*/\1 at \2/p' /proc/$pid/mountinfo | tr '\n' ';')"
+    echo "$name mounts: $(/usr/bin/nsenter --cgroup --target $(pid $name) sed -n 's/^[0-9]* [0-9]* [0-9:]* \([^ ]*\) \([^ ]*\) .* - cgroup2 .*/\1 at \2/p' /proc/$(pid $name)/mountinfo | tr '\n' ';')"
     end $name
 done
 poweroff -f
@@ -227,7 +229,6 @@ fn guest<'s>(sandbox: &'s Sandbox, image: &OciImage) -> GuestImage<'s> {
         .program("guest/new-root", NEW_ROOT)
         .program("guest/machine", MACHINE.replace("VIP", VIP))
         .unpack(&image.layer, ROOT)
-        .program(&format!("{ROOT}/bin/busybox"), fs::read("/bin/busybox").unwrap())
         .file(&format!("{ROOT}/etc/cproxy/manifests/web.json"), manifest::list(web))
         .file(&format!("{ROOT}/{SECRETS}/token"), "token")
         .file(&format!("{ROOT}/{SECRETS}/ca.crt"), authority);
@@ -251,7 +252,7 @@ fn the_sidecar_serves_processes_outside_of_its_container_or_says_that_it_does_no
     let _pod = http::serve(&sandbox, (POD, 8080), "pod-1");
     let console = guest(&sandbox, &OciImage::from_env()).start().wait_end(PATIENCE);
     let answer =
-        |name: &str, what: &str| said(&console, &format!("{name} {what}: ")).first().map(|line| (*line).to_owned());
+        |name: &str, what: &str| said(&console, &format!("{name} {what}:")).first().map(|line| (*line).to_owned());
     let unreachable = answer("unreachable", "probe").unwrap_or_default();
     assert!(unreachable.starts_with("1 cproxy: not ready after 0ns: the agent has heard nothing"), "{console}");
 
