@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where the list is read.
+/// The kernel's list.
 pub(crate) const PATH: &str = "/proc/thread-self/mountinfo";
 
-/// One line of the list. What is covered by a later mount is listed, too: at `point` there may be another by now.
+/// One line of the list. Covered mounts are listed, too: at `point` there may be another one by now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountEntry {
     /// As statx(2) has it (`stx_mnt_id`).

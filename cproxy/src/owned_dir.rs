@@ -1,5 +1,5 @@
-//! Directories that only this user, or root, can have prepared: what is put there is put there through the opened directory, so
-//! that nobody can lead it elsewhere.
+//! Directories that only this user or root can have prepared. They are used through their descriptors, so that nobody can swap
+//! them for others meanwhile.
 
 use std::{
     fs::DirBuilder,
@@ -28,7 +28,7 @@ pub(crate) fn create(dir: &Path) -> io::Result<OwnedFd> {
 /// Opens a directory of this user's; one of root's if nobody but root can write it.
 ///
 /// # Errors
-/// It is somebody else's, a symbolic link, or cannot be opened.
+/// It is another user's, a symbolic link, or cannot be opened.
 pub(crate) fn open(dir: &Path) -> io::Result<OwnedFd> {
     let opened = open_any(dir)?;
     check_owner(&opened)?;
@@ -51,10 +51,10 @@ pub(crate) fn open_any(dir: &Path) -> io::Result<OwnedFd> {
     })
 }
 
-/// Whether nobody but this user and root can have prepared what is in an opened directory.
+/// Checks that only this user or root can have prepared an opened directory.
 ///
 /// # Errors
-/// Somebody else can.
+/// Another user can.
 pub(crate) fn check_owner(dir: impl AsFd) -> io::Result<()> {
     let stat = fstat(dir)?;
     match stat.st_uid {

@@ -14,7 +14,7 @@ use crate::{
 
 /// In the run directory: the table has been complete since this agent started.
 pub const READY: &str = "ready";
-/// In the run directory: where the programs are attached, if they do not see all processes there, in one line.
+/// In the run directory: that the programs are attached below the cgroup root, and where, in one line.
 pub const LIMITED: &str = "limited";
 /// In the run directory: why the last agent has ended, in one line.
 pub const FAILED: &str = "failed";
@@ -73,7 +73,7 @@ pub fn wait(wanted: &Wanted) -> Result<(), WaitError> {
     }
 }
 
-/// Where the programs of a ready agent are attached, if they do not see all processes there.
+/// The line of a ready agent whose programs are attached below the cgroup root.
 #[must_use]
 pub fn limits(run_dir: &Path) -> Option<String> {
     read_line(&run_dir.join(LIMITED)).ok()

@@ -15,7 +15,7 @@ pub const OCI_VARIABLE: &str = "CPROXY_OCI";
 pub struct OciImage {
     /// The archive with its files.
     pub layer: PathBuf,
-    /// What is to be run, and how.
+    /// The process to run, and its environment.
     pub config: Value,
 }
 

@@ -47,7 +47,7 @@ const NAMES: [&str; 23] = [
     "attached",
 ];
 
-/// Part of a script: no cgroup2 is mounted any more.
+/// Part of a script that unmounts cgroup2 everywhere.
 const WITHOUT_CGROUP2: &str = "for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done";
 
 /// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test and its directories are
@@ -183,7 +183,7 @@ fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
     }
 }
 
-/// As a container's without the machine's.
+/// As in a container that has no mount of the machine's cgroups.
 #[test]
 fn a_cgroup_below_the_root_is_said_loudly_by_all() {
     let sandbox = Sandbox::new("cproxy-test");

@@ -1,13 +1,7 @@
 //! What `cargo xtask image` makes: the same bytes each time, in forms that the tools of others take, with scripts that do
 //! what they say. The scripts run in namespaces and a cgroup of their own, as in a guest.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a failed call is a failed test"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},

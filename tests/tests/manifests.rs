@@ -37,7 +37,7 @@ fn wait_backends(sandbox: &Sandbox, expected: &str) {
     });
 }
 
-/// What is changed below the mount, as a host changes what it shares, raises no event above it.
+/// A change below the mount, as a host makes it in what it shares, raises no event above it.
 #[test]
 fn changes_by_others_are_found_on_a_shared_file_system() {
     let sandbox = Sandbox::new("cproxy-test");
@@ -65,7 +65,7 @@ fn changes_by_others_are_found_on_a_shared_file_system() {
     shared.stop();
 }
 
-/// How often the agent has been woken.
+/// The number of times that the agent has been woken.
 fn wake_ups(agent: &RunningAgent) -> String {
     let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
     status.lines().find(|line| line.starts_with("voluntary_ctxt_switches:")).unwrap().to_owned()

@@ -34,7 +34,7 @@ const LACKING: &str = "lacking::";
 /// kernels have it.
 const CONTAINERS: &str = "containers::";
 
-/// What begins the names of Debian's kernels.
+/// Prefix of the names of Debian's kernels.
 const PACKAGED: &str = "debian-";
 
 /// What stock guest kernels leave out and cproxy can do without.

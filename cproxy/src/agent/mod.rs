@@ -214,7 +214,7 @@ async fn install(environment: &Environment, lock: &PinLock) -> Result<(), AgentE
     Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned(), is_lasting))
 }
 
-/// Says which processes are not served, if there are any.
+/// Reports, in the log and to `cproxy wait`, that the programs are attached below the cgroup root.
 fn tell_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), AgentError> {
     let Some(caveat) = environment.scope.caveat() else { return Ok(()) };
     let line = format!("attached to {}, {caveat}", environment.cgroup.display());

@@ -1,6 +1,6 @@
 //! The run directory: `ready` says that the table has been complete since this agent started.
 //!
-//! All is done through the opened directory. Other users may read it, and may know its path before the agent does.
+//! Everything is done through the opened directory: other users know its path, too, and may have put links there.
 
 use std::{
     fs::File,
@@ -18,10 +18,10 @@ use crate::{
     wait::{self, FAILED, LIMITED, READY, UNUSABLE},
 };
 
-/// Locked by the agent that uses the directory. Only its user can open it: who cannot, cannot lock it either.
+/// Lock file of the agent that uses the directory. Other users cannot open it, and so cannot hold the lock.
 const LOCK: &str = "lock";
 
-/// A file that is being written, and renamed then.
+/// Name of a file until it is complete.
 const TEMPORARY: &str = ".new";
 
 /// The run directory of this agent; what it put there goes with it.
@@ -46,13 +46,13 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), dir, _lock: lock })
     }
 
-    /// Answers there.
+    /// Makes the socket on which the agent answers.
     pub(super) fn listen(&self) -> Result<UnixListener, AgentError> {
         UnixListener::bind(owned_dir::path_in(&self.dir, admin::SOCKET))
             .map_err(|error| AgentError::RunDir(self.path.join(admin::SOCKET), error))
     }
 
-    /// Says whom the programs do not see, for those who wait.
+    /// Leaves the caveat about the programs' cgroup for `cproxy wait`.
     pub(super) fn set_limited(&self, caveat: &str) -> Result<(), AgentError> {
         self.write(LIMITED, &format!("{caveat}\n"))
     }
@@ -130,7 +130,7 @@ fn locked(file: OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Lets a file appear, whole at once, in the place of an earlier one.
+/// Writes a file in one step, in the place of an earlier one.
 fn write(dir: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
     remove(dir, TEMPORARY)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;

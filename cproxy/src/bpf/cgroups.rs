@@ -31,7 +31,7 @@ pub(super) fn is_root_v1(dir: &Path) -> bool {
     matches!(dir.join("release_agent").try_exists(), Ok(true))
 }
 
-/// Where cgroup2 is mounted, of these mounts. What is covered by another file system does not count.
+/// The mount points of cgroup2 that are not covered by another file system.
 pub(super) fn mounted(mounts: Vec<MountEntry>) -> Vec<PathBuf> {
     let points = mounts.into_iter().filter(|mount| mount.kind == b"cgroup2").map(|mount| mount.point);
     points.filter(|point| is_on(point, CGROUP2_SUPER_MAGIC)).collect()

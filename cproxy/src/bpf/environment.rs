@@ -20,7 +20,7 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// Where bpffs is by convention; mounted there if need be.
 const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
 
-/// Where cgroup2 is mounted in the run directory, if it is nowhere else.
+/// Mount point of cgroup2 below the run directory, for machines that have no other.
 const CGROUP2_DIR: &str = "cgroup2";
 
 /// What came last of all that the programs cannot do without: functions of theirs that are given pointers to memory, in
@@ -104,7 +104,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Says of a directory that not all processes are served there, and why.
+    /// The words about a cgroup where not all processes are served.
     #[must_use]
     pub fn caveat(self) -> Option<&'static str> {
         match self {
@@ -268,7 +268,7 @@ fn may_mount_cgroup2(run_dir: &Path) -> Result<PathBuf, EnvironmentError> {
     Ok(dir)
 }
 
-/// Through the opened directories: nobody else's link may lead the mount elsewhere.
+/// Mounts cgroup2 through the opened run directory: no link can lead the mount elsewhere.
 fn mount_cgroup2(run_dir: &Path, dir: PathBuf) -> Result<PathBuf, EnvironmentError> {
     let mounted = owned_dir::create(run_dir).and_then(|run_dir| {
         let place = owned_dir::create(&owned_dir::path_in(&run_dir, CGROUP2_DIR))?;

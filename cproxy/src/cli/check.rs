@@ -150,7 +150,7 @@ fn mount(mount: &Mount) -> String {
     }
 }
 
-/// Says it loudly where not all processes are served and nobody has asked for that.
+/// The place of the programs: `limited` where not all processes are served and `--cgroup` does not ask for that.
 fn in_scope(scope: Scope, place: String) -> Answer {
     match (scope, scope.caveat()) {
         (Scope::Confined, Some(caveat)) => limited(format!("{place}, {caveat}")),
@@ -208,7 +208,7 @@ fn errno_helper() -> Answer {
     }
 }
 
-/// Where our hooks are now, if `cproxy run` was there before.
+/// The cgroup of our hooks now, if `cproxy run` was there before.
 fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> Answer {
     match pins.check_installed() {
         Err(PinError::NotInstalled(_)) => return ok("not installed"),

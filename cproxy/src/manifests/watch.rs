@@ -1,5 +1,5 @@
-//! Follows manifest files: inotify on their directories, so that replacing a file by renaming is seen too. Where it cannot tell
-//! all changes, they are looked for besides.
+//! Follows manifest files: inotify on their directories, so that replacing a file by renaming is seen too. Where
+//! inotify cannot tell all changes, the files are polled besides.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -36,7 +36,7 @@ pub struct Watcher {
     inotify: AsyncFd<OwnedFd>,
     paths: Vec<PathBuf>,
     directories: HashMap<i32, PathBuf>,
-    /// Where others than this machine can change them.
+    /// Polling of those that others than this machine can change.
     rescan: Option<Rescan>,
 }
 
@@ -149,7 +149,7 @@ impl Watcher {
     }
 }
 
-/// Without anything to look at again, it never is: nothing wakes the agent at rest.
+/// The next look, where there is anything to poll: otherwise nothing wakes the agent at rest.
 async fn due(rescan: Option<&Rescan>) {
     match rescan {
         Some(rescan) => rescan.due().await,

@@ -82,7 +82,7 @@ pub(super) fn inode_of(target: &Path, kind: &str) -> Option<u64> {
     target.to_str()?.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// What is mounted is called by its root, such as `net:[4026531840]`.
+/// Whether a network namespace is mounted; its name, such as `net:[4026531840]`, is the mount's root then.
 fn is_network_namespace(mount: &MountEntry) -> bool {
     mount.kind == b"nsfs" && mount.root.as_os_str().as_encoded_bytes().starts_with(b"net:[")
 }

@@ -17,14 +17,14 @@ use crate::common::{PATIENCE, PREFIX, said};
 const VIP: &str = "10.96.0.20";
 const POD: &str = "10.244.0.1";
 
-/// Of this machine: the runtime, and what enters a cgroup namespace.
+/// Programs of this machine: the runtime, and util-linux's nsenter, as busybox's knows no cgroup namespaces.
 const PROGRAMS: [&str; 2] = ["/usr/sbin/runc", "/usr/bin/nsenter"];
 
-/// What runs of the image, in all containers.
+/// The image's files, in all containers.
 const ROOT: &str = "containers/root";
-/// Where the root is that the agent looks for, in the example.
+/// The machine's cgroups, in the example.
 const OVERLAY: &str = "/host/sys/fs/cgroup";
-/// Where container runtimes mount a container's own cgroup.
+/// The container's own cgroup, as runtimes mount it.
 const CGROUP: &str = "/sys/fs/cgroup";
 
 /// A runtime changes its root by pivot_root(2), which the kernel refuses on an initramfs.
@@ -36,7 +36,7 @@ for dir in bin containers etc guest lib lib64 sbin usr; do [ ! -e /$dir ] || cp 
 exec switch_root /new /guest/machine
 ";
 
-/// What systemd and a kubelet would have made, then the containers one by one.
+/// The machine as systemd and a kubelet would have made it, then the containers one by one.
 const MACHINE: &str = r#"#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin NO_COLOR=1
 mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmpfs /run
@@ -117,7 +117,7 @@ fn volume(container: &Value, mount: &Value) -> Value {
     json!({"destination": mount["mountPath"], "type": "bind", "source": source, "options": options})
 }
 
-/// What containerd and CRI-O add to each container's mounts, but for the one of cgroups.
+/// The mounts that containerd and CRI-O add to each container's, but for the one of cgroups.
 fn default_mounts() -> Value {
     let mount = |destination: &str, kind: &str, options: Value| json!({"destination": destination, "type": kind, "source": kind, "options": options});
     json!([
