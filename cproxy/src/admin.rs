@@ -48,19 +48,6 @@ pub enum Question {
     Reseed(oneshot::Sender<Result<(), String>>),
 }
 
-/// Listens in the run directory; takes the place of a dead agent's socket.
-///
-/// # Errors
-/// The socket cannot be made.
-pub fn listen(run_dir: &Path) -> io::Result<UnixListener> {
-    let path = socket_path(run_dir);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    UnixListener::bind(path)
-}
-
 /// Answers for ever.
 pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));

@@ -14,6 +14,8 @@ use crate::{
 
 /// In the run directory: the table has been complete since this agent started.
 pub const READY: &str = "ready";
+/// In the run directory: that the programs are attached below the cgroup root, and where, in one line.
+pub const LIMITED: &str = "limited";
 /// In the run directory: why the last agent has ended, in one line.
 pub const FAILED: &str = "failed";
 /// As [`FAILED`], where another try on this machine would end the same.
@@ -69,6 +71,12 @@ pub fn wait(wanted: &Wanted) -> Result<(), WaitError> {
         let pause = if is_eager { PAUSE } else { PAUSE_LONG };
         thread::sleep(pause.min(left));
     }
+}
+
+/// The line of a ready agent whose programs are attached below the cgroup root.
+#[must_use]
+pub fn limits(run_dir: &Path) -> Option<String> {
+    read_line(&run_dir.join(LIMITED)).ok()
 }
 
 /// What is still missing.

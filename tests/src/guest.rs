@@ -154,11 +154,16 @@ impl<'s> GuestImage<'s> {
     /// Unpacks over it what goes over the root file system of a guest with an init system.
     #[must_use]
     pub fn rootfs(self) -> Self {
-        let archive = path_from_env(ROOTFS_VARIABLE, "cargo xtask vm test");
-        let mut tar = Command::new("tar");
-        tar.arg("-C").arg(self.directory.join("files")).arg("-xf").arg(&archive);
-        let status = tar.status().expect("cannot start tar");
-        assert!(status.success(), "cannot unpack {}", archive.display());
+        self.unpack(&path_from_env(ROOTFS_VARIABLE, "cargo xtask vm test"), "")
+    }
+
+    /// Unpacks an archive into one of its directories.
+    #[must_use]
+    pub fn unpack(self, archive: &Path, directory: &str) -> Self {
+        let directory = self.directory.join("files").join(directory);
+        fs::create_dir_all(&directory).expect("cannot make a directory in the sandbox's own");
+        let status = Command::new("tar").arg("-C").arg(directory).arg("-xf").arg(archive).status();
+        assert!(status.expect("cannot start tar").success(), "cannot unpack {}", archive.display());
         self
     }
 
@@ -368,7 +373,7 @@ impl Console {
     }
 }
 
-fn path_from_env(variable: &str, verb: &str) -> PathBuf {
+pub(crate) fn path_from_env(variable: &str, verb: &str) -> PathBuf {
     let path = std::env::var_os(variable).map(PathBuf::from);
     path.unwrap_or_else(|| panic!("{variable} is not set: run `{verb}`"))
 }

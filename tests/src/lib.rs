@@ -20,6 +20,7 @@ pub mod http;
 pub mod manifest;
 pub mod memory;
 pub mod nonce;
+pub mod oci;
 pub mod outside;
 pub mod pinned;
 pub mod population;

@@ -216,9 +216,9 @@ fn cgroup2_and_bpffs_are_mounted_where_they_are_missing() {
         "mount -t tmpfs none /sys/fs/bpf
          $cproxy run --manifests $manifests --cgroup $cgroup --run-dir $dir/run2 2>$dir/log & agent=$!
          for attempt in $(seq 100); do [ -e $dir/run2/ready ] && break; sleep 0.1; done
-         stat -f -c %T /sys/fs/bpf; kill $agent; wait $agent; $cproxy cleanup",
+         stat -f -c %T /sys/fs/bpf; stat -c %a /sys/fs/bpf | tail -c 4; kill $agent; wait $agent; $cproxy cleanup",
     );
-    assert!(bpffs.clone().success().stdout.starts_with("bpf_fs\n"), "{bpffs:?}");
+    assert!(bpffs.clone().success().stdout.starts_with("bpf_fs\n700\n"), "{bpffs:?}");
     let cgroup2 = script(
         &sandbox,
         "for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done

@@ -47,6 +47,9 @@ const NAMES: [&str; 23] = [
     "attached",
 ];
 
+/// Part of a script that unmounts cgroup2 everywhere.
+const WITHOUT_CGROUP2: &str = "for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done";
+
 /// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test and its directories are
 /// the sandbox's.
 fn script(sandbox: &Sandbox, text: &str) -> Output {
@@ -127,9 +130,10 @@ fn without_privileges_it_names_the_capabilities_and_what_it_could_not_try() {
 #[test]
 fn what_can_be_mounted_is_not_missing_and_is_not_mounted() {
     let sandbox = Sandbox::new("cproxy-test");
-    let bare = "mount -t tmpfs none /sys/fs/bpf
-         for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done
-         unset CPROXY_CGROUP CPROXY_PIN_DIR; export CPROXY_RUN_DIR=$dir/new";
+    let bare = format!(
+        "mount -t tmpfs none /sys/fs/bpf; {WITHOUT_CGROUP2}
+         unset CPROXY_CGROUP CPROXY_PIN_DIR; export CPROXY_RUN_DIR=$dir/new"
+    );
     let output = script(
         &sandbox,
         &format!("{bare}; $cproxy check; [ ! -e $dir/new ]; [ $(stat -f -c %T /sys/fs/bpf) = tmpfs ]"),
@@ -143,6 +147,61 @@ fn what_can_be_mounted_is_not_missing_and_is_not_mounted() {
     let unable =
         format!("{bare}; exec setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon --inh-caps=-all $cproxy check");
     assert_missing(&script(&sandbox, &unable), &["cgroup2", "bpffs"], &["CAP_SYS_ADMIN", "--cgroup"]);
+}
+
+/// Runs two scripts, the second one in a cgroup namespace of its own: as a container it sees its own cgroup as the root, and
+/// the machine's root as `/..`. Without `--cgroup`.
+fn confined(sandbox: &Sandbox, outside: &str, inside: &str) -> Output {
+    let mut command = Command::new("unshare");
+    let script = format!("{outside}; exec unshare --cgroup sh -euc \"$inside\"");
+    command.args(["--mount", "--propagation", "private", "sh", "-euc", &script]).env("inside", inside);
+    command.env("cproxy", cproxy_binary()).env("dir", sandbox.dir());
+    command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+    run(sandbox, Placement::Hooked, command, "", SYNC)
+}
+
+#[test]
+fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
+    let sandbox = Sandbox::new("cproxy-test");
+    // In front of the private mount, and behind it; with a blank in its name.
+    for (name, outside, inside) in [
+        (
+            "in front",
+            "mkdir \"$dir/in front\" $dir/own; mount -t cgroup2 none \"$dir/in front\"",
+            "mount -t cgroup2 none $dir/own",
+        ),
+        (
+            "be hind",
+            "mkdir \"$dir/be hind\" $dir/root; mount -t cgroup2 none $dir/root",
+            "mount -t cgroup2 none $dir/own; mount --move $dir/root \"$dir/be hind\"",
+        ),
+    ] {
+        let inside = format!("{inside}; $cproxy check");
+        let output = confined(&sandbox, &format!("{WITHOUT_CGROUP2}; {outside}"), &inside).success();
+        let place = sandbox.dir().join(name).display().to_string();
+        assert_eq!(requirements(&output)["cgroup2"], ("ok", place.as_str()));
+    }
+}
+
+/// As in a container that has no mount of the machine's cgroups.
+#[test]
+fn a_cgroup_below_the_root_is_said_loudly_by_all() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
+    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into()]);
+    let inside = "mkdir $dir/own; mount -t cgroup2 none $dir/own
+         $cproxy run --manifests $dir/manifests 2>$dir/log & agent=$!
+         $cproxy wait --timeout 10s; kill $agent; wait $agent; $cproxy check; cat $dir/log >&2; $cproxy cleanup";
+    let output = confined(&sandbox, WITHOUT_CGROUP2, inside).success();
+    let place = format!("{}/own, NOT the cgroup root, ", sandbox.dir().display());
+    for line in [format!("cproxy: ready, attached to {place}"), format!(" WARN attached to {place}")] {
+        assert!(output.stderr.contains(&line), "{line}: {output:?}");
+    }
+    let found = requirements(&output);
+    for (name, start) in [("cgroup2", place.clone()), ("attached", format!("to {place}"))] {
+        let (state, detail) = found[name];
+        assert!(state == "limited" && detail.starts_with(&start) && detail.contains("--cgroup"), "{name}: {output:?}");
+    }
 }
 
 #[test]
@@ -173,13 +232,15 @@ fn it_says_where_the_hooks_are_and_that_they_are_gone() {
         agent.stop();
     };
     start(sandbox.cgroup().to_owned());
-    assert_eq!(attached(), (0, format!("ok to {}", sandbox.cgroup().display())), "also with the agent dead");
+    let asked = format!("ok to {}, below the cgroup root, as --cgroup asks: ", sandbox.cgroup().display());
+    let (code, answer) = attached();
+    assert!(code == 0 && answer.starts_with(&asked), "also with the agent dead: {answer}");
 
     let other = sandbox.cgroup().join("other");
     fs::create_dir(&other).unwrap();
     start(other.clone());
     let (code, answer) = attached();
-    assert!(code == 0 && answer.starts_with("ok to another cgroup, with id "), "{answer}");
+    assert!(code == 0 && answer.starts_with("limited to another cgroup, with id "), "{answer}");
 
     // The kernel lets the link go some time after the cgroup.
     fs::remove_dir(&other).unwrap();

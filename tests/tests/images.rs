@@ -1,13 +1,7 @@
 //! What `cargo xtask image` makes: the same bytes each time, in forms that the tools of others take, with scripts that do
 //! what they say. The scripts run in namespaces and a cgroup of their own, as in a guest.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a failed call is a failed test"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,11 +14,9 @@ use std::{
 
 use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
-    outside::SECRETS,
-    process::{self, Daemon, cproxy_binary, eventually},
+    process::{Daemon, cproxy_binary},
     sandbox::{Placement, Sandbox},
 };
-use serde_json::Value;
 
 const RUN: Duration = Duration::from_secs(60);
 
@@ -163,123 +155,6 @@ fn container_tools_take_the_layout() {
     assert_eq!(agent.metadata().unwrap().permissions().mode() & 0o7777, 0o755);
     assert!(fs::read(agent).unwrap() == fs::read(cproxy_binary()).unwrap(), "another agent");
     assert_eq!(files(&Path::new(&bundle).join("rootfs")).len(), 1);
-}
-
-/// What a runtime does for the example's sidecar: the image's root, read-only, with the pod's volumes.
-const CONTAINER: &str = r#"
-root=$1 bpf=$2 run=$3
-shift 3
-mount --bind "$root" "$root"
-mount -t proc proc "$root/proc"
-mount --bind /dev "$root/dev"
-mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
-mount --bind "$bpf" "$root/sys/fs/bpf"
-mount --bind "$run" "$root/run/cproxy"
-mount -o remount,bind,ro "$root"
-exec /usr/sbin/chroot "$root" "$@"
-"#;
-
-/// The sidecar's container, as the manifest and the image have it.
-struct Sidecar {
-    root: PathBuf,
-    command: Vec<String>,
-    probe: Vec<String>,
-    variables: Vec<(String, String)>,
-}
-
-impl Sidecar {
-    fn new(sandbox: &Sandbox) -> Self {
-        let pod = fs::read_to_string(repository().join("images/kubernetes/overlays/sidecar/pod.yaml")).unwrap();
-        let pod: Value = serde_saphyr::from_str(&pod).unwrap();
-        let container = &pod["spec"]["initContainers"][0];
-        image("oci", "022", sandbox.dir());
-        let (_, tag) = container["image"].as_str().unwrap().split_once(':').unwrap();
-        let image = format!("{}/oci:{tag}", sandbox.dir().display());
-        let bundle = sandbox.dir().join("bundle");
-        output(command("umoci", &["unpack", "--rootless", "--image", &image]).arg(&bundle));
-        let config = output(&mut command("skopeo", &["inspect", "--config", &format!("oci:{image}")]));
-        let config: Value = serde_json::from_str(&config).unwrap();
-        let root = bundle.join("rootfs");
-        for directory in ["dev", "proc", "sys/fs/cgroup", "sys/fs/bpf", "run/cproxy", SECRETS] {
-            fs::create_dir_all(root.join(directory)).unwrap();
-        }
-        let authority = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap().cert.pem();
-        for (name, content) in [("token", "token"), ("ca.crt", &authority)] {
-            fs::write(root.join(SECRETS).join(name), content).unwrap();
-        }
-        assert_eq!(container["command"], Value::Null, "it is the image's");
-        let of_image = words(&config["config"]["Env"]);
-        let of_image = of_image.iter().map(|variable| variable.split_once('=').unwrap());
-        let of_image = of_image.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        Self {
-            root,
-            command: [words(&config["config"]["Entrypoint"]), words(&container["args"])].concat(),
-            probe: words(&container["startupProbe"]["exec"]["command"]),
-            variables: of_image.chain(container["env"].as_array().unwrap().iter().map(variable)).collect(),
-        }
-    }
-
-    fn command(&self, sandbox: &Sandbox, words: &[String]) -> Command {
-        let mut unshare = command("unshare", &["--mount", "--pid", "--fork", "--kill-child", "--cgroup"]);
-        unshare.args(["sh", "-euc", CONTAINER, "sh"]).arg(&self.root);
-        unshare.arg(sandbox.pin_dir().parent().unwrap()).arg(sandbox.run_dir()).args(words);
-        unshare.env_clear().envs(self.variables.iter().map(|(name, value)| (name, value)));
-        unshare
-    }
-
-    fn start(&self, sandbox: &Sandbox) -> Daemon {
-        Daemon::spawn(sandbox, "sidecar", Placement::Hooked, self.command(sandbox, &self.command))
-    }
-
-    /// The startup probe's exit code and what it says.
-    fn probe(&self, sandbox: &Sandbox) -> (i32, String) {
-        let output = process::run(sandbox, Placement::Hooked, self.command(sandbox, &self.probe), "", RUN);
-        (output.code, output.stdout + &output.stderr)
-    }
-}
-
-fn words(list: &Value) -> Vec<String> {
-    list.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
-}
-
-/// A variable of a container, with what a kubelet knows of the pod.
-fn variable(variable: &Value) -> (String, String) {
-    let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
-        None => variable["value"].as_str().unwrap(),
-        Some("spec.nodeName") => "virtual-kubelet",
-        Some("status.podIP") => "10.244.0.9",
-        Some(other) => panic!("{other}"),
-    };
-    (variable["name"].as_str().unwrap().to_owned(), value.to_owned())
-}
-
-#[test]
-fn the_image_has_what_the_sidecars_manifest_runs() {
-    let sandbox = Sandbox::new("cproxy-test");
-    let mut sidecar = Sidecar::new(&sandbox);
-    let mut agent = sidecar.start(&sandbox);
-    // Nobody is at the address that stands for the API server's.
-    agent.wait_log("192.0.2.1:6443: ", RUN);
-    let (code, said) = sidecar.probe(&sandbox);
-    assert!(said.starts_with("cproxy: not ready after 0ns: the agent has heard nothing"), "{said}");
-    assert_eq!(code, 1);
-    agent.kill();
-
-    let manifests = sidecar.root.join("etc/cproxy/manifests");
-    fs::create_dir_all(&manifests).unwrap();
-    manifest::write(
-        &manifests,
-        "web.json",
-        [Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080).into()],
-    );
-    sidecar.variables.retain(|(name, _)| !["CPROXY_APISERVER", "CPROXY_TLS_SERVER_NAME"].contains(&name.as_str()));
-    sidecar.variables.push(("CPROXY_MANIFESTS".to_owned(), "/etc/cproxy/manifests".to_owned()));
-    let _agent = sidecar.start(&sandbox);
-    eventually(RUN, "the startup probe succeeds", || match sidecar.probe(&sandbox) {
-        (0, _) => Ok(()),
-        (1, said) => Err(said),
-        other => panic!("{other:?}"),
-    });
 }
 
 #[test]

@@ -29,6 +29,15 @@ fn wait(sandbox: &Sandbox, flags: &[&str]) -> (i32, String) {
     (output.code, output.stderr)
 }
 
+/// It must succeed at once, and say where the agent is attached: these are not attached to the machine's root.
+#[track_caller]
+fn assert_ready(sandbox: &Sandbox, flags: &[&str]) {
+    let (code, message) = wait(sandbox, flags);
+    let place =
+        format!("cproxy: ready, attached to {}, below the cgroup root, as --cgroup asks: ", sandbox.cgroup().display());
+    assert!(code == 0 && message.starts_with(&place) && message.lines().count() == 1, "{code}: {message}");
+}
+
 /// A `cproxy wait` in the background.
 fn waiter(sandbox: &Sandbox, flags: &[&str]) -> Daemon {
     let mut command = Command::new(cproxy_binary());
@@ -61,7 +70,7 @@ fn wait_ends_when_the_table_is_complete() {
     assert_eq!(served.exit_status(), None);
     write_service(&sandbox, Endpoint::ready(POD));
     assert!(served.wait(SYNC).unwrap().success(), "{}", served.log());
-    assert_eq!(wait(&sandbox, &["--timeout", "0"]), (0, String::new()));
+    assert_ready(&sandbox, &["--timeout", "0"]);
     agent.stop();
     assert_eq!(wait(&sandbox, &["--timeout", "0"]).0, 1, "an agent that was stopped is not ready");
 }
@@ -114,7 +123,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
     write_service(&sandbox, Endpoint::ready(POD));
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     let (code, message) = wait("timeout = soon\non-timeout = start\n");
-    assert_eq!((code, message.lines().count()), (0, 1), "{message}");
+    assert_eq!((code, message.lines().count()), (0, 2), "{message}");
     assert!(message.contains("; waiting without it (--on-timeout start)"), "{message}");
     assert!(agent.is_ready());
     agent.stop();
@@ -170,7 +179,8 @@ fn who_waits_is_told_at_once_that_the_agent_cannot_run_here() {
 
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     agent.wait_ready(SYNC);
-    assert_eq!(wait(&sandbox, &[]), (0, String::new()), "what was before is forgotten");
+    // What was before is forgotten.
+    assert_ready(&sandbox, &[]);
 }
 
 #[test]

@@ -97,6 +97,13 @@ pub(crate) fn rootfs_of(agent: &Path) -> Result<PathBuf> {
     Ok(write(out.join("rootfs.tar"), &tar::archive(&rootfs(read(agent)?)?, Stamp::find()?)?)?.path)
 }
 
+/// The OCI image with this agent, for tests.
+pub(crate) fn oci_of(agent: &Path) -> Result<PathBuf> {
+    let out = default_out();
+    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    Ok(oci::write(out.join("oci"), read(agent)?, Stamp::find()?)?.path)
+}
+
 fn default_out() -> PathBuf {
     paths::target().join("image")
 }

@@ -16,7 +16,7 @@ use std::{
 use crate::{
     admin,
     bpf::{
-        self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, SocketMark, TableError,
+        self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
         excluded_cgroup,
     },
     config::{Config, Exclude, Source},
@@ -129,8 +129,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     let lock = dir.lock()?;
     let pins = Pins { dir, are_new: lock.is_empty() };
     let run_dir = RunDir::create(&config.run_dir)?;
-    let failed = |error| AgentError::RunDir(config.run_dir.join(admin::SOCKET), error);
-    let listener = admin::listen(&config.run_dir).map_err(failed)?;
+    let listener = run_dir.listen()?;
     timeline.end(Phase::Prepare);
     let heard = LastHeard::default();
     let api_server = source.api_server();
@@ -139,6 +138,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     let others = sender.downgrade();
     start(source, own.node_name.clone(), &pins.dir, heard.clone(), sender)?;
     install(&environment, &lock).await?;
+    tell_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before it is known.
     if own.pod_ips.is_empty() {
@@ -212,6 +212,17 @@ async fn install(environment: &Environment, lock: &PinLock) -> Result<(), AgentE
     lines.iter().for_each(|line| eprintln!("{line}"));
     let is_lasting = output.status.code() != Some(INSTALL_AGAIN.into());
     Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned(), is_lasting))
+}
+
+/// Reports, in the log and to `cproxy wait`, that the programs are attached below the cgroup root.
+fn tell_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), AgentError> {
+    let Some(caveat) = environment.scope.caveat() else { return Ok(()) };
+    let line = format!("attached to {}, {caveat}", environment.cgroup.display());
+    match environment.scope {
+        Scope::Confined => tracing::warn!("{line}"),
+        Scope::Machine | Scope::Requested => tracing::info!("{line}"),
+    }
+    run_dir.set_limited(&line)
 }
 
 fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {

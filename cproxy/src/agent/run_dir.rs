@@ -1,91 +1,153 @@
 //! The run directory: `ready` says that the table has been complete since this agent started.
+//!
+//! Everything is done through the opened directory: other users know its path, too, and may have put links there.
 
 use std::{
-    fs, io,
+    fs::File,
+    io::{self, Write},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, fstat, openat, renameat, unlinkat};
+use tokio::net::UnixListener;
 
 use super::AgentError;
 use crate::{
-    admin,
-    wait::{self, FAILED, READY, UNUSABLE},
+    admin, owned_dir,
+    wait::{self, FAILED, LIMITED, READY, UNUSABLE},
 };
+
+/// Lock file of the agent that uses the directory. Other users cannot open it, and so cannot hold the lock.
+const LOCK: &str = "lock";
+
+/// Name of a file until it is complete.
+const TEMPORARY: &str = ".new";
 
 /// The run directory of this agent; what it put there goes with it.
 #[derive(Debug)]
 pub(super) struct RunDir {
-    dir: PathBuf,
+    path: PathBuf,
+    dir: OwnedFd,
     /// Held: no other agent uses the directory.
     _lock: OwnedFd,
 }
 
 impl RunDir {
     /// Makes it, and takes away what a dead agent left.
-    pub(super) fn create(dir: &Path) -> Result<Self, AgentError> {
-        let failed = |error| AgentError::RunDir(dir.to_owned(), error);
-        fs::create_dir_all(dir).map_err(failed)?;
-        let lock = lock(dir).map_err(failed)?;
-        clear(dir).map_err(failed)?;
-        Ok(Self { dir: dir.to_owned(), _lock: lock })
+    pub(super) fn create(path: &Path) -> Result<Self, AgentError> {
+        Self::take(path).map_err(|error| AgentError::RunDir(path.to_owned(), error))
     }
 
-    /// Lets `ready` appear, whole at once. It says in which boot that was: on a lasting file system it may outlive the machine.
+    fn take(path: &Path) -> io::Result<Self> {
+        let dir = owned_dir::create(path)?;
+        let lock = lock(&dir)?;
+        clear(&dir)?;
+        Ok(Self { path: path.to_owned(), dir, _lock: lock })
+    }
+
+    /// Makes the socket on which the agent answers.
+    pub(super) fn listen(&self) -> Result<UnixListener, AgentError> {
+        UnixListener::bind(owned_dir::path_in(&self.dir, admin::SOCKET))
+            .map_err(|error| AgentError::RunDir(self.path.join(admin::SOCKET), error))
+    }
+
+    /// Leaves the caveat about the programs' cgroup for `cproxy wait`.
+    pub(super) fn set_limited(&self, caveat: &str) -> Result<(), AgentError> {
+        self.write(LIMITED, &format!("{caveat}\n"))
+    }
+
+    /// Lets `ready` appear. It says in which boot that was: on a lasting file system it may outlive the machine.
     pub(super) fn set_ready(&self) -> Result<(), AgentError> {
-        let temporary = self.dir.join(".ready");
-        let failed = |error| AgentError::RunDir(self.dir.clone(), error);
-        fs::write(&temporary, wait::this_boot()).map_err(failed)?;
-        fs::rename(&temporary, self.dir.join(READY)).map_err(failed)
+        self.write(READY, &wait::this_boot())
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), AgentError> {
+        write(&self.dir, name, text).map_err(|error| AgentError::RunDir(self.path.clone(), error))
     }
 }
 
-/// Takes away what a dead agent has left; fails if one is alive.
-pub(super) fn clear_unused(dir: &Path) -> Result<(), AgentError> {
-    let failed = |error| AgentError::RunDir(dir.to_owned(), error);
-    if !dir.is_dir() {
+/// Takes away what a dead agent has left; fails if one is alive. The agent may have been another user's.
+pub(super) fn clear_unused(path: &Path) -> Result<(), AgentError> {
+    let clear_unused = || {
+        let dir = owned_dir::open_any(path)?;
+        let _lock = match open_lock(&dir, OFlags::empty()) {
+            // Without the file no agent has been here, or it could not be asked.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            lock => Some(locked(lock?)?),
+        };
+        clear(&dir)
+    };
+    if !path.is_dir() {
         return Ok(());
     }
-    let _lock = lock(dir).map_err(failed)?;
-    clear(dir).map_err(failed)
+    clear_unused().map_err(|error| AgentError::RunDir(path.to_owned(), error))
 }
 
 /// Leaves word of why the agent has ended, for those who wait for it. Where another agent is alive, nothing is said; where
 /// it cannot be said, the log has it all the same.
-pub(super) fn leave_word(dir: &Path, name: &str, reason: &str) {
+pub(super) fn leave_word(path: &Path, name: &str, reason: &str) {
     // Besides the lock, which not every kernel has.
-    if admin::is_answered(dir) {
+    if admin::is_answered(path) {
         return;
     }
     let leave = || {
-        fs::create_dir_all(dir)?;
-        let _lock = lock(dir)?;
-        clear(dir)?;
-        fs::write(dir.join(name), format!("{reason}\n"))
+        let dir = owned_dir::create(path)?;
+        let _lock = lock(&dir)?;
+        clear(&dir)?;
+        write(&dir, name, &format!("{reason}\n"))
     };
     leave().ok();
 }
 
-fn lock(dir: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(dir, flags, Mode::empty())?;
-    match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+fn lock(dir: &OwnedFd) -> io::Result<OwnedFd> {
+    let file = open_lock(dir, OFlags::CREATE)?;
+    let stat = fstat(&file)?;
+    let is_ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if is_ours && is_file { locked(file) } else { Err(foreign_lock()) }
+}
+
+fn open_lock(dir: &OwnedFd, create: OFlags) -> io::Result<OwnedFd> {
+    // Opening a FIFO would otherwise wait for a writer.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | create;
+    openat(dir, LOCK, flags, Mode::RUSR | Mode::WUSR).map_err(|error| match error {
+        rustix::io::Errno::LOOP => foreign_lock(),
+        error => error.into(),
+    })
+}
+
+fn foreign_lock() -> io::Error {
+    io::Error::other(format!("its file `{LOCK}` is no lock of this user's alone; remove that file"))
+}
+
+fn locked(file: OwnedFd) -> io::Result<OwnedFd> {
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::other("in use by a running cproxy; pass another one")),
         // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart.
-        Err(rustix::io::Errno::NOSYS) => Ok(opened),
-        result => Ok(result.map(|()| opened)?),
+        Err(rustix::io::Errno::NOSYS) => Ok(file),
+        result => Ok(result.map(|()| file)?),
     }
 }
 
-fn clear(dir: &Path) -> io::Result<()> {
-    for name in [READY, FAILED, UNUSABLE, admin::SOCKET] {
-        match fs::remove_file(dir.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+/// Writes a file in one step, in the place of an earlier one.
+fn write(dir: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
+    remove(dir, TEMPORARY)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(dir, TEMPORARY, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH)?;
+    File::from(file).write_all(text.as_bytes())?;
+    Ok(renameat(dir, TEMPORARY, dir, name)?)
+}
+
+fn clear(dir: &OwnedFd) -> io::Result<()> {
+    [READY, LIMITED, FAILED, UNUSABLE, admin::SOCKET].into_iter().try_for_each(|name| remove(dir, name))
+}
+
+fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
+    match unlinkat(dir, name, AtFlags::empty()) {
+        Err(error) if error != rustix::io::Errno::NOENT => Err(error.into()),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 impl Drop for RunDir {

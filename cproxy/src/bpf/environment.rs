@@ -7,16 +7,21 @@ use std::{
 };
 
 use rustix::{
-    fs::{Access, Mode, OFlags, fstatfs},
+    fs::Access,
     mount::{MountFlags, mount},
 };
 
-/// Magic numbers of `statfs(2)` (include/uapi/linux/magic.h).
+use super::cgroups::{self, CGROUP2_SUPER_MAGIC, is_on};
+use crate::{mountinfo, owned_dir};
+
+/// Magic number of `statfs(2)` (include/uapi/linux/magic.h).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-pub(super) const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 
 /// Where bpffs is by convention; mounted there if need be.
 const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
+
+/// Mount point of cgroup2 below the run directory, for machines that have no other.
+const CGROUP2_DIR: &str = "cgroup2";
 
 /// What came last of all that the programs cannot do without: functions of theirs that are given pointers to memory, in
 /// 5.13. Before it: the atomic compare-and-exchange (5.12), getpeername hooks and CAP_BPF (5.8), links on cgroups, network
@@ -72,6 +77,8 @@ pub enum EnvironmentError {
 pub struct Environment {
     /// The cgroup to attach to.
     pub cgroup: PathBuf,
+    /// The processes that are served there.
+    pub scope: Scope,
     /// The pin directory's parent is on a bpffs; the directory itself exists.
     pub pin_dir: PathBuf,
 }
@@ -85,6 +92,34 @@ pub enum Mount {
     Possible(PathBuf),
 }
 
+/// The processes that programs see which are attached to a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All: it is the hierarchy's root.
+    Machine,
+    /// Those in and below the cgroup that `--cgroup` names.
+    Requested,
+    /// Those in and below a cgroup, because the root is out of sight: as in a container.
+    Confined,
+}
+
+impl Scope {
+    /// The words about a cgroup where not all processes are served.
+    #[must_use]
+    pub fn caveat(self) -> Option<&'static str> {
+        match self {
+            Self::Machine => None,
+            Self::Requested => {
+                Some("below the cgroup root, as --cgroup asks: processes outside of this cgroup are not served")
+            }
+            Self::Confined => Some(
+                "NOT the cgroup root, which cannot be seen from here: only processes in and below this cgroup are served; \
+                 mount the machine's /sys/fs/cgroup, at another path than this, or pass --cgroup if it is meant",
+            ),
+        }
+    }
+}
+
 impl Environment {
     /// Checks kernel, capabilities, cgroup2 and bpffs; mounts the last two where they are missing by convention.
     ///
@@ -93,17 +128,18 @@ impl Environment {
     pub fn prepare(cgroup: Option<&Path>, pin_dir: &Path, run_dir: &Path) -> Result<Self, EnvironmentError> {
         Self::kernel()?;
         Self::capabilities()?;
-        let (cgroup, bpffs) = (Self::cgroup2(cgroup, run_dir)?, Self::bpffs(pin_dir)?);
+        let ((cgroup, scope), bpffs) = (Self::cgroup2(cgroup, run_dir)?, Self::bpffs(pin_dir)?);
         let cgroup = match cgroup {
             Mount::Present(dir) => dir,
-            Mount::Possible(dir) => mount_cgroup2(dir)?,
+            Mount::Possible(dir) => mount_cgroup2(run_dir, dir)?,
         };
         if let Mount::Possible(dir) = bpffs {
-            mount("bpf", dir, "bpf", MountFlags::empty(), None)
+            // As systemd does. By default all users could make directories there, ours among them.
+            mount("bpf", dir, "bpf", MountFlags::empty(), Some(c"mode=700"))
                 .map_err(|error| EnvironmentError::MountBpffs(error.into()))?;
         }
         fs::create_dir_all(pin_dir).map_err(|error| EnvironmentError::Io(pin_dir.to_owned(), error))?;
-        Ok(Self { cgroup, pin_dir: pin_dir.to_owned() })
+        Ok(Self { cgroup, scope, pin_dir: pin_dir.to_owned() })
     }
 
     /// The kernel's release.
@@ -129,24 +165,31 @@ impl Environment {
         missing_capability(effective).map_or(Ok(()), |name| Err(EnvironmentError::Capability(name)))
     }
 
-    /// The cgroup to attach to: `cgroup`, or the cgroup2 mount with the whole hierarchy, or one of our own that could be
-    /// made below the run directory. Changes nothing.
+    /// The cgroup to attach to: `cgroup`, or the hierarchy's root, wherever it is mounted or could be mounted below the run
+    /// directory. Where neither can be, another cgroup2 mount. Changes nothing.
     ///
     /// # Errors
     /// There is none and none can be made.
-    pub fn cgroup2(cgroup: Option<&Path>, run_dir: &Path) -> Result<Mount, EnvironmentError> {
+    pub fn cgroup2(cgroup: Option<&Path>, run_dir: &Path) -> Result<(Mount, Scope), EnvironmentError> {
         match cgroup {
-            Some(dir) if is_on(dir, CGROUP2_SUPER_MAGIC) => return Ok(Mount::Present(dir.to_owned())),
-            Some(dir) => return Err(EnvironmentError::NotCgroup2(dir.to_owned())),
+            Some(dir) if !is_on(dir, CGROUP2_SUPER_MAGIC) => return Err(EnvironmentError::NotCgroup2(dir.to_owned())),
+            Some(dir) => {
+                let scope = if cgroups::is_root(dir) { Scope::Machine } else { Scope::Requested };
+                return Ok((Mount::Present(dir.to_owned()), scope));
+            }
             None => {}
         }
-        if let Some(root) = find_cgroup2(&read("/proc/self/mountinfo")?) {
-            return Ok(Mount::Present(root));
+        let mounts = mountinfo::list().map_err(|error| EnvironmentError::Io(mountinfo::PATH.into(), error))?;
+        let mut mounted = cgroups::mounted(mounts);
+        if let Some(root) = mounted.iter().position(|dir| cgroups::is_root(dir)) {
+            return Ok((Mount::Present(mounted.swap_remove(root)), Scope::Machine));
         }
-        check_filesystem("cgroup2", "CONFIG_CGROUPS and CONFIG_CGROUP_BPF")?;
-        let dir = run_dir.join("cgroup2");
-        check_may_mount().map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
-        Ok(Mount::Possible(dir))
+        let possible = may_mount_cgroup2(run_dir).map(Mount::Possible);
+        match (possible, mounted.into_iter().next()) {
+            (Ok(mount), _) if cgroups::in_initial_namespace().unwrap_or(true) => Ok((mount, Scope::Machine)),
+            (_, Some(dir)) => Ok((Mount::Present(dir), Scope::Confined)),
+            (possible, None) => Ok((possible?, Scope::Confined)),
+        }
     }
 
     /// Whether the pin directory is on a bpffs, or would be once one is mounted by convention. Changes nothing.
@@ -165,7 +208,7 @@ impl Environment {
         Ok(Mount::Possible(BPFFS_DEFAULT.into()))
     }
 
-    /// Whether this process may write the run directory, or make it. Changes nothing.
+    /// Whether this process may use the run directory, or make it. Changes nothing.
     ///
     /// # Errors
     /// It may not.
@@ -175,7 +218,8 @@ impl Environment {
             true => rustix::fs::access(dir, Access::WRITE_OK).map_err(io::Error::from),
             false => Err(io::ErrorKind::NotADirectory.into()),
         };
-        writable.map_err(|error| EnvironmentError::Io(dir.to_owned(), error))
+        let is_there = || if dir == run_dir { owned_dir::open(dir).map(drop) } else { Ok(()) };
+        writable.and_then(|()| is_there()).map_err(|error| EnvironmentError::Io(dir.to_owned(), error))
     }
 }
 
@@ -217,22 +261,21 @@ fn check_may_mount() -> io::Result<()> {
     if may { Ok(()) } else { Err(io::Error::other("it takes CAP_SYS_ADMIN")) }
 }
 
-fn mount_cgroup2(dir: PathBuf) -> Result<PathBuf, EnvironmentError> {
-    let mounted =
-        fs::create_dir_all(&dir).and_then(|()| Ok(mount("none", &dir, "cgroup2", MountFlags::empty(), None)?));
-    mounted.map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
+fn may_mount_cgroup2(run_dir: &Path) -> Result<PathBuf, EnvironmentError> {
+    check_filesystem("cgroup2", "CONFIG_CGROUPS and CONFIG_CGROUP_BPF")?;
+    let dir = run_dir.join(CGROUP2_DIR);
+    check_may_mount().map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
     Ok(dir)
 }
 
-/// Finds the cgroup2 mount in the text of `mountinfo` (proc_pid_mountinfo(5)): fields 4 and 5 are root and mount point,
-/// the type follows the separator.
-fn find_cgroup2(mountinfo: &str) -> Option<PathBuf> {
-    mountinfo.lines().find_map(|line| {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let mut fields = mount.split(' ').skip(3);
-        let (root, point) = (fields.next()?, fields.next()?);
-        (filesystem.starts_with("cgroup2 ") && root == "/").then(|| PathBuf::from(point))
-    })
+/// Mounts cgroup2 through the opened run directory: no link can lead the mount elsewhere.
+fn mount_cgroup2(run_dir: &Path, dir: PathBuf) -> Result<PathBuf, EnvironmentError> {
+    let mounted = owned_dir::create(run_dir).and_then(|run_dir| {
+        let place = owned_dir::create(&owned_dir::path_in(&run_dir, CGROUP2_DIR))?;
+        Ok(mount("none", owned_dir::path_in(&place, "."), "cgroup2", MountFlags::empty(), None)?)
+    });
+    mounted.map_err(|error| EnvironmentError::MountCgroup2(dir.clone(), error))?;
+    Ok(dir)
 }
 
 fn nearest_existing(path: &Path) -> Option<&Path> {
@@ -242,12 +285,6 @@ fn nearest_existing(path: &Path) -> Option<&Path> {
 /// Whether a directory is on a bpffs.
 pub(super) fn is_bpffs(directory: &Path) -> bool {
     is_on(directory, BPF_FS_MAGIC)
-}
-
-fn is_on(dir: &Path, magic: u64) -> bool {
-    // O_PATH: what it is can be asked of a directory that may not be read.
-    let opened = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::PATH, Mode::empty());
-    opened.and_then(fstatfs).is_ok_and(|stat| stat.f_type as u64 == magic)
 }
 
 #[cfg(test)]
@@ -282,14 +319,5 @@ mod tests {
         }
         assert_eq!(parse_capabilities("Name:\tx\nCapEff:\t000001ffffffffff\n"), 0x1ff_ffff_ffff);
         assert_eq!(parse_capabilities("nothing of use"), 0);
-    }
-
-    #[test]
-    fn the_cgroup2_mount_is_the_one_with_the_whole_hierarchy() {
-        let bind = "41 32 0:38 /some/slice /elsewhere rw,relatime - cgroup2 cgroup2 rw";
-        let v1 = "40 32 0:37 / /sys/fs/cgroup/systemd rw,relatime shared:9 - cgroup cgroup rw,name=systemd";
-        let root = "42 32 0:38 / /sys/fs/cgroup/unified rw,relatime shared:4 - cgroup2 cgroup2 rw";
-        assert_eq!(find_cgroup2(&[bind, v1, root].join("\n")), Some("/sys/fs/cgroup/unified".into()));
-        assert_eq!(find_cgroup2(&[bind, v1, "", "garbage - cgroup2 "].join("\n")), None);
     }
 }

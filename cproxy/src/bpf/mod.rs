@@ -3,6 +3,7 @@
 //! The long-running agent never loads programs itself: that needs the kernel's whole BTF in memory for a moment. A
 //! short-lived child of the same binary ([`install`]) loads, attaches and pins; the agent opens the pins.
 
+mod cgroups;
 mod counters;
 mod environment;
 mod exclusions;
@@ -22,7 +23,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 }
 
 pub use counters::read_counters;
-pub use environment::{Environment, EnvironmentError, Mount};
+pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use exclusions::{CgroupError, excluded_cgroup};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};
 pub use kernel_btf::hide_kernel_btf;

@@ -16,13 +16,14 @@ use cproxy_ebpf::{
     AFFINITY_MAX, AffinityEntry, AffinityKey, COUNTERS_MAX, FlowKey, FlowValue, LAYOUT_VERSION, Settings, SocketState,
     TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX, UdpState,
 };
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::FlockOperation;
 
 use super::{
     environment::is_bpffs,
     growing::{self, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     syscalls::{link_detach, obj_get},
 };
+use crate::owned_dir;
 
 /// Why the pins cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -238,10 +239,12 @@ impl PinDir {
             return Err(PinError::OtherLayout(self.dir.clone(), version));
         }
         let versioned = self.versioned();
-        // Nobody else may hold its lock.
+        // Nobody else may hold its lock, nor take away what is pinned: on many machines all users can write to a bpffs.
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&versioned);
         made.map_err(|error| PinError::Io(versioned.clone(), error))?;
+        owned_dir::open(&self.dir).map_err(|error| PinError::Io(self.dir.clone(), error))?;
         let lock = self.flock(&versioned)?;
+        owned_dir::check_owner(&lock.dir).map_err(|error| PinError::Io(versioned.clone(), error))?;
         self.check_maps()?;
         Ok(PinLock { is_empty: list(&versioned)?.is_empty(), ..lock })
     }
@@ -274,17 +277,22 @@ impl PinDir {
         for version in self.layouts()? {
             let dir = self.dir.join(&version);
             let lock = self.flock(&dir)?;
+            // Its user may have led it elsewhere by now.
+            let opened = |name: &str| owned_dir::path_in(&lock.dir, name);
+            if !is_bpffs(&opened(".")) {
+                return Err(PinError::NoBpffs(dir));
+            }
             let own_layout = dir == self.versioned();
             // Links first: no program may look into maps that are going.
-            let mut objects = list(&dir)?;
+            let mut objects = list(&opened("."))?;
             objects.sort_by_key(|name| !Self::is_link(name, links));
             for name in objects {
                 let is_ours = !own_layout || Self::is_ours(&name, links);
                 let path = dir.join(&name);
                 if is_ours {
                     // Of a map this is an error, and of a link on a cgroup that is gone.
-                    obj_get(&path).and_then(|object| link_detach(object.as_fd())).ok();
-                    fs::remove_file(&path).map_err(|error| PinError::Io(path.clone(), error))?;
+                    obj_get(&opened(&name)).and_then(|object| link_detach(object.as_fd())).ok();
+                    fs::remove_file(opened(&name)).map_err(|error| PinError::Io(path.clone(), error))?;
                     removed.push(path);
                 } else {
                     foreign.push(path);
@@ -298,9 +306,8 @@ impl PinDir {
     }
 
     fn flock(&self, versioned: &Path) -> Result<PinLock, PinError> {
-        let io = |error: rustix::io::Errno| PinError::Io(versioned.to_owned(), error.into());
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(versioned, flags, Mode::empty()).map_err(io)?;
+        let io = |error: io::Error| PinError::Io(versioned.to_owned(), error);
+        let dir = owned_dir::open_any(versioned).map_err(io)?;
         let deadline = Instant::now() + DYING;
         let try_lock = || rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive);
         let mut locked = try_lock();
@@ -312,7 +319,7 @@ impl PinDir {
             // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart; one is no worse for that.
             Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { dir, is_empty: false }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(PinError::Locked(self.dir.clone())),
-            Err(error) => Err(io(error)),
+            Err(error) => Err(io(error.into())),
         }
     }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::{Format, PinDirOption, RunDirOption, one_line, print};
 use crate::{
-    bpf::{self, Environment, Features, MapType, Mount, PinDir, PinError, Program},
+    bpf::{self, Environment, Features, MapType, Mount, PinDir, PinError, Program, Scope},
     sockets::{self, Abilities},
 };
 
@@ -100,7 +100,7 @@ fn requirements(options: &Options) -> Vec<Requirement> {
     let mut all = vec![
         required("kernel", answer(Environment::kernel())),
         required("capabilities", answer(capabilities.map(|()| "enough to load and attach programs"))),
-        required("cgroup2", answer(cgroup.as_ref().map(mount))),
+        required("cgroup2", cgroup.as_ref().map_or_else(missing, |(at, scope)| in_scope(*scope, mount(at)))),
         required("bpffs", answer(Environment::bpffs(pin_dir).as_ref().map(mount))),
         required("run_dir", answer(Environment::run_dir(run_dir).map(|()| run_dir.display()))),
         required("cgroup_bpf", kernel.ask(hooks)),
@@ -147,6 +147,15 @@ fn mount(mount: &Mount) -> String {
     match mount {
         Mount::Present(dir) => dir.display().to_string(),
         Mount::Possible(dir) => format!("not mounted yet; `cproxy run` mounts it at {}", dir.display()),
+    }
+}
+
+/// The place of the programs: `limited` where not all processes are served and `--cgroup` does not ask for that.
+fn in_scope(scope: Scope, place: String) -> Answer {
+    match (scope, scope.caveat()) {
+        (Scope::Confined, Some(caveat)) => limited(format!("{place}, {caveat}")),
+        (_, Some(caveat)) => ok(format!("{place}, {caveat}")),
+        (_, None) => ok(place),
     }
 }
 
@@ -199,8 +208,8 @@ fn errno_helper() -> Answer {
     }
 }
 
-/// Where our hooks are now, if `cproxy run` was there before.
-fn attached(pins: &PinDir, cgroup: Option<&Mount>) -> Answer {
+/// The cgroup of our hooks now, if `cproxy run` was there before.
+fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> Answer {
     match pins.check_installed() {
         Err(PinError::NotInstalled(_)) => return ok("not installed"),
         Err(error) => return missing(error),
@@ -214,11 +223,20 @@ fn attached(pins: &PinDir, cgroup: Option<&Mount>) -> Answer {
             Err(error) => return missing(format!("{}: {error}; start `cproxy run` again", program.link)),
         }
     }
-    ok(match cgroup {
-        Some(Mount::Present(dir)) if is_cgroup(dir, cgroup_id) => format!("to {}", dir.display()),
-        _ => format!("to another cgroup, with id {cgroup_id}"),
-    })
+    match cgroup {
+        Some((Mount::Present(dir), scope)) if is_cgroup(dir, cgroup_id) => {
+            in_scope(*scope, format!("to {}", dir.display()))
+        }
+        _ if cgroup_id == ROOT_ID => ok("to the cgroup root"),
+        _ => limited(format!(
+            "to another cgroup, with id {cgroup_id}: only processes in and below it are served; \
+             `find /sys/fs/cgroup -inum {cgroup_id}` names it"
+        )),
+    }
 }
+
+/// The id of the hierarchy's root (fs/kernfs/mount.c: ids start at 1).
+const ROOT_ID: u64 = 1;
 
 /// A cgroup's id is the inode number of its directory.
 fn is_cgroup(dir: &Path, id: u64) -> bool {

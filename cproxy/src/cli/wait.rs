@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum, error::ErrorKind};
 use super::{RunDirOption, service_name};
 use crate::{
     model::ServiceName,
-    wait::{Wanted, wait},
+    wait::{Wanted, limits, wait},
 };
 
 /// The default of `--timeout`.
@@ -60,7 +60,13 @@ pub(super) fn run(options: Options) -> anyhow::Result<()> {
             super::complain(&format_args!("{error}; going on without it (--on-timeout start)"));
             Ok(())
         }
-        (outcome, _) => Ok(outcome?),
+        (outcome, _) => {
+            outcome?;
+            if let Some(line) = limits(&wanted.run_dir) {
+                super::complain(&format_args!("ready, {line}"));
+            }
+            Ok(())
+        }
     }
 }
 

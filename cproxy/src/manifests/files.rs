@@ -68,7 +68,7 @@ impl Files {
         let mut found = BTreeSet::new();
         for path in self.paths.clone() {
             self.problems.remove(&path);
-            match self.expand(&path) {
+            match expand(&path) {
                 Ok(files) => found.extend(files),
                 Err(error) => {
                     self.problem(&path, &format!("{error}; its last content stays"));
@@ -124,14 +124,6 @@ impl Files {
     #[must_use]
     pub fn has_unread(&self) -> bool {
         !self.problems.is_empty()
-    }
-
-    fn expand(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        if !path.is_dir() {
-            return fs::metadata(path).map(|_| vec![path.to_owned()]);
-        }
-        let entries = fs::read_dir(path)?.collect::<io::Result<Vec<_>>>()?;
-        Ok(entries.into_iter().map(|entry| entry.path()).filter(|path| is_manifest(path)).collect())
     }
 
     fn read_file(&mut self, file: PathBuf) {
@@ -191,6 +183,15 @@ fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
         _ => format!("{} {name}", kind.singular()),
     };
     Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))
+}
+
+/// The manifests of a path: itself, or those in the directory that it is.
+pub(super) fn expand(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return fs::metadata(path).map(|_| vec![path.to_owned()]);
+    }
+    let entries = fs::read_dir(path)?.collect::<io::Result<Vec<_>>>()?;
+    Ok(entries.into_iter().map(|entry| entry.path()).filter(|path| is_manifest(path)).collect())
 }
 
 fn is_manifest(path: &Path) -> bool {

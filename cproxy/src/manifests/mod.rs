@@ -4,6 +4,7 @@ mod contents;
 mod document;
 mod files;
 mod parse;
+mod rescan;
 mod watch;
 mod yaml;
 

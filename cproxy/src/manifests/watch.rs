@@ -1,4 +1,5 @@
-//! Follows manifest files: inotify on their directories, so that replacing a file by renaming is seen too.
+//! Follows manifest files: inotify on their directories, so that replacing a file by renaming is seen too. Where
+//! inotify cannot tell all changes, the files are polled besides.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,7 +17,10 @@ use std::{
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
-use super::files::{Change, Files, ManifestError};
+use super::{
+    files::{Change, Files, ManifestError},
+    rescan::Rescan,
+};
 use crate::model::{Event, Problem};
 
 /// Several files are often written together: their changes become one.
@@ -32,6 +36,8 @@ pub struct Watcher {
     inotify: AsyncFd<OwnedFd>,
     paths: Vec<PathBuf>,
     directories: HashMap<i32, PathBuf>,
+    /// Polling of those that others than this machine can change.
+    rescan: Option<Rescan>,
 }
 
 /// A file that is created is not written yet; see [`is_complete_at_once`].
@@ -54,7 +60,7 @@ impl Watcher {
         // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and nobody else closes it.
         let inotify = unsafe { AsyncFd::register(inotify) };
         let inotify = inotify.map_err(|error| ManifestError::Io("inotify".into(), error.into()))?;
-        let mut watcher = Self { inotify, paths: paths.to_vec(), directories: HashMap::new() };
+        let mut watcher = Self { inotify, paths: paths.to_vec(), directories: HashMap::new(), rescan: None };
         watcher.add_watches().map_err(|(dir, error)| ManifestError::Io(dir, error.into()))?;
         Ok(watcher)
     }
@@ -67,13 +73,26 @@ impl Watcher {
             let watch = inotify::add_watch(self.inotify.get_ref(), dir, EVENTS).map_err(|error| (dir.into(), error))?;
             self.directories.insert(watch, dir.to_owned());
         }
+        self.rescan = Rescan::of(&self.paths);
         Ok(())
     }
 
     /// Waits until something has changed and then been quiet.
     async fn changed(&mut self) -> io::Result<Change> {
         let mut change = Change::Paths(BTreeSet::new());
-        self.read(&mut change).await?;
+        loop {
+            let is_told = tokio::select! {
+                result = self.read(&mut change) => result.map(|()| true)?,
+                () = due(self.rescan.as_ref()) => false,
+            };
+            if is_told {
+                break;
+            }
+            let found = self.rescan.as_mut().map(Rescan::look).unwrap_or_default();
+            if !found.is_empty() {
+                return Ok(Change::Paths(found));
+            }
+        }
         let deadline = tokio::time::Instant::now() + DELAY_MAX;
         loop {
             let quiet = (tokio::time::Instant::now() + QUIET).min(deadline);
@@ -127,6 +146,14 @@ impl Watcher {
             // The queue has overflowed, or a directory itself has come, gone or moved.
             _ => *change = Change::Everything,
         }
+    }
+}
+
+/// The next look, where there is anything to poll: otherwise nothing wakes the agent at rest.
+async fn due(rescan: Option<&Rescan>) {
+    match rescan {
+        Some(rescan) => rescan.due().await,
+        None => std::future::pending().await,
     }
 }
 

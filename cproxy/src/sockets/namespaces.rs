@@ -9,6 +9,8 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::mountinfo::{self, MountEntry};
+
 /// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last of
 /// them. Returns how many namespaces could not be entered, although they are there.
 ///
@@ -25,8 +27,8 @@ pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
             tour.stop_by_link(&thread.join("ns/net"));
         }
     }
-    for (name, path) in mounts(&fs::read_to_string("/proc/thread-self/mountinfo")?) {
-        tour.stop(name.into(), &path);
+    for mount in mountinfo::list()?.into_iter().filter(is_network_namespace) {
+        tour.stop(mount.root, &mount.point);
     }
     Ok(tour.refused)
 }
@@ -80,21 +82,9 @@ pub(super) fn inode_of(target: &Path, kind: &str) -> Option<u64> {
     target.to_str()?.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Network namespaces in the text of `mountinfo` (proc_pid_mountinfo(5)): fields 4 and 5 are root and mount point, the
-/// type follows the separator.
-fn mounts(mountinfo: &str) -> impl Iterator<Item = (&str, PathBuf)> {
-    mountinfo.lines().filter_map(|line| {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let mut fields = mount.split(' ').skip(3);
-        let (root, point) = (fields.next()?, fields.next()?);
-        (filesystem.starts_with("nsfs ") && root.starts_with("net:[")).then(|| (root, PathBuf::from(unescape(point))))
-    })
-}
-
-/// Blanks and backslashes are written as three octal digits.
-fn unescape(point: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(point.to_owned(), |text, (escape, character)| text.replace(escape, character))
+/// Whether a network namespace is mounted; its name, such as `net:[4026531840]`, is the mount's root then.
+fn is_network_namespace(mount: &MountEntry) -> bool {
+    mount.kind == b"nsfs" && mount.root.as_os_str().as_encoded_bytes().starts_with(b"net:[")
 }
 
 #[cfg(test)]
@@ -112,12 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn mounted_network_namespaces_are_found_by_root_and_type() {
-        let text = "61 59 0:4 net:[4026532345] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw\n\
-                    62 59 0:4 mnt:[4026532346] /run/mnt rw - nsfs nsfs rw\n\
-                    63 59 0:24 / /run rw - tmpfs tmpfs rw\n\
-                    garbage - nsfs nsfs\n\n - nsfs \n";
-        let found: Vec<_> = mounts(text).collect();
-        assert_eq!(found, [("net:[4026532345]", PathBuf::from("/run/netns/a b"))]);
+    fn mounted_network_namespaces_are_known_by_root_and_type() {
+        let mount = |root: &str, kind: &[u8]| {
+            let (root, point, kind) = (root.into(), "/run/netns/a b".into(), kind.to_owned());
+            is_network_namespace(&MountEntry { id: 1, root, point, kind, options: Vec::new() })
+        };
+        assert!(mount("net:[4026532345]", b"nsfs"));
+        assert!(!mount("mnt:[4026532346]", b"nsfs") && !mount("/", b"tmpfs") && !mount("net:[1]", b"tmpfs"));
     }
 }

@@ -13,6 +13,7 @@
 mod common;
 
 mod bad;
+mod containers;
 mod start;
 mod systemd;
 

@@ -11,11 +11,13 @@ use crate::{paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// What builds and most tests call.
-static COMMANDS: [Provided; 14] = [
+static COMMANDS: [Provided; 16] = [
+    ("bindfs", &["bindfs"]),
     ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
     ("curl", &["curl"]),
     ("dnsmasq", &["dnsmasq-base"]),
+    ("flock", &["util-linux"]),
     ("ip", &["iproute2"]),
     ("ld.bfd", &["binutils"]),
     ("nm", &["binutils"]),
@@ -65,11 +67,13 @@ static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
 /// What starts guests.
-static GUESTS: [Provided; 6] = [
+static GUESTS: [Provided; 8] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
     ("dnsmasq", &["dnsmasq-base"]),
+    ("nsenter", &["util-linux"]),
     ("qemu-system-x86_64", &["qemu-system-x86"]),
+    ("runc", &["runc"]),
     ("systemctl", &["systemd"]),
     ("xz", &["xz-utils"]),
 ];

@@ -1,0 +1,182 @@
+//! Polling of manifests that others than this machine can change: the host of a guest (virtio-fs, 9p), other clients of
+//! a file server (NFS, SMB). inotify tells only what this machine's kernel has done itself.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::files::expand;
+
+/// Pause between two looks. A change is taken at the second look that finds it.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Magic numbers (include/uapi/linux/magic.h, and the drivers' own) of file systems that are not this machine's alone.
+const SHARED: [u32; 15] = [
+    0x6573_5546, // FUSE and virtio-fs
+    0x0102_1997, // 9p
+    0x0000_6969, // NFS
+    0x0000_517b, // SMB
+    0xff53_4d42, // CIFS
+    0xfe53_4d42, // SMB 2 and 3
+    0x00c3_6400, // Ceph
+    0x5346_414f, // AFS
+    0x6b41_4653, // AFS, the kernel's
+    0x7375_7245, // Coda
+    0x7461_636f, // OCFS2
+    0x0116_1970, // GFS2
+    0x0bd0_0bd0, // Lustre
+    0x786f_4256, // VirtualBox
+    0xbacb_acbc, // VMware
+];
+
+/// Inode number, size and times of a file, which tell a change without reading it; none if they cannot be had.
+type Stamp = Option<[i64; 6]>;
+
+/// The files of some paths, as they were when they were last looked at.
+#[derive(Debug)]
+pub(super) struct Rescan {
+    paths: Vec<PathBuf>,
+    /// As they were when they were last taken as changed.
+    taken: BTreeMap<PathBuf, Stamp>,
+    /// As they were at the last look.
+    seen: BTreeMap<PathBuf, Stamp>,
+    next: Instant,
+}
+
+impl Rescan {
+    /// Takes in what there is now of those paths that others can change; none where there are no such paths.
+    pub(super) fn of(paths: &[PathBuf]) -> Option<Self> {
+        let shared: Vec<_> = paths.iter().filter(|path| is_shared(path)).cloned().collect();
+        (!shared.is_empty()).then(|| Self::new(shared))
+    }
+
+    fn new(paths: Vec<PathBuf>) -> Self {
+        let mut new = Self { paths, taken: BTreeMap::new(), seen: BTreeMap::new(), next: Instant::now() + PAUSE };
+        new.seen = new.stamps();
+        new.taken.clone_from(&new.seen);
+        new
+    }
+
+    /// Waits until it is time for the next look.
+    pub(super) async fn due(&self) {
+        sleep_until(self.next).await;
+    }
+
+    /// The files that have changed, come or gone and are now as they were at the last look: nobody is still writing them.
+    pub(super) fn look(&mut self) -> BTreeSet<PathBuf> {
+        let now = self.stamps();
+        let is_new = |path: &&PathBuf| now.get(*path) != self.taken.get(*path);
+        let is_settled = |path: &&PathBuf| now.get(*path) == self.seen.get(*path);
+        let all = now.keys().chain(self.taken.keys());
+        let changed: BTreeSet<_> = all.filter(is_new).filter(is_settled).cloned().collect();
+        for path in &changed {
+            match now.get(path) {
+                Some(stamp) => drop(self.taken.insert(path.clone(), *stamp)),
+                None => drop(self.taken.remove(path)),
+            }
+        }
+        self.seen = now;
+        self.next = Instant::now() + PAUSE;
+        changed
+    }
+
+    fn stamps(&self) -> BTreeMap<PathBuf, Stamp> {
+        let mut stamps = BTreeMap::new();
+        for path in &self.paths {
+            match expand(path) {
+                Ok(files) => stamps.extend(files.into_iter().map(|file| {
+                    let stamp = stamp(&file).ok();
+                    (file, stamp)
+                })),
+                // That is what has changed. The files stay as they were, as their content does.
+                Err(_) => {
+                    let below = self.seen.iter().filter(|(file, _)| file.starts_with(path));
+                    stamps.extend(below.map(|(file, stamp)| (file.clone(), *stamp)));
+                    stamps.insert(path.clone(), None);
+                }
+            }
+        }
+        stamps
+    }
+}
+
+fn stamp(file: &Path) -> io::Result<[i64; 6]> {
+    let is = fs::metadata(file)?;
+    // As bits: they are compared, nothing else.
+    let [number, size] = [is.ino(), is.size()].map(u64::cast_signed);
+    Ok([number, size, is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec()])
+}
+
+/// Whether others than this machine can change what is at this path, or in the directory where it will be.
+fn is_shared(path: &Path) -> bool {
+    let existing = path.ancestors().find(|path| path.exists());
+    let nearest = existing.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Magic numbers have 32 bits, whatever the field has.
+    rustix::fs::statfs(nearest).is_ok_and(|stat| is_shared_type(stat.f_type as u32))
+}
+
+fn is_shared_type(magic: u32) -> bool {
+    SHARED.contains(&magic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_file_systems_that_others_can_change_are_looked_at_again() {
+        let [tmpfs, ext4, overlay, xfs, fuse, smb2] =
+            [0x0102_1994, 0xef53, 0x794c_7630, 0x5846_5342, 0x6573_5546, 0xfe53_4d42].map(is_shared_type);
+        assert!(!tmpfs && !ext4 && !overlay && !xfs && fuse && smb2);
+        // Whatever there is on the machine that tests: none of these is a host's or a server's.
+        assert!(Rescan::of(&["/proc".into(), "/sys/nowhere/at/all".into(), "/dev/null".into()]).is_none());
+        assert!(Rescan::of(&[]).is_none());
+    }
+
+    fn directory() -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("cproxy-rescan-{}", std::process::id()));
+        fs::remove_dir_all(&dir).ok();
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[tokio::test]
+    async fn a_change_is_taken_once_it_has_settled() {
+        let dir = directory();
+        let [a, b, missing] = ["a.yaml", "b.yaml", "c/d.yaml"].map(|name| dir.join(name));
+        fs::write(&a, "one").unwrap();
+        fs::write(dir.join("not-a-manifest"), "").unwrap();
+        let mut rescan = Rescan::new(vec![dir.clone(), missing.clone()]);
+        let mut look = || rescan.look().into_iter().collect::<Vec<_>>();
+        assert!(look().is_empty());
+
+        fs::write(&a, "two, half").unwrap();
+        assert!(look().is_empty(), "somebody may still be writing");
+        fs::write(&a, "two, and whole").unwrap();
+        fs::write(&b, "new").unwrap();
+        assert!(look().is_empty(), "somebody was");
+        assert_eq!(look(), [a.clone(), b.clone()]);
+        assert!(look().is_empty(), "once");
+
+        fs::remove_file(&b).unwrap();
+        fs::create_dir(dir.join("c")).unwrap();
+        fs::write(&missing, "there now").unwrap();
+        look();
+        assert_eq!(look(), [b, missing.clone()]);
+
+        // A server that is away takes nothing with it.
+        fs::rename(&dir, dir.with_extension("away")).unwrap();
+        look();
+        assert_eq!(look(), [dir.clone(), missing.clone()]);
+        fs::rename(dir.with_extension("away"), &dir).unwrap();
+        look();
+        assert_eq!(look(), [dir.clone(), missing]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

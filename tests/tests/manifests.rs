@@ -1,0 +1,86 @@
+//! Manifests on a file system that others change, too: as the host does with a guest's.
+
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{fs, path::Path, process::Command, thread, time::Duration};
+
+use cproxy_tests::{
+    manifest::{self, Service, Slice},
+    process::{Agent, Daemon, RunningAgent, cproxy, eventually},
+    sandbox::{Placement, Sandbox},
+};
+use rustix::fs::statfs;
+
+const SYNC: Duration = Duration::from_secs(10);
+/// Two looks, and what the file system keeps for a second.
+const LOOKS: Duration = Duration::from_secs(30);
+/// Magic number of `statfs(2)` (include/uapi/linux/magic.h).
+const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
+
+fn write_service(dir: &Path, name: &str, number: u8) {
+    let service = Service::new(name).cluster_ips([format!("10.96.0.{number}")]).tcp("http", 80, 8080);
+    let slice = Slice::v4(name).tcp("http", 8080).ready([format!("10.244.0.{number}")]);
+    manifest::write(dir, &format!("{name}.json"), [service.into(), slice.into()]);
+}
+
+/// The backends of all frontends.
+fn backends(sandbox: &Sandbox) -> String {
+    let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
+    let rows = rows.as_array().unwrap().iter().filter_map(|row| row.pointer("/backends/0/address"));
+    rows.map(|address| format!("{} ", address.as_str().unwrap())).collect()
+}
+
+fn wait_backends(sandbox: &Sandbox, expected: &str) {
+    eventually(LOOKS, format!("backends {expected}"), || {
+        let found = backends(sandbox);
+        if found == expected { Ok(()) } else { Err(found) }
+    });
+}
+
+/// A change below the mount, as a host makes it in what it shares, raises no event above it.
+#[test]
+fn changes_by_others_are_found_on_a_shared_file_system() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let [host, guest] = ["host", "guest"].map(|name| sandbox.dir().join(name));
+    fs::create_dir(&host).unwrap();
+    fs::create_dir(&guest).unwrap();
+    let mut bindfs = Command::new("bindfs");
+    bindfs.arg("-f").arg(&host).arg(&guest);
+    let mut shared = Daemon::spawn(&sandbox, "bindfs", Placement::Unhooked, bindfs);
+    shared.wait_until(SYNC, "the file system is mounted", |_| {
+        let magic = statfs(&guest).unwrap().f_type as u64;
+        if magic == FUSE_SUPER_MAGIC { Ok(()) } else { Err(format!("{magic:#x}")) }
+    });
+
+    write_service(&host, "a", 1);
+    let mut agent = Agent::new(&sandbox).manifests(&guest).start();
+    agent.wait_ready(SYNC);
+    assert_eq!(backends(&sandbox), "10.244.0.1 ");
+    write_service(&host, "a", 2);
+    write_service(&host, "b", 3);
+    wait_backends(&sandbox, "10.244.0.2 10.244.0.3 ");
+    fs::remove_file(host.join("a.json")).unwrap();
+    wait_backends(&sandbox, "10.244.0.3 ");
+    agent.stop();
+    shared.stop();
+}
+
+/// The number of times that the agent has been woken.
+fn wake_ups(agent: &RunningAgent) -> String {
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    status.lines().find(|line| line.starts_with("voluntary_ctxt_switches:")).unwrap().to_owned()
+}
+
+#[test]
+fn at_rest_nothing_wakes_an_agent_with_manifests_of_its_own_machine() {
+    let sandbox = Sandbox::new("cproxy-test");
+    write_service(&sandbox.manifest_dir(), "a", 1);
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    // What follows a start has been done.
+    thread::sleep(Duration::from_secs(3));
+    let before = wake_ups(&agent);
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!(wake_ups(&agent), before);
+    agent.stop();
+}
