@@ -141,4 +141,16 @@ mod tests {
         assert_eq!((user.token_file, user.client_key), (path("token"), Some("/key".to_owned())));
         assert_eq!(user.exec.unwrap().command, path("bin/login"));
     }
+
+    #[test]
+    fn a_proxy_is_refused() {
+        let file = std::env::temp_dir().join(format!("cproxy-kubeconfig-proxy-{}", std::process::id()));
+        let read = |proxy: &str| {
+            fs::write(&file, format!("{CONTEXT}clusters: [{{name: k, cluster: {{proxy-url: '{proxy}'}}}}]\n")).unwrap();
+            read(&file)
+        };
+        let (refused, accepted) = (read("http://1.2.3.4").unwrap_err(), read("").is_ok());
+        fs::remove_file(&file).unwrap();
+        assert!(refused.contains("proxy-url, which is not supported") && accepted, "{refused}");
+    }
 }
