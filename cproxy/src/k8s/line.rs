@@ -94,3 +94,58 @@ impl<K: Watched> Line<K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::k8s::{objects::Service, split::SplitError};
+
+    fn read(text: &str) -> Result<Option<Line<Service>>, Cause> {
+        Line::read(Piece::Whole(text.as_bytes()))
+    }
+
+    fn head(text: &str) -> Result<Option<Line<Service>>, Cause> {
+        Line::read(Piece::Head(text.as_bytes()))
+    }
+
+    #[test]
+    fn a_line_is_an_object_a_bookmark_or_an_error() {
+        for (change, is_put) in [("ADDED", true), ("MODIFIED", true), ("DELETED", false)] {
+            let line = read(&format!(r#"{{"type":"{change}","object":{{"metadata":{{"name":"a"}}}}}}"#)).unwrap();
+            assert!(matches!(line, Some(Line::Put(_)) if is_put) || matches!(line, Some(Line::Gone(_)) if !is_put));
+        }
+        let bookmark = |annotations: &str| {
+            let metadata = format!(r#"{{"resourceVersion":"7","annotations":{{{annotations}}}}}"#);
+            match read(&format!(r#"{{"type":"BOOKMARK","object":{{"metadata":{metadata}}}}}"#)).unwrap() {
+                Some(Line::Bookmark { version, ends_list }) if version.as_deref() == Some("7") => ends_list,
+                _ => panic!("no bookmark with a version"),
+            }
+        };
+        assert!(!bookmark("") && bookmark(r#""k8s.io/initial-events-end":"true""#));
+        let error = read(r#"{"type":"ERROR","object":{"kind":"Status","code":410}}"#);
+        assert!(matches!(error, Err(Cause::Event(status)) if status.code == 410));
+        assert!(matches!(read(" \r"), Ok(None)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_if_it_can_be() {
+        for (text, expected) in [
+            (r#"{"type":"ADDED","object":{"metadata":{"name":"a"#, None),
+            (r#"{"type":"ADDED","object":{"metadata":{"name":"a","#, Some("Service default/a")),
+            (r#"{"type":"SHOUTED","object":{"metadata":{"name":"a"}}}"#, Some("Service default/a")),
+            ("<html>", None),
+        ] {
+            let Err(Cause::Unreadable(_, name)) = read(text) else { panic!("{text} was read") };
+            assert_eq!(name.as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn of_what_is_too_long_the_name_is_enough() {
+        let named = |change: &str| head(&format!(r#"{{"type":"{change}","object":{{"metadata":{{"name":"a","x":""#));
+        assert!(matches!(named("ADDED"), Ok(Some(Line::Put(Sent::Unreadable(..))))));
+        assert!(matches!(named("DELETED"), Ok(Some(Line::Gone(Sent::Unreadable(..))))));
+        let is_too_long = |line| matches!(line, Err(Cause::Split(SplitError::TooLong(_))));
+        assert!(is_too_long(named("BOOKMARK")) && is_too_long(head(r#"{"type":"ADDED","object":{"x":""#)));
+    }
+}

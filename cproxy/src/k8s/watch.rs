@@ -154,8 +154,9 @@ impl Source {
             }
             Remedy::DoWithout => self.do_without::<K>(course, &message).await,
             Remedy::Retry(again) => {
-                tracing::warn!("{message}; trying again");
                 let pause = course.retry(again).max(patience(failure));
+                let is_relist = failure.step == Step::Watch && course.step() != Step::Watch;
+                tracing::warn!("{message}; {}", if is_relist { "listing anew" } else { "trying again" });
                 if failure.is_of_connection() {
                     pause_unless_network_changes(pause).await;
                 } else {
