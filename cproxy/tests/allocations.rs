@@ -3,12 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-    collections::BTreeSet,
-    time::Instant,
-};
+mod counting;
+
+use std::{collections::BTreeSet, time::Instant};
 
 use cproxy::{
     bpf,
@@ -18,43 +15,14 @@ use cproxy::{
 };
 use serde_json::{Value, json};
 
+use self::counting::{ALLOCATIONS, BYTES, PEAK_BYTES};
+
 /// For an object that has become an event already: its row, what follows from it, and the operations.
 const ALLOCATIONS_MAX: usize = 55;
 /// What a thousand Services with ten endpoints each may take.
 const KEPT_BYTES_MAX: usize = 700_000;
 /// What may be there at most, besides its text, while a file with these is read.
 const FILE_BYTES_MAX: usize = 800_000;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    static BYTES: Cell<usize> = const { Cell::new(0) };
-    static PEAK_BYTES: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The system's allocator, and how often and for how much each thread has asked it.
-struct Counting;
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-// SAFETY: the system's allocator does everything.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        let bytes = BYTES.get().wrapping_add(layout.size());
-        BYTES.set(bytes);
-        // What a thread has freed of others' makes it less than nothing.
-        PEAK_BYTES.set(PEAK_BYTES.get().cast_signed().max(bytes.cast_signed()).cast_unsigned());
-        // SAFETY: as the caller says.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        BYTES.set(BYTES.get().wrapping_sub(layout.size()));
-        // SAFETY: as the caller says.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 fn address(network: u32, index: u32) -> String {
     std::net::Ipv4Addr::from_bits(network << 24 | (index + 1)).to_string()

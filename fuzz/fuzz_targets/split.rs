@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use cproxy::k8s::split::{Items, Lines, Part, SplitError};
+use cproxy::k8s::split::{Items, Lines, Part, Piece, SplitError};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, from_slice};
 
@@ -25,7 +25,8 @@ fuzz_target!(|input: &[u8]| {
 fn check(list: &serde_json::Map<String, Value>, sent: &[u8], parts: &Result<Vec<Vec<u8>>, SplitError>) {
     let is_plain =
         !sent.contains(&b'\\') && [&b"\"items\""[..], b"\"metadata\""].iter().all(|name| count(sent, name) <= 1);
-    if let (true, Some(Value::Array(items)), Ok(parts)) = (is_plain, list.get("items"), parts) {
+    let are_whole = parts.iter().flatten().all(|part| !part.ends_with(b"\0"));
+    if let (true, Some(Value::Array(items)), Ok(parts)) = (is_plain && are_whole, list.get("items"), parts) {
         let parts: Vec<Value> = parts.iter().map(|part| from_slice(part).unwrap()).collect();
         assert_eq!(parts.len(), items.len() + usize::from(list.contains_key("metadata")));
         assert!(items.iter().all(|item| parts.contains(item)));
@@ -41,11 +42,18 @@ fn items(chunks: &[&[u8]]) -> Result<Vec<Vec<u8>>, SplitError> {
     let mut parts = Vec::new();
     for mut chunk in chunks.iter().copied() {
         while let Some(Part::Metadata(part) | Part::Item(part)) = items.next(&mut chunk)? {
-            assert!(part.len() <= LONGEST_BYTES);
-            parts.push(part.to_vec());
+            parts.push(bytes(part));
         }
     }
     items.finish().map(|()| parts)
+}
+
+/// A piece's bytes; what is not whole ends in a NUL, which is no JSON.
+fn bytes(piece: Piece<'_>) -> Vec<u8> {
+    let (Piece::Whole(bytes) | Piece::Head(bytes)) = piece;
+    assert!(bytes.len() <= LONGEST_BYTES);
+    let end: &[u8] = if matches!(piece, Piece::Head(_)) { b"\0" } else { b"" };
+    [bytes, end].concat()
 }
 
 fn lines(chunks: &[&[u8]]) -> Result<Vec<Vec<u8>>, SplitError> {
@@ -53,10 +61,9 @@ fn lines(chunks: &[&[u8]]) -> Result<Vec<Vec<u8>>, SplitError> {
     let mut seen = Vec::new();
     for mut chunk in chunks.iter().copied() {
         while let Some(line) = lines.next(&mut chunk)? {
-            assert!(line.len() <= LONGEST_BYTES);
-            seen.push(line.to_vec());
+            seen.push(bytes(line));
         }
     }
-    seen.push(lines.rest().to_vec());
+    seen.push(bytes(lines.rest()));
     Ok(seen)
 }

@@ -1,5 +1,7 @@
 //! What must hold whatever comes in; shared by the fuzz targets.
 
+pub mod simulated;
+
 use std::collections::BTreeSet;
 
 use cproxy::{

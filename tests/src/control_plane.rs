@@ -48,6 +48,10 @@ const NAMES: [&str; 11] = [
     "kubernetes.default.svc.cluster.local",
 ];
 
+/// Which variables say where the binaries are, and those of the oldest release.
+const VARIABLE: &str = "CPROXY_CONTROL_PLANE";
+const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
+
 /// Where etcd answers the API server.
 const ETCD: &str = "http://127.0.0.1:2379";
 
@@ -66,6 +70,8 @@ pub const NODE: &str = "node-1";
 pub struct ControlPlane<'s> {
     sandbox: &'s Sandbox,
     binaries: PathBuf,
+    /// Where kube-apiserver is.
+    api_server_binaries: PathBuf,
     credentials: Credentials,
     /// More of the API server's flags.
     flags: Vec<String>,
@@ -89,12 +95,25 @@ impl<'s> ControlPlane<'s> {
     /// # Panics
     /// As [`ControlPlane::start`].
     pub fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
+        Self::start_from(sandbox, binaries(VARIABLE), flags)
+    }
+
+    /// Like [`ControlPlane::start`], with kube-apiserver of the oldest release that is supported.
+    ///
+    /// # Panics
+    /// As [`ControlPlane::start`]; the variable is `CPROXY_CONTROL_PLANE_OLDEST`.
+    pub fn start_oldest(sandbox: &'s Sandbox) -> Self {
+        Self::start_from(sandbox, binaries(OLDEST_VARIABLE), &[])
+    }
+
+    fn start_from(sandbox: &'s Sandbox, api_server_binaries: PathBuf, flags: &[&str]) -> Self {
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        let binaries = binaries();
+        let binaries = binaries(VARIABLE);
         sandbox.add_addresses([ADDRESS, ADDRESS_V6]);
         let credentials = Credentials::create(sandbox.dir().join("control-plane"), &NAMES);
         let etcd = start_etcd(sandbox, &binaries);
-        let mut control_plane = Self { sandbox, binaries, credentials, flags, api_server: None, _etcd: etcd };
+        let mut control_plane =
+            Self { sandbox, binaries, api_server_binaries, credentials, flags, api_server: None, _etcd: etcd };
         control_plane.start_api_server();
         control_plane.apply(agent_rights());
         control_plane
@@ -238,7 +257,7 @@ impl ControlPlane<'_> {
     }
 
     fn api_server_command(&self) -> Command {
-        let mut command = Command::new(self.binary("kube-apiserver"));
+        let mut command = Command::new(binary(&self.api_server_binaries, "kube-apiserver"));
         command.arg(format!("--etcd-servers={ETCD}"));
         command.arg("--bind-address=::").arg(format!("--advertise-address={ADDRESS}"));
         command.arg(format!("--secure-port={PORT}"));
@@ -268,10 +287,10 @@ fn binary(directory: &Path, name: &str) -> PathBuf {
     path
 }
 
-fn binaries() -> PathBuf {
-    std::env::var_os("CPROXY_CONTROL_PLANE")
-        .map(PathBuf::from)
-        .expect("CPROXY_CONTROL_PLANE is not set: run `cargo xtask control-plane` and set it to the directory it names")
+fn binaries(variable: &str) -> PathBuf {
+    std::env::var_os(variable).map(PathBuf::from).unwrap_or_else(|| {
+        panic!("{variable} is not set: run `cargo xtask control-plane`, and set it to the directory that it names")
+    })
 }
 
 fn start_etcd(sandbox: &Sandbox, binaries: &Path) -> Daemon {

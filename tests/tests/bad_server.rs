@@ -39,6 +39,15 @@ fn object(target: &str) -> Value {
     object
 }
 
+/// Another one.
+fn other(target: &str) -> Value {
+    let mut other = object(target);
+    other["metadata"]["name"] = "other".into();
+    other["spec"]["clusterIP"] = "10.96.0.11".into();
+    other["spec"]["clusterIPs"] = json!(["10.96.0.11"]);
+    other
+}
+
 fn event(change: &str, object: &Value) -> Vec<u8> {
     format!("{}\n", json!({"type": change, "object": object})).into_bytes()
 }
@@ -54,6 +63,9 @@ fn list(items: &[Value], next: &str) -> String {
 
 /// As a healthy server that streams lists.
 fn streamed(target: &str) -> Reply {
+    if !is_watch(target) {
+        return listed(target);
+    }
     let events = if is_list_streamed(target) { vec![event("ADDED", &object(target)), list_end()] } else { Vec::new() };
     Reply::chunks(events).open()
 }
@@ -99,6 +111,14 @@ fn assert_serves(sandbox: &Sandbox, agent: &mut RunningAgent) {
     let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
     assert_eq!(rows.pointer("/0/address"), Some(&ADDRESS.into()), "{rows}: {}", agent.tail());
     assert_eq!(rows.pointer("/0/backends/0/address"), Some(&"10.244.0.1".into()), "{rows}");
+}
+
+fn wait_for_both(sandbox: &Sandbox) {
+    eventually(PATIENCE, "both are served", || {
+        let output = cproxy(sandbox, &["get", "services", "-o", "json"]);
+        let rows = if output.code == 0 { output.json() } else { Value::Null };
+        if rows.as_array().is_some_and(|rows| rows.len() == 2) { Ok(()) } else { Err(rows) }
+    });
 }
 
 /// The most memory that the agent has had so far.
@@ -234,19 +254,13 @@ fn an_object_that_cannot_be_read_does_not_end_the_watch() {
         }
         let (good, mut bad) = (object(target), object(target));
         bad["spec"]["ports"] = 5.into();
-        let mut other = object(target);
-        other["metadata"]["name"] = "other".into();
-        other["spec"]["clusterIP"] = "10.96.0.11".into();
-        other["spec"]["clusterIPs"] = json!(["10.96.0.11"]);
-        Reply::chunks([event("ADDED", &good), list_end(), event("MODIFIED", &bad), event("ADDED", &other)]).open()
+        let events = [event("ADDED", &good), list_end(), event("MODIFIED", &bad), event("ADDED", &other(target))];
+        Reply::chunks(events).open()
     });
     let mut agent = start(&sandbox, &api);
     assert_serves(&sandbox, &mut agent);
     agent.wait_log("Service default/web: spec.ports: invalid type", PATIENCE);
-    eventually(PATIENCE, "both are served", || {
-        let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
-        if rows.as_array().is_some_and(|rows| rows.len() == 2) { Ok(()) } else { Err(rows) }
-    });
+    wait_for_both(&sandbox);
 }
 
 #[test]
@@ -299,6 +313,143 @@ fn pages_are_followed_and_start_anew_when_they_have_expired() {
         "after the refused stream; then comes the watch"
     );
     assert!(agent.log().contains("(410); trying again"), "{}", agent.log());
+}
+
+/// Kubernetes before 1.31 does not know the field that leaves out headless Services.
+#[test]
+fn a_server_that_does_not_know_a_field_is_asked_without_it() {
+    for well in [streamed, listed] {
+        let sandbox = Sandbox::new("cproxy-test");
+        let api = Api::serve(&sandbox, move |target| {
+            if target.contains("fieldSelector=spec.clusterIP") { Reply::error(400) } else { well(target) }
+        });
+        let mut agent = start(&sandbox, &api);
+        assert_serves(&sandbox, &mut agent);
+        agent.wait_log("asking without fieldSelector spec.clusterIP!=None", PATIENCE);
+        assert!(!agent.log().contains("WARN"), "{}", agent.log());
+        let asked = api.asked().into_iter().filter(|target| target.contains("fieldSelector"));
+        assert_eq!(asked.count(), 1, "once is enough");
+    }
+}
+
+/// Kubernetes 1.36 with an etcd that is too old for it.
+#[test]
+fn a_stream_that_fails_once_it_has_begun_is_listed() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, |target| {
+        let failure = json!({"kind": "Status", "status": "Failure", "message": "etcd is too old", "code": 500});
+        match target {
+            _ if is_list_streamed(target) => Reply::chunks([event("ADDED", &object(target)), event("ERROR", &failure)]),
+            _ => listed(target),
+        }
+    });
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    let line = agent.wait_log("watch of services ended: etcd is too old", PATIENCE);
+    assert!(line.contains("trying again with a list from its cache"), "{line}");
+    let streamed = api.asked().into_iter().filter(|target| is_list_streamed(target));
+    assert_eq!(streamed.count(), 2, "one of each kind");
+}
+
+#[test]
+fn what_goes_while_a_list_is_streamed_is_gone() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, |target| {
+        if !is_list_streamed(target) || !target.contains("/services?") {
+            return streamed(target);
+        }
+        let other = other(target);
+        Reply::chunks([event("ADDED", &other), event("ADDED", &object(target)), event("DELETED", &other), list_end()])
+            .open()
+    });
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+    assert_eq!(rows.as_array().map(Vec::len), Some(1), "{rows}");
+}
+
+#[test]
+fn what_cannot_be_read_is_not_asked_for_at_the_same_place_for_ever() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let mut lists = 0;
+    let api = Api::serve(&sandbox, move |target| {
+        if !target.contains("/services?") {
+            return streamed(target);
+        }
+        if !is_list_streamed(target) {
+            let half = r#"{"type":"MODIFIED","object":{"metadata":{"name":"web","namespace":"default","labels":{]"#;
+            return Reply::chunks([format!("{half}\n").into_bytes()]).open();
+        }
+        lists += 1;
+        let both = [object(target), other(target)].map(|object| event("ADDED", &object));
+        Reply::chunks(both.into_iter().take(lists).chain([list_end()]).collect::<Vec<_>>())
+    });
+    let mut agent = start(&sandbox, &api);
+    agent.wait_log("the answer cannot be read at Service default/web: ", PATIENCE);
+    wait_for_both(&sandbox);
+    let watches = api.asked().into_iter().filter(|target| target.contains("/services?"));
+    let are_lists: Vec<_> = watches.map(|target| is_list_streamed(&target)).take(4).collect();
+    assert_eq!(are_lists, [true, false, false, true], "it is listed after the second time");
+}
+
+#[test]
+fn an_object_that_is_too_long_is_named_and_harms_no_other() {
+    let long = |target: &str, name: &str| {
+        // As the API server writes it: what is long comes after the names.
+        let metadata = json!({"name": name, "namespace": "default", "resourceVersion": "6"}).to_string();
+        let metadata = metadata.trim_end_matches('}');
+        let head = format!(r#"{{"metadata":{metadata},"annotations":{{"long":""#);
+        let filler = iter::repeat_n(vec![b'x'; 90_000], 100);
+        let tail = format!(r#""}}}},"spec":{}}}"#, object(target)["spec"]);
+        iter::once(head.into_bytes()).chain(filler).chain([tail.into_bytes()])
+    };
+    let long_event = move |target: &str, name: &str| {
+        let start = iter::once(br#"{"type":"ADDED","object":"#.to_vec());
+        start.chain(long(target, name)).chain([b"}\n".to_vec()])
+    };
+    let in_list = move |target: &str| {
+        if is_watch(target) || !target.contains("/services?") {
+            return listed(target);
+        }
+        let start = iter::once(br#"{"metadata":{"resourceVersion":"7"},"items":["#.to_vec());
+        let end = format!(",{},{}]}}", object(target), other(target)).into_bytes();
+        Reply::chunks(start.chain(long(target, "long")).chain([end]))
+    };
+    let in_stream = move |target: &str| {
+        if !is_list_streamed(target) || !target.contains("/services?") {
+            return streamed(target);
+        }
+        let both = [event("ADDED", &object(target)), event("ADDED", &other(target)), list_end()];
+        Reply::chunks(long_event(target, "long").chain(both)).open()
+    };
+    let in_watch = move |target: &str| {
+        if !is_list_streamed(target) || !target.contains("/services?") {
+            return streamed(target);
+        }
+        let list = [event("ADDED", &object(target)), list_end()].into_iter();
+        let other = event("ADDED", &other(target));
+        Reply::chunks(list.chain(long_event(target, "long")).chain([other])).open()
+    };
+    let answers: [Answer; 3] = [Box::new(in_list), Box::new(in_stream), Box::new(in_watch)];
+    for answer in answers {
+        let sandbox = Sandbox::new("cproxy-test");
+        let api = Api::serve(&sandbox, answer);
+        let mut agent = start(&sandbox, &api);
+        agent.wait_log("Service default/long: longer than 8388608 bytes; ignored", PATIENCE);
+        wait_for_both(&sandbox);
+        assert!(!agent.log().contains("trying again"), "{}", agent.log());
+    }
+}
+
+/// A pod's environment is about its applications.
+#[test]
+fn proxies_of_the_environment_are_no_concern_of_the_agent() {
+    let sandbox = Sandbox::new("cproxy-test");
+    let api = Api::serve(&sandbox, streamed);
+    let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--pod-ip", "10.244.0.9"]);
+    let agent = agent.env("HTTPS_PROXY", "http://192.0.2.9:3128").env("https_proxy", "no URL at all");
+    let mut agent = agent.env("HTTP_PROXY", "http://192.0.2.9:3128").start();
+    assert_serves(&sandbox, &mut agent);
 }
 
 #[test]

@@ -14,8 +14,27 @@ use crate::{paths, run, setup};
 /// The variable that tells tests where the binaries are.
 pub(crate) const VARIABLE: &str = "CPROXY_CONTROL_PLANE";
 
+/// The variable that tells long tests where those of the oldest release are.
+pub(crate) const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
+
+/// Binaries of one release of Kubernetes.
+pub(crate) struct Release {
+    /// The directory of the Go module that pins the versions; what is built from it is kept under the same name.
+    module: &'static str,
+    commands: &'static [&'static str],
+    /// Besides, etcd is built.
+    has_etcd: bool,
+}
+
+/// The release that cproxy is measured by.
+pub(crate) const CURRENT: Release =
+    Release { module: "control-plane", commands: &["kube-apiserver", "kube-proxy", "kubectl"], has_etcd: true };
+
+/// The oldest one that is promised to work.
+pub(crate) const OLDEST: Release =
+    Release { module: "control-plane-1.30", commands: &["kube-apiserver"], has_etcd: false };
+
 const KUBERNETES: &str = "k8s.io/kubernetes";
-const COMMANDS: [&str; 3] = ["kube-apiserver", "kube-proxy", "kubectl"];
 /// The start of the name of a directory that is being built, before the process's id.
 const BUILDING: &str = "building-";
 
@@ -27,27 +46,60 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The Go module that pins the versions.
-pub(crate) fn source() -> PathBuf {
-    paths::workspace().join("tests/control-plane")
+/// The directory of the current release's binaries, built if they are missing or of other versions.
+pub(crate) fn ensure() -> Result<PathBuf> {
+    CURRENT.ensure()
 }
 
-/// The directory of the binaries, built if they are missing or of other versions.
-pub(crate) fn ensure() -> Result<PathBuf> {
-    let module = read(&source().join("go.mod"))?;
-    let version = version_of(&module, KUBERNETES).context("tests/control-plane/go.mod names no k8s.io/kubernetes")?;
-    let parent = paths::cache()?.join("control-plane");
-    let directory = parent.join(key(version, &[&module, &read(&source().join("go.sum"))?]));
-    if directory.is_dir() {
-        run::say(format!("control plane: found Kubernetes {version} in {}", directory.display()));
-        return Ok(directory);
+impl Release {
+    /// The Go module that pins the versions.
+    pub(crate) fn source(&self) -> PathBuf {
+        paths::workspace().join("tests").join(self.module)
     }
-    setup::for_control_plane()?;
-    run::say(format!("control plane: building Kubernetes {version} from source, 3 to 6 minutes on two cores (once)"));
-    build(version, &directory)?;
-    remove_others(&parent, &directory)?;
-    run::say(format!("control plane: built {}", directory.display()));
-    Ok(directory)
+
+    /// The directory of the binaries, built if they are missing or of other versions.
+    pub(crate) fn ensure(&self) -> Result<PathBuf> {
+        let file = self.source().join("go.mod");
+        let module = read(&file)?;
+        let version = version_of(&module, KUBERNETES);
+        let version = version.with_context(|| format!("{} names no {KUBERNETES}", file.display()))?;
+        let parent = paths::cache()?.join(self.module);
+        let directory = parent.join(key(version, &[&module, &read(&self.source().join("go.sum"))?]));
+        if directory.is_dir() {
+            run::say(format!("control plane: found Kubernetes {version} in {}", directory.display()));
+            return Ok(directory);
+        }
+        setup::for_control_plane()?;
+        run::say(format!(
+            "control plane: building Kubernetes {version} from source, 3 to 6 minutes on two cores (once)"
+        ));
+        self.build(version, &directory)?;
+        remove_others(&parent, &directory)?;
+        run::say(format!("control plane: built {}", directory.display()));
+        Ok(directory)
+    }
+
+    /// Builds beside the final place and renames, so that an interrupted build never looks like a finished one.
+    fn build(&self, version: &str, directory: &Path) -> Result<()> {
+        let temporary = directory.with_file_name(format!("{BUILDING}{}", process::id()));
+        fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
+        let packages = self.commands.iter().map(|command| format!("{KUBERNETES}/cmd/{command}"));
+        run::run_logged(self.go_build(version, &temporary.join("")).args(packages), "building Kubernetes")?;
+        if self.has_etcd {
+            run::run_logged(self.go_build(version, &temporary.join("etcd")).arg(ETCD), "building etcd")?;
+        }
+        match fs::rename(&temporary, directory) {
+            Err(_) if directory.is_dir() => Ok(()), // another process was faster; what it built is the same
+            renamed => renamed.with_context(|| format!("renaming {} to {}", temporary.display(), directory.display())),
+        }
+    }
+
+    fn go_build(&self, version: &str, output: &Path) -> Command {
+        let mut command = Command::new("go");
+        command.current_dir(self.source()).env("CGO_ENABLED", "0");
+        command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &linker_flags(version), "-o"]).arg(output);
+        command
+    }
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -62,26 +114,6 @@ fn key(version: &str, inputs: &[&str]) -> String {
         hasher.write_u8(0xff);
     }
     format!("{version}-{:016x}", hasher.finish())
-}
-
-/// Builds beside the final place and renames, so that an interrupted build never looks like a finished one.
-fn build(version: &str, directory: &Path) -> Result<()> {
-    let temporary = directory.with_file_name(format!("{BUILDING}{}", process::id()));
-    fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
-    let packages = COMMANDS.map(|command| format!("{KUBERNETES}/cmd/{command}"));
-    run::run_logged(go_build(version, &temporary.join("")).args(packages), "building Kubernetes")?;
-    run::run_logged(go_build(version, &temporary.join("etcd")).arg(ETCD), "building etcd")?;
-    match fs::rename(&temporary, directory) {
-        Err(_) if directory.is_dir() => Ok(()), // another process was faster; what it built is the same
-        renamed => renamed.with_context(|| format!("renaming {} to {}", temporary.display(), directory.display())),
-    }
-}
-
-fn go_build(version: &str, output: &Path) -> Command {
-    let mut command = Command::new("go");
-    command.current_dir(source()).env("CGO_ENABLED", "0");
-    command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &linker_flags(version), "-o"]).arg(output);
-    command
 }
 
 /// Strips the binaries and gives them the version that a release build would have: without it kube-apiserver calls

@@ -32,6 +32,8 @@ enum Target {
     Addresses,
     /// Lists and watch events of an API server, as JSON
     ApiObjects,
+    /// An API server that answers anything, in the order of a script
+    ApiServer,
     /// Manifest files, as YAML or JSON
     Manifests,
     /// What an API server sends, cut into objects
@@ -76,6 +78,7 @@ impl Target {
         match self {
             Self::Addresses => "addresses",
             Self::ApiObjects => "api_objects",
+            Self::ApiServer => "api_server",
             Self::Manifests => "manifests",
             Self::Split => "split",
         }
@@ -83,7 +86,7 @@ impl Target {
 
     fn dictionary(self) -> Option<&'static str> {
         match self {
-            Self::Addresses => None,
+            Self::Addresses | Self::ApiServer => None,
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
         }
     }

@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Ten times as long where tests are random
     #[arg(long)]
     soak: bool,
+    /// Besides, what takes long to build: tests against the oldest Kubernetes that is supported
+    #[arg(long)]
+    long: bool,
     /// Whether to colour the output
     #[arg(long, default_value = "auto")]
     color: Color,
@@ -79,6 +82,8 @@ enum Need {
     Root,
     Cgroup2,
     ControlPlane,
+    /// Of tests that are only run with `--long`.
+    OldestControlPlane,
     Guests,
     Images,
     Programs,
@@ -87,8 +92,11 @@ enum Need {
 /// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
 const ALONE: &[&str] = &["--test-threads=1"];
 
+/// What takes minutes.
+const WITHOUT_LONG: [&str; 2] = ["--skip", "long::"];
+
 /// The same without what takes minutes under emulation or other kernels: that is for `cargo xtask vm test`.
-const SHORT: &[&str] = &["--test-threads=1", "--skip", "long::"];
+const SHORT: &[&str] = &["--test-threads=1", WITHOUT_LONG[0], WITHOUT_LONG[1]];
 
 /// The figures are of interest also when they are within their budgets.
 const BUDGETS: &[&str] = &["--test-threads=1", "--no-capture"];
@@ -105,7 +113,7 @@ const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 const SUITES: [Suite; 14] = [
     Suite {
         name: "unit",
-        targets: &["--lib", "--bins", "--test", "allocations"],
+        targets: &["--lib", "--bins", "--test", "allocations", "--test", "api_server"],
         harness: &[],
         needs: &[],
         part: None,
@@ -157,7 +165,7 @@ const SUITES: [Suite; 14] = [
         name: "cluster",
         targets: &["--test", "cluster"],
         harness: ALONE,
-        needs: CLUSTER,
+        needs: OLD_CLUSTER,
         part: Some(Part::Cluster),
     },
     Suite {
@@ -187,6 +195,7 @@ const PROGRAMS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Programs];
 const IMAGES: &[Need] = &[Need::Root, Need::Cgroup2, Need::Images];
 const GUESTS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Guests];
 const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
+const OLD_CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane, Need::OldestControlPlane];
 
 /// What suites are given.
 struct Fixture {
@@ -195,6 +204,8 @@ struct Fixture {
     size: Result<(), String>,
     /// Where the control plane is, or why it is not there.
     control_plane: Result<PathBuf, String>,
+    /// Where the oldest one's binaries are, or why they are not there; nothing: long tests are left out.
+    oldest: Option<Result<PathBuf, String>>,
     /// Whether the programs are installed, or why not.
     programs: Result<(), String>,
     /// Whether what images are held against is installed, or why not.
@@ -245,6 +256,8 @@ impl Fixture {
         } else {
             setup::for_cluster().and_then(|()| control_plane::ensure()).map_err(|error| format!("{error:#}"))
         };
+        let is_with_oldest = arguments.long && !is_without_cluster;
+        let oldest = is_with_oldest.then(|| control_plane::OLDEST.ensure().map_err(|error| format!("{error:#}")));
         let programs = if arguments.without.contains(&Part::Programs) {
             Err("left out".to_owned())
         } else {
@@ -266,6 +279,7 @@ impl Fixture {
             agent: agent.shipped,
             size,
             control_plane,
+            oldest,
             programs,
             images,
             guests,
@@ -287,6 +301,9 @@ impl Fixture {
         command.env(agent::VARIABLE, &self.agent).stdin(Stdio::null());
         if let Ok(directory) = &self.control_plane {
             command.env(control_plane::VARIABLE, directory);
+        }
+        if let Some(Ok(directory)) = &self.oldest {
+            command.env(control_plane::OLDEST_VARIABLE, directory);
         }
         if let Ok((guests, kernel)) = &self.guests {
             guests.tell(&mut command, kernel);
@@ -318,6 +335,9 @@ impl Fixture {
         if self.is_without_cluster {
             command.args(["--skip", CLUSTER_TESTS]);
         }
+        if suite.needs.contains(&Need::OldestControlPlane) && self.oldest.is_none() {
+            command.args(WITHOUT_LONG);
+        }
         stream(&mut command)
     }
 
@@ -342,6 +362,11 @@ impl Fixture {
                 Need::ControlPlane => {
                     if let Err(reason) = &self.control_plane {
                         bail!("no control plane: {reason}");
+                    }
+                }
+                Need::OldestControlPlane => {
+                    if let Some(Err(reason)) = &self.oldest {
+                        bail!("no control plane of the oldest release: {reason}");
                     }
                 }
                 Need::Guests => {

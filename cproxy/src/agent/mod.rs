@@ -255,9 +255,9 @@ fn start(
             }
         })),
         Prepared::ApiServer(config) => {
-            let client = k8s::client(&config, SocketMark::new(pins), heard)?;
+            let client = k8s::client(&config, SocketMark::new(pins))?;
             tracing::info!("following the API server at {}", config.cluster_url);
-            drop(tokio::spawn(k8s::watch(client, config.cluster_url, node_name, sender)));
+            drop(tokio::spawn(k8s::watch(client, config.cluster_url, node_name, heard, sender)));
         }
     }
     Ok(())

@@ -3,11 +3,15 @@
 use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 
 use http::{
-    Request, Response, StatusCode,
-    header::{ACCEPT, HeaderValue},
+    HeaderMap, Request, Response, StatusCode,
+    header::{ACCEPT, HeaderValue, RETRY_AFTER},
 };
 use http_body::Body as _;
-use kube::{Client, client::Body, core::Status};
+use kube::{
+    Client,
+    client::Body,
+    core::{Status, response::StatusDetails},
+};
 use tokio::time::{Instant, timeout_at};
 
 use super::failure::Cause;
@@ -33,9 +37,12 @@ impl Answer {
         let silent_until = Instant::now() + silence_max;
         let response = timeout_at(silent_until, client.send(request)).await;
         let response = response.map_err(|_| Cause::Silent(silence_max))?.map_err(Cause::Connection)?;
-        let (code, answer) =
-            (response.status(), Self { body: Response::into_body(response), silence_max, silent_until });
-        if code == StatusCode::OK { Ok(answer) } else { Err(Cause::Answer(Box::new(answer.error(code).await))) }
+        let (code, retry_after) = (response.status(), retry_after(response.headers()));
+        let answer = Self { body: Response::into_body(response), silence_max, silent_until };
+        if code == StatusCode::OK {
+            return Ok(answer);
+        }
+        Err(Cause::Answer(Box::new(answer.error(code, retry_after).await)))
     }
 
     /// A whole object has come: from now on, there may be silence for so long.
@@ -57,19 +64,32 @@ impl Answer {
     }
 
     /// What the server says is wrong; a proxy before it may say it in its own words.
-    async fn error(mut self, code: StatusCode) -> Status {
+    async fn error(mut self, code: StatusCode, retry_after: Option<u32>) -> Status {
         let mut text = Vec::new();
         while text.len() < ERROR_BYTES_MAX
             && let Ok(Some(chunk)) = self.chunk().await
         {
             text.extend_from_slice(&chunk);
         }
-        let status = serde_json::from_slice(&text).unwrap_or_else(|_| {
+        let mut status: Status = serde_json::from_slice(&text).unwrap_or_else(|_| {
             let text = String::from_utf8_lossy(&text);
             Status::failure(text.trim().lines().next().unwrap_or_default(), "")
         });
+        if let Some(seconds) = retry_after {
+            status.details = Some(details(seconds));
+        }
         status.with_code(code.as_u16())
     }
+}
+
+/// How many seconds the server asks for; it never gives a date.
+fn retry_after(headers: &HeaderMap) -> Option<u32> {
+    headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
+}
+
+fn details(retry_after_seconds: u32) -> StatusDetails {
+    let [name, group, kind, uid] = <[String; 4]>::default();
+    StatusDetails { name, group, kind, uid, causes: Vec::new(), retry_after_seconds }
 }
 
 /// A server, or a proxy before it, that goes away in the middle is nothing unusual.
@@ -79,5 +99,5 @@ fn broken(error: kube::Error) -> Cause {
     };
     let first: &(dyn Error + 'static) = &error;
     let is_cut = std::iter::successors(Some(first), |&error| error.source()).any(is_eof);
-    if is_cut { Cause::Cut } else { Cause::Connection(error) }
+    if is_cut { Cause::Cut } else { Cause::Broken(error) }
 }

@@ -3,7 +3,6 @@
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
 };
 
 use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
@@ -11,7 +10,7 @@ use hyper_util::{client::legacy, rt::TokioExecutor};
 use kube::{
     Client, Config,
     client::ConfigExt,
-    config::{AuthInfo, Cluster, KubeConfigOptions},
+    config::{AuthInfo, Cluster, KubeConfigOptions, KubeconfigError},
 };
 use tower::ServiceBuilder;
 
@@ -99,17 +98,21 @@ pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
 ///
 /// # Errors
 /// TLS or the credentials cannot be set up.
-pub fn client(config: &Config, mark: SocketMark, heard: LastHeard) -> Result<Client, ClientError> {
-    build(config, mark, heard).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
+pub fn client(config: &Config, mark: SocketMark) -> Result<Client, ClientError> {
+    build(config, mark).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
 }
 
 async fn from_kubeconfig(path: &Path) -> Result<Config, String> {
-    let kubeconfig = kubeconfig::read(path)?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    let config = config.map_err(|error| chain(&error))?;
-    if config.proxy_url.is_some() {
-        return Err("proxy-url is not supported: cproxy reaches the API server directly".to_owned());
-    }
+    let (cluster, user) = kubeconfig::read(path)?;
+    of(cluster, user).await.map_err(|error| chain(&error))
+}
+
+/// Without proxies of the environment, which are the pod's: where the cluster names none, kube takes those.
+async fn of(cluster: Cluster, user: AuthInfo) -> Result<Config, KubeconfigError> {
+    let cluster = Cluster { proxy_url: Some("none".to_owned()), ..cluster };
+    let kubeconfig = kubeconfig::of(cluster, user);
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.proxy_url = None;
     Ok(config)
 }
 
@@ -128,38 +131,14 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let cluster =
         Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
     let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
-    let kubeconfig = kubeconfig::of(cluster, user);
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    config.map_err(|error| ClientError::NoCredentials(url.clone(), chain(&error)))
+    of(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), chain(&error)))
 }
 
-/// When the API server answered last. Its watches end and are resumed every few minutes, so a silence that lasts means
-/// that what is known grows stale.
-#[derive(Clone, Debug, Default)]
-pub struct LastHeard(Arc<Mutex<Option<Instant>>>);
-
-impl LastHeard {
-    fn note(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    /// For how many seconds it has said nothing; `None` if it never has said anything.
-    #[must_use]
-    pub fn silent_seconds(&self) -> Option<u64> {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        last.map(|last| last.elapsed().as_secs())
-    }
-}
-
-fn build(config: &Config, mark: SocketMark, heard: LastHeard) -> kube::Result<Client> {
+fn build(config: &Config, mark: SocketMark) -> kube::Result<Client> {
     let mut config = config.clone();
     let token = config.auth_info.token_file.take().map(TokenFile::new);
     let https = config.rustls_https_connector_with_connector(Dialer::new(mark, config.connect_timeout))?;
     let service = ServiceBuilder::new()
-        .map_response(move |response| {
-            heard.note();
-            response
-        })
         .layer_fn(Paced::new)
         .layer(config.base_uri_layer())
         .layer(config.extra_headers_layer()?)

@@ -7,10 +7,15 @@ use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedC
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reads the file: the current context, its cluster and its user. Paths in it are relative to its directory.
-pub(super) fn read(path: &Path) -> Result<Kubeconfig, String> {
+/// Reads the file: the current context's cluster and user. Paths in it are relative to its directory.
+pub(super) fn read(path: &Path) -> Result<(Cluster, AuthInfo), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let (mut cluster, mut user) = parse(&text)?;
+    if cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty()) {
+        return Err(
+            "its cluster has a proxy-url, which is not supported: cproxy reaches the API server directly".to_owned()
+        );
+    }
     let directory = path.parent().unwrap_or(Path::new(""));
     let command = user.exec.as_mut().and_then(|exec| exec.command.as_mut());
     let files = [
@@ -25,7 +30,7 @@ pub(super) fn read(path: &Path) -> Result<Kubeconfig, String> {
         *file =
             directory.join(&*file).into_os_string().into_string().map_err(|_| "its path is not UTF-8".to_owned())?;
     }
-    Ok(of(cluster, user))
+    Ok((cluster, user))
 }
 
 /// A kubeconfig with nothing else in it.
@@ -129,12 +134,23 @@ mod tests {
         let file = directory.join("config");
         fs::write(&file, format!("{CONTEXT}clusters: [{{name: k, cluster: {{certificate-authority: ca}}}}]\n{users}"))
             .unwrap();
-        let mut config = read(&file).unwrap();
+        let (cluster, user) = read(&file).unwrap();
         fs::remove_dir_all(&directory).unwrap();
         let path = |name: &str| Some(directory.join(name).display().to_string());
-        let user = config.auth_infos.remove(0).auth_info.unwrap();
-        assert_eq!(config.clusters.remove(0).cluster.unwrap().certificate_authority, path("ca"));
+        assert_eq!(cluster.certificate_authority, path("ca"));
         assert_eq!((user.token_file, user.client_key), (path("token"), Some("/key".to_owned())));
         assert_eq!(user.exec.unwrap().command, path("bin/login"));
+    }
+
+    #[test]
+    fn a_proxy_is_refused() {
+        let file = std::env::temp_dir().join(format!("cproxy-kubeconfig-proxy-{}", std::process::id()));
+        let read = |proxy: &str| {
+            fs::write(&file, format!("{CONTEXT}clusters: [{{name: k, cluster: {{proxy-url: '{proxy}'}}}}]\n")).unwrap();
+            read(&file)
+        };
+        let (refused, accepted) = (read("http://1.2.3.4").unwrap_err(), read("").is_ok());
+        fs::remove_file(&file).unwrap();
+        assert!(refused.contains("proxy-url, which is not supported") && accepted, "{refused}");
     }
 }

@@ -2,23 +2,39 @@
 
 use std::time::Duration;
 
-const FIRST: Duration = Duration::from_millis(800);
+use tokio::time::Instant;
+
 const LONGEST: Duration = Duration::from_secs(30);
 
+/// What has gone well for so long begins anew. A success alone says little: each list of a server that has forgotten its
+/// versions is one, and each watch after it a failure. client-go's time.
+const RESET: Duration = Duration::from_secs(120);
+
 /// Ever longer pauses between attempts that fail.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Backoff(Duration);
+#[derive(Debug)]
+pub(super) struct Backoff {
+    first: Duration,
+    next: Duration,
+    last: Option<Instant>,
+}
 
 impl Backoff {
-    pub(super) fn new() -> Self {
-        Self(FIRST)
+    /// The first pause is this one, or up to twice as long.
+    pub(super) fn new(first: Duration) -> Self {
+        Self { first, next: first, last: None }
     }
 
     /// Half of it is left to chance: agents that have failed together do not come back together.
     pub(super) fn next(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (pause * 2).min(LONGEST);
-        pause + jitter(pause)
+        let now = Instant::now();
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) > RESET) {
+            self.next = self.first;
+        }
+        let pause = self.next;
+        self.next = (pause * 2).min(LONGEST);
+        let pause = pause + jitter(pause);
+        self.last = Some(now + pause);
+        pause
     }
 }
 
@@ -34,12 +50,17 @@ pub(super) fn jitter(longest: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    #[test]
-    fn pauses_double_up_to_a_bound() {
-        let mut backoff = Backoff::new();
-        for millis in [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
-            let (least, pause) = (Duration::from_millis(millis), backoff.next());
-            assert!((least..least * 2).contains(&pause), "{pause:?} is not from {least:?} on");
+    #[tokio::test(start_paused = true)]
+    async fn pauses_double_up_to_a_bound_until_all_has_been_well_for_a_while() {
+        let mut backoff = Backoff::new(Duration::from_millis(800));
+        for _ in 0..2 {
+            for millis in [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
+                let (least, pause) = (Duration::from_millis(millis), backoff.next());
+                assert!((least..least * 2).contains(&pause), "{pause:?} is not from {least:?} on");
+                // Attempts that fail late are failures in a row all the same.
+                tokio::time::sleep(pause + RESET - Duration::from_millis(10)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }

@@ -5,6 +5,9 @@ use kube::core::{ObjectMeta, Resource};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
+use super::failure::Cause;
+use crate::model::object_name;
+
 /// An object, or what is wrong with it.
 #[derive(Clone, Debug)]
 pub(super) enum Sent<T> {
@@ -51,6 +54,17 @@ impl<T: DeserializeOwned + Resource<DynamicType = ()>> Sent<T> {
                 Ok(Self::Unreadable(Box::new(names), why::<T>(object).unwrap_or_else(|| error.to_string())))
             }
         }
+    }
+
+    /// One that is too long to be read, with what its beginning says of it.
+    ///
+    /// # Errors
+    /// That does not say which it is.
+    pub(super) fn too_long(names: ObjectMeta, longest_bytes: usize) -> Result<Self, Cause> {
+        if object_name(&names).is_none() {
+            return Err(Cause::too_long(longest_bytes));
+        }
+        Ok(Self::Unreadable(Box::new(names), format!("longer than {longest_bytes} bytes")))
     }
 
     /// What it is called.

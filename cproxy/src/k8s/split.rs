@@ -7,6 +7,9 @@ pub const LONGEST_BYTES: usize = 8 << 20;
 /// What a buffer may keep between objects, which hardly any is longer than.
 const KEPT_BYTES: usize = 256 << 10;
 
+/// So many times its bound an object may be too long: nobody waits for the end of what has none.
+const SKIPPED_TIMES: usize = 3;
+
 /// Why it cannot be cut.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
@@ -18,51 +21,69 @@ pub enum SplitError {
     NoList(&'static str),
 }
 
-/// One object as far as it has come.
-#[derive(Debug)]
-struct Piece {
-    bytes: Vec<u8>,
-    longest_bytes: usize,
+/// One object as it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// All of it.
+    Whole(&'a [u8]),
+    /// Where it begins: it is longer than any can be.
+    Head(&'a [u8]),
 }
 
-impl Piece {
+/// One object as far as it has come.
+#[derive(Debug)]
+struct Buffer {
+    bytes: Vec<u8>,
+    longest_bytes: usize,
+    skipped_bytes: usize,
+}
+
+impl Buffer {
     fn new(longest_bytes: usize) -> Self {
-        Self { bytes: Vec::new(), longest_bytes }
+        Self { bytes: Vec::new(), longest_bytes, skipped_bytes: 0 }
     }
 
     fn clear(&mut self) {
+        self.skipped_bytes = 0;
         self.bytes.clear();
         self.bytes.shrink_to(KEPT_BYTES);
     }
 
     fn add(&mut self, bytes: &[u8]) -> Result<(), SplitError> {
-        if bytes.len() > self.longest_bytes.saturating_sub(self.bytes.len()) {
+        let room = self.longest_bytes.saturating_sub(self.bytes.len());
+        let (kept, skipped) = bytes.split_at(room.min(bytes.len()));
+        self.bytes.extend_from_slice(kept);
+        self.skipped_bytes += skipped.len();
+        if self.skipped_bytes > self.longest_bytes.saturating_mul(SKIPPED_TIMES) {
             return Err(SplitError::TooLong(self.longest_bytes));
         }
-        self.bytes.extend_from_slice(bytes);
         Ok(())
+    }
+
+    fn text(&self) -> Piece<'_> {
+        if self.skipped_bytes == 0 { Piece::Whole(&self.bytes) } else { Piece::Head(&self.bytes) }
     }
 }
 
 /// Cuts the answer to a watch into lines.
 #[derive(Debug)]
 pub struct Lines {
-    line: Piece,
+    line: Buffer,
     is_whole: bool,
 }
 
 impl Lines {
-    /// No line may be longer.
+    /// Of longer lines only the head is kept.
     #[must_use]
     pub fn new(longest_bytes: usize) -> Self {
-        Self { line: Piece::new(longest_bytes), is_whole: false }
+        Self { line: Buffer::new(longest_bytes), is_whole: false }
     }
 
     /// Takes from `chunk` up to the end of a line; `None` if that is yet to come, and all of `chunk` is taken.
     ///
     /// # Errors
-    /// The line is too long; what comes after it is no line.
-    pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<&[u8]>, SplitError> {
+    /// The line has no end; what comes after it is no line.
+    pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<Piece<'_>>, SplitError> {
         if self.is_whole {
             self.line.clear();
         }
@@ -71,13 +92,13 @@ impl Lines {
         let (head, tail) = chunk.split_at(end.unwrap_or(chunk.len()));
         *chunk = tail.strip_prefix(b"\n").unwrap_or(tail);
         self.line.add(head)?;
-        Ok(self.is_whole.then_some(&self.line.bytes))
+        Ok(self.is_whole.then(|| self.line.text()))
     }
 
     /// What has come after the last line.
     #[must_use]
-    pub fn rest(&self) -> &[u8] {
-        if self.is_whole { &[] } else { &self.line.bytes }
+    pub fn rest(&self) -> Piece<'_> {
+        if self.is_whole { Piece::Whole(&[]) } else { self.line.text() }
     }
 }
 
@@ -85,9 +106,9 @@ impl Lines {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Part<'a> {
     /// The list's own metadata.
-    Metadata(&'a [u8]),
+    Metadata(Piece<'a>),
     /// One of its items.
-    Item(&'a [u8]),
+    Item(Piece<'a>),
 }
 
 /// Cuts the answer to a list into its items. It looks for where they begin and end, and at nothing in them.
@@ -96,7 +117,7 @@ pub struct Items {
     place: Place,
     member: Member,
     value: Value,
-    piece: Piece,
+    piece: Buffer,
     has_items: bool,
 }
 
@@ -169,14 +190,14 @@ impl Value {
 }
 
 impl Items {
-    /// No item may be longer.
+    /// Of longer items only the head is kept.
     #[must_use]
     pub fn new(longest_bytes: usize) -> Self {
         Self {
             place: Place::Start,
             member: Member::Other,
             value: Value::default(),
-            piece: Piece::new(longest_bytes),
+            piece: Buffer::new(longest_bytes),
             has_items: false,
         }
     }
@@ -184,14 +205,14 @@ impl Items {
     /// Takes from `chunk` up to the end of a part; `None` if that is yet to come, and all of `chunk` is taken.
     ///
     /// # Errors
-    /// A part is too long, or this is no list; nothing after it makes sense.
+    /// A part has no end, or this is no list; nothing after it makes sense.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<Part<'_>>, SplitError> {
         while !chunk.is_empty() {
             let is_inside = matches!(self.place, Place::InName | Place::InValue | Place::InItem);
             let ended = if is_inside { self.take_value(chunk)? } else { self.take_mark(chunk)? };
             match ended {
-                Some(Member::Metadata) => return Ok(Some(Part::Metadata(&self.piece.bytes))),
-                Some(Member::Items) => return Ok(Some(Part::Item(&self.piece.bytes))),
+                Some(Member::Metadata) => return Ok(Some(Part::Metadata(self.piece.text()))),
+                Some(Member::Items) => return Ok(Some(Part::Item(self.piece.text()))),
                 Some(Member::Other) | None => {}
             }
         }
@@ -294,13 +315,21 @@ mod tests {
         for mut chunk in chunks.iter().copied() {
             while let Some(part) = items.next(&mut chunk)? {
                 parts.push(match part {
-                    Part::Metadata(bytes) => format!("metadata {}", str::from_utf8(bytes).unwrap()),
-                    Part::Item(bytes) => str::from_utf8(bytes).unwrap().to_owned(),
+                    Part::Metadata(piece) => format!("metadata {}", text(piece)),
+                    Part::Item(piece) => text(piece),
                 });
             }
             assert!(chunk.is_empty(), "all of a chunk is taken");
         }
         items.finish().map(|()| parts)
+    }
+
+    /// What is not whole ends with three dots.
+    fn text(piece: Piece<'_>) -> String {
+        match piece {
+            Piece::Whole(bytes) => str::from_utf8(bytes).unwrap().to_owned(),
+            Piece::Head(bytes) => format!("{}...", str::from_utf8(bytes).unwrap()),
+        }
     }
 
     const LIST: &str = r#" {"kind" : "L\"[ist", "metadata":{"resourceVersion":"7", "items": [1]}, "unknown": [[{}], "]"],
@@ -395,24 +424,44 @@ mod tests {
         let mut lines = Lines::new(LONGEST_BYTES);
         let long = [vec![b'x'; 4 << 20], b"\nshort\n".to_vec()].concat();
         let mut rest = &long[..];
-        assert_eq!(lines.next(&mut rest).unwrap().map(<[u8]>::len), Some(4 << 20));
-        assert_eq!(lines.next(&mut rest).unwrap(), Some(&b"short"[..]));
+        assert_eq!(lines.next(&mut rest).unwrap(), long.get(..4 << 20).map(Piece::Whole));
+        assert_eq!(lines.next(&mut rest).unwrap(), Some(Piece::Whole(b"short")));
         assert!(lines.line.bytes.capacity() <= KEPT_BYTES);
     }
 
     #[test]
-    fn lines_are_cut_alike_wherever_chunks_end() {
-        let text = b"one\n\ntwo three\r\nfour";
-        for cut in 0..=text.len() {
-            let mut lines = Lines::new(100);
+    fn of_what_is_too_long_the_head_is_left_and_the_rest_goes_on() {
+        let list = r#"{"metadata":{"a":"0123456789"},"items":[{"b":"0123456789"},{},"01234567890"]}"#;
+        let parts = [r#"metadata {"a":"012345..."#, r#"{"b":"012345..."#, "{}", r#""01234567890..."#];
+        let single: Vec<_> = list.as_bytes().chunks(1).collect();
+        assert_eq!(cut(&[list.as_bytes()], 12).unwrap(), parts);
+        assert_eq!(cut(&single, 12).unwrap(), parts);
+        for size in 1..20 {
+            let mut lines = Lines::new(4);
             let mut seen = Vec::new();
-            for mut chunk in [&text[..cut], &text[cut..]] {
+            for mut chunk in b"1234\n12345\n123456789\n1\n12345".chunks(size) {
                 while let Some(line) = lines.next(&mut chunk).unwrap() {
-                    seen.push(line.to_vec());
+                    seen.push(text(line));
                 }
             }
-            assert_eq!(seen, [&b"one"[..], b"", b"two three\r"]);
-            assert_eq!(lines.rest(), b"four");
+            assert_eq!(seen, ["1234", "1234...", "1234...", "1"]);
+            assert_eq!(lines.rest(), Piece::Head(b"1234"));
+        }
+    }
+
+    #[test]
+    fn lines_are_cut_alike_wherever_chunks_end() {
+        let sent = b"one\n\ntwo three\r\nfour";
+        for cut in 0..=sent.len() {
+            let mut lines = Lines::new(100);
+            let mut seen = Vec::new();
+            for mut chunk in [&sent[..cut], &sent[cut..]] {
+                while let Some(line) = lines.next(&mut chunk).unwrap() {
+                    seen.push(text(line));
+                }
+            }
+            assert_eq!(seen, ["one", "", "two three\r"]);
+            assert_eq!(lines.rest(), Piece::Whole(b"four"));
         }
     }
 
@@ -465,7 +514,8 @@ mod tests {
             prop::sample::select(&b"{}[]\",:\\ \nnul1"[..]), any::<u8>()], 0..60)) {
             let mut items = Items::new(16);
             let mut chunk = &bytes[..];
-            while let Ok(Some(Part::Metadata(part) | Part::Item(part))) = items.next(&mut chunk) {
+            while let Ok(Some(Part::Metadata(piece) | Part::Item(piece))) = items.next(&mut chunk) {
+                let (Piece::Whole(part) | Piece::Head(part)) = piece;
                 prop_assert!(!part.is_empty() && part.len() <= 16);
             }
         }

@@ -45,7 +45,15 @@ impl<'s> Cluster<'s> {
 
     /// With more flags for kube-apiserver.
     pub(crate) fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
-        let control_plane = ControlPlane::start_with(sandbox, flags);
+        Self::with(sandbox, ControlPlane::start_with(sandbox, flags))
+    }
+
+    /// With the oldest API server that is supported.
+    pub(crate) fn start_oldest(sandbox: &'s Sandbox) -> Self {
+        Self::with(sandbox, ControlPlane::start_oldest(sandbox))
+    }
+
+    fn with(sandbox: &'s Sandbox, control_plane: ControlPlane<'s>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let client = runtime.block_on(control_plane.client());
         Self { sandbox, control_plane, pods: Pods::new(sandbox), runtime, client, marker_port: Cell::new(10_000) }

@@ -22,6 +22,7 @@ mod changes;
 mod cleanup;
 mod kustomize;
 mod lists;
+mod long;
 mod memory;
 mod node;
 mod outage;

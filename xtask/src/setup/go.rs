@@ -25,7 +25,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 fn wanted() -> Result<String> {
-    let file = control_plane::source().join("go.mod");
+    let file = control_plane::CURRENT.source().join("go.mod");
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     let version = text.lines().find_map(|line| line.strip_prefix("go "));
     Ok(version.with_context(|| format!("{} has no `go` line", file.display()))?.trim().to_owned())

@@ -1,0 +1,40 @@
+//! The system's allocator, and how much each thread has asked it for.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+thread_local! {
+    /// How often this thread has allocated.
+    pub(crate) static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    /// What it has.
+    pub(crate) static BYTES: Cell<usize> = const { Cell::new(0) };
+    /// The most that it has had.
+    pub(crate) static PEAK_BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The system's allocator, and how often and for how much each thread has asked it.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        let bytes = BYTES.get().wrapping_add(layout.size());
+        BYTES.set(bytes);
+        // What a thread has freed of others' makes it less than nothing.
+        PEAK_BYTES.set(PEAK_BYTES.get().cast_signed().max(bytes.cast_signed()).cast_unsigned());
+        // SAFETY: as the caller says.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.set(BYTES.get().wrapping_sub(layout.size()));
+        // SAFETY: as the caller says.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}

@@ -1,0 +1,11 @@
+//! An API server that does what an input says, action by action: see `cproxy_fuzz::simulated`.
+
+#![no_main]
+
+use cproxy_fuzz::simulated::play;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|script: &[u8]| {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(play(script));
+});

@@ -1,0 +1,768 @@
+//! An API server in memory that answers anything, statefully, and what must hold of who follows it.
+//!
+//! A script is pairs of bytes, an action and its argument: objects change, the server forgets what was, requests fail and
+//! answers break off in all the ways there are. Time is tokio's, which stands still while anybody has something to do.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future::pending,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use cproxy::{
+    k8s::{LastHeard, objects, watch},
+    model::{Event, Kind, ObjectName, Own, Problem, Store},
+};
+use http::{Request, Response, Uri};
+use http_body::Frame;
+use kube::{Client, client::Body};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, watch as changes},
+    time::{Instant, sleep, sleep_until},
+};
+
+type Bytes = <Body as http_body::Body>::Data;
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// The own Node's name.
+const NODE: &str = "own";
+/// So many objects of a kind there may be; the last Service is headless.
+const SLOTS: usize = 4;
+/// A script's other actions are not carried out.
+const ACTIONS_MAX: usize = 60;
+/// Longer than an object may be.
+const TOO_LONG: usize = 9 << 20;
+/// So long that nobody waits for the end.
+const ENDLESS: usize = 400 << 20;
+/// In each script; they take their time.
+const LONG_ONES_MAX: usize = 1;
+
+/// As long as everything that can be in the way at the end: silence, and the longest pauses.
+const PATIENCE: Duration = Duration::from_secs(40 * 60);
+/// For so long, and so often at most, is a server asked that behaves.
+const REST: Duration = Duration::from_secs(600);
+const REST_REQUESTS_MAX: usize = 20;
+
+/// How the server takes the wish for a streamed list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Streaming {
+    /// It does so.
+    Served,
+    /// It says that it does not.
+    Refused,
+    /// It does as if it had not been asked.
+    Ignored,
+    /// It begins, and then says that it cannot.
+    Failing,
+}
+
+/// What goes wrong with one request, or with what is being answered to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// An error instead of the answer.
+    Refuse(u16),
+    /// No answer.
+    Unreachable,
+    /// None, for ever.
+    Mute,
+    /// The answer ends in good order.
+    End,
+    /// The connection is closed in the middle.
+    Cut,
+    /// The same with an error.
+    Reset,
+    /// Nothing more comes.
+    Stall,
+    /// An event that says what is wrong.
+    ErrorEvent(u16),
+    /// What is not even JSON.
+    Garbage,
+    /// Half an object.
+    Half,
+    /// An object of another kind.
+    Foreign,
+    /// A bookmark that does not say of when it is.
+    Versionless,
+    /// What is too long, and has no name.
+    TooLong,
+    /// What has no end.
+    Endless,
+    /// The list ends some time after its last object.
+    Late,
+}
+
+/// How an object is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Good,
+    Unreadable,
+    TooLong,
+}
+
+#[derive(Clone, Debug)]
+struct Object {
+    version: u64,
+    variant: u8,
+    form: Form,
+}
+
+/// One change, as a watch tells it.
+#[derive(Clone, Debug)]
+struct Change {
+    kind: Kind,
+    slot: usize,
+    name: &'static str,
+    object: Object,
+    /// It is sent as what cannot be read, each time.
+    is_poisoned: bool,
+}
+
+/// What the server knows, and how it is.
+#[derive(Debug)]
+struct State {
+    version: u64,
+    /// Watches from before this one are too old.
+    forgotten: u64,
+    history: Vec<Change>,
+    objects: BTreeMap<(Kind, usize), Object>,
+    faults: BTreeMap<Kind, VecDeque<Fault>>,
+    /// The answer to everything, and how many seconds it asks for.
+    outage: Option<(u16, Option<u32>)>,
+    streaming: Streaming,
+    knows_fields: bool,
+    long_ones: usize,
+    asked: Vec<(Instant, Asked)>,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Of this kind.
+    pub kind: Kind,
+    /// A list, as a watch or for itself.
+    pub how: How,
+    /// With what spares objects.
+    is_sparing: bool,
+}
+
+/// How objects are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// A list from the cache.
+    Listed,
+    /// A list as the start of a watch.
+    Streamed,
+    /// Changes from here on.
+    Watched(u64),
+}
+
+/// The server, for all who talk to it.
+#[derive(Clone, Debug)]
+pub struct Server {
+    state: Arc<Mutex<State>>,
+    changed: Arc<changes::Sender<()>>,
+}
+
+/// The server, and who follows it.
+pub struct Simulation {
+    /// The server.
+    pub server: Server,
+    /// When it was heard.
+    pub heard: LastHeard,
+    store: Arc<Mutex<Store>>,
+    start: Instant,
+}
+
+/// Plays a script and panics if something does not hold. Call it inside a runtime with paused time.
+pub async fn play(script: &[u8]) {
+    let simulation = Simulation::start();
+    let mut actions = 0;
+    for pair in script.chunks_exact(2).take(ACTIONS_MAX) {
+        let [action, argument] = [pair[0], pair[1]];
+        actions += 1;
+        sleep(simulation.server.act(action, argument)).await;
+    }
+    simulation.server.mend();
+    simulation.converge().await;
+    simulation.check_rest(actions).await;
+}
+
+impl Simulation {
+    /// A server with a few objects, and who follows it.
+    pub fn start() -> Self {
+        let server = Server::new();
+        let own = Own { node_name: Some(NODE.to_owned()), ..Own::default() };
+        let (heard, store) = (LastHeard::default(), Arc::new(Mutex::new(Store::new(own))));
+        let (sender, mut events) = mpsc::channel(4);
+        let url = Uri::from_static("https://simulated:6443");
+        drop(tokio::spawn(watch(server.client(), url, Some(NODE.to_owned()), heard.clone(), sender)));
+        let fed = store.clone();
+        drop(tokio::spawn(async move {
+            while let Some(batch) = events.recv().await {
+                batch.into_iter().for_each(|event| drop(lock(&fed).apply(event)));
+            }
+            panic!("the watch has ended");
+        }));
+        Self { server, heard, store, start: Instant::now() }
+    }
+
+    /// Waits until what is known is what the server has.
+    pub async fn converge(&self) {
+        let (start, expected) = (Instant::now(), self.server.store());
+        while let Err(difference) = self.compare(&expected) {
+            assert!(start.elapsed() < PATIENCE, "{difference}\n{:#?}", self.server.lock());
+            sleep(Duration::from_secs(5)).await;
+        }
+    }
+
+    /// Everything is as it should be, and stays so, and the server is left alone.
+    async fn check_rest(&self, actions: usize) {
+        let asked = self.server.asked().len();
+        let seconds = usize::try_from(self.start.elapsed().as_secs()).unwrap_or(usize::MAX);
+        assert!(asked <= 60 + 12 * actions + seconds, "{asked} requests after {actions} actions in {seconds} s");
+        sleep(REST).await;
+        let more = self.server.asked().split_off(asked);
+        assert!(more.len() <= REST_REQUESTS_MAX, "a server that behaves is asked for {more:?}");
+        assert_eq!(self.compare(&self.server.store()), Ok(()));
+        let silent = self.heard.silent_seconds();
+        assert!(silent.is_some_and(|seconds| seconds <= 310), "silent for {silent:?}");
+    }
+
+    /// What differs between what is known and what the server has.
+    fn compare(&self, expected: &Store) -> Result<(), String> {
+        let store = lock(&self.store);
+        let problems: Vec<String> = store.problems().map(Problem::to_string).collect();
+        let differs = |what: String, known: &dyn std::fmt::Debug, there: &dyn std::fmt::Debug| {
+            Err(format!("{what}: {known:?} is known, there is {there:?}; problems: {problems:?}"))
+        };
+        if !store.is_complete() {
+            return differs("lists".to_owned(), &"not all", &"all");
+        }
+        for slot in 0..SLOTS {
+            let [service, slice] = [Kind::Services, Kind::EndpointSlices].map(|kind| object_name(kind, slot));
+            let (known, there) = (store.service_row(&service), expected.service_row(&service));
+            if known != there {
+                return differs(service.to_string(), &known, &there);
+            }
+            let (known, there) = (store.slice(&slice), expected.slice(&slice));
+            if known != there {
+                return differs(slice.to_string(), &known, &there);
+            }
+        }
+        if store.zone() != expected.zone() || !problems.is_empty() {
+            return differs("the Node".to_owned(), &store.zone(), &expected.zone());
+        }
+        Ok(())
+    }
+}
+
+impl Server {
+    fn new() -> Self {
+        let state = State {
+            version: 10,
+            forgotten: 10,
+            history: Vec::new(),
+            objects: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            outage: None,
+            streaming: Streaming::Served,
+            knows_fields: true,
+            long_ones: 0,
+            asked: Vec::new(),
+        };
+        let server = Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(changes::Sender::new(())) };
+        for kind in [Kind::Services, Kind::EndpointSlices] {
+            (0..SLOTS).for_each(|slot| server.lock().put(kind, slot, 1, Form::Good));
+        }
+        server.lock().put(Kind::Nodes, 0, 1, Form::Good);
+        server
+    }
+
+    /// What has been asked for, and when.
+    pub fn asked(&self) -> Vec<(Instant, Asked)> {
+        self.lock().asked.clone()
+    }
+
+    /// From now on it takes the wish for streamed lists so.
+    pub fn set_streaming(&self, streaming: Streaming) {
+        self.lock().streaming = streaming;
+    }
+
+    /// From now on this is the answer to everything, with the seconds that it asks for; all connections are closed.
+    pub fn set_outage(&self, outage: Option<(u16, Option<u32>)>) {
+        self.lock().outage = outage;
+        self.end_watches();
+    }
+
+    /// What was is forgotten, and all watches end.
+    pub fn forget(&self) {
+        let mut state = self.lock();
+        state.version += 1;
+        state.forgotten = state.version;
+        drop(state);
+        self.end_watches();
+    }
+
+    /// From now on each watch is too old.
+    pub fn set_forgetful(&self) {
+        self.lock().forgotten = u64::MAX;
+        self.end_watches();
+    }
+
+    fn end_watches(&self) {
+        for kind in [Kind::Services, Kind::EndpointSlices, Kind::Nodes] {
+            self.lock().fault(kind, Fault::End);
+        }
+        self.changed.send_replace(());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Does something, and says how long until the next action.
+    fn act(&self, action: u8, argument: u8) -> Duration {
+        const PAUSES: [u64; 8] = [0, 5, 30, 300, 1_000, 4_000, 30_000, 400_000];
+        let pause = Duration::from_millis(PAUSES[usize::from(argument >> 5)]);
+        let kind = [Kind::Services, Kind::EndpointSlices, Kind::Nodes][usize::from(argument % 3)];
+        let slot = if kind == Kind::Nodes { 0 } else { usize::from(argument >> 2) % SLOTS };
+        let code = [400, 401, 403, 404, 410, 422, 429, 500, 501, 503, 504, 302][usize::from(argument >> 1) % 12];
+        let mut state = self.lock();
+        match action % 26 {
+            0..=3 => state.put(kind, slot, action ^ argument, Form::Good),
+            4 | 5 => state.remove(kind, slot),
+            6 => state.put(kind, slot, argument, Form::Unreadable),
+            7 => state.put_long(kind, slot, argument),
+            8 => state.poison(),
+            9 => state.forgotten = state.version,
+            10 => {
+                state.streaming = [Streaming::Served, Streaming::Refused, Streaming::Ignored, Streaming::Failing][slot];
+            }
+            11 => state.knows_fields = argument % 2 == 0,
+            12 => state.outage = Some((code, (argument % 5 == 0).then_some(u32::from(argument)))),
+            13 => state.outage = None,
+            14 => state.fault(kind, Fault::Refuse(code)),
+            15 => state.fault(kind, Fault::ErrorEvent(code)),
+            16 => state.fault(kind, if argument % 2 == 0 { Fault::Unreachable } else { Fault::Mute }),
+            17 => state.fault(kind, Fault::End),
+            18 => state.fault(kind, Fault::Cut),
+            19 => state.fault(kind, Fault::Reset),
+            20 => state.fault(kind, Fault::Stall),
+            21 => state.fault(kind, Fault::Garbage),
+            22 => state.fault(kind, if argument % 2 == 0 { Fault::Half } else { Fault::Foreign }),
+            23 => state.fault(kind, Fault::Versionless),
+            24 => state.fault_long(kind, if argument % 2 == 0 { Fault::TooLong } else { Fault::Endless }),
+            _ => state.fault(kind, Fault::Late),
+        }
+        drop(state);
+        self.changed.send_replace(());
+        pause
+    }
+
+    /// From now on it behaves, though what it has said once it says again, and what it cannot do it cannot.
+    fn mend(&self) {
+        let mut state = self.lock();
+        state.faults.clear();
+        state.outage = None;
+        state.forgotten = state.forgotten.min(state.version);
+        let bad: Vec<_> = state.objects.iter().filter(|(_, object)| object.form != Form::Good).collect();
+        let bad: Vec<_> = bad.into_iter().map(|(&(kind, slot), object)| (kind, slot, object.variant)).collect();
+        bad.into_iter().for_each(|(kind, slot, variant)| state.put(kind, slot, variant, Form::Good));
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// What somebody knows who has been told everything.
+    fn store(&self) -> Store {
+        let mut store = Store::new(Own { node_name: Some(NODE.to_owned()), ..Own::default() });
+        let state = self.lock();
+        for kind in [Kind::Services, Kind::EndpointSlices, Kind::Nodes] {
+            store.apply(Event::ListStarted(kind));
+            for (&(_, slot), object) in state.objects.range((kind, 0)..=(kind, SLOTS)) {
+                store.apply(event(kind, value(kind, slot, object)));
+            }
+            store.apply(Event::ListDone(kind));
+        }
+        store
+    }
+
+    fn client(&self) -> Client {
+        let server = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| server.clone().answer(request.uri().clone()));
+        Client::new(service, "default")
+    }
+
+    async fn answer(self, uri: Uri) -> Result<Response<Coming>, Error> {
+        // Nobody is asked infinitely often in no time.
+        sleep(Duration::from_millis(10)).await;
+        let asked = Asked::read(&uri);
+        let refusal = self.lock().refusal(asked);
+        let (refusal, retry_after) = match refusal {
+            Ok(refusal) => refusal,
+            Err(Fault::Mute) => pending().await,
+            Err(_) => return Err("connection refused".into()),
+        };
+        let (sender, coming) = mpsc::channel(1);
+        let mut response = Response::new(Coming(coming));
+        let mut answering = Answering { server: self, kind: asked.kind, sender };
+        drop(tokio::spawn(async move {
+            match refusal {
+                Some(code) => answering.text(&status(code).to_string()).await,
+                None => answering.answer(asked.how, asked.is_sparing).await,
+            }
+        }));
+        if let Some(code) = refusal {
+            *response.status_mut() = code.try_into()?;
+        }
+        if let Some(seconds) = retry_after {
+            response.headers_mut().insert("retry-after", seconds.into());
+        }
+        Ok(response)
+    }
+}
+
+impl Asked {
+    /// What is asked for; it must be what an API server has from its cache.
+    fn read(uri: &Uri) -> Self {
+        let query = uri.query().unwrap_or_default();
+        let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        let kind = match uri.path() {
+            "/api/v1/services" => Kind::Services,
+            "/apis/discovery.k8s.io/v1/endpointslices" => Kind::EndpointSlices,
+            "/api/v1/nodes" => Kind::Nodes,
+            path => panic!("nobody has asked for {path}"),
+        };
+        let version = value("resourceVersion").expect("a quorum read");
+        let how = match (value("watch"), value("sendInitialEvents")) {
+            (None, _) => How::Listed,
+            (Some(_), Some(_)) => How::Streamed,
+            (Some(_), None) => How::Watched(version.parse().expect("a version that nobody has sent")),
+        };
+        assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
+        let fields = value("fieldSelector");
+        assert!(kind != Kind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
+        Self { kind, how, is_sparing: kind == Kind::Services && fields.is_some() }
+    }
+}
+
+impl State {
+    fn put(&mut self, kind: Kind, slot: usize, variant: u8, form: Form) {
+        self.version += 1;
+        let object = Object { version: self.version, variant, form };
+        let name = if self.objects.insert((kind, slot), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
+        self.history.push(Change { kind, slot, name, object, is_poisoned: false });
+    }
+
+    fn put_long(&mut self, kind: Kind, slot: usize, variant: u8) {
+        self.long_ones += 1;
+        let form = if self.long_ones <= LONG_ONES_MAX { Form::TooLong } else { Form::Good };
+        self.put(kind, slot, variant, form);
+    }
+
+    fn remove(&mut self, kind: Kind, slot: usize) {
+        if let Some(object) = self.objects.remove(&(kind, slot)) {
+            self.version += 1;
+            let object = Object { version: self.version, ..object };
+            self.history.push(Change { kind, slot, name: "DELETED", object, is_poisoned: false });
+        }
+    }
+
+    fn poison(&mut self) {
+        if let Some(last) = self.history.last_mut() {
+            last.is_poisoned = true;
+        }
+    }
+
+    fn fault(&mut self, kind: Kind, fault: Fault) {
+        self.faults.entry(kind).or_default().push_back(fault);
+    }
+
+    fn fault_long(&mut self, kind: Kind, fault: Fault) {
+        self.long_ones += 1;
+        if self.long_ones <= LONG_ONES_MAX {
+            self.fault(kind, fault);
+        }
+    }
+
+    /// The error that is the answer, if one is, and how many seconds it asks for.
+    fn refusal(&mut self, asked: Asked) -> Result<(Option<u16>, Option<u32>), Fault> {
+        self.asked.push((Instant::now(), asked));
+        if let Some((code, retry_after)) = self.outage {
+            return Ok((Some(code), retry_after));
+        }
+        let faults = self.faults.entry(asked.kind).or_default();
+        if let Some(&fault @ (Fault::Refuse(_) | Fault::Unreachable | Fault::Mute)) = faults.front() {
+            faults.pop_front();
+            let Fault::Refuse(code) = fault else { return Err(fault) };
+            return Ok((Some(code), None));
+        }
+        let code = match asked.how {
+            _ if asked.is_sparing && !self.knows_fields => Some(400),
+            How::Streamed if self.streaming == Streaming::Refused => Some(422),
+            How::Watched(version) if version < self.forgotten && version % 2 == 0 => Some(410),
+            _ => None,
+        };
+        Ok((code, None))
+    }
+
+    /// What goes wrong with an answer that has begun.
+    fn take_fault(&mut self, kind: Kind) -> Option<Fault> {
+        let faults = self.faults.entry(kind).or_default();
+        match faults.front()? {
+            Fault::Refuse(_) | Fault::Unreachable | Fault::Mute => None,
+            _ => faults.pop_front(),
+        }
+    }
+
+    fn list(&self, kind: Kind, is_sparing: bool) -> Vec<(usize, Object)> {
+        let all = self.objects.range((kind, 0)..=(kind, SLOTS));
+        let is_there = |slot: usize| !(is_sparing && slot == SLOTS - 1);
+        all.filter(|((_, slot), _)| is_there(*slot)).map(|(&(_, slot), object)| (slot, object.clone())).collect()
+    }
+
+    fn change_after(&self, version: u64, kind: Kind, is_sparing: bool) -> Option<Change> {
+        let is_asked_for = |change: &&Change| change.kind == kind && !(is_sparing && change.slot == SLOTS - 1);
+        self.history.iter().find(|change| change.object.version > version && is_asked_for(change)).cloned()
+    }
+}
+
+/// An answer that is being sent.
+struct Answering {
+    server: Server,
+    kind: Kind,
+    sender: mpsc::Sender<io::Result<Bytes>>,
+}
+
+/// Nobody listens any more, or the answer has been broken off.
+struct Ended;
+type Answered = Result<(), Ended>;
+
+impl Answering {
+    async fn answer(&mut self, how: How, is_sparing: bool) -> Answered {
+        let streaming = self.server.lock().streaming;
+        let version = match how {
+            How::Listed => return self.list(is_sparing).await,
+            How::Streamed if streaming == Streaming::Failing => return self.line("ERROR", &status(500)).await,
+            How::Streamed if streaming == Streaming::Ignored => {
+                self.line("BOOKMARK", &json!({"metadata": {"resourceVersion": "7"}})).await?;
+                return self.end_by(Fault::Stall).await;
+            }
+            How::Streamed => self.stream(is_sparing).await?,
+            How::Watched(version) if version < self.server.lock().forgotten => {
+                return self.line("ERROR", &status(410)).await;
+            }
+            How::Watched(version) => version,
+        };
+        self.watch(version, is_sparing).await
+    }
+
+    async fn list(&mut self, is_sparing: bool) -> Answered {
+        let (objects, version) = {
+            let state = self.server.lock();
+            (state.list(self.kind, is_sparing), state.version)
+        };
+        self.text(r#"{"kind":"List","items":["#).await?;
+        for (index, (slot, object)) in objects.iter().enumerate() {
+            self.break_off(version).await?;
+            self.text(if index == 0 { "" } else { "," }).await?;
+            self.object(*slot, object).await?;
+        }
+        let fault = self.server.lock().take_fault(self.kind);
+        let version = if fault == Some(Fault::Versionless) { String::new() } else { version.to_string() };
+        self.text(&format!(r#"],"metadata":{{"resourceVersion":"{version}"}}}}"#)).await
+    }
+
+    /// The list as the start of a watch.
+    async fn stream(&mut self, is_sparing: bool) -> Result<u64, Ended> {
+        let (objects, mut version) = {
+            let state = self.server.lock();
+            (state.list(self.kind, is_sparing), state.version)
+        };
+        for (slot, object) in &objects {
+            self.break_off(version).await?;
+            self.event("ADDED", *slot, object).await?;
+        }
+        // Nothing but a list that is late lets changes in before its end.
+        if self.server.lock().take_fault(self.kind) == Some(Fault::Late) {
+            sleep(Duration::from_secs(20)).await;
+        }
+        loop {
+            let change = self.server.lock().change_after(version, self.kind, is_sparing);
+            let Some(change) = change else { break };
+            self.change(&change).await?;
+            version = change.object.version;
+        }
+        let annotations = json!({"k8s.io/initial-events-end": "true"});
+        let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
+        self.line("BOOKMARK", &json!({ "metadata": metadata })).await?;
+        Ok(version)
+    }
+
+    async fn watch(&mut self, mut version: u64, is_sparing: bool) -> Answered {
+        let mut changed = self.server.changed.subscribe();
+        let end = Instant::now() + Duration::from_secs(290);
+        loop {
+            let change = self.server.lock().change_after(version, self.kind, is_sparing);
+            if let Some(change) = change {
+                self.change(&change).await?;
+                version = change.object.version;
+                continue;
+            }
+            self.break_off(version).await?;
+            tokio::select! {
+                _ = changed.changed() => {}
+                () = self.sender.closed() => return Err(Ended),
+                () = sleep_until(end) => return Ok(()),
+                () = sleep(Duration::from_secs(60)) => {
+                    self.line("BOOKMARK", &json!({"metadata": {"resourceVersion": version.to_string()}})).await?;
+                }
+            }
+        }
+    }
+
+    async fn change(&mut self, change: &Change) -> Answered {
+        if change.is_poisoned {
+            return self.text("{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"x\"}\n").await;
+        }
+        self.event(change.name, change.slot, &change.object).await
+    }
+
+    /// What goes wrong now, if something does.
+    async fn break_off(&mut self, version: u64) -> Answered {
+        let Some(fault) = self.server.lock().take_fault(self.kind) else { return Ok(()) };
+        let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
+        match fault {
+            Fault::ErrorEvent(code) => self.line("ERROR", &status(code)).await,
+            Fault::Garbage => self.text("\0{<\n").await,
+            Fault::Half => {
+                self.text(r#"{"type":"MODIFIED","object":{"metadata":{"#).await?;
+                Err(Ended)
+            }
+            Fault::Foreign => self.line("ADDED", &other).await,
+            Fault::Versionless => self.line("BOOKMARK", &json!({"metadata": {}})).await,
+            Fault::TooLong => self.filler(TOO_LONG).await,
+            Fault::Endless => self.filler(ENDLESS).await,
+            Fault::Late => Ok(()),
+            ends => self.end_by(ends).await,
+        }
+    }
+
+    async fn end_by(&mut self, fault: Fault) -> Answered {
+        match fault {
+            Fault::Cut => drop(self.sender.send(Err(io::ErrorKind::UnexpectedEof.into())).await),
+            Fault::Reset => drop(self.sender.send(Err(io::ErrorKind::ConnectionReset.into())).await),
+            Fault::Stall => self.sender.closed().await,
+            _ => {}
+        }
+        Err(Ended)
+    }
+
+    async fn event(&mut self, name: &str, slot: usize, object: &Object) -> Answered {
+        self.text(&format!(r#"{{"type":"{name}","object":"#)).await?;
+        self.object(slot, object).await?;
+        self.text("}\n").await
+    }
+
+    async fn object(&mut self, slot: usize, object: &Object) -> Answered {
+        let text = value(self.kind, slot, object).to_string();
+        if object.form != Form::TooLong {
+            return self.text(&text).await;
+        }
+        // As the API server does, what it is called comes first.
+        let (metadata, rest) = (value(self.kind, slot, object)["metadata"].to_string(), text);
+        self.text(&format!(r#"{{"metadata":{metadata},"status":""#)).await?;
+        self.filler(TOO_LONG).await?;
+        self.text(&format!(r#"","spec":{rest}}}"#)).await
+    }
+
+    async fn line(&mut self, name: &str, object: &Value) -> Answered {
+        self.text(&format!("{}\n", json!({"type": name, "object": object}))).await
+    }
+
+    async fn filler(&mut self, bytes: usize) -> Answered {
+        static FILLER: [u8; 64 << 10] = [b'x'; 64 << 10];
+        for _ in 0..bytes.div_ceil(FILLER.len()) {
+            self.send(Bytes::from_static(&FILLER)).await?;
+        }
+        Ok(())
+    }
+
+    /// In chunks that end anywhere.
+    async fn text(&mut self, text: &str) -> Answered {
+        for chunk in text.as_bytes().chunks(97) {
+            self.send(Bytes::copy_from_slice(chunk)).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self, bytes: Bytes) -> Answered {
+        self.sender.send(Ok(bytes)).await.map_err(|_| Ended)
+    }
+}
+
+/// The body of an answer.
+pub struct Coming(mpsc::Receiver<io::Result<Bytes>>);
+
+impl http_body::Body for Coming {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.0.poll_recv(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
+    }
+}
+
+fn object_name(kind: Kind, slot: usize) -> ObjectName {
+    let prefix = if kind == Kind::Services { "service" } else { "slice" };
+    ObjectName::new("default", format!("{prefix}-{slot}"))
+}
+
+fn value(kind: Kind, slot: usize, object: &Object) -> Value {
+    let &Object { version, variant, form } = object;
+    let name = object_name(kind, slot).name.to_string();
+    let mut metadata = json!({"name": name, "namespace": "default", "resourceVersion": version.to_string()});
+    match kind {
+        Kind::Services => {
+            let address = if slot == SLOTS - 1 { "None".to_owned() } else { format!("10.96.0.{}", slot + 1) };
+            let ports = if form == Form::Unreadable { json!(5) } else { json!([{"port": 80 + u16::from(variant)}]) };
+            json!({"kind": "Service", "metadata": metadata, "spec": {"clusterIP": address, "ports": ports}})
+        }
+        Kind::EndpointSlices => {
+            metadata["labels"] = json!({"kubernetes.io/service-name": format!("service-{slot}")});
+            let endpoints = json!([{"addresses": [format!("10.244.0.{variant}")]}]);
+            let endpoints = if form == Form::Unreadable { json!("none") } else { endpoints };
+            json!({"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4", "endpoints": endpoints,
+                   "ports": [{"port": 8080}]})
+        }
+        Kind::Nodes => {
+            let labels = json!({"topology.kubernetes.io/zone": format!("zone-{variant}")});
+            let metadata = json!({"name": NODE, "resourceVersion": version.to_string(), "labels": labels});
+            let addresses = if form == Form::Unreadable { json!("none") } else { json!([]) };
+            json!({"kind": "Node", "metadata": metadata, "status": {"addresses": addresses}})
+        }
+    }
+}
+
+fn event(kind: Kind, value: Value) -> Event {
+    fn read<T: serde::de::DeserializeOwned>(value: Value) -> Box<T> {
+        serde_json::from_value(value).expect("an object that cannot be read")
+    }
+    match kind {
+        Kind::Services => Event::Service(read::<objects::Service>(value)),
+        Kind::EndpointSlices => Event::EndpointSlice(read::<objects::EndpointSlice>(value)),
+        Kind::Nodes => Event::Node(read::<objects::Node>(value)),
+    }
+}
+
+fn status(code: u16) -> Value {
+    json!({"kind": "Status", "status": "Failure", "message": "so the script wants it", "code": code})
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
