@@ -151,7 +151,7 @@ const SUITES: [Suite; 14] = [
     },
     Suite { name: "matrix", targets: &["--test", "matrix"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
     Suite { name: "churn", targets: &["--test", "churn"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
-    Suite { name: "scale", targets: &["--test", "scale"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite { name: "scale", targets: &["--test", "scale"], harness: BUDGETS, needs: KERNEL, part: Some(Part::Live) },
     Suite {
         name: "programs",
         targets: &["--test", "programs"],
