@@ -200,7 +200,13 @@ fn in_its_place(mut config: Value) -> Value {
     config
 }
 
-/// As CRI-O does then: it mounts the container's own over it.
+/// As CRI-O does then (`SpecAddMount`): the container's own is there instead.
+fn replaced(mut config: Value) -> Value {
+    mounts(&mut config).retain(|mount| mount["destination"] != OVERLAY);
+    config
+}
+
+/// As older ones do: the container's own is mounted over it, and both are listed.
 fn covered(config: Value) -> Value {
     let mut config = in_its_place(config);
     mounts(&mut config).push(own_cgroup("ro"));
@@ -238,6 +244,7 @@ fn guest<'s>(sandbox: &'s Sandbox, image: &OciImage) -> GuestImage<'s> {
         ("unreachable", self::config("unreachable", image)),
         ("as-is", config("as-is")),
         ("in-its-place", in_its_place(config("in-its-place"))),
+        ("replaced", replaced(config("replaced"))),
         ("covered", covered(config("covered"))),
         ("privileged", privileged(config("privileged"))),
     ]
@@ -273,18 +280,20 @@ fn the_sidecar_serves_processes_outside_of_its_container_or_says_that_it_does_no
         assert_eq!(answer(name, "warnings").as_deref(), Some(""), "{console}");
     }
 
-    assert_eq!(answer("covered", "mounts"), Some(format!("{root} at {CGROUP};{own} at {CGROUP};")), "{console}");
-    assert_eq!(answer("covered", "inside").as_deref(), Some("pod-1"), "{console}");
-    assert_ne!(answer("covered", "outside").as_deref(), Some("pod-1"), "{console}");
-    let loud = format!(
-        "{CGROUP}, NOT the cgroup root, which cannot be seen from here: only processes in and below this cgroup"
-    );
-    for (what, words) in [
-        ("probe", format!("cproxy: ready, attached to {loud}")),
-        ("cgroup2", format!("limited cgroup2               {loud}")),
-        ("attached", format!("limited attached              to {loud}")),
-        ("warnings", format!("attached to {loud}")),
-    ] {
-        assert!(answer("covered", what).unwrap().contains(&words), "{what}: {console}");
+    for (name, mounts) in
+        [("replaced", format!("{own} at {CGROUP};")), ("covered", format!("{root} at {CGROUP};{own} at {CGROUP};"))]
+    {
+        assert_eq!(answer(name, "mounts"), Some(mounts), "{console}");
+        assert_eq!(answer(name, "inside").as_deref(), Some("pod-1"), "{console}");
+        assert_ne!(answer(name, "outside").as_deref(), Some("pod-1"), "{console}");
+        for (what, words) in [
+            ("probe", "cproxy: ready, attached to"),
+            ("cgroup2", "limited cgroup2              "),
+            ("attached", "limited attached              to"),
+            ("warnings", "WARN attached to"),
+        ] {
+            let line = format!("{words} {CGROUP}, NOT the cgroup root, ");
+            assert!(answer(name, what).unwrap().contains(&line), "{name}, {what}: {console}");
+        }
     }
 }
