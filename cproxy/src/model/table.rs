@@ -21,8 +21,8 @@ use std::{
 };
 
 use super::{
-    Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,
-    Scope, ServiceName, Source, Store, affinity_id,
+    Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol,
+    Retired, Row, Scope, ServiceName, Source, Store, affinity_id,
     desired::{self, desired_problems, desired_rows, precedence},
     names::{Text, Texts},
     slots::{Extent, Slots},
@@ -120,8 +120,8 @@ pub struct Table {
     is_untouched: bool,
     /// The claims are those of a complete store, not of a bootstrap.
     is_synced: bool,
-    /// Some backend has lost a frontend since [`Table::take_retired`] was called last.
-    has_retired: bool,
+    /// What has retired since [`Table::take_retired`] was called last.
+    retired: Retired,
     has_other_problems: bool,
     /// Services that did not fit and are tried again.
     starved: BTreeSet<Arc<ServiceName>>,
@@ -180,7 +180,7 @@ impl Table {
             elements_freed: false,
             is_untouched: !is_new,
             is_synced: false,
-            has_retired: false,
+            retired: Retired::default(),
             has_other_problems: false,
             starved: BTreeSet::new(),
             has_new_room: false,
@@ -260,10 +260,10 @@ impl Table {
         self.problems.values().flatten().chain(self.conflicts.values().flatten()).chain(self.unplaced.values())
     }
 
-    /// Whether, since the last call, a backend has left a set altogether, or a frontend with backends was deleted or
-    /// given to another set: there may be sockets that are connected to nobody.
-    pub fn take_retired(&mut self) -> bool {
-        std::mem::take(&mut self.has_retired)
+    /// The backends that, since the last call, have left a set altogether, and those of frontends that were deleted or given
+    /// to another set: there may be sockets that are connected to nobody.
+    pub fn take_retired(&mut self) -> Retired {
+        std::mem::take(&mut self.retired)
     }
 
     /// Whether [`Table::problems`] may say something else than at the last call.
@@ -498,12 +498,10 @@ impl Table {
             return Err("it has no usable endpoints, and nothing works without the API server".to_owned());
         }
         let before = set.members.unpack();
-        let retires = before.backends.iter().any(|backend| !members.has(backend));
+        let retired: Vec<_> = before.backends.iter().filter(|backend| !members.has(backend)).copied().collect();
         let (members, extent) = self.write(members, plan)?;
-        if retires {
-            self.has_retired = true;
-            plan.raises_epoch = true;
-        }
+        plan.raises_epoch |= !retired.is_empty();
+        self.retired.add(key.protocol, retired);
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
         self.has_new_room = true;
         set.members = members;
@@ -633,10 +631,19 @@ impl Table {
         }
     }
 
-    /// Whether frontends that are about to go, or to get another set, have backends.
+    /// Notes the backends of frontends that are about to go, or to get another set.
     fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
-        let mut sets = frontends.filter_map(|&frontend| self.frontends.set(frontend));
-        self.has_retired |= sets.any(|set| self.with_backends.has(set));
+        let set = |frontend: &Frontend| Some((self.frontends.set(*frontend)?, frontend.protocol));
+        let left: BTreeMap<u32, Protocol> =
+            frontends.filter_map(set).filter(|(set, _)| self.with_backends.has(*set)).collect();
+        if left.is_empty() {
+            return;
+        }
+        // They are freed later, and so they are all still there.
+        let sets = self.sets.values().chain(self.orphans.values().map(|orphan| &orphan.set));
+        for (set, &protocol) in sets.filter_map(|set| Some((set, left.get(&set.id)?))) {
+            self.retired.add(protocol, set.members.unpack().backends.iter().copied());
+        }
     }
 
     fn note_conflict(&mut self, frontend: Frontend) {

@@ -2,92 +2,81 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, File},
-    io::{self, ErrorKind},
-    path::{Path, PathBuf},
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
 };
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
+
+use super::processes::{Numbers, buffer, inode_at, inode_of, is_gone, open_directory, open_proc};
 
 /// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last of
 /// them. Returns how many namespaces could not be entered, although they are there.
 ///
 /// One that lives only by an open descriptor or by the sockets in it is not found.
 pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
+    let proc = open_proc()?;
     let mut tour = Tour { visit, met: HashSet::new(), refused: 0 };
     // Where the thread is already takes no privilege.
-    let here = fs::read_link("/proc/thread-self/ns/net")?;
-    (tour.visit)(inode_of(&here, "net").unwrap_or_default());
+    let here = inode_at(&proc, "thread-self/ns/net", "net")?.unwrap_or_default();
+    (tour.visit)(here);
     tour.met.insert(here);
-    for process in numbered(Path::new("/proc"))? {
-        // A process may be gone at any moment.
-        for thread in numbered(&process.join("task")).unwrap_or_default() {
-            tour.stop_by_link(&thread.join("ns/net"));
+    for process in Numbers::of(&proc, &mut buffer()) {
+        // It may be gone at any moment, and so may its threads.
+        let Ok(threads) = open_directory(&proc, &format!("{}/task", process?)) else { continue };
+        for thread in Numbers::of(&threads, &mut buffer()).map_while(Result::ok) {
+            tour.stop_by_link(&threads, &format!("{thread}/ns/net"));
         }
     }
-    for (name, path) in mounts(&fs::read_to_string("/proc/thread-self/mountinfo")?) {
-        tour.stop(name.into(), &path);
+    for (netns, path) in mounts(&fs::read_to_string("/proc/thread-self/mountinfo")?) {
+        tour.stop(netns, CWD, &path);
     }
     Ok(tour.refused)
 }
 
 struct Tour<V> {
     visit: V,
-    /// By what the kernel calls them, such as `net:[4026531840]`.
-    met: HashSet<PathBuf>,
+    met: HashSet<u64>,
     refused: u32,
 }
 
 impl<V: FnMut(u64)> Tour<V> {
-    fn stop_by_link(&mut self, link: &Path) {
-        if let Ok(name) = fs::read_link(link) {
-            self.stop(name, link);
+    fn stop_by_link(&mut self, directory: &OwnedFd, link: &str) {
+        if let Ok(Some(netns)) = inode_at(directory, link, "net") {
+            self.stop(netns, directory, link);
         }
     }
 
-    fn stop(&mut self, name: PathBuf, path: &Path) {
-        if self.met.contains(&name) {
+    fn stop(&mut self, netns: u64, directory: impl AsFd, path: &str) {
+        if self.met.contains(&netns) {
             return;
         }
-        match enter(path) {
-            Ok(()) => (self.visit)(inode_of(&name, "net").unwrap_or_default()),
+        match enter(directory, path) {
+            Ok(()) => (self.visit)(netns),
             // Whoever was in it is gone; somebody else may still be.
             Err(error) if is_gone(&error) => return,
             Err(_) => self.refused += 1,
         }
-        self.met.insert(name);
+        self.met.insert(netns);
     }
 }
 
-fn enter(path: &Path) -> io::Result<()> {
-    Ok(move_into_link_name_space(std::os::fd::AsFd::as_fd(&File::open(path)?), Some(LinkNameSpaceType::Network))?)
-}
-
-/// Whether the error says that a process has ended.
-pub(super) fn is_gone(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
-}
-
-/// The directories whose names are numbers: processes in `/proc`, threads in a process's `task`.
-pub(super) fn numbered(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let is_number = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
-    let entries = fs::read_dir(directory)?.flatten();
-    Ok(entries.filter(|entry| is_number(&entry.file_name())).map(|entry| entry.path()).collect())
-}
-
-/// The inode number in what links of a kind read, such as `socket:[12345]`.
-pub(super) fn inode_of(target: &Path, kind: &str) -> Option<u64> {
-    target.to_str()?.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
+fn enter(directory: impl AsFd, path: &str) -> io::Result<()> {
+    let netns = openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
 /// Network namespaces in the text of `mountinfo` (proc_pid_mountinfo(5)): fields 4 and 5 are root and mount point, the
 /// type follows the separator.
-fn mounts(mountinfo: &str) -> impl Iterator<Item = (&str, PathBuf)> {
+fn mounts(mountinfo: &str) -> impl Iterator<Item = (u64, String)> {
     mountinfo.lines().filter_map(|line| {
         let (mount, filesystem) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, point) = (fields.next()?, fields.next()?);
-        (filesystem.starts_with("nsfs ") && root.starts_with("net:[")).then(|| (root, PathBuf::from(unescape(point))))
+        filesystem.starts_with("nsfs ").then(|| Some((inode_of(root, "net")?, unescape(point))))?
     })
 }
 
@@ -102,22 +91,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_have_inode_numbers() {
-        for (target, expected) in
-            [("socket:[12345]", Some(12_345)), ("pipe:[1]", None), ("socket:[x]", None), ("", None)]
-        {
-            assert_eq!(inode_of(Path::new(target), "socket"), expected, "{target}");
-        }
-        assert_eq!(inode_of(Path::new("net:[4026531840]"), "net"), Some(4_026_531_840));
-    }
-
-    #[test]
     fn mounted_network_namespaces_are_found_by_root_and_type() {
         let text = "61 59 0:4 net:[4026532345] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw\n\
                     62 59 0:4 mnt:[4026532346] /run/mnt rw - nsfs nsfs rw\n\
                     63 59 0:24 / /run rw - tmpfs tmpfs rw\n\
                     garbage - nsfs nsfs\n\n - nsfs \n";
         let found: Vec<_> = mounts(text).collect();
-        assert_eq!(found, [("net:[4026532345]", PathBuf::from("/run/netns/a b"))]);
+        assert_eq!(found, [(4_026_532_345, "/run/netns/a b".to_owned())]);
     }
 }
