@@ -135,7 +135,7 @@ impl Closer {
     }
 }
 
-/// What a pass has done; nothing if it failed.
+/// The outcome of a pass; none if it failed.
 struct Passed(Option<Outcome>);
 
 impl Passed {

@@ -43,7 +43,7 @@ pub(super) struct Pass<'t> {
     failure: Option<SocketsError>,
 }
 
-/// Whose owners are looked for.
+/// The sockets whose owners are looked for.
 enum Sought {
     /// Sockets with these inodes.
     These(HashSet<u64>),
@@ -58,7 +58,7 @@ struct Suspect {
     asked: Vec<Translation>,
 }
 
-/// What became of some stale sockets.
+/// The fate of some stale sockets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     closed: u64,
@@ -68,14 +68,16 @@ struct Done {
 impl<'t> Pass<'t> {
     pub(super) fn new(table: &'t Lookup, states: &'t SocketStates, retired: &'t Retired) -> Self {
         // It is the same kernel in all network namespaces.
-        let is_shown = Lists::open(states.storage()).can_list(Protocol::Tcp);
-        let is_by_owners = |protocol: &Protocol| *protocol == Protocol::Udp || !is_shown;
-        let concerned = [Protocol::Udp, Protocol::Tcp].into_iter().filter(|&protocol| !retired.of(protocol).is_empty());
+        let is_by_owners = |protocol: Protocol| match protocol {
+            Protocol::Udp => true,
+            Protocol::Tcp => !Lists::open(states.storage()).can_list(protocol),
+        };
+        let is_concerned = |protocol: &Protocol| !retired.of(*protocol).is_empty() && is_by_owners(*protocol);
         Self {
             judge: Judge::new(table, states),
             states,
             retired,
-            by_owners: concerned.filter(is_by_owners).collect(),
+            by_owners: [Protocol::Udp, Protocol::Tcp].into_iter().filter(is_concerned).collect(),
             sought: Sought::These(HashSet::new()),
             suspects: HashMap::new(),
             has_mptcp: Path::new("/proc/sys/net/mptcp").exists(),

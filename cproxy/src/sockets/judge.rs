@@ -17,7 +17,7 @@ pub(super) struct Judge<'t> {
     states: &'t SocketStates,
 }
 
-/// What a socket that was connected through us asked for, and whether it still has what it got.
+/// The frontend that a socket was connected to, and whether whom it got there still serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) frontend: FrontendKey,
@@ -29,15 +29,16 @@ impl<'t> Judge<'t> {
         Self { table: table.snapshot(), states }
     }
 
-    /// What a TCP socket, or the first subflow of an MPTCP connection, has asked for. Whom the kernel lists needs no owner: it
-    /// shows the cookie, and with it what is stored.
+    /// The wish of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that shows the cookie,
+    /// and what is stored with the socket. Without an inode it has none: its application has closed it, and what it has written
+    /// is still on its way. (A subflow shows the inode that its connection had, closed or not.)
     pub(super) fn asked_by_listed(&self, entry: &Entry) -> Result<Option<Translation>, SocketsError> {
-        let Some(id) = entry.id else { return Ok(None) };
+        let Some(id) = entry.id.filter(|_| entry.shown.inode != 0) else { return Ok(None) };
         let place = self.states.at_place(id.cookie()).map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
         Ok(place.or(entry.stored))
     }
 
-    /// What a socket has asked for, by a descriptor: the last `connect()` comes first.
+    /// The wishes of a socket, by a descriptor: that of the last `connect()` comes first.
     pub(super) fn asked_by(&self, socket: &OwnedFd, protocol: Protocol) -> Result<Vec<Translation>, SocketsError> {
         let asked = match protocol {
             Protocol::Tcp => self.states.of_tcp(socket).map(|asked| asked.into_iter().collect()),
@@ -90,7 +91,7 @@ pub(super) fn is_stale(serving: Serving, protocol: Protocol) -> bool {
     }
 }
 
-/// What the socket speaks; `None` if it is not ours to look at. An MPTCP connection speaks TCP by its subflows alone.
+/// The socket's protocol; `None` if it is not ours to look at. An MPTCP connection speaks TCP by its subflows alone.
 pub(super) fn protocol_of(socket: &OwnedFd) -> io::Result<Option<Protocol>> {
     Ok(match socket_protocol(socket)? {
         Some(rustix::net::ipproto::TCP) => Some(Protocol::Tcp),

@@ -123,7 +123,7 @@ pub(super) enum Message {
     Other,
 }
 
-/// What a dump is to have.
+/// The contents of a dump.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted<'w> {
     pub(super) kind: Kind,

@@ -1,4 +1,4 @@
-//! What processes have: walks through `/proc` that keep nothing.
+//! Walks through `/proc` that keep nothing.
 
 use std::{
     ffi::CStr,
