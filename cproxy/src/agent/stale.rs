@@ -21,11 +21,11 @@ use crate::{
 const DELAY: Duration = Duration::from_millis(50);
 /// A pass that failed is tried again after this.
 const RETRY: Duration = Duration::from_secs(5);
-/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a hundredth. What it
-/// costs to find the network namespaces and, if need be, a socket's owner depends on how many processes and descriptors
-/// there are, and on nothing that the agent could know before.
-const REST: u32 = 99;
-/// But no longer than this, however long the last one was.
+/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a percent.
+/// What it costs to find the network namespaces and, if need be, a socket's owner depends on how many processes and
+/// descriptors there are, and on nothing that the agent could know before.
+const REST: u32 = 299;
+/// But no longer than this, however long the last one was: with 50 ms, that is one percent.
 const REST_MAX: Duration = Duration::from_secs(5);
 
 /// The retired backends that are handed over to whoever closes their sockets.
@@ -200,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn passes_take_a_hundredth_of_a_cpu_or_come_every_five_seconds() {
+    fn passes_rest_in_proportion_and_five_seconds_at_most() {
         let rest = |cpu, closed, left| Passed(Some(Outcome { cpu, closed, left, ..Outcome::default() })).rest();
         let ms = Duration::from_millis;
-        assert_eq!(rest(ms(1), 0, 0), ms(99));
-        assert_eq!(rest(ms(1), 7, 0), ms(99));
-        assert_eq!(rest(ms(1), 0, 7), ms(99), "nothing more can be done about them");
+        assert_eq!(rest(ms(1), 0, 0), ms(299));
+        assert_eq!(rest(ms(1), 7, 0), ms(299));
+        assert_eq!(rest(ms(1), 0, 7), ms(299), "nothing more can be done about them");
         assert_eq!(rest(ms(1), 7, 7), RETRY);
-        assert_eq!(rest(ms(51), 0, 0), REST_MAX);
+        assert_eq!(rest(ms(17), 0, 0), REST_MAX);
         assert_eq!(Passed(None).rest(), RETRY);
     }
 }

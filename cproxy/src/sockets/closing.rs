@@ -246,7 +246,9 @@ fn close_listed(
         lists.each(protocol, peers, &mut |entry| {
             if is_stale(entry) {
                 stale += 1;
-                (kept.len() < KEPT_MAX).then(|| kept.push(*entry));
+                if kept.len() < KEPT_MAX {
+                    kept.push(*entry);
+                }
             }
         })?;
         let is_more = stale > kept.len() as u64;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, openat},
+    fs::{AtFlags, CWD, Mode, OFlags, openat, statat},
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 
@@ -25,8 +25,14 @@ pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
     (tour.visit)(here);
     tour.met.insert(here);
     for process in Numbers::of(&proc, &mut buffer()) {
+        let process = process?;
+        tour.stop_by_link(&proc, &format!("{process}/ns/net"));
+        let threads = format!("{process}/task");
         // It may be gone at any moment, and so may its threads.
-        let Ok(threads) = open_directory(&proc, &format!("{}/task", process?)) else { continue };
+        if has_one_thread(&proc, &threads) {
+            continue;
+        }
+        let Ok(threads) = open_directory(&proc, &threads) else { continue };
         for thread in Numbers::of(&threads, &mut buffer()).map_while(Result::ok) {
             tour.stop_by_link(&threads, &format!("{thread}/ns/net"));
         }
@@ -35,6 +41,11 @@ pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
         tour.stop(netns, CWD, &path);
     }
     Ok(tour.refused)
+}
+
+/// Most processes have: the links of such a directory are two and one for each thread (fs/proc/base.c, `proc_task_getattr`).
+fn has_one_thread(proc: &OwnedFd, threads: &str) -> bool {
+    statat(proc, threads, AtFlags::empty()).is_ok_and(|directory| directory.st_nlink == 3)
 }
 
 struct Tour<V> {
