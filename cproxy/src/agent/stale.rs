@@ -59,6 +59,7 @@ impl Handover {
 pub(super) struct Gauges {
     closed: AtomicU64,
     left: AtomicU64,
+    /// Passes that have ended.
     passes: AtomicU64,
     /// Network namespaces and processes that could not be looked into by the last pass.
     unseen: AtomicU64,
@@ -105,16 +106,22 @@ impl Closer {
 
     async fn pass(&self, retired: Retired) -> Passed {
         let pins = self.pins.clone();
-        self.gauges.passes.fetch_add(1, Ordering::Relaxed);
-        match tokio::task::spawn_blocking(move || sockets::pass(&pins, &retired)).await {
+        let outcome = match tokio::task::spawn_blocking(move || sockets::pass(&pins, &retired)).await {
             Ok(Ok(outcome)) => {
                 self.note(outcome);
-                return Passed(Some(outcome));
+                Some(outcome)
             }
-            Ok(Err(error)) => tracing::warn!("{error}; tried again in {RETRY:?}"),
-            Err(error) => tracing::warn!("closing stale sockets: {error}; tried again in {RETRY:?}"),
-        }
-        Passed(None)
+            Ok(Err(error)) => {
+                tracing::warn!("{error}; tried again in {RETRY:?}");
+                None
+            }
+            Err(error) => {
+                tracing::warn!("closing stale sockets: {error}; tried again in {RETRY:?}");
+                None
+            }
+        };
+        self.gauges.passes.fetch_add(1, Ordering::Relaxed);
+        Passed(outcome)
     }
 
     fn note(&self, Outcome { closed, left, unseen, namespaces, .. }: Outcome) {
