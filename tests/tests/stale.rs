@@ -20,7 +20,7 @@ use std::{
 use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
 use cproxy::{
     bpf::{PinDir, Table},
-    model::Backend,
+    model::{Backend, Protocol, Retired, parse_address},
     sockets::{Mode, Outcome, pass, probe},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
@@ -30,6 +30,7 @@ use cproxy_tests::{
     process::{Agent, RunningAgent, cproxy, eventually},
     sandbox::{Netns, Sandbox},
     seccomp::forbid_netlink,
+    usage,
 };
 use rustix::{
     io::Errno,
@@ -155,7 +156,7 @@ impl Stale {
     }
 
     fn pass(&self, mode: Mode) -> Outcome {
-        pass(&self.pins, mode).unwrap()
+        pass(&self.pins, &any(mode)).unwrap()
     }
 
     /// How many a pass closes, which must leave none.
@@ -202,6 +203,13 @@ impl Stale {
         let addresses = (1..=3).flat_map(|pod| [Form::V4.pod(pod, UDP), Form::V6.pod(pod, UDP)].map(|at| (pod, at)));
         addresses.map(|(pod, address)| echo::udp(&self.sandbox, address, &format!("pod-{pod}"))).collect()
     }
+}
+
+/// Any backend of those protocols whose sockets are closed.
+fn any(mode: Mode) -> Retired {
+    let mut retired = Retired::any();
+    retired.retain(|protocol| mode.closes(protocol));
+    retired
 }
 
 /// An address and a port as they are in maps.
@@ -361,22 +369,6 @@ fn a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
     tcp.iter().for_each(|socket| assert_untouched(socket));
 }
 
-/// The kernel lists MPTCP connections and has no way to close one from outside.
-#[test]
-fn mptcp_is_counted() {
-    let mut stale = Stale::start();
-    let _servers = stale.tcp_servers();
-    const MPTCP: rustix::net::Protocol =
-        rustix::net::Protocol::from_raw(std::num::NonZeroU32::new(262).expect("not zero"));
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, Some(MPTCP)).unwrap();
-    rustix::net::connect(&socket, &Form::V4.pod(3, TCP)).unwrap();
-    stale.remember(&socket, Form::V4.vip(), Form::V4.pod(3, TCP));
-    stale.keep_pods(&[1]);
-    let outcome = stale.pass(Mode::All);
-    assert_eq!((outcome.closed, outcome.left), (0, 1));
-    assert_untouched(&socket);
-}
-
 #[test]
 fn sockets_with_the_same_addresses_are_told_apart() {
     let mut stale = Stale::start();
@@ -514,7 +506,8 @@ fn what_a_kernel_cannot_close_is_counted() {
     let pins = &stale.pins;
     let on_a_poor_kernel = || {
         forbid_netlink();
-        let counts = [Mode::Udp, Mode::All].map(|mode| pass(pins, mode).map(|outcome| (outcome.closed, outcome.left)));
+        let counts =
+            [Mode::Udp, Mode::All].map(|mode| pass(pins, &any(mode)).map(|outcome| (outcome.closed, outcome.left)));
         (counts.map(Result::unwrap), probe(Some(pins)))
     };
     let (counts, can) = thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
@@ -546,7 +539,7 @@ fn this_kernel_can_do_everything() {
 #[test]
 fn without_a_table_there_is_no_pass() {
     let sandbox = Sandbox::new("cproxy-test");
-    let error = pass(&PinDir::new(&sandbox.pin_dir()), Mode::Udp).unwrap_err().to_string();
+    let error = pass(&PinDir::new(&sandbox.pin_dir()), &any(Mode::Udp)).unwrap_err().to_string();
     assert!(error.starts_with("cannot tell stale sockets: cannot use ") && error.contains("FRONTENDS"), "{error}");
 }
 
@@ -661,4 +654,298 @@ fn vip_a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
     assert_eq!(stale.closes(Mode::All), 3);
     udp.iter().for_each(|socket| assert_closed(socket));
     tcp.iter().for_each(|stream| echo::ping_tcp(stream, "still there").unwrap());
+}
+
+const MPTCP: rustix::net::Protocol = rustix::net::Protocol::from_raw(std::num::NonZeroU32::new(262).expect("not zero"));
+
+fn mptcp(form: Form) -> OwnedFd {
+    let family = if form == Form::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    rustix::net::socket(family, SocketType::STREAM, Some(MPTCP)).unwrap()
+}
+
+/// An MPTCP connection to the VIP.
+fn connect_mptcp(form: Form) -> OwnedFd {
+    let socket = mptcp(form);
+    rustix::net::connect(&socket, &form.vip()).unwrap();
+    socket
+}
+
+/// Servers of MPTCP at a pod. Nobody accepts.
+fn mptcp_listeners(pod: u8) -> [OwnedFd; 2] {
+    [Form::V4, Form::V6].map(|form| {
+        let socket = mptcp(form);
+        rustix::net::bind(&socket, &form.pod(pod, TCP)).unwrap();
+        rustix::net::listen(&socket, 16).unwrap();
+        socket
+    })
+}
+
+/// Where `get sockets` says that connections of TCP go.
+fn listed_backends(sandbox: &Sandbox) -> Vec<(Value, Value)> {
+    let listed = cproxy(sandbox, &["get", "sockets", "-o", "json"]).json();
+    let rows = listed.as_array().unwrap().iter().filter(|row| row["protocol"] == "TCP");
+    rows.map(|row| (row["backend"]["address"].clone(), row["state"].clone())).collect()
+}
+
+/// A server that does not speak it: the connection goes on as TCP, and ends as that does.
+#[test]
+fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
+    let stale = Stale::start();
+    let _servers = stale.tcp_servers();
+    stale.keep_pods(&[2, 3]);
+    // In turn, whatever is chosen: both pods get some.
+    let sockets: Vec<_> = FORMS.into_iter().cycle().take(48).map(|form| (form, connect_mptcp(form))).collect();
+    let of_pod = |pod: u8| {
+        let listed = listed_backends(&stale.sandbox);
+        let is_of = |(address, state): &&(Value, Value)| {
+            (*address == pod_v4(pod) || *address == pod_v6(pod)) && (*state == "stale") == (pod == 3)
+        };
+        listed.iter().filter(is_of).count()
+    };
+    stale.keep_pods(&[2]);
+    let (serving, gone) = (of_pod(2), of_pod(3));
+    assert!(serving != 0 && gone != 0 && serving + gone == sockets.len(), "{serving} and {gone}");
+    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(Mode::All), gone as u64);
+    let ended = sockets.iter().filter(|(_, socket)| error(socket) == Some(Errno::CONNABORTED)).count();
+    assert_eq!(ended, gone);
+    assert_eq!((of_pod(2), of_pod(3), stale.closes(Mode::All)), (serving, 0, 0));
+}
+
+/// A server that speaks it. The kernel then gives the connection some time for another subflow.
+#[test]
+fn vip_mptcp_connections_lose_all_their_subflows() {
+    let stale = Stale::start();
+    let listeners = mptcp_listeners(3);
+    let _others = mptcp_listeners(2);
+    // Of this network namespace, and seconds. Without such a setting it is a minute.
+    fs::write("/proc/sys/net/mptcp/close_timeout", "1").ok();
+    stale.sandbox.add_address("10.244.7.7");
+    let ip = "ip mptcp limits set subflows 8 add_addr_accepted 8 && ip mptcp endpoint add 10.244.7.7 dev lo subflow";
+    assert!(Command::new("sh").args(["-c", ip]).status().unwrap().success());
+    stale.keep_pods(&[3]);
+    let sockets = [Form::V4, Form::V6].map(connect_mptcp);
+    let direct = mptcp(Form::V4);
+    rustix::net::connect(&direct, &Form::V4.pod(3, TCP)).unwrap();
+    let accepted = listeners.each_ref().map(|listener| rustix::net::accept(listener).unwrap());
+    for (socket, accepted) in sockets.iter().zip(&accepted) {
+        // The server's word makes the connection one that may have more subflows.
+        rustix::io::write(accepted, b"x").unwrap();
+        rustix::io::read(socket, &mut [0; 1]).unwrap();
+    }
+    let subflows = || {
+        let output = Command::new("ss").args(["-tnHe", "state", "established"]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let inode = |socket: &OwnedFd| format!("ino:{} ", rustix::fs::fstat(socket).unwrap().st_ino);
+        let count = |socket: &OwnedFd| text.lines().filter(|line| line.contains(&inode(socket))).count();
+        [count(&sockets[0]), count(&sockets[1]), count(&direct)]
+    };
+    eventually(SYNC, "there is another subflow", || {
+        let now = subflows();
+        if now[0] == 2 { Ok(()) } else { Err(format!("{now:?}")) }
+    });
+    let before = subflows();
+    stale.keep_pods(&[2]);
+    assert_eq!(stale.closes(Mode::All), 2);
+    assert_eq!(subflows(), [0, 0, before[2]], "{before:?} before");
+    for socket in &sockets {
+        // Whoever waits is told when the kernel gives up.
+        let told = rustix::io::read(socket, &mut [0; 1]);
+        assert!(told.is_err(), "{told:?}");
+    }
+    assert_eq!(stale.closes(Mode::All), 0, "once is enough");
+    assert_untouched(&direct);
+}
+
+/// What it has written is still on its way.
+#[test]
+fn vip_connections_that_their_application_has_closed_end_by_themselves() {
+    let mut stale = Stale::start();
+    let _listener = TcpListener::bind(Form::V4.pod(3, TCP)).unwrap();
+    stale.keep_pods(&[3]);
+    let stored = OwnedFd::from(stale.translated_tcp(Form::V4, 3));
+    let sockets = [stored, TcpStream::connect(Form::V4.vip()).unwrap().into()];
+    for socket in &sockets {
+        rustix::io::ioctl_fionbio(socket, true).unwrap();
+        while rustix::io::write(socket, &[0; 65_536]).is_ok() {}
+    }
+    drop(sockets);
+    stale.keep_pods(&[1]);
+    assert_eq!(stale.closes(Mode::All), 0);
+    assert_eq!(listed_backends(&stale.sandbox), []);
+    let still = Command::new("ss").args(["-tnH", "state", "fin-wait-1", "dst", &pod_v4(3)]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&still.stdout).lines().count(), 2);
+}
+
+fn retired(protocol: Protocol, pods: &[u8]) -> Retired {
+    let port = if protocol == Protocol::Tcp { TCP } else { UDP };
+    let mut retired = Retired::default();
+    for address in pods.iter().flat_map(|&pod| [pod_v4(pod), pod_v6(pod)]) {
+        retired.add(protocol, [Backend { address: parse_address(&address).unwrap(), port }]);
+    }
+    retired
+}
+
+#[test]
+fn only_sockets_to_backends_that_have_retired_are_asked_for() {
+    let mut stale = Stale::start();
+    let _servers = stale.tcp_servers();
+    let udp = [2, 3].map(|pod| FORMS.map(|form| stale.translated_udp(form, pod)));
+    let tcp = [2, 3].map(|pod| FORMS.map(|form| stale.translated_tcp(form, pod)));
+    let pass = |stale: &Stale, retired| {
+        let Outcome { closed, left, .. } = pass(&stale.pins, &retired).unwrap();
+        (closed, left)
+    };
+    // Whoever retires from one frontend may serve another.
+    assert_eq!(pass(&stale, retired(Protocol::Udp, &[2, 3])), (0, 0));
+    stale.keep_pods(&[1]);
+    assert_eq!(pass(&stale, Retired::default()), (0, 0));
+    assert_eq!(pass(&stale, retired(Protocol::Udp, &[1])), (0, 0));
+    assert_eq!(pass(&stale, retired(Protocol::Udp, &[3])), (3, 0));
+    udp[0].iter().for_each(|socket| assert_untouched(socket));
+    udp[1].iter().for_each(|socket| assert_closed(socket));
+    assert_eq!(pass(&stale, retired(Protocol::Tcp, &[2])), (3, 0));
+    tcp[0].iter().for_each(|socket| assert_eq!(error(socket), Some(Errno::CONNABORTED)));
+    tcp[1].iter().for_each(|socket| assert_untouched(socket));
+    // Hundreds besides.
+    let mut many = retired(Protocol::Udp, &[2]);
+    let address = parse_address("10.9.9.9").unwrap();
+    many.add(Protocol::Udp, (1..=200).map(|port| Backend { address, port }));
+    many.add_all(retired(Protocol::Tcp, &[3]));
+    assert_eq!(pass(&stale, many), (6, 0));
+}
+
+/// An agent that closes sockets, with its own pods, and how often it has looked for them.
+struct Closing<'s> {
+    agent: RunningAgent,
+    sandbox: &'s Sandbox,
+}
+
+impl<'s> Closing<'s> {
+    fn start(sandbox: &'s Sandbox) -> Self {
+        let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
+        agent.wait_ready(SYNC);
+        Self { agent, sandbox }
+    }
+
+    /// Behind port 80 of TCP and of UDP, IPv4 alone.
+    fn write(sandbox: &Sandbox, tcp: &[u8], udp: &[u8]) {
+        let service = Service::new("web").cluster_ips([VIP_V4]).tcp("http", 80, TCP).udp("dns", 80, UDP);
+        let pods = |pods: &[u8]| pods.iter().map(|&pod| pod_v4(pod)).collect::<Vec<_>>();
+        let tcp = Slice::v4("web").name("web-1").tcp("http", TCP).ready(pods(tcp));
+        let udp = Slice::v4("web").name("web-2").udp("dns", UDP).ready(pods(udp));
+        manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(service), tcp.into(), udp.into()]);
+    }
+
+    /// And waits until the table has them.
+    fn set(&self, tcp: &[u8], udp: &[u8]) {
+        Self::write(self.sandbox, tcp, udp);
+        eventually(SYNC, "the table follows", || {
+            let rows = cproxy(self.sandbox, &["get", "services", "-o", "json"]).json();
+            let count = |protocol: &str| {
+                let row = rows.as_array()?.iter().find(|row| row["protocol"] == protocol)?;
+                let addresses = row["backends"].as_array()?.iter().map(|backend| backend["address"].clone());
+                Some(addresses.collect::<Vec<_>>())
+            };
+            let wanted = |pods: &[u8]| Some(pods.iter().map(|&pod| Value::from(pod_v4(pod))).collect());
+            if count("TCP") == wanted(tcp) && count("UDP") == wanted(udp) { Ok(()) } else { Err(rows) }
+        });
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        cproxy(self.sandbox, &["get", "counters", "-o", "json"]).json()[name].as_u64().unwrap()
+    }
+
+    fn wait_for(&self, name: &str, expected: u64) {
+        eventually(SYNC, name, || {
+            let now = self.counter(name);
+            if now == expected { Ok(()) } else { Err(format!("{now}, not {expected}")) }
+        });
+    }
+}
+
+#[test]
+fn who_is_not_closed_is_not_looked_for() {
+    let sandbox = Sandbox::new("cproxy-test");
+    Closing::write(&sandbox, &[1, 2], &[1, 2]);
+    let closing = Closing::start(&sandbox);
+    // As long as one that should not be would take to come.
+    let assert_passes = |expected: u64| {
+        closing.wait_for("sockets_passes", expected);
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(closing.counter("sockets_passes"), expected);
+    };
+    assert_passes(0); // Nobody can have been connected before.
+    closing.set(&[1], &[1, 2]);
+    assert_passes(0);
+    closing.set(&[1, 2, 3], &[1, 2, 3]);
+    assert_passes(0);
+    closing.set(&[1, 2, 3], &[1, 2]);
+    assert_passes(1);
+    let mut closing = closing;
+    closing.agent.kill();
+    Closing::start(&sandbox).wait_for("sockets_passes", 1);
+}
+
+#[test]
+fn what_a_pass_keeps_does_not_grow_with_sockets() {
+    // The first are more than are kept at a time.
+    const MANY: [u64; 2] = [4_500, 12_000];
+    let descriptors = MANY.iter().sum::<u64>() + 1_000;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) }).unwrap();
+    let sandbox = Sandbox::new("cproxy-test");
+    sandbox.add_addresses((1..=3).map(pod_v4));
+    Closing::write(&sandbox, &[1], &[3]);
+    let closing = Closing::start(&sandbox);
+    let mut closed = 0;
+    let [(few, _first), (many, sockets)] = MANY.map(|count| {
+        closing.set(&[1], &[3]);
+        let connect = |number: u64| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect(if number.is_multiple_of(2) { Form::V4.vip() } else { Form::V4.pod(3, UDP) }).unwrap();
+            socket
+        };
+        let sockets: Vec<_> = (0..count).map(connect).collect();
+        closing.set(&[1], &[1]);
+        closed += count / 2;
+        closing.wait_for("sockets_closed", closed);
+        for (number, socket) in sockets.iter().enumerate() {
+            assert_eq!(socket.peer_addr().is_err(), number % 2 == 0, "{number}");
+        }
+        (usage::Memory::of(closing.agent.pid()).peak, sockets)
+    });
+    assert!(many < few + (1 << 20), "{few} bytes with {} sockets, {many} with {}", MANY[0], MANY[1]);
+
+    // After a restart all are looked at.
+    let Closing { mut agent, .. } = closing;
+    agent.kill();
+    let closing = Closing::start(&sandbox);
+    closing.wait_for("sockets_passes", 1);
+    let restarted = usage::Memory::of(closing.agent.pid()).peak;
+    assert!(restarted < few + (1 << 20), "{few} bytes before the restart, {restarted} with {} sockets", sockets.len());
+}
+
+#[test]
+fn what_is_left_open_is_said_until_it_is_closed() {
+    let sandbox = Sandbox::new("cproxy-test");
+    sandbox.add_addresses((1..=3).map(pod_v4));
+    Closing::write(&sandbox, &[1], &[3]);
+    let on_a_poor_kernel = || {
+        forbid_netlink();
+        let closing = Closing::start(&sandbox);
+        sandbox.enter();
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect(Form::V4.vip()).unwrap();
+        closing.set(&[1], &[1, 2]);
+        closing.wait_for("sockets_left", 1);
+        closing.set(&[1], &[1]);
+        closing.wait_for("sockets_passes", 2);
+        assert_eq!(closing.counter("sockets_left"), 1, "the other one that has retired had no sockets");
+        assert_untouched(&socket);
+        drop(socket);
+        closing.set(&[1], &[2]);
+        closing.wait_for("sockets_left", 0);
+        assert_eq!(closing.counter("sockets_closed"), 0);
+    };
+    thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
 }

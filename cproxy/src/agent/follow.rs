@@ -3,14 +3,14 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::mpsc,
     time::{Instant, timeout_at},
 };
 
 use super::{
     AgentError, Pins, notify,
     run_dir::RunDir,
-    stale::{Closer, Gauges},
+    stale::{Closer, Gauges, Handover},
     timeline::{Phase, Timeline},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     bpf::{self, PinDir},
     k8s::LastHeard,
     memory,
-    model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Room, Store, Table},
+    model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Retired, Room, Store, Table},
     report,
     sockets::Mode,
 };
@@ -63,8 +63,10 @@ pub(super) struct Follower {
     /// A list has been taken in, whose staged rows are free again.
     has_list: bool,
     reported: BTreeSet<Problem>,
-    /// Told whenever backends have gone: sockets may be connected to nobody.
-    retired: Arc<Notify>,
+    /// Told which backends have retired: sockets may be connected to nobody.
+    handover: Arc<Handover>,
+    /// Somebody may have been connected through the pins before this agent.
+    has_predecessor: bool,
     gauges: Arc<Gauges>,
     heard: LastHeard,
 }
@@ -77,6 +79,7 @@ impl Follower {
         run_dir: RunDir,
         timeline: Timeline,
         heard: LastHeard,
+        mode: Mode,
     ) -> Result<Self, AgentError> {
         let maps = bpf::Table::open(&pins.dir)?;
         let kernel = KernelTable { is_new: pins.are_new, ..maps.read()? };
@@ -94,7 +97,8 @@ impl Follower {
             timeline,
             has_list: false,
             reported: BTreeSet::new(),
-            retired: Arc::default(),
+            handover: Arc::new(Handover::new(mode)),
+            has_predecessor: !pins.are_new,
             gauges: Arc::default(),
             heard,
         })
@@ -129,9 +133,9 @@ impl Follower {
         Ok(())
     }
 
-    /// Who closes stale sockets when this one finds that backends have gone.
-    pub(super) fn closer(&self, pins: PinDir, mode: Mode) -> Closer {
-        Closer { pins, mode, retired: self.retired.clone(), gauges: self.gauges.clone() }
+    /// Who closes stale sockets when this one finds that backends have retired.
+    pub(super) fn closer(&self, pins: PinDir) -> Closer {
+        Closer { pins, handover: self.handover.clone(), gauges: self.gauges.clone() }
     }
 
     /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.
@@ -296,10 +300,14 @@ impl Follower {
     }
 
     fn written(&mut self) -> Result<(), AgentError> {
+        let retired = self.table.take_retired();
         // Of what went before the table was read back, nothing is known.
-        if self.table.take_retired() || self.state != State::Following {
-            self.retired.notify_one();
-        }
+        let is_unknown = match self.state {
+            State::FirstSync => self.has_predecessor,
+            State::Following => false,
+            State::InDoubt { .. } => true,
+        };
+        self.handover.add(if is_unknown { Retired::any() } else { retired });
         self.state = State::Following;
         self.report();
         if !self.is_ready {

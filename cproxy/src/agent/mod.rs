@@ -146,14 +146,15 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
         own.pod_ips = found.addresses();
         drop(tokio::spawn(found.follow(others)));
     }
-    let mut follower = Follower::open(&pins, Store::new(own.clone()), run_dir, timeline, heard)?;
+    let mut follower =
+        Follower::open(&pins, Store::new(own.clone()), run_dir, timeline, heard, config.terminate_sockets)?;
     follower.configure(exclusions, config.balance)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(own.pod_ips.clone()));
         follower.bootstrap(&store)?;
     }
     follower.opened();
-    drop(tokio::spawn(follower.closer(pins.dir.clone(), config.terminate_sockets).run()));
+    drop(tokio::spawn(follower.closer(pins.dir.clone()).run()));
     follow_until_stopped(follower, events, listener).await
 }
 

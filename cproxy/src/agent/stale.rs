@@ -1,8 +1,8 @@
-//! Closes stale sockets whenever backends have gone; see [`crate::sockets`].
+//! Closes stale sockets whenever backends have retired; see [`crate::sockets`].
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use crate::{
     bpf::PinDir,
+    model::Retired,
     sockets::{self, Mode, Outcome},
 };
 
@@ -20,24 +21,59 @@ use crate::{
 const DELAY: Duration = Duration::from_millis(50);
 /// A pass that failed is tried again after this.
 const RETRY: Duration = Duration::from_secs(5);
+/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a percent.
+/// What it costs to find the network namespaces and, if need be, a socket's owner depends on how many processes and
+/// descriptors there are, and on nothing that the agent could know before.
+const REST: u32 = 299;
+/// But no longer than this, however long the last one was: with 50 ms, that is one percent.
+const REST_MAX: Duration = Duration::from_secs(5);
+
+/// The retired backends that are handed over to whoever closes their sockets.
+pub(super) struct Handover {
+    mode: Mode,
+    retired: Mutex<Retired>,
+    news: Notify,
+}
+
+impl Handover {
+    pub(super) fn new(mode: Mode) -> Self {
+        Self { mode, retired: Mutex::default(), news: Notify::new() }
+    }
+
+    /// Leaves out what sockets are not closed for.
+    pub(super) fn add(&self, mut retired: Retired) {
+        retired.retain(|protocol| self.mode.closes(protocol));
+        if !retired.is_empty() {
+            self.retired.lock().unwrap_or_else(PoisonError::into_inner).add_all(retired);
+            self.news.notify_one();
+        }
+    }
+
+    fn take(&self) -> Retired {
+        std::mem::take(&mut self.retired.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 /// What has become of stale sockets.
 #[derive(Debug, Default)]
 pub(super) struct Gauges {
     closed: AtomicU64,
     left: AtomicU64,
+    /// Passes that have ended.
+    passes: AtomicU64,
     /// Network namespaces and processes that could not be looked into by the last pass.
     unseen: AtomicU64,
 }
 
 impl Gauges {
     /// Names and values, as `cproxy get counters` prints them.
-    pub(super) fn read(&self) -> [(&'static str, u64); 3] {
+    pub(super) fn read(&self) -> [(&'static str, u64); 4] {
         let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
         [
             ("sockets_closed", read(&self.closed)),
             ("sockets_left", read(&self.left)),
             ("sockets_unseen", read(&self.unseen)),
+            ("sockets_passes", read(&self.passes)),
         ]
     }
 }
@@ -45,44 +81,50 @@ impl Gauges {
 /// Whoever closes them.
 pub(super) struct Closer {
     pub(super) pins: PinDir,
-    pub(super) mode: Mode,
-    /// Told whenever backends have gone, and once the table is complete.
-    pub(super) retired: Arc<Notify>,
+    pub(super) handover: Arc<Handover>,
     pub(super) gauges: Arc<Gauges>,
 }
 
 impl Closer {
     /// Works for ever.
     pub(super) async fn run(self) {
-        if self.mode == Mode::None {
-            return;
-        }
+        // Looked for again each time, so that what is said to be left open is so.
+        let mut unfinished = Retired::default();
         loop {
-            self.retired.notified().await;
+            self.handover.news.notified().await;
             tokio::time::sleep(DELAY).await;
-            if !self.pass().await {
-                tokio::time::sleep(RETRY).await;
-                self.retired.notify_one();
+            let mut retired = self.handover.take();
+            retired.add_all(unfinished);
+            let pass = self.pass(retired.clone()).await;
+            unfinished = if pass.is_finished() { Retired::default() } else { retired };
+            tokio::time::sleep(pass.rest()).await;
+            if pass.is_to_be_repeated() {
+                self.handover.news.notify_one();
             }
         }
     }
 
-    /// False if it is to be repeated.
-    async fn pass(&self) -> bool {
-        let (pins, mode) = (self.pins.clone(), self.mode);
-        match tokio::task::spawn_blocking(move || sockets::pass(&pins, mode)).await {
+    async fn pass(&self, retired: Retired) -> Passed {
+        let pins = self.pins.clone();
+        let outcome = match tokio::task::spawn_blocking(move || sockets::pass(&pins, &retired)).await {
             Ok(Ok(outcome)) => {
                 self.note(outcome);
-                // Where some could be closed and some not, those were hidden behind others.
-                return outcome.closed == 0 || outcome.left == 0;
+                Some(outcome)
             }
-            Ok(Err(error)) => tracing::warn!("{error}; tried again in {RETRY:?}"),
-            Err(error) => tracing::warn!("closing stale sockets: {error}; tried again in {RETRY:?}"),
-        }
-        false
+            Ok(Err(error)) => {
+                tracing::warn!("{error}; tried again in {RETRY:?}");
+                None
+            }
+            Err(error) => {
+                tracing::warn!("closing stale sockets: {error}; tried again in {RETRY:?}");
+                None
+            }
+        };
+        self.gauges.passes.fetch_add(1, Ordering::Relaxed);
+        Passed(outcome)
     }
 
-    fn note(&self, Outcome { closed, left, unseen, namespaces }: Outcome) {
+    fn note(&self, Outcome { closed, left, unseen, namespaces, .. }: Outcome) {
         self.gauges.closed.fetch_add(closed, Ordering::Relaxed);
         let left_before = self.gauges.left.swap(left, Ordering::Relaxed);
         let unseen_before = self.gauges.unseen.swap(unseen.into(), Ordering::Relaxed);
@@ -97,5 +139,82 @@ impl Closer {
         if left != left_before && left != 0 {
             tracing::warn!("{left} sockets whose backends serve no more are left open: see `cproxy check`");
         }
+    }
+}
+
+/// The outcome of a pass; none if it failed.
+struct Passed(Option<Outcome>);
+
+impl Passed {
+    fn is_finished(&self) -> bool {
+        self.0.is_some_and(|outcome| outcome.left == 0)
+    }
+
+    /// Where some could be closed and some not, those were hidden behind others.
+    fn is_to_be_repeated(&self) -> bool {
+        self.0.is_none_or(|outcome| outcome.closed != 0 && outcome.left != 0)
+    }
+
+    /// How long there is no other.
+    fn rest(&self) -> Duration {
+        match self.0 {
+            Some(outcome) if !self.is_to_be_repeated() => (outcome.cpu * REST).min(REST_MAX),
+            _ => RETRY,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Backend, Protocol, parse_address};
+
+    #[test]
+    fn what_is_not_closed_wakes_nobody() {
+        let backend = Backend { address: parse_address("10.0.0.1").unwrap(), port: 80 };
+        let of = |protocol| {
+            let mut retired = Retired::default();
+            retired.add(protocol, [backend]);
+            retired
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let is_woken = |handover: &Handover| {
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    () = handover.news.notified() => true,
+                    () = std::future::ready(()) => false,
+                }
+            })
+        };
+        for (mode, protocol, is_closed) in [
+            (Mode::None, Protocol::Udp, false),
+            (Mode::Udp, Protocol::Tcp, false),
+            (Mode::Udp, Protocol::Udp, true),
+            (Mode::All, Protocol::Tcp, true),
+        ] {
+            let handover = Handover::new(mode);
+            handover.add(of(protocol));
+            assert_eq!(is_woken(&handover), is_closed, "{mode:?} {protocol}");
+            assert_eq!(handover.take() == of(protocol), is_closed, "{mode:?} {protocol}");
+            assert!(handover.take().is_empty() && !is_woken(&handover), "once");
+        }
+        let handover = Handover::new(Mode::Udp);
+        handover.add(Retired::any());
+        handover.add(of(Protocol::Tcp));
+        let taken = handover.take();
+        assert!(taken.of(Protocol::Tcp).is_empty() && taken.of(Protocol::Udp).has(&backend));
+    }
+
+    #[test]
+    fn passes_rest_in_proportion_and_five_seconds_at_most() {
+        let rest = |cpu, closed, left| Passed(Some(Outcome { cpu, closed, left, ..Outcome::default() })).rest();
+        let ms = Duration::from_millis;
+        assert_eq!(rest(ms(1), 0, 0), ms(299));
+        assert_eq!(rest(ms(1), 7, 0), ms(299));
+        assert_eq!(rest(ms(1), 0, 7), ms(299), "nothing more can be done about them");
+        assert_eq!(rest(ms(1), 7, 7), RETRY);
+        assert_eq!(rest(ms(17), 0, 0), REST_MAX);
+        assert_eq!(Passed(None).rest(), RETRY);
     }
 }

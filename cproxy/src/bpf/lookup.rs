@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap as StdHashMap, HashSet, hash_map::Entry},
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::PathBuf,
 };
 
@@ -151,6 +151,8 @@ pub struct SocketStates {
     tcp_peers: Array<MapData, Translation>,
     sockets: SkStorage<MapData, SocketState>,
     udp_sockets: SkStorage<MapData, UdpState>,
+    /// `SOCKETS` once more, for those to whom the kernel itself shows what is in it.
+    storage: MapData,
 }
 
 impl SocketStates {
@@ -159,33 +161,54 @@ impl SocketStates {
     /// # Errors
     /// One is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, LookupError> {
+        let path = pins.object("SOCKETS");
         Ok(Self {
             tcp_owners: open(pins, "TCP_OWNERS", Map::Array)?,
             tcp_peers: open(pins, "TCP_PEERS", Map::Array)?,
             sockets: open(pins, "SOCKETS", Map::SkStorage)?,
             udp_sockets: open(pins, "UDP_SOCKETS", Map::SkStorage)?,
+            storage: MapData::from_pin(&path).map_err(|error| LookupError::Open(path, error))?,
         })
     }
 
-    /// What a socket has asked for and got by `connect()`: by the last one, and, if that has failed after it was noted, by
+    /// The map that has the state of sockets without a place.
+    #[must_use]
+    pub fn storage(&self) -> BorrowedFd<'_> {
+        self.storage.fd().as_fd()
+    }
+
+    /// What a TCP socket has asked for and got by `connect()`.
+    ///
+    /// # Errors
+    /// It is no socket, or a map could not be read.
+    pub fn of_tcp(&self, socket: &OwnedFd) -> io::Result<Option<Translation>> {
+        if let Some(peer) = self.at_place(socket_cookie(socket)?)? {
+            return Ok(Some(peer));
+        }
+        Ok(found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer))
+    }
+
+    /// What a UDP socket has asked for and got by `connect()`: by the last one, and, if that has failed after it was noted, by
     /// the one before it, which is then among its flows. Nothing if it has only sent: whoever it is connected to, it is not
     /// through us.
     ///
     /// # Errors
     /// It is no socket, or a map could not be read.
-    pub fn get(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
-        if let Some(peer) = self.at_place(socket_cookie(socket)?)? {
-            return Ok(vec![peer]);
-        }
+    pub fn of_udp(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
         let Some(state) = found(self.sockets.get(&socket.as_raw_fd(), 0))? else { return Ok(Vec::new()) };
         let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
         let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
-        Ok([state.peer].into_iter().chain(flows).collect())
+        // Places that no flow has taken are empty.
+        let is_any = |asked: &Translation| asked.backend_port != 0;
+        Ok([state.peer].into_iter().chain(flows).filter(is_any).collect())
     }
 
-    /// What is noted at the place of the socket with this cookie, if it has one. The descriptor keeps it open, and so the
-    /// place stays its own.
-    fn at_place(&self, cookie: u64) -> io::Result<Option<Translation>> {
+    /// What is noted at the place of the TCP socket with this cookie, if it has one. It may have been closed meanwhile, and
+    /// the place be another's.
+    ///
+    /// # Errors
+    /// A map could not be read.
+    pub fn at_place(&self, cookie: u64) -> io::Result<Option<Translation>> {
         for place in tcp_places(cookie) {
             if found(self.tcp_owners.get(&place, 0))? == Some(cookie) {
                 return found(self.tcp_peers.get(&place, 0));

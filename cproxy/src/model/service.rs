@@ -252,7 +252,7 @@ fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
         };
         match parse_address(text.trim()) {
             Some(address) if address.family() == family && address.is_special() => {
-                findings.field(&field, &format!("{text:?}{NO_FRONTEND}"))
+                findings.field(&field, &format!("{text:?}{NO_FRONTEND}"));
             }
             Some(address) if address.family() == family => found.push(address),
             // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
@@ -290,7 +290,7 @@ fn load_balancer_ips(
             }
             Some("Proxy") => {}
             Some(other) => {
-                findings.item(item(".ipMode"), format_args!("{other:?}"), " is neither VIP nor Proxy; not served")
+                findings.item(item(".ipMode"), format_args!("{other:?}"), " is neither VIP nor Proxy; not served");
             }
         }
     }
@@ -375,7 +375,7 @@ fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
                 findings.item(("spec.ports", index, ""), format_args!("port {number}"), NO_PORT);
             }
             Err(PortError::Missing) => {
-                findings.item(("spec.ports", index, ""), "", "it has no port number; not served")
+                findings.item(("spec.ports", index, ""), "", "it has no port number; not served");
             }
         }
     }

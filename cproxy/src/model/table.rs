@@ -24,8 +24,8 @@ use std::{
 };
 
 use super::{
-    Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol, Row,
-    Scope, ServiceName, Source, Store, affinity_id,
+    Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol,
+    Retired, Row, Scope, ServiceName, Source, Store, affinity_id,
     desired::{self, DesiredFrontend, precedence},
     names::{Text, Texts},
     slots::{Extent, Slots},
@@ -125,8 +125,8 @@ pub struct Table {
     is_untouched: bool,
     /// The claims are those of a complete store, not of a bootstrap.
     is_synced: bool,
-    /// Some backend has lost a frontend since [`Table::take_retired`] was called last.
-    has_retired: bool,
+    /// What has retired since [`Table::take_retired`] was called last.
+    retired: Retired,
     has_other_problems: bool,
     /// Services that did not fit and are tried again, and what they lack.
     starved: BTreeMap<Arc<ServiceName>, Lacks>,
@@ -238,7 +238,7 @@ impl Table {
             elements_freed: false,
             is_untouched: !is_new,
             is_synced: false,
-            has_retired: false,
+            retired: Retired::default(),
             has_other_problems: false,
             starved: BTreeMap::new(),
             new_room: Lacks::default(),
@@ -323,10 +323,10 @@ impl Table {
         self.problems.values().flatten().chain(self.unplaced.values()).cloned().chain(self.conflicts()).collect()
     }
 
-    /// Whether, since the last call, a backend has left a set altogether, or a frontend with backends was deleted or
-    /// given to another set: there may be sockets that are connected to nobody.
-    pub fn take_retired(&mut self) -> bool {
-        std::mem::take(&mut self.has_retired)
+    /// The backends that, since the last call, have left a set altogether, and those of frontends that were deleted or given
+    /// to another set: there may be sockets that are connected to nobody.
+    pub fn take_retired(&mut self) -> Retired {
+        std::mem::take(&mut self.retired)
     }
 
     /// Whether [`Table::problems`] may say something else than at the last call.
@@ -600,12 +600,10 @@ impl Table {
             return Err(Unpublished { message: message.to_owned(), lack: None });
         }
         let before = set.members.unpack();
-        let retires = before.backends.iter().any(|backend| !members.has(backend));
+        let retired: Vec<_> = before.backends.iter().filter(|backend| !members.has(backend)).copied().collect();
         let (members, extent) = self.write(members.clone(), plan)?;
-        if retires {
-            self.has_retired = true;
-            plan.raises_epoch = true;
-        }
+        plan.raises_epoch |= !retired.is_empty();
+        self.retired.add(key.protocol, retired);
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
         self.new_room.add(Lack::Backends);
         set.members = members;

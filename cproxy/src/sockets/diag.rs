@@ -2,27 +2,32 @@
 
 use std::os::fd::OwnedFd;
 
+use cproxy_ebpf::Translation;
 use rustix::{
     io::{Errno, retry_on_intr},
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with},
 };
 
-use super::message::{CONNECTED, Kind, Message, Shown, SocketId, destroy_request, dump_request, parse};
+use super::message::{Kind, Message, Shown, SocketId, Wanted, destroy_request, dump_request, parse};
 
-/// More than the kernel puts into one datagram of a dump (net/netlink/af_netlink.c, `netlink_dump`).
-const DUMP_BYTES: usize = 64 * 1024;
+/// More than the kernel puts into one datagram (net/netlink/af_netlink.c, `netlink_dump`).
+const DATAGRAM_BYTES: usize = 64 * 1024;
 
-/// More than an acknowledgement, which repeats the request.
-const ACKNOWLEDGEMENT_BYTES: usize = 1024;
-
-/// How often a dump is repeated that met a change.
-const TRIES: u32 = 3;
+/// A socket that has a peer, as a dump has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Listed {
+    pub(super) id: SocketId,
+    pub(super) shown: Shown,
+    /// What is stored with it, if that was wanted.
+    pub(super) stored: Option<Translation>,
+}
 
 /// An open netlink socket.
 #[derive(Debug)]
 pub(super) struct Diag {
     socket: OwnedFd,
     sequence: u32,
+    buffer: Vec<u8>,
 }
 
 impl Diag {
@@ -30,38 +35,26 @@ impl Diag {
     pub(super) fn open() -> Result<Self, Errno> {
         let protocol = Some(netlink::SOCK_DIAG);
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
-        Ok(Self { socket, sequence: 0 })
+        Ok(Self { socket, sequence: 0, buffer: vec![0; DATAGRAM_BYTES] })
     }
 
-    /// All sockets of a kind that have a peer. A socket that comes or goes meanwhile may be in it or not.
-    pub(super) fn dump(&mut self, kind: Kind) -> Result<Vec<(SocketId, Shown)>, Errno> {
-        let mut shown = Vec::new();
-        for _ in 0..TRIES {
-            shown.clear();
-            if self.dump_states(kind, CONNECTED, &mut shown)? {
-                break;
-            }
-        }
-        Ok(shown)
+    /// Shows the sockets that are wanted, as they come. One that comes or goes meanwhile may be shown or not.
+    pub(super) fn dump(&mut self, wanted: &Wanted<'_>, show: &mut dyn FnMut(&Listed)) -> Result<(), Errno> {
+        let sequence = self.next();
+        self.ask(&dump_request(wanted, sequence))?;
+        self.answer(sequence, show)
     }
 
     /// Fails as a dump would, without looking at any socket.
     pub(super) fn try_dump(&mut self, kind: Kind) -> Result<(), Errno> {
-        self.dump_states(kind, 0, &mut Vec::new()).map(drop)
+        self.dump(&Wanted { kind, states: 0, filter: None, storage: None }, &mut |_| {})
     }
 
     /// Closes a socket under its owner, who sees ECONNABORTED. ENOENT: nobody has this id (any more).
     pub(super) fn destroy(&mut self, kind: Kind, id: &SocketId) -> Result<(), Errno> {
         let sequence = self.next();
         self.ask(&destroy_request(kind, id, sequence))?;
-        self.answer(sequence, ACKNOWLEDGEMENT_BYTES, &mut Vec::new()).map(drop)
-    }
-
-    /// False when the dump met a change.
-    fn dump_states(&mut self, kind: Kind, states: u32, shown: &mut Vec<(SocketId, Shown)>) -> Result<bool, Errno> {
-        let sequence = self.next();
-        self.ask(&dump_request(kind, states, sequence))?;
-        self.answer(sequence, DUMP_BYTES, shown)
+        self.answer(sequence, &mut |_| {})
     }
 
     fn next(&mut self) -> u32 {
@@ -73,18 +66,15 @@ impl Diag {
         retry_on_intr(|| send(&self.socket, request, SendFlags::empty())).map(drop)
     }
 
-    fn answer(&self, sequence: u32, datagram_bytes: usize, shown: &mut Vec<(SocketId, Shown)>) -> Result<bool, Errno> {
-        let mut buffer = vec![0; datagram_bytes];
-        let mut is_whole = true;
+    fn answer(&mut self, sequence: u32, show: &mut dyn FnMut(&Listed)) -> Result<(), Errno> {
         loop {
+            let buffer = &mut self.buffer;
             // With TRUNC the length is that of the datagram, also where it is longer than the buffer.
             let (_, length) = retry_on_intr(|| recv(&self.socket, buffer.as_mut_slice(), RecvFlags::TRUNC))?;
-            let answer = buffer.get(..length).and_then(|bytes| parse(bytes, sequence)).ok_or(Errno::BADMSG)?;
-            is_whole &= !answer.is_interrupted;
-            for message in answer.messages {
+            for message in buffer.get(..length).and_then(|bytes| parse(bytes, sequence)).ok_or(Errno::BADMSG)? {
                 match message {
-                    Message::Socket(id, socket) => shown.push((id, socket)),
-                    Message::End(result) => return result.map(|()| is_whole),
+                    Message::Socket(id, shown, stored) => show(&Listed { id, shown, stored }),
+                    Message::End(result) => return result,
                     Message::Other => {}
                 }
             }
@@ -94,15 +84,25 @@ impl Diag {
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::{collections::HashMap, net::UdpSocket};
 
     use cproxy_ebpf::v4_mapped;
     use rustix::net::sockopt::socket_cookie;
 
     use super::*;
-    use crate::sockets::message::{INET, Transport};
+    use crate::{
+        model::Protocol,
+        sockets::message::{AddressPort, CONNECTED, INET},
+    };
 
-    const UDP: Kind = Kind { family: INET, transport: Transport::Udp };
+    /// The peers of all connected UDP sockets, by cookie.
+    fn peers(diag: &mut Diag) -> HashMap<u64, AddressPort> {
+        let mut peers = HashMap::new();
+        let kind = Kind { family: INET, protocol: Protocol::Udp };
+        let wanted = Wanted { kind, states: CONNECTED, filter: None, storage: None };
+        diag.dump(&wanted, &mut |socket| peers.extend([(socket.id.cookie(), socket.shown.peer)])).unwrap();
+        peers
+    }
 
     #[test]
     fn a_connected_socket_is_listed_and_an_unconnected_one_is_not() {
@@ -113,11 +113,8 @@ mod tests {
             }
             socket
         });
-        let shown = Diag::open().unwrap().dump(UDP).unwrap();
-        let of = |socket: &UdpSocket| {
-            let cookie = socket_cookie(socket).unwrap();
-            shown.iter().find(|(id, _)| id.cookie() == cookie).map(|(_, shown)| shown.peer)
-        };
+        let peers = peers(&mut Diag::open().unwrap());
+        let of = |socket: &UdpSocket| peers.get(&socket_cookie(socket).unwrap()).copied();
         let peer = (v4_mapped(u32::from_ne_bytes([127, 0, 0, 9])), 4660u16.to_be());
         assert_eq!(sockets.each_ref().map(of), [None, Some(peer)]);
     }
@@ -133,8 +130,8 @@ mod tests {
             .collect();
         let mut diag = Diag::open().unwrap();
         for _ in 0..2 {
-            let shown = diag.dump(UDP).unwrap();
-            assert!(sockets.iter().all(|(cookie, _)| shown.iter().any(|(id, _)| id.cookie() == *cookie)));
+            let peers = peers(&mut diag);
+            assert!(sockets.iter().all(|(cookie, _)| peers.contains_key(cookie)));
         }
     }
 }

@@ -1,19 +1,19 @@
 //! The sockets that are connected through us, for whoever asks; nothing is closed.
 
-use std::fs;
+use std::{collections::HashMap, fs, io, ops::ControlFlow, os::fd::OwnedFd};
 
-use rustix::process::Pid;
+use rustix::{net::sockopt::socket_cookie, process::Pid};
 
 use super::{
     SocketsError,
-    connected::{Census, Found},
-    is_stale,
-    message::{AddressPort, Transport},
-    on_own_thread, owners,
+    judge::{Judge, Verdict, endpoint, is_stale},
+    lists::{Entry, Lists},
+    namespaces, no_proc, on_own_thread,
+    owners::{self, Descriptor},
 };
 use crate::{
     bpf::{Lookup, LookupError, PinDir, Serving, SocketStates},
-    model::{Address, Backend, Frontend, Protocol},
+    model::{Backend, Frontend, Protocol, RetiredBackends},
 };
 
 /// How often the table is read before it counts as restless.
@@ -75,37 +75,130 @@ pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
 
 fn list_once(pins: &PinDir) -> Result<Listing, SocketsError> {
     let (table, states) = (Lookup::open(pins)?, SocketStates::open(pins)?);
-    on_own_thread(|| {
-        let mut sockets = Vec::new();
-        let mut census = Census::take(&[Transport::Udp, Transport::Tcp, Transport::Mptcp])?;
-        census.show_translated(&mut table.snapshot(), &states, |found| sockets.push(TranslatedSocket::of(found)))?;
-        sockets.sort_unstable();
-        Ok(Listing { sockets, unseen: census.unseen })
-    })
+    on_own_thread(|| Census::default().take(&mut Judge::new(&table, &states), &states))
+}
+
+/// Sockets whose owners are not known yet.
+#[derive(Default)]
+struct Census {
+    /// By inode, which no two sockets share; subflows share that of their MPTCP connection, and one of them was connected
+    /// through us.
+    by_inode: HashMap<u64, Listed>,
+    sockets: Vec<TranslatedSocket>,
+    /// The first one, which is no reason to leave out the others.
+    failure: Option<SocketsError>,
+}
+
+/// A socket that has a peer.
+#[derive(Clone, Copy)]
+struct Listed {
+    entry: Entry,
+    /// The inode number of its network namespace.
+    netns: u64,
+    /// What it asked for, if the list tells; otherwise a descriptor does.
+    verdict: Option<Verdict>,
+}
+
+impl Census {
+    /// The calling thread ends in another network namespace. An error comes after all that could be shown.
+    fn take(mut self, judge: &mut Judge<'_>, states: &SocketStates) -> Result<Listing, SocketsError> {
+        let refused = namespaces::visit_all(|netns| {
+            let mut lists = Lists::open(states.storage());
+            for protocol in [Protocol::Udp, Protocol::Tcp] {
+                let listed = self.list(judge, &mut lists, protocol, netns);
+                self.note(listed);
+            }
+        });
+        self.by_inode.remove(&0);
+        let mut unseen = refused.map_err(no_proc)?;
+        if !self.by_inode.is_empty() {
+            unseen += owners::each_socket(|descriptor| self.look_at(judge, descriptor)).map_err(no_proc)?;
+        }
+        self.sockets.sort_unstable();
+        self.failure.map_or(Ok(Listing { sockets: self.sockets, unseen }), Err)
+    }
+
+    fn list(
+        &mut self,
+        judge: &mut Judge<'_>,
+        lists: &mut Lists<'_>,
+        protocol: Protocol,
+        netns: u64,
+    ) -> Result<(), SocketsError> {
+        let mut failed = Ok(());
+        lists.each(protocol, &RetiredBackends::Any, &mut |entry| {
+            let mut verdict = None;
+            if protocol == Protocol::Tcp && entry.id.is_some() {
+                let asked = judge.asked_by_listed(entry);
+                match asked.and_then(|asked| judge.verdict(asked.as_slice(), entry.shown.peer, protocol)) {
+                    Ok(None) => return,
+                    Ok(known) => verdict = known,
+                    Err(error) => return failed = Err(error),
+                }
+            }
+            self.by_inode.insert(entry.shown.inode, Listed { entry: *entry, netns, verdict });
+        })?;
+        failed
+    }
+
+    fn look_at(&mut self, judge: &mut Judge<'_>, descriptor: &Descriptor<'_>) -> io::Result<ControlFlow<()>> {
+        if let Some(&listed) = self.by_inode.get(&descriptor.inode)
+            && let Some(socket) = descriptor.duplicate()?
+            && listed.is(&socket)
+        {
+            self.by_inode.remove(&descriptor.inode);
+            let verdict = listed.verdict_by(judge, &socket);
+            let found = verdict.map(|verdict| Some(TranslatedSocket::of(&listed, &verdict?, descriptor.owner())));
+            let noted = found.map(|found| self.sockets.extend(found));
+            self.note(noted);
+        }
+        Ok(if self.by_inode.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+
+    fn note(&mut self, result: Result<(), SocketsError>) {
+        if let Err(error) = result {
+            self.failure.get_or_insert(error);
+        }
+    }
+}
+
+impl Listed {
+    /// Whether the descriptor is of the socket that was listed. That of an MPTCP connection is of none of its subflows.
+    fn is(&self, socket: &OwnedFd) -> bool {
+        self.verdict.is_some() || self.entry.id.is_none_or(|id| socket_cookie(socket) == Ok(id.cookie()))
+    }
+
+    fn verdict_by(&self, judge: &mut Judge<'_>, socket: &OwnedFd) -> Result<Option<Verdict>, SocketsError> {
+        let Entry { kind, shown, .. } = self.entry;
+        if self.verdict.is_some() {
+            return Ok(self.verdict);
+        }
+        let asked = judge.asked_by(socket, kind.protocol)?;
+        judge.verdict(&asked, shown.peer, kind.protocol)
+    }
 }
 
 impl TranslatedSocket {
-    fn of(found: &Found<'_>) -> Self {
-        let Found { socket, frontend, serving, owner } = found;
-        let transport = socket.kind.transport;
-        let (address, port) = of_network((frontend.address, frontend.port));
+    fn of(Listed { entry, netns, .. }: &Listed, verdict: &Verdict, owner: Pid) -> Self {
+        let protocol = entry.kind.protocol;
+        let Backend { address, port } = endpoint((verdict.frontend.address, verdict.frontend.port));
         Self {
-            frontend: Frontend { address, port, protocol: protocol(transport) },
-            backend: endpoint(socket.shown.peer),
-            local: endpoint(socket.shown.local),
-            netns: socket.netns,
-            state: BackendState::of(*serving, transport),
-            uid: socket.shown.uid,
+            frontend: Frontend { address, port, protocol },
+            backend: endpoint(entry.shown.peer),
+            local: endpoint(entry.shown.local),
+            netns: *netns,
+            state: BackendState::of(verdict.serving, protocol),
+            uid: entry.shown.uid,
             pid: owner.as_raw_nonzero().get().unsigned_abs(),
-            command: command(*owner),
+            command: command(owner),
         }
     }
 }
 
 impl BackendState {
-    fn of(serving: Serving, transport: Transport) -> Self {
+    fn of(serving: Serving, protocol: Protocol) -> Self {
         match serving {
-            _ if is_stale(serving, transport) => Self::Stale,
+            _ if is_stale(serving, protocol) => Self::Stale,
             Serving::NoFrontend => Self::NoFrontend,
             Serving::Yes | Serving::No => Self::Serving,
         }
@@ -120,22 +213,6 @@ impl BackendState {
             Self::NoFrontend => "no-frontend",
         }
     }
-}
-
-fn protocol(transport: Transport) -> Protocol {
-    match transport {
-        Transport::Udp => Protocol::Udp,
-        Transport::Tcp | Transport::Mptcp => Protocol::Tcp,
-    }
-}
-
-fn endpoint(end: AddressPort) -> Backend {
-    let (address, port) = of_network(end);
-    Backend { address, port }
-}
-
-fn of_network((address, port): AddressPort) -> (Address, u16) {
-    (Address::from_words(address), u16::from_be(port))
 }
 
 /// proc_pid_comm(5); whatever bytes the process likes.
@@ -155,8 +232,8 @@ mod tests {
             (Serving::No, BackendState::Stale, BackendState::Stale),
             (Serving::NoFrontend, BackendState::Stale, BackendState::NoFrontend),
         ] {
-            let of = [Transport::Udp, Transport::Tcp, Transport::Mptcp].map(|of| BackendState::of(serving, of));
-            assert_eq!(of, [of_udp, of_tcp, of_tcp]);
+            let of = [Protocol::Udp, Protocol::Tcp].map(|protocol| BackendState::of(serving, protocol));
+            assert_eq!(of, [of_udp, of_tcp]);
         }
     }
 }

@@ -3,8 +3,12 @@
 //! include/uapi/linux/{netlink,sock_diag,inet_diag}.h have the layouts. All numbers are in the machine's order, except
 //! addresses and ports, which are in network order.
 
-use cproxy_ebpf::v4_mapped;
+use std::{mem::offset_of, os::fd::RawFd};
+
+use cproxy_ebpf::{SocketState, Translation, v4_mapped};
 use rustix::io::Errno;
+
+use crate::model::Protocol;
 
 /// `AF_INET`.
 pub(super) const INET: u8 = 2;
@@ -20,46 +24,44 @@ const SOCK_DESTROY: u16 = 21;
 /// Message flags.
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
 
-/// `INET_DIAG_REQ_PROTOCOL`: a protocol that does not fit into the 8 bits of the request.
-const INET_DIAG_REQ_PROTOCOL: u16 = 3;
+/// Attributes of a request, and what is in the second: which maps' values are wanted.
+const INET_DIAG_REQ_BYTECODE: u16 = 1;
+const INET_DIAG_REQ_SK_BPF_STORAGES: u16 = 2;
+const SK_DIAG_BPF_STORAGE_REQ_MAP_FD: u16 = 1;
+
+/// The attribute of an answer that has them, and what is in it: one attribute for each map, which has the value in another.
+const INET_DIAG_SK_BPF_STORAGES: u16 = 20;
+const SK_DIAG_BPF_STORAGE: u16 = 1;
+const SK_DIAG_BPF_STORAGE_MAP_VALUE: u16 = 3;
 
 /// `struct nlmsghdr`, `struct inet_diag_msg` and the `struct inet_diag_sockid` in it.
 const HEADER_BYTES: usize = 16;
 const DIAG_BYTES: usize = 72;
 const ID_BYTES: usize = 48;
+/// `struct nlattr`, and a mark on its type.
+const ATTRIBUTE_BYTES: usize = 4;
+const NLA_F_NESTED: u16 = 1 << 15;
 
 /// States of sockets that have a peer and an owner, as bits by number (include/net/tcp_states.h): established (so are
 /// connected UDP sockets), SYN sent, both FIN waits, close wait, last ACK, closing.
 pub(super) const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
-
-/// What a socket speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transport {
-    Udp,
-    Tcp,
-    Mptcp,
-}
-
-impl Transport {
-    /// `IPPROTO_MPTCP` has more than 8 bits: the request then says `IPPROTO_RAW`, and an attribute the rest.
-    const fn numbers(self) -> (u8, Option<u32>) {
-        match self {
-            Self::Udp => (17, None),
-            Self::Tcp => (6, None),
-            Self::Mptcp => (255, Some(262)),
-        }
-    }
-}
 
 /// Which sockets are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     /// [`INET`] or [`INET6`].
     pub(super) family: u8,
-    pub(super) transport: Transport,
+    pub(super) protocol: Protocol,
+}
+
+/// `IPPROTO_TCP`, `IPPROTO_UDP`.
+const fn number_of(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+    }
 }
 
 /// An address, IPv4 as IPv4-mapped, and a port, both in network order.
@@ -113,72 +115,89 @@ pub(super) struct Shown {
 /// One message of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// A socket.
-    Socket(SocketId, Shown),
+    /// A socket, and what it has asked for if that is stored with it.
+    Socket(SocketId, Shown, Option<Translation>),
     /// The end: of a dump, or of anything that went wrong.
     End(Result<(), Errno>),
     /// Of no interest here.
     Other,
 }
 
-/// What one datagram brought.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) messages: Vec<Message>,
-    /// The dump met a change and may lack something.
-    pub(super) is_interrupted: bool,
+/// The contents of a dump.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted<'w> {
+    pub(super) kind: Kind,
+    /// In one of these states.
+    pub(super) states: u32,
+    /// Of a form as [`super::filter`] makes it; everybody without one.
+    pub(super) filter: Option<&'w [u8]>,
+    /// The map of what sockets have stored: wanted too. The kernel shows it for TCP alone.
+    pub(super) storage: Option<RawFd>,
 }
 
-/// A request for all sockets of a kind that are in one of `states`.
-pub(super) fn dump_request(kind: Kind, states: u32, sequence: u32) -> Vec<u8> {
-    request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, kind, states, &SocketId::NOBODY, sequence)
+/// A request for all sockets that are wanted.
+pub(super) fn dump_request(wanted: &Wanted<'_>, sequence: u32) -> Vec<u8> {
+    let mut request = request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, wanted.kind, wanted.states, &SocketId::NOBODY, sequence);
+    if let Some(filter) = wanted.filter {
+        append(&mut request, INET_DIAG_REQ_BYTECODE, filter);
+    }
+    if let Some(map) = wanted.storage {
+        let mut maps = Vec::new();
+        append(&mut maps, SK_DIAG_BPF_STORAGE_REQ_MAP_FD, &map.to_ne_bytes());
+        append(&mut request, INET_DIAG_REQ_SK_BPF_STORAGES, &maps);
+    }
+    with_length(request)
 }
 
 /// A request to close exactly this socket under its owner.
 pub(super) fn destroy_request(kind: Kind, id: &SocketId, sequence: u32) -> Vec<u8> {
-    request(SOCK_DESTROY, NLM_F_ACK, kind, u32::MAX, id, sequence)
+    with_length(request(SOCK_DESTROY, NLM_F_ACK, kind, u32::MAX, id, sequence))
 }
 
 fn request(message: u16, flags: u16, kind: Kind, states: u32, id: &SocketId, sequence: u32) -> Vec<u8> {
-    let (protocol, long_protocol) = kind.transport.numbers();
     let mut bytes = vec![0; 4];
     bytes.extend(message.to_ne_bytes());
     bytes.extend((flags | NLM_F_REQUEST).to_ne_bytes());
     bytes.extend(sequence.to_ne_bytes());
     bytes.extend([0; 4]); // to the kernel
-    bytes.extend([kind.family, protocol, 0, 0]);
+    bytes.extend([kind.family, number_of(kind.protocol), 0, 0]);
     bytes.extend(states.to_ne_bytes());
     bytes.extend(id.0);
-    if let Some(protocol) = long_protocol {
-        bytes.extend(8u16.to_ne_bytes());
-        bytes.extend(INET_DIAG_REQ_PROTOCOL.to_ne_bytes());
-        bytes.extend(protocol.to_ne_bytes());
-    }
-    let length = bytes.len() as u32;
-    bytes.splice(..4, length.to_ne_bytes());
     bytes
+}
+
+/// Adds `struct nlattr` and what it holds, whose length is a multiple of 4.
+fn append(bytes: &mut Vec<u8>, kind: u16, payload: &[u8]) {
+    bytes.extend(((ATTRIBUTE_BYTES + payload.len()) as u16).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(payload);
+}
+
+fn with_length(mut request: Vec<u8>) -> Vec<u8> {
+    let length = request.len() as u32;
+    request.splice(..4, length.to_ne_bytes());
+    request
 }
 
 /// Reads what the kernel answered to the request with this number; answers to others are left out. `None` when it is
 /// not in the form it should be.
-pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Answer> {
-    let mut answer = Answer { messages: Vec::new(), is_interrupted: false };
+pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<Message>> {
+    let mut messages = Vec::new();
     while !bytes.is_empty() {
         let length = u32_at(bytes, 0)? as usize;
         let payload = bytes.get(HEADER_BYTES..length)?;
         if u32_at(bytes, 8)? == sequence {
-            answer.is_interrupted |= u16_at(bytes, 6)? & NLM_F_DUMP_INTR != 0;
-            answer.messages.push(message(u16_at(bytes, 4)?, payload)?);
+            messages.push(message(u16_at(bytes, 4)?, payload)?);
         }
         // The last message may lack its padding.
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    Some(answer)
+    Some(messages)
 }
 
 fn message(kind: u16, payload: &[u8]) -> Option<Message> {
     Some(match kind {
-        SOCK_DIAG_BY_FAMILY => shown(payload)?.map_or(Message::Other, |(id, shown)| Message::Socket(id, shown)),
+        SOCK_DIAG_BY_FAMILY => socket(payload)?,
         // 0 is an acknowledgement.
         NLMSG_ERROR => Message::End(result(i32_at(payload, 0)?)),
         // The kernel's older way to end had no payload.
@@ -187,12 +206,42 @@ fn message(kind: u16, payload: &[u8]) -> Option<Message> {
     })
 }
 
-fn shown(payload: &[u8]) -> Option<Option<(SocketId, Shown)>> {
-    let diag = payload.get(..DIAG_BYTES)?;
+fn socket(payload: &[u8]) -> Option<Message> {
+    let (diag, attributes) = payload.split_at_checked(DIAG_BYTES)?;
     let id = SocketId(diag.get(4..4 + ID_BYTES)?.try_into().ok()?);
     let (family, uid, inode) = (*diag.first()?, u32_at(diag, 64)?, u32_at(diag, 68)?.into());
-    let ends = id.local(family).zip(id.peer(family));
-    Some(ends.map(|(local, peer)| (id, Shown { local, peer, uid, inode })))
+    let Some((local, peer)) = id.local(family).zip(id.peer(family)) else { return Some(Message::Other) };
+    Some(Message::Socket(id, Shown { local, peer, uid, inode }, stored(attributes)))
+}
+
+/// What the socket has asked for, where the kernel shows it.
+fn stored(attributes: &[u8]) -> Option<Translation> {
+    let storage = attribute(attribute(attributes, INET_DIAG_SK_BPF_STORAGES)?, SK_DIAG_BPF_STORAGE)?;
+    let state = attribute(storage, SK_DIAG_BPF_STORAGE_MAP_VALUE)?;
+    let peer = state.get(offset_of!(SocketState, peer)..)?;
+    let address = |at| {
+        let word = |index: usize| u32_at(peer, at + 4 * index);
+        Some([word(0)?, word(1)?, word(2)?, word(3)?])
+    };
+    Some(Translation {
+        vip: address(offset_of!(Translation, vip))?,
+        backend: address(offset_of!(Translation, backend))?,
+        vip_port: u16_at(peer, offset_of!(Translation, vip_port))?,
+        backend_port: u16_at(peer, offset_of!(Translation, backend_port))?,
+        slot: u32_at(peer, offset_of!(Translation, slot))?,
+    })
+}
+
+/// The first attribute of a kind. The kernel marks some that have others in them.
+fn attribute(mut bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16_at(bytes, 0)?);
+        let payload = bytes.get(ATTRIBUTE_BYTES..length)?;
+        if u16_at(bytes, 2)? & !NLA_F_NESTED == kind {
+            return Some(payload);
+        }
+        bytes = bytes.get(length.next_multiple_of(4)..)?;
+    }
 }
 
 /// An error number outside the kernel's range (include/linux/err.h, `MAX_ERRNO`) is none: rustix would panic on it.
@@ -229,7 +278,7 @@ mod tests {
                           000000000c00150001000000000000000600160010000000";
     const END: &str = "140000000300020007000000bd73000000000000";
     const UNKNOWN: &str = "140000000300020007000000bd730000feffffff";
-    const UDP6: Kind = Kind { family: INET6, transport: Transport::Udp };
+    const UDP6: Kind = Kind { family: INET6, protocol: Protocol::Udp };
 
     fn bytes(hex: &str) -> Vec<u8> {
         let digits: Vec<_> = hex.chars().filter_map(|digit| digit.to_digit(16)).collect();
@@ -240,13 +289,12 @@ mod tests {
     #[test]
     fn the_kernels_own_messages_are_understood() {
         let answer = parse(&[bytes(SOCKET), bytes(END)].concat(), 7).unwrap();
-        let [Message::Socket(id, shown), Message::End(Ok(()))] = answer.messages[..] else { panic!("{answer:?}") };
-        assert!(!answer.is_interrupted);
+        let [Message::Socket(id, shown, None), Message::End(Ok(()))] = answer[..] else { panic!("{answer:?}") };
         let at = |host, port: u16| (v4_mapped(u32::from_ne_bytes([127, 0, 0, host])), port.to_be());
         assert_eq!(shown, Shown { local: at(1, 0xd429), peer: at(9, 4660), uid: 0, inode: 0x000e_e01e });
         assert_eq!(id.cookie(), 9);
-        assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap().messages, [Message::End(Err(Errno::NOENT))]);
-        assert_eq!(parse(&bytes(END), 8).unwrap().messages, [], "an answer to another request");
+        assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap(), [Message::End(Err(Errno::NOENT))]);
+        assert_eq!(parse(&bytes(END), 8).unwrap(), [], "an answer to another request");
         let destroy = destroy_request(UDP6, &id, 8);
         assert_eq!(
             (destroy.len(), &destroy[24..72]),
@@ -266,30 +314,60 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_an_error_and_an_interruption_are_told_apart() {
-        let error = |code: i32, flags: u16| {
+    fn an_acknowledgement_and_an_error_are_told_apart() {
+        let error = |code: i32| {
             let mut bytes = 20u32.to_ne_bytes().to_vec();
             bytes.extend(NLMSG_ERROR.to_ne_bytes());
-            bytes.extend(flags.to_ne_bytes());
+            bytes.extend([0; 2]);
             bytes.extend([1u32.to_ne_bytes(), 0u32.to_ne_bytes(), code.to_ne_bytes()].concat());
             parse(&bytes, 1).unwrap()
         };
-        assert_eq!(error(0, 0).messages, [Message::End(Ok(()))]);
-        assert_eq!(error(-95, 0).messages, [Message::End(Err(Errno::OPNOTSUPP))]);
+        assert_eq!(error(0), [Message::End(Ok(()))]);
+        assert_eq!(error(-95), [Message::End(Err(Errno::OPNOTSUPP))]);
         for code in [i32::MIN, -4096, 1, i32::MAX] {
-            assert_eq!(error(code, 0).messages, [Message::End(Err(Errno::BADMSG))]);
+            assert_eq!(error(code), [Message::End(Err(Errno::BADMSG))]);
         }
-        assert!(error(0, NLM_F_DUMP_INTR).is_interrupted && !error(0, 0).is_interrupted);
     }
 
     #[test]
-    fn requests_say_their_length_and_long_protocols_have_an_attribute() {
-        for (transport, length, protocol) in
-            [(Transport::Udp, 72, 17), (Transport::Tcp, 72, 6), (Transport::Mptcp, 80, 255)]
-        {
-            let request = dump_request(Kind { family: INET, transport }, CONNECTED, 1);
-            assert_eq!((request.len(), u32_at(&request, 0), request[17]), (length, Some(length as u32), protocol));
+    fn requests_say_their_length_and_have_what_narrows_them() {
+        for (protocol, number) in [(Protocol::Udp, 17), (Protocol::Tcp, 6)] {
+            let kind = Kind { family: INET, protocol };
+            let request = |filter, storage| dump_request(&Wanted { kind, states: CONNECTED, filter, storage }, 1);
+            for (request, length) in [
+                (request(None, None), 72),
+                (request(Some(&[0; 8]), None), 84),
+                (request(None, Some(7)), 84),
+                (request(Some(&[0; 8]), Some(7)), 96),
+            ] {
+                assert_eq!((request.len(), u32_at(&request, 0), request[17]), (length, Some(length as u32), number));
+            }
+            let both = request(Some(&[9; 8]), Some(7));
+            assert_eq!(attribute(&both[72..], INET_DIAG_REQ_BYTECODE), Some(&[9; 8][..]));
+            let maps = attribute(&both[72..], INET_DIAG_REQ_SK_BPF_STORAGES).unwrap();
+            assert_eq!(attribute(maps, SK_DIAG_BPF_STORAGE_REQ_MAP_FD), Some(&7u32.to_ne_bytes()[..]));
         }
+    }
+
+    #[test]
+    fn what_is_stored_with_a_socket_is_understood() {
+        let asked = Translation { vip: [1, 2, 3, 4], vip_port: 5, backend: [6, 7, 8, 9], backend_port: 10, slot: 11 };
+        let words = |words: [u32; 4]| words.map(u32::to_ne_bytes).concat();
+        let ports = [asked.vip_port.to_ne_bytes(), asked.backend_port.to_ne_bytes()].concat();
+        let state =
+            [words(asked.vip), words(asked.backend), ports, [asked.slot.to_ne_bytes(), [0; 4]].concat()].concat();
+        let [mut storage, mut storages, mut attributes] = [const { Vec::new() }; 3];
+        append(&mut storage, 2, &[0; 4]);
+        append(&mut storage, SK_DIAG_BPF_STORAGE_MAP_VALUE, &state);
+        append(&mut storages, SK_DIAG_BPF_STORAGE | NLA_F_NESTED, &storage);
+        append(&mut attributes, 8, &[0; 4]);
+        append(&mut attributes, INET_DIAG_SK_BPF_STORAGES | NLA_F_NESTED, &storages);
+        assert_eq!(stored(&attributes), Some(asked));
+        for length in 0..attributes.len() {
+            assert_eq!(stored(&attributes[..length]), None, "{length} bytes");
+        }
+        // A length that would never end.
+        assert_eq!(stored(&[0; 64]), None);
     }
 
     #[cfg(target_endian = "little")]

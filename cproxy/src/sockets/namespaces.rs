@@ -2,13 +2,17 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, File},
-    io::{self, ErrorKind},
-    path::{Path, PathBuf},
+    io,
+    os::fd::{AsFd, OwnedFd},
 };
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, openat, statat},
+    path::Arg,
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
 
+use super::processes::{Numbers, buffer, inode_at, inode_of, is_gone, open_directory, open_proc};
 use crate::mountinfo::{self, MountEntry};
 
 /// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last of
@@ -16,75 +20,71 @@ use crate::mountinfo::{self, MountEntry};
 ///
 /// One that lives only by an open descriptor or by the sockets in it is not found.
 pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
+    let proc = open_proc()?;
     let mut tour = Tour { visit, met: HashSet::new(), refused: 0 };
     // Where the thread is already takes no privilege.
-    let here = fs::read_link("/proc/thread-self/ns/net")?;
-    (tour.visit)(inode_of(&here, "net").unwrap_or_default());
+    let here = inode_at(&proc, "thread-self/ns/net", "net")?.unwrap_or_default();
+    (tour.visit)(here);
     tour.met.insert(here);
-    for process in numbered(Path::new("/proc"))? {
-        // A process may be gone at any moment.
-        for thread in numbered(&process.join("task")).unwrap_or_default() {
-            tour.stop_by_link(&thread.join("ns/net"));
+    for process in Numbers::of(&proc, &mut buffer()) {
+        let process = process?;
+        tour.stop_by_link(&proc, &format!("{process}/ns/net"));
+        let threads = format!("{process}/task");
+        // It may be gone at any moment, and so may its threads.
+        if has_one_thread(&proc, &threads) {
+            continue;
+        }
+        let Ok(threads) = open_directory(&proc, &threads) else { continue };
+        for thread in Numbers::of(&threads, &mut buffer()).map_while(Result::ok) {
+            tour.stop_by_link(&threads, &format!("{thread}/ns/net"));
         }
     }
-    for mount in mountinfo::list()?.into_iter().filter(is_network_namespace) {
-        tour.stop(mount.root, &mount.point);
+    for (netns, mount) in mountinfo::list()?.iter().filter_map(|mount| Some((network_namespace(mount)?, mount))) {
+        tour.stop(netns, CWD, &mount.point);
     }
     Ok(tour.refused)
 }
 
+/// Most processes have: the links of such a directory are two and one for each thread (fs/proc/base.c, `proc_task_getattr`).
+fn has_one_thread(proc: &OwnedFd, threads: &str) -> bool {
+    statat(proc, threads, AtFlags::empty()).is_ok_and(|directory| directory.st_nlink == 3)
+}
+
 struct Tour<V> {
     visit: V,
-    /// By what the kernel calls them, such as `net:[4026531840]`.
-    met: HashSet<PathBuf>,
+    met: HashSet<u64>,
     refused: u32,
 }
 
 impl<V: FnMut(u64)> Tour<V> {
-    fn stop_by_link(&mut self, link: &Path) {
-        if let Ok(name) = fs::read_link(link) {
-            self.stop(name, link);
+    fn stop_by_link(&mut self, directory: &OwnedFd, link: &str) {
+        if let Ok(Some(netns)) = inode_at(directory, link, "net") {
+            self.stop(netns, directory, link);
         }
     }
 
-    fn stop(&mut self, name: PathBuf, path: &Path) {
-        if self.met.contains(&name) {
+    fn stop(&mut self, netns: u64, directory: impl AsFd, path: impl Arg) {
+        if self.met.contains(&netns) {
             return;
         }
-        match enter(path) {
-            Ok(()) => (self.visit)(inode_of(&name, "net").unwrap_or_default()),
+        match enter(directory, path) {
+            Ok(()) => (self.visit)(netns),
             // Whoever was in it is gone; somebody else may still be.
             Err(error) if is_gone(&error) => return,
             Err(_) => self.refused += 1,
         }
-        self.met.insert(name);
+        self.met.insert(netns);
     }
 }
 
-fn enter(path: &Path) -> io::Result<()> {
-    Ok(move_into_link_name_space(std::os::fd::AsFd::as_fd(&File::open(path)?), Some(LinkNameSpaceType::Network))?)
+fn enter(directory: impl AsFd, path: impl Arg) -> io::Result<()> {
+    let netns = openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// Whether the error says that a process has ended.
-pub(super) fn is_gone(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
-}
-
-/// The directories whose names are numbers: processes in `/proc`, threads in a process's `task`.
-pub(super) fn numbered(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let is_number = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
-    let entries = fs::read_dir(directory)?.flatten();
-    Ok(entries.filter(|entry| is_number(&entry.file_name())).map(|entry| entry.path()).collect())
-}
-
-/// The inode number in what links of a kind read, such as `socket:[12345]`.
-pub(super) fn inode_of(target: &Path, kind: &str) -> Option<u64> {
-    target.to_str()?.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
-}
-
-/// Whether a network namespace is mounted; its name, such as `net:[4026531840]`, is the mount's root then.
-fn is_network_namespace(mount: &MountEntry) -> bool {
-    mount.kind == b"nsfs" && mount.root.as_os_str().as_encoded_bytes().starts_with(b"net:[")
+/// The network namespace that is mounted; its name, such as `net:[4026531840]`, is the mount's root then.
+fn network_namespace(mount: &MountEntry) -> Option<u64> {
+    if mount.kind == b"nsfs" { inode_of(mount.root.to_str()?, "net") } else { None }
 }
 
 #[cfg(test)]
@@ -92,22 +92,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_have_inode_numbers() {
-        for (target, expected) in
-            [("socket:[12345]", Some(12_345)), ("pipe:[1]", None), ("socket:[x]", None), ("", None)]
-        {
-            assert_eq!(inode_of(Path::new(target), "socket"), expected, "{target}");
-        }
-        assert_eq!(inode_of(Path::new("net:[4026531840]"), "net"), Some(4_026_531_840));
-    }
-
-    #[test]
     fn mounted_network_namespaces_are_known_by_root_and_type() {
-        let mount = |root: &str, kind: &[u8]| {
+        let netns = |root: &str, kind: &[u8]| {
             let (root, point, kind) = (root.into(), "/run/netns/a b".into(), kind.to_owned());
-            is_network_namespace(&MountEntry { id: 1, root, point, kind, options: Vec::new() })
+            network_namespace(&MountEntry { id: 1, root, point, kind, options: Vec::new() })
         };
-        assert!(mount("net:[4026532345]", b"nsfs"));
-        assert!(!mount("mnt:[4026532346]", b"nsfs") && !mount("/", b"tmpfs") && !mount("net:[1]", b"tmpfs"));
+        assert_eq!(netns("net:[4026532345]", b"nsfs"), Some(4_026_532_345));
+        assert_eq!([netns("mnt:[4026532346]", b"nsfs"), netns("/", b"tmpfs"), netns("net:[1]", b"tmpfs")], [None; 3]);
     }
 }

@@ -1,14 +1,14 @@
-//! Sockets by way of the processes that own them: the one way to read what programs have stored with a socket.
+//! Sockets by way of the processes that own them: the one way to read what programs have stored with a UDP socket.
 //!
 //! A dump of TCP sockets can carry it (`INET_DIAG_REQ_SK_BPF_STORAGES`), but one of UDP sockets does not: the kernel
 //! fills in the attribute for connection sockets only (net/ipv4/inet_diag.c, `inet_sk_diag_fill`). A duplicate of the
 //! owner's descriptor serves all of them.
 
 use std::{
-    collections::HashMap,
-    fs, io,
+    cell::OnceCell,
+    io,
+    ops::ControlFlow,
     os::fd::{AsRawFd, OwnedFd},
-    path::Path,
 };
 
 use rustix::{
@@ -18,59 +18,85 @@ use rustix::{
     thread::{CapabilitySet, capabilities},
 };
 
-use super::namespaces::{inode_of, is_gone, numbered};
+use super::processes::{Numbers, buffer, inode_at, is_gone, open_directory, open_proc};
 
-/// Looks for the sockets with these inodes and shows each to `is_settled`, by a duplicate of a process's descriptor, until it
-/// says so; it is then no longer wanted. Returns how many processes could not be looked into, although they are there.
+/// A descriptor of a process, for a socket.
+pub(super) struct Descriptor<'p> {
+    /// The socket's inode.
+    pub(super) inode: u64,
+    process: &'p Process,
+    number: i32,
+}
+
+struct Process {
+    pid: Pid,
+    pidfd: OnceCell<OwnedFd>,
+}
+
+/// Shows each descriptor for a socket of each process, until `show` has seen enough. Returns how many processes could not
+/// be looked into, although they are there.
 ///
 /// Sockets that no process has among its descriptors are not found: those on their way through a Unix socket, those
 /// registered with io_uring alone, those of a thread with descriptors of its own.
-pub(super) fn find<T>(
-    wanted: &mut HashMap<u64, T>,
-    mut is_settled: impl FnMut(&T, &OwnedFd, Pid) -> bool,
-) -> io::Result<u32> {
+pub(super) fn each_socket(mut show: impl FnMut(&Descriptor<'_>) -> io::Result<ControlFlow<()>>) -> io::Result<u32> {
+    let proc = open_proc()?;
     let mut refused = 0;
-    if wanted.is_empty() {
-        return Ok(refused);
-    }
-    for process in numbered(Path::new("/proc"))? {
-        match find_in(&process, wanted, &mut is_settled) {
-            Ok(()) if wanted.is_empty() => break,
-            Ok(()) => {}
-            Err(error) if is_gone(&error) => {}
-            Err(_) => refused += 1,
+    for number in Numbers::of(&proc, &mut buffer()) {
+        let Some(pid) = Pid::from_raw(number?) else { continue };
+        match each_socket_of(&proc, pid, &mut show) {
+            Ok(ControlFlow::Break(())) => break,
+            Ok(ControlFlow::Continue(())) => {}
+            Err(error) => refused += u32::from(!is_gone(&error)),
         }
     }
     Ok(refused)
 }
 
-fn find_in<T>(
-    process: &Path,
-    wanted: &mut HashMap<u64, T>,
-    is_settled: &mut impl FnMut(&T, &OwnedFd, Pid) -> bool,
-) -> io::Result<()> {
-    let Some(pid) = last_number(process).and_then(Pid::from_raw) else { return Ok(()) };
-    let mut pidfd = None;
-    for descriptor in numbered(&process.join("fd"))? {
-        let target = match fs::read_link(&descriptor) {
-            Err(error) if is_gone(&error) => continue,
-            target => target?,
+fn each_socket_of(
+    proc: &OwnedFd,
+    pid: Pid,
+    show: &mut impl FnMut(&Descriptor<'_>) -> io::Result<ControlFlow<()>>,
+) -> io::Result<ControlFlow<()>> {
+    let directory = open_directory(proc, &format!("{pid}/fd"))?;
+    let process = Process { pid, pidfd: OnceCell::new() };
+    for number in Numbers::of(&directory, &mut buffer()) {
+        let number = number?;
+        let inode = match inode_at(&directory, &number.to_string(), "socket") {
+            Err(Errno::NOENT) => continue,
+            inode => inode?,
         };
-        let (Some(inode), Some(number)) = (inode_of(&target, "socket"), last_number(&descriptor)) else { continue };
-        let Some(sought) = wanted.get(&inode) else { continue };
-        let pidfd = match &pidfd {
-            Some(pidfd) => pidfd,
-            None => pidfd.insert(pidfd_open(pid, PidfdFlags::empty())?),
-        };
-        match pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty()) {
-            // It may be another one by now, or closed (BADF).
-            Ok(socket) if fstat(&socket)?.st_ino != inode => {}
-            Ok(socket) if is_settled(sought, &socket, pid) => drop(wanted.remove(&inode)),
-            Ok(_) | Err(Errno::BADF) => {}
-            Err(error) => return Err(error.into()),
+        let Some(inode) = inode else { continue };
+        if show(&Descriptor { inode, process: &process, number })?.is_break() {
+            return Ok(ControlFlow::Break(()));
         }
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
+}
+
+impl Descriptor<'_> {
+    /// A process that has it.
+    pub(super) fn owner(&self) -> Pid {
+        self.process.pid
+    }
+
+    /// The socket; `None` if the descriptor is of another one by now, or closed.
+    pub(super) fn duplicate(&self) -> io::Result<Option<OwnedFd>> {
+        match pidfd_getfd(self.process.pidfd()?, self.number, PidfdGetfdFlags::empty()) {
+            Ok(socket) if fstat(&socket)?.st_ino == self.inode => Ok(Some(socket)),
+            Ok(_) | Err(Errno::BADF) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Process {
+    fn pidfd(&self) -> io::Result<&OwnedFd> {
+        if let Some(pidfd) = self.pidfd.get() {
+            return Ok(pidfd);
+        }
+        let pidfd = pidfd_open(self.pid, PidfdFlags::empty())?;
+        Ok(self.pidfd.get_or_init(|| pidfd))
+    }
 }
 
 /// Fails where other users' processes may not be looked into, or no process at all.
@@ -88,8 +114,4 @@ pub(super) fn probe() -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn last_number(path: &Path) -> Option<i32> {
-    path.file_name()?.to_str()?.parse().ok()
 }

@@ -4,10 +4,13 @@ use rustix::io::Errno;
 
 use super::{
     diag::Diag,
-    message::{INET, Kind, SocketId, Transport},
+    message::{INET, Kind, SocketId},
     owners,
 };
-use crate::bpf::{PinDir, SocketStates};
+use crate::{
+    bpf::{PinDir, SocketStates},
+    model::Protocol,
+};
 
 /// What can be done, each with the reason where it cannot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,14 +29,14 @@ pub struct Abilities {
 /// their descriptors can be duplicated.
 #[must_use]
 pub fn probe(pins: Option<&PinDir>) -> Abilities {
-    let kind = |transport| Kind { family: INET, transport };
-    let list = |transport, option| {
-        let listed = Diag::open().and_then(|mut diag| diag.try_dump(kind(transport)));
+    let kind = |protocol| Kind { family: INET, protocol };
+    let list = |protocol, option| {
+        let listed = Diag::open().and_then(|mut diag| diag.try_dump(kind(protocol)));
         listed.map_err(|error| reason(error, option))
     };
     // Nobody has this id: a kernel that can close sockets looks for it in vain, one that cannot says so.
-    let destroy = Diag::open().and_then(|mut diag| diag.destroy(kind(Transport::Udp), &SocketId::NOBODY));
-    let udp_diag = list(Transport::Udp, "CONFIG_INET_UDP_DIAG");
+    let destroy = Diag::open().and_then(|mut diag| diag.destroy(kind(Protocol::Udp), &SocketId::NOBODY));
+    let udp_diag = list(Protocol::Udp, "CONFIG_INET_UDP_DIAG");
     Abilities {
         destroy: match (destroy, &udp_diag) {
             (_, Err(reason)) => Err(reason.clone()),
@@ -41,7 +44,7 @@ pub fn probe(pins: Option<&PinDir>) -> Abilities {
             (Err(error), Ok(())) => Err(reason(error, "CONFIG_INET_DIAG_DESTROY")),
         },
         udp_diag,
-        tcp_diag: list(Transport::Tcp, "CONFIG_INET_DIAG"),
+        tcp_diag: list(Protocol::Tcp, "CONFIG_INET_DIAG"),
         storages: storages(pins),
     }
 }

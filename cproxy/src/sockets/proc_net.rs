@@ -1,24 +1,32 @@
 //! What `/proc/net` shows of sockets, for kernels without socket monitoring: enough to list and count, not to close.
 
-use std::fs;
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+};
 
 use cproxy_ebpf::v4_mapped;
 
-use super::message::{AddressPort, CONNECTED, INET, Kind, Shown, Transport};
+use super::message::{AddressPort, CONNECTED, INET, Kind, Shown};
+use crate::model::Protocol;
 
-/// The connected sockets of a kind, in the calling thread's network namespace. MPTCP has no such file, but its
-/// subflows are among TCP's.
-pub(super) fn list(kind: Kind) -> Vec<Shown> {
-    let path = match (kind.transport, kind.family) {
-        (Transport::Udp, INET) => "/proc/thread-self/net/udp",
-        (Transport::Udp, _) => "/proc/thread-self/net/udp6",
-        (Transport::Tcp, INET) => "/proc/thread-self/net/tcp",
-        (Transport::Tcp, _) => "/proc/thread-self/net/tcp6",
-        (Transport::Mptcp, _) => "",
+/// Shows the connected sockets of a kind, in the calling thread's network namespace.
+pub(super) fn each(kind: Kind, show: &mut dyn FnMut(Shown)) {
+    let path = match (kind.protocol, kind.family) {
+        (Protocol::Udp, INET) => "/proc/thread-self/net/udp",
+        (Protocol::Udp, _) => "/proc/thread-self/net/udp6",
+        (Protocol::Tcp, INET) => "/proc/thread-self/net/tcp",
+        (Protocol::Tcp, _) => "/proc/thread-self/net/tcp6",
     };
     // A kernel without IPv6 has none of its files.
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(parse_line).collect()
+    let Ok(file) = File::open(path) else { return };
+    let (mut reader, mut line) = (BufReader::new(file), String::new());
+    while reader.read_line(&mut line).is_ok_and(|length| length != 0) {
+        if let Some(shown) = parse_line(&line) {
+            show(shown);
+        }
+        line.clear();
+    }
 }
 
 /// A line of `/proc/net/{udp,udp6,tcp,tcp6}` (net/ipv4/udp.c, `udp4_format_sock`): a socket that has a peer and

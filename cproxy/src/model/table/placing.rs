@@ -7,7 +7,7 @@ use std::{
 
 use super::{ClusterIp, OPS_AT_ONCE, Op, Plan, Table, is_protected, room::Lack};
 use crate::model::{
-    Address, Frontend, Problem, ServiceName, Source,
+    Address, Frontend, Problem, Protocol, ServiceName, Source,
     problem::{FRONTENDS_NAMED_MAX, some_of},
 };
 
@@ -245,10 +245,19 @@ impl Table {
         }
     }
 
-    /// Whether frontends that are about to go, or to get another set, have backends.
+    /// The backends of frontends that are about to go, or to get another set.
     fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
-        let mut sets = frontends.filter_map(|&frontend| self.frontends.set(frontend));
-        self.has_retired |= sets.any(|set| self.with_backends.has(set));
+        let set = |frontend: &Frontend| Some((self.frontends.set(*frontend)?, frontend.protocol));
+        let left: BTreeMap<u32, Protocol> =
+            frontends.filter_map(set).filter(|(set, _)| self.with_backends.has(*set)).collect();
+        if left.is_empty() {
+            return;
+        }
+        // They are freed later, and so they are all still there.
+        let sets = self.sets.values().chain(self.orphans.values().map(|orphan| &orphan.set));
+        for (set, &protocol) in sets.filter_map(|set| Some((set, left.get(&set.id)?))) {
+            self.retired.add(protocol, set.members.unpack().backends.iter().copied());
+        }
     }
 
     /// One problem for each Service, however many frontends it has.

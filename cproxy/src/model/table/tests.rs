@@ -10,8 +10,8 @@ use super::*;
 use crate::{
     k8s::objects::{EndpointSlice, Node, Service},
     model::{
-        Backend, Event, Filter, Kind, ObjectName, Own, Room, SERVICE_FRONTENDS_MAX, desired_rows, parse_address,
-        resolve,
+        Backend, Event, Filter, Kind, ObjectName, Own, RetiredBackends, Room, SERVICE_FRONTENDS_MAX, desired_rows,
+        parse_address, resolve,
     },
 };
 
@@ -598,12 +598,15 @@ fn problems(store: &Store) -> usize {
     store.services().map(|(name, _)| Wish::of(store, name).problems.len()).sum()
 }
 
-/// Whether some frontend has lost a backend.
-fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> bool {
-    before.iter().any(|(frontend, (members, _))| {
+/// The backends that some frontend has lost.
+fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> Vec<(Protocol, Backend)> {
+    let mut lost = Vec::new();
+    for (frontend, (members, _)) in before {
         let now = after.get(frontend);
-        members.backends.iter().any(|backend| now.is_none_or(|(members, _)| !members.has(backend)))
-    })
+        let is_lost = |backend: &&Backend| now.is_none_or(|(members, _)| !members.has(backend));
+        lost.extend(members.backends.iter().filter(is_lost).map(|backend| (frontend.protocol, *backend)));
+    }
+    lost
 }
 
 /// Plays a history on a table with these limits. Gives back what the kernel then holds, what it should hold, and
@@ -625,7 +628,12 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &Table))
         let dirty = seen.take_dirty();
         let before = kernel.table();
         kernel.run(&if is_restart { table.sync(&seen) } else { table.update(&seen, dirty) });
-        assert!(table.take_retired() || !lost(&before, &kernel.table()), "whoever has lost a backend is told");
+        let lost = lost(&before, &kernel.table());
+        let retired = table.take_retired();
+        assert!(
+            lost.iter().all(|(protocol, backend)| retired.of(*protocol).has(backend)),
+            "{retired:?} lacks {lost:?}"
+        );
         if matches!(step, Step::Quiet) {
             kernel.run(&table.compact());
         }
@@ -874,16 +882,20 @@ fn backends_are_retired_when_they_leave_a_set_altogether() {
         slice_event(SliceStep { ports: 1, endpoints, terminating, not_serving, ..SliceStep::default() })
     };
     for (what, event, expected) in [
-        ("one comes", slice(0b111, 0, 0), false),
-        ("one is about to end", slice(0b111, 0b001, 0), false),
-        ("and no longer serves", slice(0b111, 0b001, 0b001), true),
-        ("and is gone", slice(0b110, 0, 0), false),
-        ("another goes at once", slice(0b100, 0, 0), true),
-        ("the port goes", without_ports, true),
+        ("one comes", slice(0b111, 0, 0), 0),
+        ("one is about to end", slice(0b111, 0b001, 0), 0),
+        ("and no longer serves", slice(0b111, 0b001, 0b001), 1),
+        ("and is gone", slice(0b110, 0, 0), 0),
+        ("another goes at once", slice(0b100, 0, 0), 1),
+        ("the port goes", without_ports, 1),
     ] {
+        let before: BTreeSet<_> = table.rows().into_iter().flat_map(|row| row.members.backends.to_vec()).collect();
         follow(&mut store, &mut table, event);
-        assert_eq!(table.take_retired(), expected, "{what}");
-        assert!(!table.take_retired(), "{what}, once");
+        let retired = table.take_retired();
+        let RetiredBackends::These(tcp) = retired.of(Protocol::Tcp) else { panic!("{what}: {retired:?}") };
+        assert!(tcp.len() == expected && tcp.is_subset(&before), "{what}: {tcp:?} of {before:?}");
+        assert!(retired.of(Protocol::Udp).is_empty(), "{what}");
+        assert!(table.take_retired().is_empty(), "{what}, once");
     }
 }
 
@@ -897,7 +909,7 @@ fn a_frontend_without_backends_goes_unnoticed() {
     table.sync(&store);
     let ops = follow(&mut store, &mut table, service_event(ServiceStep::default()));
     assert!(ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. })), "{ops:?}");
-    assert!(!table.take_retired());
+    assert!(table.take_retired().is_empty());
 }
 
 /// Each replaced frontend would cost a grace period.
