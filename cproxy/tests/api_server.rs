@@ -26,7 +26,7 @@ use self::{
 /// Of each of the three kinds the longest object three times, as there is while a buffer doubles.
 const PEAK_BYTES_MAX: usize = 3 * 3 * (8 << 20);
 
-const SCRIPTS: u64 = 300;
+const SCRIPTS: u64 = 200;
 const SCRIPT_BYTES_MAX: u64 = 120;
 
 /// xorshift64*

@@ -337,26 +337,28 @@ impl Server {
             0..=3 => state.put(kind, slot, action ^ argument, Form::Good),
             4 | 5 => state.remove(kind, slot),
             6 => state.put(kind, slot, argument, Form::Unreadable),
-            7 => state.put_long(kind, slot, argument),
+            7 if argument.is_multiple_of(4) => state.put_long(kind, slot, argument),
             8 => state.poison(),
             9 => state.forgotten = state.version,
             10 => {
                 state.streaming = [Streaming::Served, Streaming::Refused, Streaming::Ignored, Streaming::Failing][slot];
             }
-            11 => state.knows_fields = argument % 2 == 0,
-            12 => state.outage = Some((code, (argument % 5 == 0).then_some(u32::from(argument)))),
+            11 => state.knows_fields = argument.is_multiple_of(2),
+            12 => state.outage = Some((code, (argument.is_multiple_of(5)).then_some(u32::from(argument)))),
             13 => state.outage = None,
             14 => state.fault(kind, Fault::Refuse(code)),
             15 => state.fault(kind, Fault::ErrorEvent(code)),
-            16 => state.fault(kind, if argument % 2 == 0 { Fault::Unreachable } else { Fault::Mute }),
+            16 => state.fault(kind, if argument.is_multiple_of(2) { Fault::Unreachable } else { Fault::Mute }),
             17 => state.fault(kind, Fault::End),
             18 => state.fault(kind, Fault::Cut),
             19 => state.fault(kind, Fault::Reset),
             20 => state.fault(kind, Fault::Stall),
             21 => state.fault(kind, Fault::Garbage),
-            22 => state.fault(kind, if argument % 2 == 0 { Fault::Half } else { Fault::Foreign }),
+            22 => state.fault(kind, if argument.is_multiple_of(2) { Fault::Half } else { Fault::Foreign }),
             23 => state.fault(kind, Fault::Versionless),
-            24 => state.fault_long(kind, if argument % 2 == 0 { Fault::TooLong } else { Fault::Endless }),
+            24 if argument.is_multiple_of(4) => {
+                state.fault_long(kind, if argument & 8 == 0 { Fault::TooLong } else { Fault::Endless });
+            }
             _ => state.fault(kind, Fault::Late),
         }
         drop(state);
@@ -587,10 +589,9 @@ impl Answering {
             self.break_off(version).await?;
             self.event("ADDED", *slot, object).await?;
         }
-        // Nothing but a list that is late lets changes in before its end.
-        if self.server.lock().take_fault(self.kind) == Some(Fault::Late) {
-            sleep(Duration::from_secs(20)).await;
-        }
+        // Meanwhile things change.
+        let is_late = self.server.lock().take_fault(self.kind) == Some(Fault::Late);
+        sleep(Duration::from_secs(if is_late { 20 } else { 2 })).await;
         loop {
             let change = self.server.lock().change_after(version, self.kind, is_sparing);
             let Some(change) = change else { break };
@@ -737,7 +738,7 @@ fn value(kind: Kind, slot: usize, object: &Object) -> Value {
             let endpoints = json!([{"addresses": [format!("10.244.0.{variant}")]}]);
             let endpoints = if form == Form::Unreadable { json!("none") } else { endpoints };
             json!({"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4", "endpoints": endpoints,
-                   "ports": [{"port": 8080}]})
+                   "ports": [{"name": "", "port": 8080}]})
         }
         Kind::Nodes => {
             let labels = json!({"topology.kubernetes.io/zone": format!("zone-{variant}")});

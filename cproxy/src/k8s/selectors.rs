@@ -10,7 +10,7 @@ pub(super) struct Selectors<'a> {
 }
 
 /// Which fields they have.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Fields<'a> {
     /// Whichever.
     Any,
@@ -21,6 +21,11 @@ pub(super) enum Fields<'a> {
 }
 
 impl Selectors<'_> {
+    /// Something is left out that could as well be sent.
+    pub(super) fn is_sparing(self) -> bool {
+        matches!(self.fields, Fields::Sparing(_))
+    }
+
     /// The same without what only spares something.
     pub(super) fn with_all_fields(self) -> Self {
         match self.fields {

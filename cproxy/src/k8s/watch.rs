@@ -132,8 +132,7 @@ impl Source {
     async fn recover<K: Watched>(&self, failure: &Failure, selectors: Selectors<'_>, course: &mut Course) {
         let kinds = K::plural(&());
         let message = failure.describe::<K>(&self.url);
-        let is_sparing = course.narrow(selectors).fields != selectors.with_all_fields().fields;
-        match failure.remedy(is_sparing, K::LOST_WITHOUT.is_some()) {
+        match failure.remedy(course.narrow(selectors).is_sparing(), K::LOST_WITHOUT.is_some()) {
             Remedy::Resume => {}
             Remedy::AskForAllFields => {
                 let fields = selectors.fields.text();
