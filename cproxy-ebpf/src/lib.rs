@@ -25,6 +25,9 @@
 //! ```
 #![no_std]
 
+#[cfg(feature = "user")]
+pub mod layout;
+
 /// Version of everything in this file; part of the pin path (`<pin-dir>/v6`).
 pub const LAYOUT_VERSION: u32 = 6;
 
@@ -570,21 +573,6 @@ const _: () = assert!(size_of::<FlowKey>() == 32);
 const _: () = assert!(size_of::<FlowValue>() == 24);
 const _: () = assert!(size_of::<Settings>() == 160);
 
-#[cfg(feature = "user")]
-mod user {
-    use super::{
-        AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, Translation, UdpState,
-    };
-
-    macro_rules! pod {
-        ($($name:ty),+) => { $(
-            // SAFETY: repr(C) with explicit padding and integers only: every byte is initialised and any bit pattern is valid.
-            unsafe impl aya::Pod for $name {}
-        )+ };
-    }
-    pod!(AffinityKey, Backend, FlowKey, FlowValue, FrontendKey, Set, Settings, SocketState, Translation, UdpState);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -697,45 +685,5 @@ mod tests {
         {
             assert_ne!(v4([10, 96, 0, 1]), v4(other), "{other:?}");
         }
-    }
-
-    /// A change of this file that moves a field must come with a new layout version; the digest is of the layout as
-    /// both sides see it.
-    #[test]
-    fn the_layout_belongs_to_its_version() {
-        use core::mem::offset_of;
-        let layout = (
-            LAYOUT_VERSION,
-            [offset_of!(FrontendKey, address), offset_of!(FrontendKey, port), offset_of!(FrontendKey, protocol)],
-            [offset_of!(Backend, address), offset_of!(Backend, port), offset_of!(Backend, digest)],
-            [offset_of!(Translation, vip), offset_of!(Translation, backend), offset_of!(Translation, vip_port)],
-            [offset_of!(Translation, backend_port), offset_of!(Translation, slot), offset_of!(SocketState, peer)],
-            [offset_of!(UdpState, vips), offset_of!(UdpState, used), offset_of!(UdpState, flows)],
-            [
-                offset_of!(Settings, excluded_cgroups),
-                offset_of!(Settings, excluded_uids),
-                offset_of!(Settings, excluded_ports),
-            ],
-            [FRONTENDS_MIN, SETS_MIN, BACKENDS_MIN, AFFINITY_MAX, UDP_FLOWS_MAX, COUNTERS_MAX, TURNS_MAX, TCP_PLACES],
-            tcp_places(0x0102_0304_0506_0708),
-            [SetWord::new(0x0102_0304, 0x0506, 0x0708, true).0, Affinity::new(1, 2).0, AffinityEntry::new(1, 2).0],
-            [digest(&[1, 2, 3, 4], 5), digest(&v4_mapped(6), 7)],
-            [filter_bit(&v4_mapped(0x0102_0304)), filter_bit(&[1, 2, 3, 4])],
-        );
-        let expected = (
-            6,
-            [0, 16, 18],
-            [0, 16, 20],
-            [0, 16, 32],
-            [34, 36, 0],
-            [12, 68, 96],
-            [48, 112, 144],
-            [256, 256, 1_536, 512, 1_024, 7, 512, 2_048],
-            [0x708, 0x308],
-            [0x0708_0506_8102_0304, 0x2_0000_0001, 0x2_0000_0001],
-            [1_882_088_029, 687_999_930],
-            [1 << 46, 1 << 36],
-        );
-        assert_eq!(layout, expected, "the layout changed: raise LAYOUT_VERSION and write the new layout here");
     }
 }

@@ -35,7 +35,7 @@ use super::{
 const STACK_BYTES: usize = 64 << 10;
 
 /// The programs, built by `build.rs`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cproxy-programs"));
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cproxy-programs"));
 
 /// A hook of ours.
 #[derive(Clone, Copy, Debug)]

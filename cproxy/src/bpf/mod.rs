@@ -10,6 +10,8 @@ mod exclusions;
 mod growing;
 mod install;
 mod kernel_btf;
+#[cfg(test)]
+mod layout;
 mod lookup;
 mod memory_cgroup;
 mod pins;

@@ -1,0 +1,37 @@
+//! The layout of the maps belongs to its version: what lies in the pin directory of a version is read by any agent of that
+//! version, whoever wrote it.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use aya_obj::{Map, Object};
+use cproxy_ebpf::{LAYOUT_VERSION, layout};
+
+use super::install::OBJECT;
+
+/// 64-bit FNV-1a.
+fn fingerprint(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn describe(name: &str, map: &Map, text: &mut String) {
+    let (kind, key, value) = (map.map_type(), map.key_size(), map.value_size());
+    let (entries, flags) = (map.max_entries(), map.map_flags());
+    writeln!(text, "map {name} type {kind} key {key} value {value} entries {entries} flags {flags}").unwrap();
+    if let Some(inner) = map.inner() {
+        describe(&format!("{name}, inner"), &inner, text);
+    }
+}
+
+/// Every field of every type that lies in a map, every constant and function that both sides share, and every map of the
+/// programs' object.
+#[test]
+fn the_layout_belongs_to_its_version() {
+    let mut text = String::new();
+    layout::describe(&mut |of, name, value| writeln!(text, "{of} {name} {value}").unwrap());
+    let object = Object::parse(OBJECT).unwrap();
+    let maps: BTreeMap<_, _> = object.maps.iter().collect();
+    maps.into_iter().for_each(|(name, map)| describe(name, map, &mut text));
+    let found = (LAYOUT_VERSION, fingerprint(&text));
+    let message = "the layout has changed: raise LAYOUT_VERSION and write its fingerprint here";
+    assert_eq!(found, (6, 0x5778_1f15_27c5_a439), "{message}; the layout is now\n{text}");
+}
