@@ -1,5 +1,6 @@
 //! Rules of this repository that no other tool knows.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,9 @@ const INVARIANTS: [(&str, &[&str]); 2] = [
 /// The one place that writes maps.
 const WRITER: &str = "cproxy/src/agent/follow.rs";
 
+/// The list of all decisions.
+const DECISIONS_INDEX: &str = "README.md";
+
 /// Directories without sources of ours.
 const SKIPPED: [&str; 2] = ["target", ".git"];
 
@@ -41,6 +45,7 @@ pub(crate) fn check() -> Result<()> {
         fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))
     };
     breaches.extend(lock_breaches(&lock("Cargo.lock")?, &lock("fuzz/Cargo.lock")?));
+    breaches.extend(decision_breaches(&decisions(&root)?));
     breaches.iter().for_each(run::say);
     if !breaches.is_empty() {
         bail!("{} breaches of the repository's rules", breaches.len());
@@ -87,6 +92,38 @@ fn source_breaches(name: &Path, content: &str) -> Vec<String> {
     let applying = INVARIANTS.iter().filter(|(path, _)| name.starts_with(path) && name != Path::new(WRITER));
     let words = applying.flat_map(|(_, words)| words.iter()).filter(|word| content.contains(**word));
     breaches.extend(words.map(|word| format!("has `{word}`, which ARCHITECTURE.md rules out here")));
+    breaches
+}
+
+/// The files of `docs/decisions`, by name.
+fn decisions(root: &Path) -> Result<BTreeMap<String, String>> {
+    let directory = root.join("docs/decisions");
+    let mut pages = BTreeMap::new();
+    for entry in fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))? {
+        let path = entry.context("reading a directory entry")?.path();
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        pages.insert(path.file_name().unwrap_or_default().to_string_lossy().into_owned(), text);
+    }
+    Ok(pages)
+}
+
+/// Decisions are numbered without gaps, have one form of title, and are all in the index.
+fn decision_breaches(pages: &BTreeMap<String, String>) -> Vec<String> {
+    let index = pages.get(DECISIONS_INDEX).map_or("", String::as_str);
+    let mut breaches = Vec::new();
+    for (number, (file, text)) in (1..).zip(pages.iter().filter(|(file, _)| *file != DECISIONS_INDEX)) {
+        let title = text.lines().next().and_then(|line| line.strip_prefix(&format!("# {number}. ")));
+        match title.filter(|_| file.starts_with(&format!("{number:03}-"))) {
+            None => breaches
+                .push(format!("docs/decisions/{file}: is not number {number}, or has no title `# {number}. ...`")),
+            Some(title) => {
+                let line = format!("- [{number:03}]({file}) {title}");
+                if !index.lines().any(|other| other == line) {
+                    breaches.push(format!("docs/decisions/{DECISIONS_INDEX}: lacks the line `{line}`"));
+                }
+            }
+        }
+    }
     breaches
 }
 
@@ -151,5 +188,20 @@ mod tests {
         assert_eq!(lock_breaches(&shipped, &lock(&[("a", "1.0.0"), ("b", "2.0.0"), ("fuzzer", "3.0.0")])), [""; 0]);
         let breaches = lock_breaches(&shipped, &lock(&[("a", "1.0.1")]));
         assert!(breaches.len() == 1 && breaches[0].starts_with("fuzz/Cargo.lock: has a 1.0.1"), "{breaches:?}");
+    }
+
+    #[test]
+    fn decisions_are_numbered_titled_and_listed() {
+        let page = |file: &str, text: &str| (file.to_owned(), text.to_owned());
+        let index = page("README.md", "# Decisions\n\n- [001](001-a.md) A\n");
+        let good = BTreeMap::from([page("001-a.md", "# 1. A\n"), index.clone()]);
+        assert_eq!(decision_breaches(&good), [""; 0]);
+        let bad = BTreeMap::from([
+            page("001-a.md", "# A\n"),
+            page("002-b.md", "# 2. B\n"),
+            page("004-d.md", "# 4. D\n"),
+            index,
+        ]);
+        assert_eq!(decision_breaches(&bad).len(), 3, "no number, not listed, a gap");
     }
 }
