@@ -450,6 +450,7 @@ fn proxies_of_the_environment_are_no_concern_of_the_agent() {
     let agent = agent.env("HTTPS_PROXY", "http://192.0.2.9:3128").env("https_proxy", "no URL at all");
     let mut agent = agent.env("HTTP_PROXY", "http://192.0.2.9:3128").start();
     assert_serves(&sandbox, &mut agent);
+    agent.wait_log("HTTPS_PROXY is set and not used", PATIENCE);
 }
 
 #[test]

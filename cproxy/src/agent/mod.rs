@@ -35,6 +35,9 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
+/// What other programs take a proxy from.
+const PROXY_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
+
 /// How many batches of events may wait: a bound on memory, not on speed. From the API server each is one object, which
 /// may have a thousand endpoints.
 const EVENTS_WAITING_MAX: usize = 16;
@@ -258,6 +261,10 @@ fn start(
         Prepared::ApiServer(config) => {
             let client = k8s::client(&config, SocketMark::new(pins))?;
             tracing::info!("following the API server at {}", config.cluster_url);
+            // Whoever can reach it by a proxy alone would look for one.
+            if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
+                tracing::info!("{name} is set and not used: cproxy dials the API server itself");
+            }
             drop(tokio::spawn(k8s::watch(client, config.cluster_url, node_name, heard, sender)));
         }
     }

@@ -123,7 +123,9 @@ fn foreign_lock() -> io::Error {
 
 fn locked(file: OwnedFd) -> io::Result<OwnedFd> {
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::other("in use by a running cproxy; pass another one")),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(io::Error::other("in use by a running cproxy; stop that first, or pass another directory"))
+        }
         // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart.
         Err(rustix::io::Errno::NOSYS) => Ok(file),
         result => Ok(result.map(|()| file)?),

@@ -192,12 +192,18 @@ impl Environment {
         }
     }
 
+    /// Whether a directory is on a bpffs, or would be if it were made.
+    #[must_use]
+    pub fn is_on_bpffs(directory: &Path) -> bool {
+        nearest_existing(directory).is_some_and(is_bpffs)
+    }
+
     /// Whether the pin directory is on a bpffs, or would be once one is mounted by convention. Changes nothing.
     ///
     /// # Errors
     /// It is not, and may be mounted nowhere.
     pub fn bpffs(pin_dir: &Path) -> Result<Mount, EnvironmentError> {
-        if nearest_existing(pin_dir).is_some_and(is_bpffs) {
+        if Self::is_on_bpffs(pin_dir) {
             return Ok(Mount::Present(pin_dir.to_owned()));
         }
         if !pin_dir.starts_with(BPFFS_DEFAULT) || !Path::new(BPFFS_DEFAULT).is_dir() {

@@ -5,7 +5,7 @@ use clap::Args;
 use super::{PinDirOption, RunDirOption, print};
 use crate::{
     agent,
-    bpf::{PinDir, Program},
+    bpf::{Environment, PinDir, Program},
 };
 
 /// Flags of `cproxy cleanup`.
@@ -26,6 +26,13 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
         eprintln!("cproxy: {}: not cproxy's; left alone", path.display());
     }
     print(&match removed.len() {
+        // In another mount namespace there may be a bpffs, as there is not for `ip netns exec`.
+        0 if !Environment::is_on_bpffs(dir) => {
+            format!(
+                "nothing of cproxy in {}: no bpf filesystem (bpffs) is mounted there, as seen from here\n",
+                dir.display()
+            )
+        }
         0 => format!("nothing of cproxy in {}\n", dir.display()),
         count => format!("detached and removed {count} objects of {}\n", dir.display()),
     })
