@@ -1,11 +1,14 @@
 //! Whether an agent has come as far as somebody waits for, seen from its run directory.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
+
+use rustix::fs::{Mode, OFlags};
 
 use crate::{
     admin,
@@ -20,6 +23,9 @@ pub const LIMITED: &str = "limited";
 pub const FAILED: &str = "failed";
 /// As [`FAILED`], where another try on this machine would end the same.
 pub const UNUSABLE: &str = "unusable";
+
+/// The agent writes less into a file of its run directory.
+const SMALL_BYTES_MAX: u64 = 16 << 10;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -110,7 +116,7 @@ fn missing(wanted: &Wanted, left: Duration) -> Result<Option<Missing>, WaitError
 
 /// Whether the file is there, and of this boot.
 fn is_ready(file: &Path) -> bool {
-    fs::read_to_string(file).is_ok_and(|boot| boot.is_empty() || boot == this_boot())
+    read_small(file).is_ok_and(|boot| boot.is_empty() || boot == this_boot())
 }
 
 /// What tells this boot from others; empty where the kernel does not say.
@@ -140,8 +146,21 @@ impl Missing {
     }
 }
 
+/// In a directory that others can write, there may be anything in the place of an agent's file: what never ends, or a link
+/// to what only root can read.
+fn read_small(path: &Path) -> io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a file"));
+    }
+    let mut text = String::new();
+    file.take(SMALL_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn read_line(path: &Path) -> io::Result<String> {
-    let text = fs::read_to_string(path)?;
+    let text = read_small(path)?;
     Ok(printable(text.lines().next().unwrap_or_default()))
 }
 

@@ -18,7 +18,7 @@ use crate::{
     bpf::{self, PinDir},
     k8s::LastHeard,
     memory,
-    model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Retired, Room, Store, Table},
+    model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, Table},
     report,
     sockets::Mode,
 };
@@ -222,8 +222,9 @@ impl Follower {
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
                 );
                 let Room { frontends, sets, slots } = self.maps.room();
-                self.limits =
-                    Limits { frontends, sets: sets.saturating_sub(1), slots, may_replace: false, ..self.limits };
+                // What there is is in use: nothing of it can be kept for the API server's Service.
+                let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
+                self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };
                 self.grows_again_at = Some(now + NO_MEMORY_PAUSE);
                 self.state = State::InDoubt { retry_at: now };
                 Ok(())

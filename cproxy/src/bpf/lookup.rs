@@ -5,6 +5,7 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, SkStorage};
@@ -77,7 +78,7 @@ impl Lookup {
     /// The table as of now; each set is read when it is first asked for.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot { table: self, sets: StdHashMap::new() }
+        Snapshot { table: self, sets: StdHashMap::new(), taken: Instant::now() }
     }
 
     /// Everybody in a frontend's set, in both runs; `None` without such a frontend. Slots, and sets too, get a new
@@ -121,11 +122,16 @@ impl Lookup {
     }
 }
 
-/// What [`Lookup::snapshot`] gives: asks the kernel once for each frontend, whatever the number of questions.
+/// What [`Lookup::snapshot`] gives: asks the kernel once for each frontend within [`AGE_MAX`], whatever the number of
+/// questions.
 pub struct Snapshot<'t> {
     table: &'t Lookup,
     sets: StdHashMap<FrontendKey, Option<HashSet<Member>>>,
+    taken: Instant,
 }
+
+/// A backend that has come back meanwhile serves.
+const AGE_MAX: Duration = Duration::from_millis(5);
 
 impl Snapshot<'_> {
     /// Whether the backend, an address and a port in network order, serves whom the frontend gave it.
@@ -133,6 +139,10 @@ impl Snapshot<'_> {
     /// # Errors
     /// A map could not be read.
     pub fn serves(&mut self, frontend: FrontendKey, backend: ([u32; 4], u16)) -> Result<Serving, LookupError> {
+        if self.taken.elapsed() > AGE_MAX {
+            self.sets.clear();
+            self.taken = Instant::now();
+        }
         let members = match self.sets.entry(frontend) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(self.table.members(&frontend)?),

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::model::{
     Address, Affinity, Backend, Balance, ExcludedCgroup, Exclusions, Filter, Frontend, KernelSet, KernelTable, Limits,
-    Members, Op, Protocol, Room,
+    Members, Op, Protocol, Reserve, Room,
 };
 
 /// Why the table could not be read or written.
@@ -103,6 +103,8 @@ impl Table {
         external_frontends: FRONTENDS_MAX / 2,
         // With a fifth of that for what the agent keeps, 10 MiB.
         service_slots: BACKENDS_MAX / 16,
+        // More than any API server has.
+        reserved: Reserve { sets: 64, slots: 4_096 },
         may_replace: true,
         least: Room { frontends: FRONTENDS_MIN, sets: SETS_MIN, slots: BACKENDS_MIN },
         run_backends: SET_BACKENDS_MAX,

@@ -6,7 +6,7 @@ use http::Uri;
 use kube::core::{ObjectMeta, Status};
 
 use super::{client::chain, kinds::Watched, split::SplitError};
-use crate::model::{object_name, printable};
+use crate::model::{object_name, printable, shortened};
 
 /// The status of a watch that starts before what the server still remembers.
 const GONE: u16 = 410;
@@ -170,6 +170,11 @@ impl Failure {
 
     /// One line that names the resource and, where it is a matter of rights, the verb.
     pub(super) fn describe<K: Watched>(&self, url: &Uri) -> String {
+        // A server, or a proxy before it, may say very much.
+        shortened(self.describe_in_full::<K>(url))
+    }
+
+    fn describe_in_full<K: Watched>(&self, url: &Uri) -> String {
         let (resource, group) = (K::plural(&()), K::group(&()));
         let verb = match self.step {
             Step::List => "list",

@@ -186,6 +186,15 @@ pub struct ExcludedCgroup {
     pub level: u32,
 }
 
+/// Room that only the API server's Service may take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reserve {
+    /// Sets.
+    pub sets: u32,
+    /// Backend slots.
+    pub slots: u32,
+}
+
 /// How far the maps may grow, and what a set is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -199,6 +208,8 @@ pub struct Limits {
     pub external_frontends: u32,
     /// Most backend slots of one Service.
     pub service_slots: u32,
+    /// Sets, and backend slots, that only the API server's Service may take.
+    pub reserved: Reserve,
     /// The map with the frontends may be replaced by one of the same size: not for a while after there was no memory.
     pub may_replace: bool,
     /// No map is made smaller than this.

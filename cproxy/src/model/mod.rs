@@ -31,13 +31,13 @@ pub use affinity::affinity_id;
 pub use desired::{Action, Row, SERVICE_FRONTENDS_MAX, Scope, Source, desired_rows, resolve};
 pub use explain::{Explanation, Usage, explain, is_slice_of};
 pub use kernel::{
-    Affinity, Balance, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Room,
+    Affinity, Balance, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Reserve, Room,
 };
 pub use names::{ObjectName, ServiceName, Text};
 pub use object::ObjectRow;
 pub(crate) use object::object_name;
 pub use own::Own;
-pub use problem::{Problem, printable};
+pub use problem::{Problem, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};

@@ -34,13 +34,19 @@ const MESSAGE_CHARS_MAX: usize = 1_024;
 impl Problem {
     /// A problem of a field of an object.
     pub fn new(object: impl fmt::Display, field: impl Into<String>, message: impl Into<String>) -> Self {
-        let mut message = printable(&message.into());
-        if let Some((end, _)) = message.char_indices().nth(MESSAGE_CHARS_MAX) {
-            message.truncate(end);
-            message.push_str("...");
-        }
+        let message = shortened(printable(&message.into()));
         Self { object: printable(&object.to_string()), field: field.into(), message }
     }
+}
+
+/// The beginning of a message that is very long.
+#[must_use]
+pub fn shortened(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(MESSAGE_CHARS_MAX) {
+        message.truncate(end);
+        message.push_str("...");
+    }
+    message
 }
 
 /// Problems of one object while it is read. Items of one list with the same reason are one problem, which names the

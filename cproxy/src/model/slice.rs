@@ -26,7 +26,7 @@ pub struct SliceRow {
     pub service: Arc<str>,
     /// The family of all its endpoints.
     pub family: Family,
-    /// The ports that each endpoint has.
+    /// The ports that each endpoint has, sorted by name and protocol: there may be twenty thousand.
     pub ports: Vec<SlicePort>,
     /// The endpoints that may ever be used.
     pub endpoints: Vec<Endpoint>,
@@ -143,8 +143,11 @@ impl SliceRow {
     }
 
     /// The numbers that its endpoints have for a Service's port.
-    pub fn numbers(&self, name: &str, protocol: Protocol) -> impl Iterator<Item = u16> {
-        self.ports.iter().filter(move |port| *port.name == *name && port.protocol == protocol).map(|port| port.port)
+    pub fn numbers<'a>(&'a self, name: &'a str, protocol: Protocol) -> impl Iterator<Item = u16> + 'a {
+        let key = (name, protocol);
+        let first = self.ports.partition_point(|port| port.key() < key);
+        let same = self.ports.get(first..).unwrap_or_default().iter().take_while(move |port| port.key() == key);
+        same.map(|port| port.port)
     }
 
     /// The zones that one of its endpoints is meant for; none if it says nothing of zones.
@@ -191,6 +194,10 @@ impl SliceRow {
 }
 
 impl SlicePort {
+    fn key(&self) -> (&str, Protocol) {
+        (&self.name, self.protocol)
+    }
+
     fn pack(&self, writer: &mut Writer) {
         writer.text(&self.name);
         self.protocol.pack(writer);
@@ -282,7 +289,7 @@ fn service_of(slice: &EndpointSlice, findings: &mut Findings) -> Option<Arc<str>
 
 fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
     let specs = slice.ports.as_deref().unwrap_or_default();
-    let mut ports = Vec::with_capacity(specs.len());
+    let mut ports: Vec<SlicePort> = Vec::with_capacity(specs.len());
     for (index, spec) in specs.iter().enumerate() {
         match slice_port(spec) {
             Ok(port) => ports.extend(port),
@@ -291,6 +298,8 @@ fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
             }
         }
     }
+    // Those with the same name stay in their order.
+    ports.sort_by(|a, b| a.key().cmp(&b.key()));
     ports
 }
 

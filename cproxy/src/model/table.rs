@@ -35,7 +35,7 @@ use bits::Bits;
 use filter::FilterCounts;
 use frontends::{Claim, Frontends};
 use members::PackedMembers;
-use room::{Lack, Lacks};
+use room::{Lack, Lacks, Taker};
 use wish::{Wish, WishOf};
 
 /// A Service port in one family, as some of its frontends see it: what has a set of its own.
@@ -549,9 +549,10 @@ impl Table {
 
     fn publish_new(&mut self, key: &SetKey, content: &Content, plan: &mut Plan<'_>) -> Result<(), Unpublished> {
         let no_ids = |limits: Limits| format!("no room for more than {} Service ports", limits.sets);
-        let extent = self.take(room::Map::Sets, 1, plan);
+        let by = Taker { is_protected: is_protected(&key.service), returned: 0 };
+        let extent = self.take(room::Map::Sets, 1, by, plan);
         let id = extent.ok_or_else(|| Unpublished::no_room(no_ids(self.limits)))?.first;
-        let (members, extent) = match self.write(content.members.clone(), plan) {
+        let (members, extent) = match self.write(content.members.clone(), by, plan) {
             Ok(written) => written,
             Err(error) => {
                 self.ids.give_back(Extent { first: id, count: 1 });
@@ -601,7 +602,8 @@ impl Table {
         }
         let before = set.members.unpack();
         let retired: Vec<_> = before.backends.iter().filter(|backend| !members.has(backend)).copied().collect();
-        let (members, extent) = self.write(members.clone(), plan)?;
+        let by = Taker { is_protected: is_protected(&key.service), returned: set.extent.count };
+        let (members, extent) = self.write(members.clone(), by, plan)?;
         plan.raises_epoch |= !retired.is_empty();
         self.retired.add(key.protocol, retired);
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
@@ -612,9 +614,14 @@ impl Table {
         Ok(())
     }
 
-    fn write(&mut self, members: Members, plan: &mut Plan<'_>) -> Result<(PackedMembers, Extent), Unpublished> {
+    fn write(
+        &mut self,
+        members: Members,
+        by: Taker,
+        plan: &mut Plan<'_>,
+    ) -> Result<(PackedMembers, Extent), Unpublished> {
         let packed = PackedMembers::of(&members);
-        let extent = self.take(room::Map::Backends, packed.count(), plan).ok_or_else(|| {
+        let extent = self.take(room::Map::Backends, packed.count(), by, plan).ok_or_else(|| {
             Unpublished::no_room(format!("no room for {} more backends among {}", packed.count(), self.limits.slots))
         })?;
         if packed.count() != 0 {

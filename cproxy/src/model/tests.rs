@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Backend, Event, KernelTable, Kind, Limits, ObjectName, Own, Room, Row, Store, Table, parse_address, resolve,
+    Backend, Event, KernelTable, Kind, Limits, ObjectName, Own, Reserve, Room, Row, Store, Table, parse_address,
+    resolve,
 };
 
 /// What a file says.
@@ -62,6 +63,7 @@ const LIMITS: Limits = Limits {
     external_frontends: 10_000,
     service_slots: 100_000,
     may_replace: true,
+    reserved: Reserve { sets: 0, slots: 0 },
     least: Room { frontends: 16, sets: 16, slots: 16 },
     run_backends: 10_000,
     filter_bit: |_| 1,

@@ -253,11 +253,18 @@ fn close_listed(
         })?;
         let is_more = stale > kept.len() as u64;
         let mut missed = 0;
-        kept.retain(|Entry { kind, id, .. }| match id.map(|id| lists.destroy(*kind, &id)) {
-            Some(Ok(())) => true,
-            outcome => {
-                missed += u32::from(outcome == Some(Err(Errno::NOENT)));
-                false
+        kept.retain(|entry| {
+            // The list was long, and its backend may be back by now.
+            if !is_stale(entry) {
+                stale -= 1;
+                return false;
+            }
+            match entry.id.map(|id| lists.destroy(entry.kind, &id)) {
+                Some(Ok(())) => true,
+                outcome => {
+                    missed += u32::from(outcome == Some(Err(Errno::NOENT)));
+                    false
+                }
             }
         });
         let closed = kept.len() as u64;

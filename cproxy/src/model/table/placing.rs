@@ -102,6 +102,13 @@ impl Table {
         claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
     }
 
+    /// What comes first with an address that is to be known as a ClusterIP.
+    fn rank_of_ip(&self, address: Address) -> Rank {
+        let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
+        let is_first = claims.any(|claim| claim.source == Source::ClusterIp && is_protected(&claim.service));
+        if is_first { Rank::ApiServer } else { Rank::ClusterIp }
+    }
+
     /// The frontends of a rank that the kernel has and keeps, the last one first.
     fn written_of(&self, rank: Rank, changes: &Changes) -> impl Iterator<Item = Frontend> {
         let is_deleted = |frontend: &Frontend| changes.deleted.binary_search(frontend).is_ok();
@@ -126,7 +133,7 @@ impl Table {
 
     /// Makes the map larger, or what is wanted less give way.
     fn make_room(&mut self, changes: &mut Changes, plan: &mut Plan<'_>) {
-        let new_ips = self.new_ips(plan);
+        let new_ips: usize = [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_ips(plan, rank)).sum();
         let needed = changes.inserted.len() + new_ips;
         if needed == 0 {
             return;
@@ -139,7 +146,7 @@ impl Table {
         self.delete(deleted, plan);
         for rank in [Rank::ApiServer, Rank::ClusterIp] {
             let new = changes.inserted.iter().filter(|(other, ..)| *other <= rank).count();
-            let ips = if rank == Rank::ClusterIp { new_ips } else { 0 };
+            let ips = if rank == Rank::ClusterIp { new_ips } else { self.new_ips(plan, rank) };
             let excess = (new + ips).saturating_sub(self.room_left());
             self.evict(excess, rank, changes, plan);
         }
@@ -148,9 +155,7 @@ impl Table {
         for rank in [Rank::ApiServer, Rank::ClusterIp, Rank::External] {
             unfit.append(&mut changes.keep(rank, left));
             left -= changes.of_rank(rank);
-            if rank == Rank::ClusterIp {
-                left = left.saturating_sub(new_ips);
-            }
+            left = left.saturating_sub(self.new_ips(plan, rank));
         }
         self.report_unfit(unfit, &self.is_too_small());
     }
@@ -161,8 +166,9 @@ impl Table {
             return;
         }
         let later = [Rank::External, Rank::ClusterIp].into_iter().filter(|other| *other > rank);
-        let evicted: Vec<_> = later.flat_map(|rank| self.written_of(rank, changes)).take(count).collect();
+        let evicted: BTreeSet<_> = later.flat_map(|rank| self.written_of(rank, changes)).take(count).collect();
         changes.replaced.retain(|(frontend, _)| !evicted.contains(frontend));
+        let evicted = Vec::from_iter(evicted);
         self.delete(evicted.clone(), plan);
         self.report_unfit(evicted, &self.is_too_small());
     }
@@ -171,13 +177,15 @@ impl Table {
         format!("no room for more than {} frontends", self.limits.frontends)
     }
 
-    /// How many addresses are to become known.
-    fn new_ips(&self, plan: &Plan<'_>) -> usize {
+    /// How many addresses of a rank are to become known.
+    fn new_ips(&self, plan: &Plan<'_>, rank: Rank) -> usize {
         if !self.is_synced {
             return 0;
         }
-        let is_new =
-            |address: &&Address| self.cluster_ips.get(address).is_some_and(|ip| !ip.is_written && ip.claims > 0);
+        let is_new = |address: &&Address| {
+            let is_new = self.cluster_ips.get(address).is_some_and(|ip| !ip.is_written && ip.claims > 0);
+            is_new && self.rank_of_ip(**address) == rank
+        };
         let waiting = self.unplaced.keys().filter(|address| !plan.touched_ips.contains(address));
         plan.touched_ips.iter().chain(waiting).filter(is_new).count()
     }
@@ -289,7 +297,9 @@ impl Table {
         if self.room_left() != 0 {
             touched.extend(self.unplaced.keys());
         }
-        for address in touched {
+        let (first, others): (Vec<_>, Vec<_>) =
+            touched.into_iter().partition(|&address| self.rank_of_ip(address) == Rank::ApiServer);
+        for address in [first, others].concat() {
             self.has_other_problems |= self.unplaced.remove(&address).is_some();
             match self.cluster_ips.get(&address) {
                 Some(ClusterIp { claims: 0, is_written }) => {

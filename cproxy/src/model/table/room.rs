@@ -47,14 +47,27 @@ pub(super) enum Map {
     Backends,
 }
 
+/// Whose room it is to be.
+#[derive(Clone, Copy)]
+pub(super) struct Taker {
+    pub(super) is_protected: bool,
+    /// How much is given back for it.
+    pub(super) returned: u32,
+}
+
 /// A map shrinks if it then is at most such a part of what it was.
 const SHRINKS_TO: u32 = 2;
 /// Such a part of what is in use must be spare, or every other change has to wait for programs.
 const SPARE: u32 = 8;
 
 impl Table {
-    /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger.
-    pub(super) fn take(&mut self, map: Map, count: u32, plan: &mut Plan<'_>) -> Option<Extent> {
+    /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger. What is
+    /// reserved for the API server's Service is not for others to keep: who gives as much back may use it for a moment.
+    pub(super) fn take(&mut self, map: Map, count: u32, by: Taker, plan: &mut Plan<'_>) -> Option<Extent> {
+        let more = count.saturating_sub(by.returned);
+        if more != 0 && !by.is_protected && self.allocator(map).used().saturating_add(more) > self.open_room(map) {
+            return None;
+        }
         if let Some(extent) = self.allocator(map).take(count) {
             return Some(extent);
         }
@@ -71,6 +84,15 @@ impl Table {
         }
         self.grow(map, count, plan);
         self.allocator(map).take(count)
+    }
+
+    /// What is not reserved.
+    fn open_room(&self, map: Map) -> u32 {
+        let (most, reserved) = match map {
+            Map::Sets => (self.limits.sets.saturating_add(1), self.limits.reserved.sets),
+            Map::Backends => (self.limits.slots, self.limits.reserved.slots),
+        };
+        most.saturating_sub(reserved)
     }
 
     fn allocator(&mut self, map: Map) -> &mut Slots {

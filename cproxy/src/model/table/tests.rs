@@ -10,8 +10,8 @@ use super::*;
 use crate::{
     k8s::objects::{EndpointSlice, Node, Service},
     model::{
-        Backend, Event, Filter, Kind, ObjectName, Own, RetiredBackends, Room, SERVICE_FRONTENDS_MAX, desired_rows,
-        parse_address, resolve,
+        Backend, Event, Filter, Kind, ObjectName, Own, Reserve, RetiredBackends, Room, SERVICE_FRONTENDS_MAX,
+        desired_rows, parse_address, resolve,
     },
 };
 
@@ -26,6 +26,7 @@ const GROWING: Limits = Limits {
     external_frontends: 64,
     service_slots: 512,
     may_replace: true,
+    reserved: Reserve { sets: 0, slots: 0 },
     least: Room { frontends: 1, sets: 2, slots: 1 },
     run_backends: 64,
     filter_bit,
@@ -1228,7 +1229,8 @@ fn the_api_server_comes_before_other_cluster_ips() {
     let dirty = store.take_dirty();
     kernel.run(&table.update(&store, dirty));
     assert_eq!(sources(&table).get("default/kubernetes ClusterIP"), Some(&2));
-    assert_eq!(table.without_room(), 2, "{:?}", texts(&table));
+    assert!(kernel.addresses.contains(&parse_address("10.0.0.2").unwrap()), "{:?}", texts(&table));
+    assert_eq!(table.without_room(), 1, "{:?}", texts(&table));
 }
 
 #[test]
@@ -1344,4 +1346,33 @@ fn a_service_that_loses_many_frontends_is_told_once() {
     );
     follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "a")));
     assert_eq!(texts(&table), Vec::<String>::new());
+}
+
+/// Whatever the others have taken before it came.
+#[test]
+fn the_api_server_has_sets_and_slots_of_its_own() {
+    let reserved = Reserve { sets: 1, slots: 2 };
+    let limits = Limits { sets: 4, slots: 10, reserved, ..GROWING };
+    let mut cluster = Cluster::default();
+    for name in 0..3 {
+        cluster.apply(&Step::Service(ServiceStep { name, vips: name * 5, ports: 0b11, ..ServiceStep::default() }));
+        let slice = SliceStep { name, service: name, ports: 0b11, endpoints: 0b111, ..SliceStep::default() };
+        cluster.apply(&Step::Slice(slice));
+    }
+    let mut store = store(cluster.lists());
+    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    assert_ne!(table.without_room(), 0);
+    store.apply(external("default/kubernetes", 9, 1, 0));
+    let slice = json!({"metadata": {"name": "kubernetes", "namespace": "default",
+                                    "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": "IPv4", "ports": [{"name": "p1", "port": 6443}],
+        "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}]});
+    store.apply(Event::EndpointSlice(serde_json::from_value(slice).unwrap()));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    kernel.run(&table.update(&store, dirty));
+    let row = table.rows().into_iter().find(|row| &*row.service.name == "kubernetes").unwrap();
+    assert_eq!(row.backends().len(), 2);
 }
