@@ -168,6 +168,23 @@ fn read_line(path: &Path) -> io::Result<String> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn only_small_files_are_read() {
+        let dir = std::env::temp_dir().join(format!("cproxy-wait-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let path = |name: &str| dir.join(name);
+        fs::write(path("file"), "word\n").unwrap();
+        fs::write(path("large"), vec![b'x'; 1 << 20]).unwrap();
+        std::os::unix::fs::symlink("file", path("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path("endless")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let read = |name: &str| read_small(&path(name)).ok();
+        assert_eq!(read("file").as_deref(), Some("word\n"));
+        assert_eq!(read("large").map(|text| text.len() as u64), Some(SMALL_BYTES_MAX));
+        assert_eq!(["link", "endless", "fifo", "missing", "."].map(read), [const { None::<String> }; 5]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
     fn wanted(name: &str) -> Wanted {
         let run_dir = std::env::temp_dir().join(format!("cproxy-wait-{}-{name}", std::process::id()));
         fs::remove_dir_all(&run_dir).ok();
