@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use cproxy::{
     bpf,
-    model::{Action, Address, Backend, KernelTable, Limits, Problem, Row, Scope, Store, Table, resolve},
+    model::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, Table, resolve},
     report::{self, ReportRow},
 };
 
@@ -14,7 +14,14 @@ use cproxy::{
 const PROTECTED: (&str, &str) = ("default", "kubernetes");
 
 /// Maps in which next to nothing has room.
-const CRAMPED: Limits = Limits { frontends: 5, sets: 3, slots: 4, run_backends: 2, ..bpf::Table::LIMITS };
+const CRAMPED: Limits = Limits {
+    frontends: 5,
+    sets: 3,
+    slots: 4,
+    run_backends: 2,
+    reserved: Reserve { sets: 0, slots: 0 },
+    ..bpf::Table::LIMITS
+};
 
 /// What the agent does with a store: a table that follows it, and one for which there is no room.
 pub struct Follower {

@@ -122,7 +122,7 @@ impl Lookup {
     }
 }
 
-/// What [`Lookup::snapshot`] gives: asks the kernel once for each frontend within [`AGE_MAX`], whatever the number of
+/// What [`Lookup::snapshot`] gives: asks the kernel once for each frontend every few milliseconds, whatever the number of
 /// questions.
 pub struct Snapshot<'t> {
     table: &'t Lookup,
