@@ -92,7 +92,7 @@ enum Missing {
     Service(ServiceName),
 }
 
-/// What a Service does that has endpoints.
+/// Action of a frontend with endpoints.
 const FORWARD: &str = Action::Forward.as_str();
 
 fn missing(wanted: &Wanted, left: Duration) -> Result<Option<Missing>, WaitError> {

@@ -61,7 +61,7 @@ pub enum Streaming {
     Failing,
 }
 
-/// What goes wrong with one request, or with what is being answered to one.
+/// Fault of one request or of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// An error instead of the answer.
@@ -80,7 +80,7 @@ enum Fault {
     Stall,
     /// An event that says what is wrong.
     ErrorEvent(u16),
-    /// What is not even JSON.
+    /// A line that is not JSON.
     Garbage,
     /// Half an object.
     Half,
@@ -88,9 +88,9 @@ enum Fault {
     Foreign,
     /// A bookmark that does not say of when it is.
     Versionless,
-    /// What is too long, and has no name.
+    /// A line that is too long, without a name.
     TooLong,
-    /// What has no end.
+    /// A line without an end.
     Endless,
     /// The list ends some time after its last object.
     Late,
@@ -122,7 +122,7 @@ struct Change {
     is_poisoned: bool,
 }
 
-/// What the server knows, and how it is.
+/// Objects, history and mood of the server.
 #[derive(Debug)]
 struct State {
     version: u64,
@@ -139,7 +139,7 @@ struct State {
     asked: Vec<(Instant, Asked)>,
 }
 
-/// What a request is for.
+/// A request that the server has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Of this kind.
@@ -233,7 +233,7 @@ impl Simulation {
         assert!(silent.is_some_and(|seconds| seconds <= 310), "silent for {silent:?}");
     }
 
-    /// What differs between what is known and what the server has.
+    /// Differences between the agent's store and the server's.
     fn compare(&self, expected: &Store) -> Result<(), String> {
         let store = lock(&self.store);
         let problems: Vec<String> = store.problems().map(Problem::to_string).collect();
@@ -283,7 +283,7 @@ impl Server {
         server
     }
 
-    /// What has been asked for, and when.
+    /// Requests so far, with their times.
     pub fn asked(&self) -> Vec<(Instant, Asked)> {
         self.lock().asked.clone()
     }
@@ -299,7 +299,7 @@ impl Server {
         self.end_watches();
     }
 
-    /// What was is forgotten, and all watches end.
+    /// Drops the history and ends all watches.
     pub fn forget(&self) {
         let mut state = self.lock();
         state.version += 1;
@@ -379,7 +379,7 @@ impl Server {
         self.changed.send_replace(());
     }
 
-    /// What somebody knows who has been told everything.
+    /// The store of an agent that has seen everything.
     fn store(&self) -> Store {
         let mut store = Store::new(Own { node_name: Some(NODE.to_owned()), ..Own::default() });
         let state = self.lock();
@@ -429,7 +429,7 @@ impl Server {
 }
 
 impl Asked {
-    /// What is asked for; it must be what an API server has from its cache.
+    /// Parses a request; panics if it is not one that an API server answers from its cache.
     fn read(uri: &Uri) -> Self {
         let query = uri.query().unwrap_or_default();
         let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
@@ -512,7 +512,7 @@ impl State {
         Ok((code, None))
     }
 
-    /// What goes wrong with an answer that has begun.
+    /// Fault of an answer that has begun.
     fn take_fault(&mut self, kind: Kind) -> Option<Fault> {
         let faults = self.faults.entry(kind).or_default();
         match faults.front()? {
@@ -633,7 +633,7 @@ impl Answering {
         self.event(change.name, change.slot, &change.object).await
     }
 
-    /// What goes wrong now, if something does.
+    /// Applies the fault of this answer, if it has one.
     async fn break_off(&mut self, version: u64) -> Answered {
         let Some(fault) = self.server.lock().take_fault(self.kind) else { return Ok(()) };
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});

@@ -749,7 +749,7 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     assert_eq!(stale.closes(Mode::All), 2);
     assert_eq!(subflows(), [0, 0, before[2]], "{before:?} before");
     for socket in &sockets {
-        // Whoever waits is told when the kernel gives up.
+        // A blocked read() returns when the kernel gives up.
         let told = rustix::io::read(socket, &mut [0; 1]);
         assert!(told.is_err(), "{told:?}");
     }
@@ -757,7 +757,7 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     assert_untouched(&direct);
 }
 
-/// What it has written is still on its way.
+/// Its data is still on its way.
 #[test]
 fn vip_connections_that_their_application_has_closed_end_by_themselves() {
     let mut stale = Stale::start();
@@ -796,7 +796,7 @@ fn only_sockets_to_backends_that_have_retired_are_asked_for() {
         let Outcome { closed, left, .. } = pass(&stale.pins, &retired).unwrap();
         (closed, left)
     };
-    // Whoever retires from one frontend may serve another.
+    // A backend that retires from one frontend may serve another.
     assert_eq!(pass(&stale, retired(Protocol::Udp, &[2, 3])), (0, 0));
     stale.keep_pods(&[1]);
     assert_eq!(pass(&stale, Retired::default()), (0, 0));

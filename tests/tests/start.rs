@@ -179,7 +179,7 @@ fn who_waits_is_told_at_once_that_the_agent_cannot_run_here() {
 
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     agent.wait_ready(SYNC);
-    // What was before is forgotten.
+    // The state of the agent before is gone.
     assert_ready(&sandbox, &[]);
 }
 

@@ -133,7 +133,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Who closes stale sockets when this one finds that backends have retired.
+    /// The background task that closes sockets to retired backends.
     pub(super) fn closer(&self, pins: PinDir) -> Closer {
         Closer { pins, handover: self.handover.clone(), gauges: self.gauges.clone() }
     }
@@ -222,7 +222,7 @@ impl Follower {
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
                 );
                 let Room { frontends, sets, slots } = self.maps.room();
-                // What there is is in use: nothing of it can be kept for the API server's Service.
+                // The maps cannot grow, so a reserve would take room that is in use.
                 let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
                 self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };
                 self.grows_again_at = Some(now + NO_MEMORY_PAUSE);

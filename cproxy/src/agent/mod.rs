@@ -35,7 +35,7 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-/// What other programs take a proxy from.
+/// Proxy variables of the environment, which the agent does not honour.
 const PROXY_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
 
 /// How many batches of events may wait: a bound on memory, not on speed. From the API server each is one object, which
@@ -261,7 +261,7 @@ fn start(
         Prepared::ApiServer(config) => {
             let client = k8s::client(&config, SocketMark::new(pins))?;
             tracing::info!("following the API server at {}", config.cluster_url);
-            // Whoever can reach it by a proxy alone would look for one.
+            // Without this line, an API server behind a proxy is just unreachable.
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }

@@ -22,8 +22,7 @@ const DELAY: Duration = Duration::from_millis(50);
 /// A pass that failed is tried again after this.
 const RETRY: Duration = Duration::from_secs(5);
 /// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a percent.
-/// What it costs to find the network namespaces and, if need be, a socket's owner depends on how many processes and
-/// descriptors there are, and on nothing that the agent could know before.
+/// The cost of finding network namespaces and owners grows with processes and descriptors, which cannot be known before.
 const REST: u32 = 299;
 /// But no longer than this, however long the last one was: with 50 ms, that is one percent.
 const REST_MAX: Duration = Duration::from_secs(5);

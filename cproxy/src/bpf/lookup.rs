@@ -122,8 +122,7 @@ impl Lookup {
     }
 }
 
-/// What [`Lookup::snapshot`] gives: asks the kernel once for each frontend every few milliseconds, whatever the number of
-/// questions.
+/// Cache of the sets of frontends, a few milliseconds old at most; see [`Lookup::snapshot`].
 pub struct Snapshot<'t> {
     table: &'t Lookup,
     sets: StdHashMap<FrontendKey, Option<HashSet<Member>>>,
@@ -187,7 +186,7 @@ impl SocketStates {
         self.storage.fd().as_fd()
     }
 
-    /// What a TCP socket has asked for and got by `connect()`.
+    /// The translation of a TCP socket's `connect()`.
     ///
     /// # Errors
     /// It is no socket, or a map could not be read.
@@ -198,9 +197,8 @@ impl SocketStates {
         Ok(found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer))
     }
 
-    /// What a UDP socket has asked for and got by `connect()`: by the last one, and, if that has failed after it was noted, by
-    /// the one before it, which is then among its flows. Nothing if it has only sent: whoever it is connected to, it is not
-    /// through us.
+    /// The translations of a UDP socket's `connect()`: of the last one and, in case that failed after it was noted, of the one
+    /// before it, which is then among its flows. Empty if it has only sent: then its peer is not one of ours.
     ///
     /// # Errors
     /// It is no socket, or a map could not be read.
@@ -213,8 +211,8 @@ impl SocketStates {
         Ok([state.peer].into_iter().chain(flows).filter(is_any).collect())
     }
 
-    /// What is noted at the place of the TCP socket with this cookie, if it has one. It may have been closed meanwhile, and
-    /// the place be another's.
+    /// The translation at the place of the TCP socket with this cookie, if it has one. The socket may have been closed since,
+    /// and its place given to another.
     ///
     /// # Errors
     /// A map could not be read.

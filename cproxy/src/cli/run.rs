@@ -190,7 +190,7 @@ fn start_log(level: LogLevel, format: LogFormat) {
     };
     // What libraries have to say, cproxy says in its own words.
     let own = Targets::new().with_target("cproxy", level);
-    // Who asks for more gets all of it.
+    // At debug level nothing is left out.
     let limit = (level < tracing::Level::DEBUG).then(LogLimit::default);
     let lines = fmt::layer().with_target(false).with_writer(std::io::stderr);
     match format {

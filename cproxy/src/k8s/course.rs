@@ -20,7 +20,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(800);
 /// After a watch that was too old, which is no error, but may be one that repeats itself.
 const EXPIRED_PAUSE: Duration = Duration::from_millis(250);
 
-/// What is refused may be granted later: it is asked for again after this, and then ever more seldom.
+/// First pause after a refusal of a kind that the agent can do without; it doubles.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(300);
 const REFUSED_JITTER_MAX: Duration = Duration::from_millis(500);
@@ -40,12 +40,12 @@ pub(super) struct Course {
     retry: Backoff,
     expired: Backoff,
     refused_pause: Duration,
-    /// What was last said of a kind that the agent can do without.
+    /// Last warning about a kind that the agent can do without.
     said: Option<String>,
 }
 
-/// What a server is asked for at first. What it cannot do is left out until a list is complete and has been watched; the
-/// next list is tried with all of it again, as client-go does.
+/// Features asked of the server. One that it lacks is left out until a list is complete and has been watched; the next
+/// list is tried with all of them again, as client-go does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asks {
     /// The list as the start of a watch.
@@ -58,7 +58,7 @@ impl Asks {
     const ALL: Self = Self { is_streamed: true, is_sparing: true };
 }
 
-/// What a list or watch brings.
+/// One item of a list or watch.
 pub(super) enum Word<K> {
     ListStarted,
     Listed(Sent<K>),
@@ -85,7 +85,7 @@ impl Course {
         }
     }
 
-    /// What is done now, or next.
+    /// The present step, or the next one.
     pub(super) fn step(&self) -> Step {
         match (&self.version, self.asks.is_streamed) {
             (Some(_), _) => Step::Watch,
@@ -94,7 +94,7 @@ impl Course {
         }
     }
 
-    /// What is asked for now.
+    /// The selectors of the next request.
     pub(super) fn narrow<'a>(&self, selectors: Selectors<'a>) -> Selectors<'a> {
         if self.asks.is_sparing { selectors } else { selectors.with_all_fields() }
     }
@@ -108,7 +108,7 @@ impl Course {
         (self.version, self.asks) = (None, Asks::ALL);
     }
 
-    /// What the server has to resume a watch from is gone: the pause before the list.
+    /// Handles 410: the watch cannot be resumed. Returns the pause before the list.
     pub(super) fn expire(&mut self) -> Duration {
         self.list_anew();
         self.expired.next()

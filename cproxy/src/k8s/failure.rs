@@ -1,4 +1,4 @@
-//! What can go wrong with a list or a watch, what is done about it, and how it is said.
+//! Failures of lists and watches: causes, remedies, messages.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) enum Step {
     Stream,
     /// A list from the server's cache.
     List,
-    /// What changes after a list.
+    /// A watch from the version of a list.
     Watch,
 }
 
@@ -59,7 +59,7 @@ pub(super) enum Cause {
     NotStreamed,
 }
 
-/// What is done about a failure.
+/// Next move after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Remedy {
     /// The watch goes on at once, as if the server had ended it in good order.
@@ -113,7 +113,8 @@ impl Cause {
 }
 
 impl Failure {
-    /// What is done about it. Whether the request was `sparing`, and whether the agent can do without the kind.
+    /// The next move. `is_sparing`: the request had a field selector that can be dropped; `is_dispensable`: the agent can do
+    /// without the kind.
     ///
     /// As in client-go, what a retry can mend leaves everything as it is, and a streamed list that fails otherwise comes
     /// from the cache. There, too, a watch that ends in nonsense is listed anew: here the second time, since it may be a

@@ -1,5 +1,5 @@
-//! What an object is called of which only the beginning is there, or whose end makes no sense. The API server names an
-//! object before anything that is long.
+//! Name of an object that is cut off or broken, read from its beginning. The API server writes it before
+//! anything that is long.
 
 use std::{borrow::Cow, fmt};
 
@@ -9,7 +9,7 @@ use serde::{
     de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
 };
 
-/// What could be read.
+/// Fields found so far.
 #[derive(Debug, Default)]
 pub(super) struct Head {
     /// Of a line of a watch, its type.
@@ -17,7 +17,7 @@ pub(super) struct Head {
     pub(super) names: ObjectMeta,
 }
 
-/// What is being read.
+/// Nesting level of the reader.
 #[derive(Clone, Copy)]
 enum Level {
     Line,

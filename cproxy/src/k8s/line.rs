@@ -11,7 +11,7 @@ use super::{failure::Cause, head::Head, kinds::Watched, sent::Sent, split::Piece
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_END: &str = "k8s.io/initial-events-end";
 
-/// What a line says.
+/// One parsed line of a watch.
 pub(super) enum Line<K> {
     /// An object is so now.
     Put(Sent<K>),

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// What has gone well for so long begins anew. A success alone says little: each list of a server that has forgotten its
-/// versions is one, and each watch after it a failure. client-go's time.
+/// Time without a failure after which pauses are short again, as in client-go. A success alone is not enough: from a
+/// server that has forgotten its versions each list is one, and each watch after it a failure.
 const RESET: Duration = Duration::from_secs(120);
 
 /// Ever longer pauses between attempts that fail.

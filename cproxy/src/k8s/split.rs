@@ -324,7 +324,7 @@ mod tests {
         items.finish().map(|()| parts)
     }
 
-    /// What is not whole ends with three dots.
+    /// The piece as text; one that is cut off ends with three dots.
     fn text(piece: Piece<'_>) -> String {
         match piece {
             Piece::Whole(bytes) => str::from_utf8(bytes).unwrap().to_owned(),

@@ -195,7 +195,7 @@ impl DesiredService {
         })
     }
 
-    /// What a set of the Service consists of.
+    /// The members of one of the Service's sets.
     pub(super) fn members(&self, port: &ServicePort, family: Family, scope: Scope) -> Members {
         let endpoints = merged_endpoints(&self.slices, port, family);
         let backends = eligible(&endpoints, scope, self.zone.as_ref());
@@ -206,7 +206,7 @@ impl DesiredService {
         Members::new(&backends, &serving, drops && backends.is_empty())
     }
 
-    /// What is asked for and not given, whoever else there is.
+    /// The problem of a Service with more frontends than [`SERVICE_FRONTENDS_MAX`].
     fn problem(&self, name: &ServiceName) -> Option<Problem> {
         let addresses = self.places.len().saturating_add(self.node_ips.len());
         let most = self.row.ports.len().saturating_mul(addresses);

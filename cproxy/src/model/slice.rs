@@ -336,3 +336,33 @@ fn node_hint(spec: &EndpointSpec, node: Option<&str>) -> NodeHint {
         _ => NodeHint::Others,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// As if all ports were looked at one by one.
+        #[test]
+        fn numbers_are_found_by_name_and_protocol(
+            ports in prop::collection::vec((0..4u8, any::<bool>(), 1..9u16), 0..24),
+            name in 0..4u8,
+            is_udp in any::<bool>(),
+        ) {
+            let protocol = |is_udp: bool| if is_udp { "UDP" } else { "TCP" };
+            let specs: Vec<_> = ports.iter().map(|(name, is_udp, port)| serde_json::json!(
+                {"name": format!("p{name}"), "protocol": protocol(*is_udp), "port": port})).collect();
+            let slice = serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "web"}},
+                "addressType": "IPv4", "ports": specs, "endpoints": [],
+            })).unwrap();
+            let row = SliceRow::from_object(&ObjectName::new("n", "a"), &slice, None, &mut Vec::new()).unwrap();
+            let row = SliceRow::unpack(&row.pack());
+            let protocol = if is_udp { Protocol::Udp } else { Protocol::Tcp };
+            let naive = ports.iter().filter(|port| (port.0, port.1) == (name, is_udp)).map(|port| port.2);
+            prop_assert!(row.numbers(&format!("p{name}"), protocol).eq(naive), "{row:?}");
+        }
+    }
+}

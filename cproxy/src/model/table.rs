@@ -9,7 +9,6 @@
 //! element of `FRONTENDS`, which the next insertion may take. Drains are made as late as possible: a change of endpoints
 //! needs none until slots run out.
 
-mod bits;
 mod conflicts;
 mod filter;
 mod frontends;
@@ -31,7 +30,6 @@ use super::{
     slots::{Extent, Slots},
     store::refill,
 };
-use bits::Bits;
 use filter::FilterCounts;
 use frontends::{Claim, Frontends};
 use members::PackedMembers;
@@ -106,8 +104,6 @@ pub struct Table {
     services: BTreeMap<Arc<ServiceName>, Held>,
     port_names: Texts,
     sets: BTreeMap<SetKey, Set>,
-    /// The ids of sets with backends.
-    with_backends: Bits,
     cluster_ips: BTreeMap<Address, ClusterIp>,
     cluster_ips_written: usize,
     /// ClusterIPs that did not fit and are tried again.
@@ -125,12 +121,12 @@ pub struct Table {
     is_untouched: bool,
     /// The claims are those of a complete store, not of a bootstrap.
     is_synced: bool,
-    /// What has retired since [`Table::take_retired`] was called last.
+    /// Backends retired since [`Table::take_retired`] was called last.
     retired: Retired,
     has_other_problems: bool,
     /// Services that did not fit and are tried again, and what they lack.
     starved: BTreeMap<Arc<ServiceName>, Lacks>,
-    /// What was given back since they were tried last.
+    /// Room given back since they were tried last.
     new_room: Lacks,
     problems: BTreeMap<Arc<ServiceName>, Vec<Problem>>,
     /// Frontends that several claim.
@@ -145,7 +141,7 @@ fn is_protected(service: &ServiceName) -> bool {
 /// A frontend in force, with what the kernel does not know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontendName<'a> {
-    /// What clients connect to.
+    /// Address, port and protocol that clients connect to.
     pub frontend: Frontend,
     /// The Service.
     pub service: &'a ServiceName,
@@ -153,11 +149,11 @@ pub struct FrontendName<'a> {
     pub port_name: &'a str,
     /// Why the Service has this frontend.
     pub source: Source,
-    /// What a new connection gets.
+    /// Outcome of a new connection.
     pub action: Action,
 }
 
-/// What a set is to have.
+/// Desired content of a set.
 struct Content {
     members: Members,
     affinity_seconds: Option<u32>,
@@ -177,7 +173,7 @@ impl Content {
 /// Why a set is not as it should be.
 struct Unpublished {
     message: String,
-    /// What it waits for, if there was no room.
+    /// The room that is missing, if that is the reason.
     lack: Option<Lack>,
 }
 
@@ -203,8 +199,6 @@ impl Table {
         let slots = Slots::new(0, room.slots, sets.values().map(extent).collect());
         let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
         let ids = Slots::new(1, room.sets, ids);
-        let mut with_backends = Bits::default();
-        sets.iter().for_each(|(&id, set)| with_backends.set(id, !set.members.backends.is_empty()));
         let orphan = |(id, set): (u32, KernelSet)| {
             let (extent, members) = (extent(&set), PackedMembers::of(&set.members));
             let set = Set { id, extent, members, affinity: set.affinity, is_inherited: true };
@@ -226,7 +220,6 @@ impl Table {
             services: BTreeMap::new(),
             port_names: Texts::default(),
             sets: BTreeMap::new(),
-            with_backends,
             orphans,
             cluster_ips: addresses.into_iter().map(written).collect(),
             cluster_ips_written,
@@ -316,7 +309,7 @@ impl Table {
         self.frontends.written()
     }
 
-    /// What did not fit or was refused, and who else claims frontends that another Service has: one for each Service and
+    /// Frontends without room, sets that were refused, and claims lost to other Services: one problem for each Service and
     /// reason.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
@@ -472,6 +465,7 @@ impl Table {
         for held in before {
             plan.touched.insert(held.frontend);
             self.frontends.drop_claims(held.frontend, service);
+            self.mark_contested(held.frontend);
             if held.source == Source::ClusterIp {
                 let cluster_ip = self.touch_ip(held.frontend.address, plan);
                 cluster_ip.claims = cluster_ip.claims.saturating_sub(1);
@@ -500,6 +494,7 @@ impl Table {
             let other = desired::Claim { source: other.source, created_s, service: &other.service };
             precedence(other, rank).is_le()
         });
+        self.mark_contested(frontend);
     }
 
     /// Brings a set's backends into the kernel: into free slots, then one store. On an error the old set stays.
@@ -561,7 +556,6 @@ impl Table {
         };
         let affinity = key.affinity(content.affinity_seconds);
         let set = Set { id, extent, members, affinity, is_inherited: false };
-        self.with_backends.set(id, set.members.count() != 0);
         // Whoever had the id before may have left something there.
         plan.ops.extend([Op::SetAffinity { set: id, affinity }, set.publication()]);
         self.sets.insert(key.clone(), set);
@@ -609,7 +603,6 @@ impl Table {
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
         self.new_room.add(Lack::Backends);
         set.members = members;
-        self.with_backends.set(set.id, set.members.count() != 0);
         plan.ops.push(set.publication());
         Ok(())
     }
@@ -648,7 +641,6 @@ impl Table {
         for set in gone.into_iter().chain(orphans.into_values().map(|orphan| orphan.set)) {
             self.new_room.add(Lack::Backends);
             self.slots.give_back(set.extent);
-            self.with_backends.set(set.id, false);
             self.ids.give_back(Extent { first: set.id, count: 1 });
         }
     }

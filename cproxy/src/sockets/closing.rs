@@ -272,7 +272,7 @@ fn close_listed(
         if has_subflows && closed != 0 {
             close_subflows(lists, protocol, kept.iter().map(|entry| entry.shown.inode).collect())?;
         }
-        // What the first round missed has mostly gone by itself.
+        // Sockets that the first round missed have mostly ended by themselves.
         if !(is_more || missed != 0) || (number > 1 && closed == 0) {
             break;
         }

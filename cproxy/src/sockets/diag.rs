@@ -18,7 +18,7 @@ const DATAGRAM_BYTES: usize = 64 * 1024;
 pub(super) struct Listed {
     pub(super) id: SocketId,
     pub(super) shown: Shown,
-    /// What is stored with it, if that was wanted.
+    /// Its socket storage, if the request asked for it.
     pub(super) stored: Option<Translation>,
 }
 

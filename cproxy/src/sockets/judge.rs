@@ -105,8 +105,8 @@ pub(super) fn endpoint((address, port): AddressPort) -> Backend {
     Backend { address: Address::from_words(address), port: u16::from_be(port) }
 }
 
-/// What the socket asked for when it was connected to this peer, if that was something else. The last `connect()` comes
-/// first: whoever connected to the peer itself is not ours, whatever came before.
+/// The translation that led the socket to its present peer. The last `connect()` comes first: a socket that connected to
+/// the peer itself is not ours, whatever came before.
 fn asked_for(asked: &[Translation], peer: AddressPort) -> Option<Translation> {
     let asked = *asked.iter().find(|asked| (asked.backend, asked.backend_port) == peer)?;
     ((asked.vip, asked.vip_port) != peer).then_some(asked)

@@ -95,7 +95,7 @@ struct Listed {
     entry: Entry,
     /// The inode number of its network namespace.
     netns: u64,
-    /// What it asked for, if the list tells; otherwise a descriptor does.
+    /// The verdict by the list; without one, a descriptor is needed.
     verdict: Option<Verdict>,
 }
 

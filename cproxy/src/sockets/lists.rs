@@ -22,7 +22,7 @@ pub(super) struct Entry {
     pub(super) shown: Shown,
     /// By what it can be closed; `/proc/net` does not tell.
     pub(super) id: Option<SocketId>,
-    /// What a TCP socket has stored.
+    /// Socket storage of a TCP socket.
     pub(super) stored: Option<Translation>,
 }
 

@@ -214,7 +214,7 @@ fn socket(payload: &[u8]) -> Option<Message> {
     Some(Message::Socket(id, Shown { local, peer, uid, inode }, stored(attributes)))
 }
 
-/// What the socket has asked for, where the kernel shows it.
+/// The socket's translation, where the kernel shows its storage.
 fn stored(attributes: &[u8]) -> Option<Translation> {
     let storage = attribute(attribute(attributes, INET_DIAG_SK_BPF_STORAGES)?, SK_DIAG_BPF_STORAGE)?;
     let state = attribute(storage, SK_DIAG_BPF_STORAGE_MAP_VALUE)?;

@@ -8,7 +8,7 @@ use std::{
 thread_local! {
     /// How often this thread has allocated.
     pub(crate) static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    /// What it has.
+    /// Bytes that this thread has allocated.
     pub(crate) static BYTES: Cell<usize> = const { Cell::new(0) };
     /// The most that it has had.
     pub(crate) static PEAK_BYTES: Cell<usize> = const { Cell::new(0) };
@@ -26,7 +26,7 @@ unsafe impl GlobalAlloc for Counting {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         let bytes = BYTES.get().wrapping_add(layout.size());
         BYTES.set(bytes);
-        // What a thread has freed of others' makes it less than nothing.
+        // Freeing memory of another thread makes the count negative.
         PEAK_BYTES.set(PEAK_BYTES.get().cast_signed().max(bytes.cast_signed()).cast_unsigned());
         // SAFETY: as the caller says.
         unsafe { System.alloc(layout) }

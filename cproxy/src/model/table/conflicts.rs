@@ -8,7 +8,7 @@ use crate::model::{
     problem::{FRONTENDS_NAMED_MAX, some_of},
 };
 
-/// What has the frontend.
+/// Owner of a contested frontend.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Owner<'a> {
     Port(&'a str),
@@ -24,7 +24,7 @@ struct Lost {
 }
 
 impl Table {
-    /// Remembers whether a frontend has several claims.
+    /// Remembers whether a frontend, whose claims have changed, has several.
     pub(super) fn mark_contested(&mut self, frontend: Frontend) {
         let is_contested = self.frontends.claims(frontend).len() > 1;
         let was_contested =

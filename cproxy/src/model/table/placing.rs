@@ -25,7 +25,7 @@ enum Rank {
     External,
 }
 
-/// What one batch does to the frontends.
+/// Changes of the frontends in one batch.
 #[derive(Default)]
 struct Changes {
     /// By rank, then by frontend.
@@ -53,7 +53,6 @@ impl Table {
     /// none of their ports is refused before it is there.
     pub(super) fn place_frontends(&mut self, plan: &mut Plan<'_>) {
         let touched = std::mem::take(&mut plan.touched);
-        touched.iter().for_each(|&frontend| self.mark_contested(frontend));
         let mut changes = self.changes(touched);
         self.limit_external(&mut changes);
         self.make_room(&mut changes, plan);
@@ -87,7 +86,7 @@ impl Table {
                 (Some(set), Some(_)) => changes.replaced.push((frontend, set)),
             }
         }
-        // What is wanted first comes first; else the order stays.
+        // By rank; within a rank the order stays.
         changes.inserted.sort_by_key(|(rank, ..)| *rank);
         changes
     }
@@ -102,7 +101,7 @@ impl Table {
         claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
     }
 
-    /// What comes first with an address that is to be known as a ClusterIP.
+    /// The rank of an address that is to be known as a ClusterIP.
     fn rank_of_ip(&self, address: Address) -> Rank {
         let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let is_first = claims.any(|claim| claim.source == Source::ClusterIp && is_protected(&claim.service));
@@ -240,7 +239,7 @@ impl Table {
         self.new_room.add(Lack::Frontends);
     }
 
-    /// What a new key needs: a place that nobody reads, and its bit in the filter.
+    /// Prepares the insertion of a key: an element that no program reads, and its bit in the filter.
     fn before_insertion(&mut self, address: Address, plan: &mut Plan<'_>) {
         self.drain_if_freed(plan);
         self.filter.add(address);
@@ -256,8 +255,7 @@ impl Table {
     /// The backends of frontends that are about to go, or to get another set.
     fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
         let set = |frontend: &Frontend| Some((self.frontends.set(*frontend)?, frontend.protocol));
-        let left: BTreeMap<u32, Protocol> =
-            frontends.filter_map(set).filter(|(set, _)| self.with_backends.has(*set)).collect();
+        let left: BTreeMap<u32, Protocol> = frontends.filter_map(set).collect();
         if left.is_empty() {
             return;
         }

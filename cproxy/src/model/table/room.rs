@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{Extent, Op, Plan, Slots, Store, Table, Write, collected};
 use crate::model::{Limits, Room, SERVICE_FRONTENDS_MAX, ServiceName};
 
-/// What a Service can wait for.
+/// A kind of room that a Service waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lack {
     /// Places of frontends.
@@ -47,7 +47,7 @@ pub(super) enum Map {
     Backends,
 }
 
-/// Whose room it is to be.
+/// The Service that takes room.
 #[derive(Clone, Copy)]
 pub(super) struct Taker {
     pub(super) is_protected: bool,
@@ -86,7 +86,7 @@ impl Table {
         self.allocator(map).take(count)
     }
 
-    /// What is not reserved.
+    /// Room outside of the reserve.
     fn open_room(&self, map: Map) -> u32 {
         let (most, reserved) = match map {
             Map::Sets => (self.limits.sets.saturating_add(1), self.limits.reserved.sets),
@@ -245,8 +245,6 @@ impl Table {
         for set in self.sets.values_mut().filter(|set| set.id >= end) {
             let Some(extent) = self.ids.take_below(1, end) else { continue };
             ids.insert(set.id, extent.first);
-            self.with_backends.set(set.id, false);
-            self.with_backends.set(extent.first, set.members.count() != 0);
             self.ids.give_back(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
             plan.ops.extend([Op::SetAffinity { set: set.id, affinity: set.affinity }, set.publication()]);
         }

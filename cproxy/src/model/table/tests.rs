@@ -1344,8 +1344,14 @@ fn a_service_that_loses_many_frontends_is_told_once() {
           which comes first"
         ]
     );
+    assert!(table.take_other_problems());
+    let slice = json!({"metadata": {"name": "b-1", "labels": {"kubernetes.io/service-name": "b"}},
+        "addressType": "IPv4", "ports": [{"name": "p11", "port": 80}], "endpoints": [{"addresses": ["10.1.0.1"]}]});
+    let slice = Event::EndpointSlice(serde_json::from_value(slice).unwrap());
+    assert_ne!(follow(&mut store, &mut table, slice), []);
+    assert!(!table.take_other_problems(), "endpoints have nothing to do with it");
     follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "a")));
-    assert_eq!(texts(&table), Vec::<String>::new());
+    assert!(table.take_other_problems() && table.problems().is_empty(), "{:?}", texts(&table));
 }
 
 /// Whatever the others have taken before it came.

@@ -1,4 +1,4 @@
-//! What one Service wants of the table.
+//! Desired frontends and sets of one Service.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -9,10 +9,10 @@ use crate::model::{
     names::Text,
 };
 
-/// What a Service wants, from its name.
+/// Computes the wish of a Service by its name.
 pub(super) type WishOf<'a> = &'a dyn Fn(&ServiceName) -> Wish;
 
-/// What one Service wants; nothing if it is gone.
+/// Desired frontends and sets of one Service; none if it is gone.
 pub(super) struct Wish {
     desired: Option<DesiredService>,
     /// Frontends that the kernel has are left as they are.
@@ -67,7 +67,7 @@ impl Wish {
         sets
     }
 
-    /// What a set is to consist of.
+    /// The desired members of a set.
     pub(super) fn members(&self, set: &WantedSet<'_>) -> Members {
         let members = |desired: &DesiredService| desired.members(set.port, set.frontend.address.family(), set.scope);
         self.desired.as_ref().map(members).unwrap_or_default()
