@@ -2,11 +2,9 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::{
-    k8s::ApiServer,
-    model::{Balance, Own},
-    sockets::Mode,
-};
+use cproxy_core::{Balance, Own};
+use cproxy_datapath::sockets::Mode;
+use cproxy_wire::ApiServer;
 
 /// Where Services and EndpointSlices come from.
 #[derive(Clone, Debug, PartialEq, Eq)]

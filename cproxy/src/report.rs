@@ -5,11 +5,9 @@ mod sockets;
 
 use std::{collections::HashMap, io::Write, net::IpAddr};
 
-use serde::{Deserialize, Serialize, Serializer as _};
-
-use crate::model::{Action, Backend, Explanation, Frontend, FrontendName, KernelSet, Protocol, Row, printable};
-
 pub use backends::{BackendFrontend, BackendRow, backend_rows, backends_json, backends_text};
+use cproxy_core::{Action, Backend, Explanation, Frontend, FrontendName, KernelSet, Protocol, Row, printable};
+use serde::{Deserialize, Serialize, Serializer as _};
 pub use sockets::{SocketRow, sockets_json, sockets_text};
 
 /// What an agent has told of frontends; nothing without one.
@@ -248,8 +246,9 @@ fn some_of(count: usize, names: impl Iterator<Item = String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_core::{Affinity, Members, parse_address};
+
     use super::*;
-    use crate::model::{Affinity, Members, parse_address};
 
     fn row(address: &str, backends: usize, seconds: u32) -> ReportRow {
         let frontend = Frontend { address: parse_address(address).unwrap(), port: 80, protocol: Protocol::Tcp };

@@ -8,12 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cproxy_core::{Action, ServiceName, printable};
 use rustix::fs::{Mode, OFlags};
 
-use crate::{
-    admin,
-    model::{Action, ServiceName, printable},
-};
+use crate::admin;
 
 /// In the run directory: the table has been complete since this agent started.
 pub const READY: &str = "ready";

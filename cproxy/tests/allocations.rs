@@ -3,16 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
+#[path = "../../crates/wire/tests/counting/mod.rs"]
 mod counting;
 
 use std::{collections::BTreeSet, time::Instant};
 
-use cproxy::{
-    bpf,
-    k8s::objects::{EndpointSlice, Service},
-    manifests::{Wanted, parse},
-    model::{Event, KernelTable, Kind, Own, Store, Table},
+use cproxy::manifests::{Wanted, parse};
+use cproxy_core::{
+    Event, KernelTable, Own, ResourceKind, Store, Table,
+    api::{EndpointSlice, Service},
 };
+use cproxy_datapath::bpf;
 use serde_json::{Value, json};
 
 use self::counting::{ALLOCATIONS, BYTES, PEAK_BYTES};
@@ -67,8 +68,8 @@ fn synced(services: u32) -> (Store, Table) {
         (0..services).for_each(|index| drop(store.apply(object(index))));
         store.apply(Event::ListDone(kind));
     };
-    list(Kind::Services, &service_event);
-    list(Kind::EndpointSlices, &|index| slice_event(index, 0));
+    list(ResourceKind::Services, &service_event);
+    list(ResourceKind::EndpointSlices, &|index| slice_event(index, 0));
     let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
     table.sync_by(&store, &mut drop);
     (store, table)

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use cproxy::k8s::split::{Items, Lines, Part, Piece, SplitError};
+use cproxy_wire::split::{Items, Lines, Part, Piece, SplitError};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, from_slice};
 

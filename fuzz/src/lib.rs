@@ -4,11 +4,9 @@ pub mod simulated;
 
 use std::collections::BTreeSet;
 
-use cproxy::{
-    bpf,
-    model::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, Table, resolve},
-    report::{self, ReportRow},
-};
+use cproxy::report::{self, ReportRow};
+use cproxy_core::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, Table, resolve};
+use cproxy_datapath::bpf;
 
 /// The Service that keeps its last backends, so that it is not what a full recomputation says.
 const PROTECTED: (&str, &str) = ("default", "kubernetes");

@@ -13,10 +13,8 @@ use std::{
     time::Duration,
 };
 
-use cproxy::{
-    k8s::{LastHeard, objects, watch},
-    model::{Event, Kind, ObjectName, Own, Problem, Store},
-};
+use cproxy_core::{Event, ObjectName, Own, Problem, ResourceKind, Store, api};
+use cproxy_wire::{LastHeard, watch};
 use http::{Request, Response, Uri};
 use http_body::Frame;
 use kube::{Client, client::Body};
@@ -114,7 +112,7 @@ struct Object {
 /// One change, as a watch tells it.
 #[derive(Clone, Debug)]
 struct Change {
-    kind: Kind,
+    kind: ResourceKind,
     slot: usize,
     name: &'static str,
     object: Object,
@@ -129,8 +127,8 @@ struct State {
     /// Watches from before this one are too old.
     forgotten: u64,
     history: Vec<Change>,
-    objects: BTreeMap<(Kind, usize), Object>,
-    faults: BTreeMap<Kind, VecDeque<Fault>>,
+    objects: BTreeMap<(ResourceKind, usize), Object>,
+    faults: BTreeMap<ResourceKind, VecDeque<Fault>>,
     /// The answer to everything, and how many seconds it asks for.
     outage: Option<(u16, Option<u32>)>,
     streaming: Streaming,
@@ -143,7 +141,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Of this kind.
-    pub kind: Kind,
+    pub kind: ResourceKind,
     /// A list, as a watch or for itself.
     pub how: How,
     /// With what spares objects.
@@ -244,7 +242,8 @@ impl Simulation {
             return differs("lists".to_owned(), &"not all", &"all");
         }
         for slot in 0..SLOTS {
-            let [service, slice] = [Kind::Services, Kind::EndpointSlices].map(|kind| object_name(kind, slot));
+            let [service, slice] =
+                [ResourceKind::Services, ResourceKind::EndpointSlices].map(|kind| object_name(kind, slot));
             let (known, there) = (store.service_row(&service), expected.service_row(&service));
             if known != there {
                 return differs(service.to_string(), &known, &there);
@@ -276,10 +275,10 @@ impl Server {
             asked: Vec::new(),
         };
         let server = Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(changes::Sender::new(())) };
-        for kind in [Kind::Services, Kind::EndpointSlices] {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices] {
             (0..SLOTS).for_each(|slot| server.lock().put(kind, slot, 1, Form::Good));
         }
-        server.lock().put(Kind::Nodes, 0, 1, Form::Good);
+        server.lock().put(ResourceKind::Nodes, 0, 1, Form::Good);
         server
     }
 
@@ -315,7 +314,7 @@ impl Server {
     }
 
     fn end_watches(&self) {
-        for kind in [Kind::Services, Kind::EndpointSlices, Kind::Nodes] {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
             self.lock().fault(kind, Fault::End);
         }
         self.changed.send_replace(());
@@ -329,8 +328,9 @@ impl Server {
     fn act(&self, action: u8, argument: u8) -> Duration {
         const PAUSES: [u64; 8] = [0, 5, 30, 300, 1_000, 4_000, 30_000, 400_000];
         let pause = Duration::from_millis(PAUSES[usize::from(argument >> 5)]);
-        let kind = [Kind::Services, Kind::EndpointSlices, Kind::Nodes][usize::from(argument % 3)];
-        let slot = if kind == Kind::Nodes { 0 } else { usize::from(argument >> 2) % SLOTS };
+        let kind =
+            [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes][usize::from(argument % 3)];
+        let slot = if kind == ResourceKind::Nodes { 0 } else { usize::from(argument >> 2) % SLOTS };
         let code = [400, 401, 403, 404, 410, 422, 429, 500, 501, 503, 504, 302][usize::from(argument >> 1) % 12];
         let mut state = self.lock();
         match action % 26 {
@@ -383,7 +383,7 @@ impl Server {
     fn store(&self) -> Store {
         let mut store = Store::new(Own { node_name: Some(NODE.to_owned()), ..Own::default() });
         let state = self.lock();
-        for kind in [Kind::Services, Kind::EndpointSlices, Kind::Nodes] {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
             store.apply(Event::ListStarted(kind));
             for (&(_, slot), object) in state.objects.range((kind, 0)..=(kind, SLOTS)) {
                 store.apply(event(kind, value(kind, slot, object)));
@@ -434,9 +434,9 @@ impl Asked {
         let query = uri.query().unwrap_or_default();
         let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         let kind = match uri.path() {
-            "/api/v1/services" => Kind::Services,
-            "/apis/discovery.k8s.io/v1/endpointslices" => Kind::EndpointSlices,
-            "/api/v1/nodes" => Kind::Nodes,
+            "/api/v1/services" => ResourceKind::Services,
+            "/apis/discovery.k8s.io/v1/endpointslices" => ResourceKind::EndpointSlices,
+            "/api/v1/nodes" => ResourceKind::Nodes,
             path => panic!("nobody has asked for {path}"),
         };
         let version = value("resourceVersion").expect("a quorum read");
@@ -447,26 +447,26 @@ impl Asked {
         };
         assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
         let fields = value("fieldSelector");
-        assert!(kind != Kind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
-        Self { kind, how, is_sparing: kind == Kind::Services && fields.is_some() }
+        assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
+        Self { kind, how, is_sparing: kind == ResourceKind::Services && fields.is_some() }
     }
 }
 
 impl State {
-    fn put(&mut self, kind: Kind, slot: usize, variant: u8, form: Form) {
+    fn put(&mut self, kind: ResourceKind, slot: usize, variant: u8, form: Form) {
         self.version += 1;
         let object = Object { version: self.version, variant, form };
         let name = if self.objects.insert((kind, slot), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
         self.history.push(Change { kind, slot, name, object, is_poisoned: false });
     }
 
-    fn put_long(&mut self, kind: Kind, slot: usize, variant: u8) {
+    fn put_long(&mut self, kind: ResourceKind, slot: usize, variant: u8) {
         self.long_ones += 1;
         let form = if self.long_ones <= LONG_ONES_MAX { Form::TooLong } else { Form::Good };
         self.put(kind, slot, variant, form);
     }
 
-    fn remove(&mut self, kind: Kind, slot: usize) {
+    fn remove(&mut self, kind: ResourceKind, slot: usize) {
         if let Some(object) = self.objects.remove(&(kind, slot)) {
             self.version += 1;
             let object = Object { version: self.version, ..object };
@@ -480,11 +480,11 @@ impl State {
         }
     }
 
-    fn fault(&mut self, kind: Kind, fault: Fault) {
+    fn fault(&mut self, kind: ResourceKind, fault: Fault) {
         self.faults.entry(kind).or_default().push_back(fault);
     }
 
-    fn fault_long(&mut self, kind: Kind, fault: Fault) {
+    fn fault_long(&mut self, kind: ResourceKind, fault: Fault) {
         self.long_ones += 1;
         if self.long_ones <= LONG_ONES_MAX {
             self.fault(kind, fault);
@@ -513,7 +513,7 @@ impl State {
     }
 
     /// Fault of an answer that has begun.
-    fn take_fault(&mut self, kind: Kind) -> Option<Fault> {
+    fn take_fault(&mut self, kind: ResourceKind) -> Option<Fault> {
         let faults = self.faults.entry(kind).or_default();
         match faults.front()? {
             Fault::Refuse(_) | Fault::Unreachable | Fault::Mute => None,
@@ -521,13 +521,13 @@ impl State {
         }
     }
 
-    fn list(&self, kind: Kind, is_sparing: bool) -> Vec<(usize, Object)> {
+    fn list(&self, kind: ResourceKind, is_sparing: bool) -> Vec<(usize, Object)> {
         let all = self.objects.range((kind, 0)..=(kind, SLOTS));
         let is_there = |slot: usize| !(is_sparing && slot == SLOTS - 1);
         all.filter(|((_, slot), _)| is_there(*slot)).map(|(&(_, slot), object)| (slot, object.clone())).collect()
     }
 
-    fn change_after(&self, version: u64, kind: Kind, is_sparing: bool) -> Option<Change> {
+    fn change_after(&self, version: u64, kind: ResourceKind, is_sparing: bool) -> Option<Change> {
         let is_asked_for = |change: &&Change| change.kind == kind && !(is_sparing && change.slot == SLOTS - 1);
         self.history.iter().find(|change| change.object.version > version && is_asked_for(change)).cloned()
     }
@@ -536,7 +536,7 @@ impl State {
 /// An answer that is being sent.
 struct Answering {
     server: Server,
-    kind: Kind,
+    kind: ResourceKind,
     sender: mpsc::Sender<io::Result<Bytes>>,
 }
 
@@ -718,29 +718,29 @@ impl http_body::Body for Coming {
     }
 }
 
-fn object_name(kind: Kind, slot: usize) -> ObjectName {
-    let prefix = if kind == Kind::Services { "service" } else { "slice" };
+fn object_name(kind: ResourceKind, slot: usize) -> ObjectName {
+    let prefix = if kind == ResourceKind::Services { "service" } else { "slice" };
     ObjectName::new("default", format!("{prefix}-{slot}"))
 }
 
-fn value(kind: Kind, slot: usize, object: &Object) -> Value {
+fn value(kind: ResourceKind, slot: usize, object: &Object) -> Value {
     let &Object { version, variant, form } = object;
     let name = object_name(kind, slot).name.to_string();
     let mut metadata = json!({"name": name, "namespace": "default", "resourceVersion": version.to_string()});
     match kind {
-        Kind::Services => {
+        ResourceKind::Services => {
             let address = if slot == SLOTS - 1 { "None".to_owned() } else { format!("10.96.0.{}", slot + 1) };
             let ports = if form == Form::Unreadable { json!(5) } else { json!([{"port": 80 + u16::from(variant)}]) };
             json!({"kind": "Service", "metadata": metadata, "spec": {"clusterIP": address, "ports": ports}})
         }
-        Kind::EndpointSlices => {
+        ResourceKind::EndpointSlices => {
             metadata["labels"] = json!({"kubernetes.io/service-name": format!("service-{slot}")});
             let endpoints = json!([{"addresses": [format!("10.244.0.{variant}")]}]);
             let endpoints = if form == Form::Unreadable { json!("none") } else { endpoints };
             json!({"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4", "endpoints": endpoints,
                    "ports": [{"name": "", "port": 8080}]})
         }
-        Kind::Nodes => {
+        ResourceKind::Nodes => {
             let labels = json!({"topology.kubernetes.io/zone": format!("zone-{variant}")});
             let metadata = json!({"name": NODE, "resourceVersion": version.to_string(), "labels": labels});
             let addresses = if form == Form::Unreadable { json!("none") } else { json!([]) };
@@ -749,14 +749,14 @@ fn value(kind: Kind, slot: usize, object: &Object) -> Value {
     }
 }
 
-fn event(kind: Kind, value: Value) -> Event {
+fn event(kind: ResourceKind, value: Value) -> Event {
     fn read<T: serde::de::DeserializeOwned>(value: Value) -> Box<T> {
         serde_json::from_value(value).expect("an object that cannot be read")
     }
     match kind {
-        Kind::Services => Event::Service(read::<objects::Service>(value)),
-        Kind::EndpointSlices => Event::EndpointSlice(read::<objects::EndpointSlice>(value)),
-        Kind::Nodes => Event::Node(read::<objects::Node>(value)),
+        ResourceKind::Services => Event::Service(read::<api::Service>(value)),
+        ResourceKind::EndpointSlices => Event::EndpointSlice(read::<api::EndpointSlice>(value)),
+        ResourceKind::Nodes => Event::Node(read::<api::Node>(value)),
     }
 }
 

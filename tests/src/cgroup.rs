@@ -1,10 +1,11 @@
 //! A cgroup of our own: eBPF programs attached to it see this process and its children, and nobody else.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::mounts;
 

@@ -1,12 +1,16 @@
 //! Real TCP and UDP servers that say who they are, so that a client knows which backend it has reached.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::time::Duration;
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
+    time::Duration,
+};
 
-use crate::sandbox::{Netns, Sandbox};
 pub use crate::server::Server;
-use crate::server::Signals;
+use crate::{
+    sandbox::{Netns, Sandbox},
+    server::Signals,
+};
 
 /// How long the clients here wait.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);

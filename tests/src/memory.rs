@@ -1,12 +1,12 @@
 //! A limit on what a process and its children may have of the memory, by either version of the controller.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
-use crate::mounts;
-use crate::sandbox::Sandbox;
+use crate::{mounts, sandbox::Sandbox};
 
 /// A memory cgroup with a limit, which is removed when this is dropped: whoever is in it must have ended by then.
 #[derive(Debug)]

@@ -1,8 +1,9 @@
 //! What is mounted where, as `/proc/self/mountinfo` tells it.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use rustix::mount::UnmountFlags;
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy::bpf::PinDir;
+use cproxy_datapath::bpf::PinDir;
 use cproxy_tests::{
     manifest::{self, Service, Slice},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy::bpf::{self, Features, PinDir, Program};
+use cproxy_datapath::bpf::{self, Features, PinDir, Program};
 use cproxy_tests::{
     manifest::{self, Service},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},

@@ -3,18 +3,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that finds something else than it expects has failed")]
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::manifest::{Endpoint, Service, Slice, write, write_text};
-use cproxy_tests::memory::MemoryLimit;
-use cproxy_tests::process::{Agent, Daemon, eventually, run};
-use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
-use cproxy_tests::{echo, http};
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    echo, http,
+    manifest::{Endpoint, Service, Slice, write, write_text},
+    memory::MemoryLimit,
+    process::{Agent, Daemon, eventually, run},
+    sandbox::{Netns, Placement, Sandbox},
+};
 
 const PREFIX: &str = "cproxy-test";
 

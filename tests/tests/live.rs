@@ -15,7 +15,7 @@ use std::{
 };
 
 use aya::maps::{Array, Map, MapData};
-use cproxy::bpf::{PinDir, Program, SocketMark};
+use cproxy_datapath::bpf::{PinDir, Program, SocketMark};
 use cproxy_ebpf::{TCP_PLACES, TCP_WITHOUT_PLACE};
 use cproxy_tests::{
     Done, Server, echo,
@@ -23,8 +23,10 @@ use cproxy_tests::{
     process::{self, Agent, Daemon, RunningAgent, cproxy, eventually},
     sandbox::{Placement, Sandbox},
 };
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::{
+    net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 use serde_json::Value;
 
 const VIP_V4: &str = "10.96.0.10";
@@ -259,7 +261,7 @@ fn a_marked_socket_is_not_translated() {
     live.sandbox.add_addresses([VIP_V4, VIP_V6]);
     let _servers = [VIP_V4, VIP_V6]
         .map(|vip| echo::tcp(&live.sandbox, SocketAddr::new(vip.parse().unwrap(), 80), "the VIP itself"));
-    let mut mark = SocketMark::new(&PinDir::new(&live.sandbox.pin_dir()));
+    let mark = SocketMark::new(&PinDir::new(&live.sandbox.pin_dir()));
     for (form, vip) in vips(80) {
         let family = if vip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = rustix::net::socket(family, SocketType::STREAM, None).unwrap();

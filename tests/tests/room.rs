@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use cproxy::bpf::{PinDir, Table};
+use cproxy_datapath::bpf::{PinDir, Table};
 use cproxy_tests::{
     Done, Server, echo,
     manifest::{self, Service, Slice},

@@ -11,10 +11,8 @@ use std::{
     time::Duration,
 };
 
-use cproxy::{
-    bpf::{PinDir, Table, excluded_cgroup},
-    model::Filter,
-};
+use cproxy_core::Filter;
+use cproxy_datapath::bpf::{PinDir, Table, excluded_cgroup};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},

@@ -18,9 +18,9 @@ use std::{
 };
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
-use cproxy::{
+use cproxy_core::{Backend, Protocol, Retired, parse_address};
+use cproxy_datapath::{
     bpf::{PinDir, Table},
-    model::{Backend, Protocol, Retired, parse_address},
     sockets::{Mode, Outcome, pass, probe},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};

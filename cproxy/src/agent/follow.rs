@@ -2,6 +2,12 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, Table};
+use cproxy_datapath::{
+    bpf::{self, PinDir},
+    sockets::Mode,
+};
+use cproxy_wire::LastHeard;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -13,15 +19,7 @@ use super::{
     stale::{Closer, Gauges, Handover},
     timeline::{Phase, Timeline},
 };
-use crate::{
-    admin::Question,
-    bpf::{self, PinDir},
-    k8s::LastHeard,
-    memory,
-    model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, Table},
-    report,
-    sockets::Mode,
-};
+use crate::{admin::Question, memory, report};
 
 /// Events that follow one another faster than this are applied together.
 const QUIET: Duration = Duration::from_millis(2);

@@ -13,19 +13,12 @@ use std::{
     thread,
 };
 
-use crate::{
-    admin,
-    bpf::{
-        self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
-        excluded_cgroup,
-    },
-    config::{Config, Exclude, Source},
-    k8s::{self, ClientError, LastHeard},
-    manifests::{self, Files, ManifestError, Wanted, Watcher},
-    model::{Event, Exclusions, Own, Store},
-    own_address::OwnAddresses,
-    wait::{FAILED, UNUSABLE},
+use cproxy_core::{Event, Exclusions, Own, Store};
+use cproxy_datapath::bpf::{
+    self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
+    excluded_cgroup,
 };
+use cproxy_wire::{self as wire, ClientError, LastHeard, SocketSetup};
 use follow::Follower;
 use http::Uri;
 use run_dir::RunDir;
@@ -33,6 +26,14 @@ use timeline::{Phase, Timeline};
 use tokio::{
     net::UnixListener,
     sync::{mpsc, oneshot},
+};
+
+use crate::{
+    admin,
+    config::{Config, Exclude, Source},
+    manifests::{self, Files, ManifestError, Wanted, Watcher},
+    own_address::OwnAddresses,
+    wait::{FAILED, UNUSABLE},
 };
 
 /// Proxy variables of the environment, which the agent does not honour.
@@ -170,7 +171,7 @@ struct Pins {
 
 /// A source that has been found usable and not yet been started.
 enum Prepared {
-    ApiServer(Box<kube::Config>),
+    ApiServer(Box<wire::Config>),
     Manifests(Watcher, Box<Files>),
 }
 
@@ -187,7 +188,7 @@ async fn prepare(source: &Source, wanted: Wanted) -> Result<Prepared, AgentError
     Ok(match source {
         // Watching comes first: what changes while the files are read is seen afterwards.
         Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, wanted)?)),
-        Source::ApiServer(server) => Prepared::ApiServer(Box::new(k8s::configure(server).await?)),
+        Source::ApiServer(server) => Prepared::ApiServer(Box::new(wire::configure(server).await?)),
     })
 }
 
@@ -259,16 +260,22 @@ fn start(
             }
         })),
         Prepared::ApiServer(config) => {
-            let client = k8s::client(&config, SocketMark::new(pins))?;
+            let client = wire::client(&config, socket_setup(pins))?;
             tracing::info!("following the API server at {}", config.cluster_url);
             // Without this line, an API server behind a proxy is just unreachable.
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }
-            drop(tokio::spawn(k8s::watch(client, config.cluster_url, node_name, heard, sender)));
+            drop(tokio::spawn(wire::watch(client, config.cluster_url, node_name, heard, sender)));
         }
     }
     Ok(())
+}
+
+/// The agent never uses its own table.
+fn socket_setup(pins: &PinDir) -> SocketSetup {
+    let mark = SocketMark::new(pins);
+    SocketSetup::new(move |socket| mark.mark(socket))
 }
 
 async fn follow_until_stopped(

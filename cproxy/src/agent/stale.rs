@@ -1,4 +1,4 @@
-//! Closes stale sockets whenever backends have retired; see [`crate::sockets`].
+//! Closes stale sockets whenever backends have retired; see [`cproxy_datapath::sockets`].
 
 use std::{
     sync::{
@@ -8,13 +8,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
-
-use crate::{
+use cproxy_core::Retired;
+use cproxy_datapath::{
     bpf::PinDir,
-    model::Retired,
     sockets::{self, Mode, Outcome},
 };
+use tokio::sync::Notify;
 
 /// A connect that has just got its backend must have reached the kernel's list of sockets; and one pass serves for all
 /// that goes meanwhile.
@@ -165,8 +164,9 @@ impl Passed {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_core::{Backend, Protocol, parse_address};
+
     use super::*;
-    use crate::model::{Backend, Protocol, parse_address};
 
     #[test]
     fn what_is_not_closed_wakes_nobody() {

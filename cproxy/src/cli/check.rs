@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::bail;
 use clap::Args;
-use serde::Serialize;
-
-use super::{Format, PinDirOption, RunDirOption, one_line, print};
-use crate::{
+use cproxy_datapath::{
     bpf::{self, Environment, Features, MapType, Mount, PinDir, PinError, Program, Scope},
     sockets::{self, Abilities},
 };
+use serde::Serialize;
+
+use super::{Format, PinDirOption, RunDirOption, one_line, print};
 
 /// Flags of `cproxy check`.
 #[derive(Args, Debug)]

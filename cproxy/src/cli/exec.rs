@@ -1,7 +1,12 @@
 //! `cproxy exec`: becomes another program, which finds its signals as a program expects them. A shell has what it starts in the
 //! background ignore SIGINT and SIGQUIT, and neither it nor a shell below it can undo that.
 
-use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command, process::ExitCode};
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::process::CommandExt,
+    process::{Command, ExitCode},
+};
 
 /// The first word of its command line; the others are the program's.
 pub(super) const NAME: &str = "exec";

@@ -1,17 +1,19 @@
 //! `cproxy get`: what the kernel holds, with names where an agent is there to tell them.
 
 use clap::{Args, ValueEnum};
+use cproxy_core::{Frontend, KernelSet};
+use cproxy_datapath::{
+    bpf::{PinDir, Table, read_counters},
+    sockets,
+};
 
 use super::{Format, PinDirOption, RunDirOption, complain, print, print_rows};
 use crate::{
     admin,
-    bpf::{PinDir, Table, read_counters},
-    model::{Frontend, KernelSet},
     report::{
         Names, ReportRow, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
         sockets_json, sockets_text,
     },
-    sockets,
 };
 
 /// Flags of `cproxy get`.

@@ -3,9 +3,10 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
+use cproxy_datapath::bpf::InstallError;
 
 use super::{complain, print};
-use crate::{agent, bpf::InstallError};
+use crate::agent;
 
 /// Flags of `cproxy install`.
 #[derive(Args, Debug)]

@@ -14,11 +14,10 @@ mod wait;
 
 use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use crate::{
-    agent,
-    model::{Address, Own, ServiceName, parse_address, printable},
-};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use cproxy_core::{Address, Own, ServiceName, parse_address, printable};
+
+use crate::agent;
 
 /// Wrong usage.
 const EXIT_USAGE: u8 = 2;

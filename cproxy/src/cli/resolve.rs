@@ -7,13 +7,15 @@ use std::{
 
 use anyhow::bail;
 use clap::Args;
+use cproxy_core::{
+    self, KernelTable, ObjectName, Problem, ServiceName, Store, Table,
+    api::{EndpointSlice, Service},
+};
+use cproxy_datapath::bpf;
 
 use super::{Format, OwnOptions, print, print_rows};
 use crate::{
-    bpf,
-    k8s::objects::{EndpointSlice, Service},
     manifests::{Files, Wanted, Whole},
-    model::{self, KernelTable, ObjectName, Problem, ServiceName, Store, Table},
     report::{ReportRow, explanations_json, explanations_text},
 };
 
@@ -117,13 +119,13 @@ fn explain(
         }
         bail!("--explain {name}: the manifests have no such Service");
     };
-    if let Err(skipped) = model::served_spec(service) {
+    if let Err(skipped) = cproxy_core::served_spec(service) {
         bail!("--explain {name}: the Service is not served: {skipped}");
     }
-    if model::desired_rows(store, name).is_empty() {
+    if cproxy_core::desired_rows(store, name).is_empty() {
         bail!("--explain {name}: the Service is not served: it has no address and port that can be");
     }
-    let explanations = model::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
+    let explanations = cproxy_core::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
     let rows = table.rows();
     let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
     match output {

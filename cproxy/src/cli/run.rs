@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, error::ErrorKind};
-use cproxy_ebpf::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX};
+use cproxy_core::Balance;
+use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
+use cproxy_wire::ApiServer;
 use http::Uri;
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -11,11 +13,8 @@ use super::{OwnOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
     config::{Config, Exclude, Source},
-    k8s::ApiServer,
     log_limit::LogLimit,
     memory,
-    model::Balance,
-    sockets::Mode,
 };
 
 /// Flags of `cproxy run`.

@@ -3,12 +3,10 @@
 use std::{convert::Infallible, time::Duration};
 
 use clap::{Args, ValueEnum, error::ErrorKind};
+use cproxy_core::ServiceName;
 
 use super::{RunDirOption, service_name};
-use crate::{
-    model::ServiceName,
-    wait::{Wanted, limits, wait},
-};
+use crate::wait::{Wanted, limits, wait};
 
 /// The default of `--timeout`.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -24,15 +24,14 @@ mod servers;
 mod storm;
 mod world;
 
-use std::io::Write as _;
-use std::time::Instant;
+use std::{io::Write as _, time::Instant};
 
-use cproxy_tests::random::{self, Random};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    random::{self, Random},
+    sandbox::Sandbox,
+};
 
-use self::changes::Changes;
-use self::servers::Servers;
-use self::storm::Storm;
+use self::{changes::Changes, servers::Servers, storm::Storm};
 
 const PREFIX: &str = "cproxy-test";
 

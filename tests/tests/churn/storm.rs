@@ -1,17 +1,22 @@
 //! Threads that connect without a pause, and judge each connect.
 
-use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::{
+    fmt,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
-use cproxy_tests::random::Random;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{random::Random, sandbox::Sandbox};
 
-use crate::client::{Attempt, Client, FORMS, Form, KINDS, Kind};
-use crate::history::{History, Meeting};
-use crate::world::SERVICES;
+use crate::{
+    client::{Attempt, Client, FORMS, Form, KINDS, Kind},
+    history::{History, Meeting},
+    world::SERVICES,
+};
 
 /// Threads that connect.
 const THREADS: u64 = 6;

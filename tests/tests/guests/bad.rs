@@ -1,8 +1,10 @@
 //! What is missing or wrong when a guest starts: one line says so, and the policy decides whether the workload runs.
 
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::outside::{API_SERVER, Outside, SECRETS, pod};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    guest::{GuestImage, Kernel},
+    outside::{API_SERVER, Outside, SECRETS, pod},
+    sandbox::Sandbox,
+};
 
 use crate::common::{PATIENCE, PREFIX, said};
 

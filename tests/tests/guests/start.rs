@@ -1,8 +1,10 @@
 //! The order in which things start, and what the workload finds.
 
-use cproxy_tests::manifest;
-use cproxy_tests::outside::{API_SERVER, Outside, nameserver_objects, pod};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest,
+    outside::{API_SERVER, Outside, nameserver_objects, pod},
+    sandbox::Sandbox,
+};
 use serde_json::Value;
 
 use crate::common::{PATIENCE, PREFIX, report, said};

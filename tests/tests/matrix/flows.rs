@@ -1,16 +1,20 @@
 //! What a UDP socket remembers: whom it talks to, for how long, and under which name.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use cproxy_ebpf::{FLOW_IDLE_MAX, FLOWS_PER_SOCKET};
 use cproxy_tests::manifest::Endpoint;
 use serde_json::Value;
 
-use crate::play::fresh_token;
-use crate::servers::{Servers, receive, source_of};
-use crate::socket::{Socket, poll};
-use crate::world::{Case, Form, Host, POD_PORT, PORT, World, host, patience, pod, ready, service, slices, vip};
+use crate::{
+    play::fresh_token,
+    servers::{Servers, receive, source_of},
+    socket::{Socket, poll},
+    world::{Case, Form, Host, POD_PORT, PORT, World, host, patience, pod, ready, service, slices, vip},
+};
 
 const PLAIN: Host = host(3);
 

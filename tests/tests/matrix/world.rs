@@ -1,19 +1,23 @@
 //! Where the tests happen: pods, hosts that are no Service's, and an agent on manifest files.
 
-use std::cell::Cell;
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::{
+    cell::Cell,
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::Command,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
 
 use aya::maps::{Array, Map, MapData};
-use cproxy::bpf::PinDir;
+use cproxy_datapath::bpf::PinDir;
 use cproxy_ebpf::TCP_PLACES;
-use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
-use cproxy_tests::process::{self, Agent, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::{
+    manifest::{self, Endpoint, Service, Slice},
+    process::{self, Agent, RunningAgent, cproxy, eventually},
+    sandbox::{Placement, Sandbox},
+};
 use serde_json::{Value, json};
 
 use crate::socket::Socket;

@@ -1,17 +1,22 @@
 //! A cluster in a sandbox: pods with servers, Services with a ClusterIP of each family, an agent that follows manifests,
 //! and programs that are run against it.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Write as _};
-use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Write as _},
+    net::{IpAddr, SocketAddr},
+    process::Command,
+    time::Duration,
+};
 
-use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
-use cproxy_tests::process::{self, Agent, Daemon, Output, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::{Placement, Sandbox};
-use cproxy_tests::{Server, echo, http, nonce};
+use cproxy_tests::{
+    Server, echo, http,
+    manifest::{self, Endpoint, Service, Slice},
+    nonce,
+    process::{self, Agent, Daemon, Output, RunningAgent, cproxy, eventually},
+    sandbox::{Placement, Sandbox},
+};
 use serde_json::Value;
 
 /// How long anything may take.

@@ -1,19 +1,25 @@
 //! One unconnected UDP socket and a server that knows it: QUIC, and anything else with a state at one end of a flow.
 //! Whatever becomes of other endpoints, the flow stays with its pod; when its pod goes, another one answers.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread;
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+};
 
-use cproxy_tests::manifest::{self, Endpoint};
-use cproxy_tests::nonce;
-use cproxy_tests::process::Daemon;
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::{
+    manifest::{self, Endpoint},
+    nonce,
+    process::Daemon,
+    sandbox::{Placement, Sandbox},
+};
 
-use crate::build;
-use crate::fixture::{
-    Cluster, HTTP3, OFFSET, PATIENCE, PODS, QUESTION, WEB, forms, pod_addresses, pod_name, pod_number, service, slice,
-    vips,
+use crate::{
+    build,
+    fixture::{
+        Cluster, HTTP3, OFFSET, PATIENCE, PODS, QUESTION, WEB, forms, pod_addresses, pod_name, pod_number, service,
+        slice, vips,
+    },
 };
 
 const REQUESTS: u32 = 500;

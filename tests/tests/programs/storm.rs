@@ -2,15 +2,18 @@
 //! that have left a Service go on running, so nothing has a reason to fail: no request does, no answer is from a pod that
 //! was not in the Service, no source is another than the VIP that was asked, and no socket gets another one's answer.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::RwLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        RwLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+};
 
-use cproxy_tests::sandbox::Netns;
-use cproxy_tests::{echo, manifest, manifest::Endpoint, nonce};
+use cproxy_tests::{echo, manifest, manifest::Endpoint, nonce, sandbox::Netns};
 
 use crate::fixture::{
     Cluster, GREETING, OFFSET, PATIENCE, QUESTION, forms, pod_addresses, pod_number, say, service, slice,

@@ -1,16 +1,19 @@
 //! A sandbox in which every pod address there may be is served, with an agent on the manifests.
 
-use std::collections::HashMap;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use cproxy::report::ReportRow;
-use cproxy_tests::Server;
-use cproxy_tests::echo;
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::process::{Agent, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    Server, echo,
+    manifest::{self, Service, Slice},
+    process::{Agent, RunningAgent, cproxy, eventually},
+    sandbox::Sandbox,
+};
 use serde_json::Value;
 
 pub(crate) const PREFIX: &str = "cproxy-test";

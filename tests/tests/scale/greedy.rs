@@ -2,10 +2,12 @@
 
 use std::net::Ipv4Addr;
 
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::process::{Agent, RunningAgent, cproxy};
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::usage::Memory;
+use cproxy_tests::{
+    manifest::{self, Service, Slice},
+    process::{Agent, RunningAgent, cproxy},
+    sandbox::Sandbox,
+    usage::Memory,
+};
 use serde_json::{Value, json};
 
 use crate::fixture::{PATIENCE, POD_PORT, PREFIX, WEB, pods, small};

@@ -1,0 +1,200 @@
+//! How the API server is found, and a client for it.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
+use hyper_util::{client::legacy, rt::TokioExecutor};
+use kube::{
+    Client, Config,
+    client::ConfigExt,
+    config::{AuthInfo, Cluster, KubeConfigOptions, KubeconfigError},
+};
+use tower::ServiceBuilder;
+
+use super::{dial::Dialer, kubeconfig, pace::Paced, socket_setup::SocketSetup};
+
+/// Where a pod finds its ServiceAccount.
+const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// How much is read of a connection at once; also the longest head of an answer.
+const READ_BYTES_MAX: usize = 64 << 10;
+
+/// The API server to follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApiServer {
+    /// A kubeconfig; without it, the pod's ServiceAccount.
+    pub kubeconfig: Option<PathBuf>,
+    /// Its address, in the place of the kubeconfig's or of the ClusterIP.
+    pub url: Option<Uri>,
+    /// The name that its certificate must have.
+    pub tls_server_name: Option<String>,
+}
+
+impl std::fmt::Display for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.kubeconfig {
+            Some(path) => write!(f, "API server of kubeconfig {}", path.display())?,
+            None => write!(f, "API server of the pod's ServiceAccount")?,
+        }
+        if let Some(url) = &self.url {
+            write!(f, ", at {url}")?;
+        }
+        match &self.tls_server_name {
+            Some(name) => write!(f, ", as {name}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The kubeconfig cannot be used.
+    #[error("--kubeconfig {0}: {1}")]
+    Kubeconfig(PathBuf, String),
+    /// There is neither a kubeconfig nor a ServiceAccount.
+    #[error(
+        "no API server is known: pass --kubeconfig FILE, --apiserver URL or --manifests PATH, or run in a pod with a ServiceAccount \
+         ({0})"
+    )]
+    NoServiceAccount(String),
+    /// There is an address, and nothing to show there.
+    #[error(
+        "no credentials for {0}: token and ca.crt are wanted in {dir}, or --kubeconfig FILE ({1})", dir = SERVICE_ACCOUNT_DIR
+    )]
+    NoCredentials(Uri, String),
+    /// The token cannot be read.
+    #[error("token file {0}: {1}")]
+    Token(PathBuf, std::io::Error),
+    /// TLS or the credentials could not be set up.
+    #[error("cannot set up the connection to {0}: {1}")]
+    Setup(Uri, String),
+}
+
+/// Reads the configuration; connects to nothing.
+///
+/// # Errors
+/// It cannot be used.
+pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
+    let mut config = match &server.kubeconfig {
+        Some(path) => from_kubeconfig(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
+        None => in_cluster(server.url.as_ref()).await?,
+    };
+    if let Some(url) = &server.url {
+        config.cluster_url = url.clone();
+    }
+    config.tls_server_name = server.tls_server_name.clone().or(config.tls_server_name);
+    if let Some(path) = &config.auth_info.token_file {
+        std::fs::read_to_string(path).map_err(|error| ClientError::Token(path.into(), error))?;
+    }
+    Ok(config)
+}
+
+/// Makes a client; connects to nothing yet. `setup` sees each socket before it connects.
+///
+/// # Errors
+/// TLS or the credentials cannot be set up.
+pub fn client(config: &Config, setup: SocketSetup) -> Result<Client, ClientError> {
+    build(config, setup).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
+}
+
+async fn from_kubeconfig(path: &Path) -> Result<Config, String> {
+    let (cluster, user) = kubeconfig::read(path)?;
+    of(cluster, user).await.map_err(|error| chain(&error))
+}
+
+/// Without proxies of the environment, which are the pod's: where the cluster names none, kube takes those.
+async fn of(cluster: Cluster, user: AuthInfo) -> Result<Config, KubeconfigError> {
+    let cluster = Cluster { proxy_url: Some("none".to_owned()), ..cluster };
+    let kubeconfig = kubeconfig::of(cluster, user);
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.proxy_url = None;
+    Ok(config)
+}
+
+/// The ServiceAccount of the pod; with a URL of its own it needs no KUBERNETES_SERVICE_HOST, whose address is a
+/// ClusterIP that nobody but cproxy serves.
+async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
+    let Some(url) = url else {
+        let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
+        tracing::warn!(
+            "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: \
+             if it cannot be reached, pass --apiserver with the API server's real address"
+        );
+        return Ok(config);
+    };
+    let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
+    let cluster =
+        Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
+    let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
+    of(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), chain(&error)))
+}
+
+fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
+    let mut config = config.clone();
+    let token = config.auth_info.token_file.take().map(TokenFile::new);
+    let https = config.rustls_https_connector_with_connector(Dialer::new(setup, config.connect_timeout))?;
+    let service = ServiceBuilder::new()
+        .layer_fn(Paced::new)
+        .layer(config.base_uri_layer())
+        .layer(config.extra_headers_layer()?)
+        .option_layer(config.auth_layer()?)
+        .map_request(move |request| authorize(token.as_ref(), request))
+        .map_err(tower::BoxError::from)
+        .service(legacy::Client::builder(TokioExecutor::new()).http1_max_buf_size(READ_BYTES_MAX).build(https));
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// A token that is read anew for each request, of which there are few; kube itself keeps the file's text for a minute and
+/// takes a line's end for a part of the token.
+#[derive(Clone)]
+struct TokenFile {
+    path: PathBuf,
+    last: Arc<Mutex<Option<HeaderValue>>>,
+}
+
+impl TokenFile {
+    fn new(path: String) -> Self {
+        Self { path: path.into(), last: Arc::default() }
+    }
+
+    /// The header as of now; what was read last if the file has gone, as client-go does.
+    fn header(&self) -> Option<HeaderValue> {
+        let text = std::fs::read_to_string(&self.path).ok();
+        let now = text.and_then(|text| HeaderValue::try_from(format!("Bearer {}", text.trim())).ok());
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.is_some() {
+            *last = now;
+        }
+        last.clone()
+    }
+}
+
+fn authorize<Body>(token: Option<&TokenFile>, mut request: Request<Body>) -> Request<Body> {
+    if let Some(mut header) = token.and_then(TokenFile::header) {
+        header.set_sensitive(true);
+        request.headers_mut().insert(AUTHORIZATION, header);
+    }
+    request
+}
+
+/// An error and its causes in one line; parsers' errors come with pictures of the source below the first line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = String::new();
+    for error in std::iter::successors(Some(error), |error| error.source()) {
+        let line = first_line(error);
+        if !text.contains(&line) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&line);
+        }
+    }
+    text
+}
+
+pub(super) fn first_line(error: &dyn std::fmt::Display) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
+}

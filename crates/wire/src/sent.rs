@@ -1,0 +1,119 @@
+//! An object as it was sent, whether it can be read or not: one that cannot be must not end the list or watch that it
+//! comes in, nor take others with it.
+
+use cproxy_core::{
+    api::{Metadata, Object},
+    object_name,
+};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
+
+use super::failure::Cause;
+
+/// An object, or what is wrong with it.
+#[derive(Clone, Debug)]
+pub(super) enum Sent<T> {
+    /// It could be read.
+    Read(Box<T>),
+    /// It could not; its names could, if it has any, and the field that is wrong.
+    Unreadable(Box<Metadata>, String),
+}
+
+/// Of an object only what it is called, whatever else is wrong with it.
+fn names(object: &Value) -> Metadata {
+    let field = |name: &str| {
+        let value = object.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
+        value.map(str::to_owned)
+    };
+    Metadata {
+        name: field("name"),
+        namespace: field("namespace"),
+        resource_version: field("resourceVersion"),
+        ..Metadata::default()
+    }
+}
+
+/// What is wrong with an object, and where.
+fn why<T: DeserializeOwned>(object: Value) -> Option<String> {
+    serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
+}
+
+impl<T: Object> Sent<T> {
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// It is not even JSON, or an object of another kind: whatever sends such things has no say in what there is.
+    pub(super) fn read(json: &str) -> serde_json::Result<Self> {
+        match serde_json::from_str(json) {
+            Ok(object) => Ok(Self::Read(object)),
+            Err(error) => {
+                serde_json::from_str::<IgnoredAny>(json)?;
+                let object: Value = serde_json::from_str(json).unwrap_or_default();
+                if object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind != T::KIND) {
+                    return Err(error);
+                }
+                let names = names(&object);
+                Ok(Self::Unreadable(Box::new(names), why::<T>(object).unwrap_or_else(|| error.to_string())))
+            }
+        }
+    }
+
+    /// One that is too long to be read, with what its beginning says of it.
+    ///
+    /// # Errors
+    /// That does not say which it is.
+    pub(super) fn too_long(names: Metadata, longest_bytes: usize) -> Result<Self, Cause> {
+        if object_name(&names).is_none() {
+            return Err(Cause::too_long(longest_bytes));
+        }
+        Ok(Self::Unreadable(Box::new(names), format!("longer than {longest_bytes} bytes")))
+    }
+
+    /// What it is called.
+    pub(super) fn meta(&self) -> &Metadata {
+        match self {
+            Self::Read(object) => object.metadata(),
+            Self::Unreadable(metadata, _) => metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_core::api::Service;
+
+    use super::*;
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_named() {
+        let read = |json| Sent::<Service>::read(json).unwrap();
+        let a = read(
+            r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}}"#,
+        );
+        assert!(matches!(&a, Sent::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type")));
+        assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
+        let b = read(r#"{"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}}"#);
+        assert!(matches!(&b, Sent::Read(_)) && b.meta().name.as_deref() == Some("b"));
+        let c = read(r#"{"metadata": {"name": "c", "labels": {"x": 5}}}"#);
+        assert!(matches!(&c, Sent::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
+        for nameless in ["7", "null", "[]"] {
+            let object = read(nameless);
+            assert!(matches!(&object, Sent::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
+        }
+    }
+
+    #[test]
+    fn an_object_of_another_kind_is_not_taken_for_one_of_this() {
+        let of = |kind| format!(r#"{{"kind": "{kind}", "metadata": {{"name": "a"}}}}"#);
+        assert!(matches!(Sent::<Service>::read(&of("Service")), Ok(Sent::Read(_))));
+        let error = Sent::<Service>::read(&of("Pod")).unwrap_err().to_string();
+        assert!(error.starts_with("Pod where Service is asked for"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_json_is_no_object() {
+        for text in ["", "{", r#"{"metadata": [}"#, r#"{"a": 1} {"#, "nul"] {
+            assert!(Sent::<Service>::read(text).is_err(), "{text}");
+        }
+    }
+}
