@@ -80,7 +80,7 @@ pub(super) fn apply(known: impl FnOnce() -> BTreeSet<String>) -> Result<(), Sett
     wrong.or(unknown).map_or(Ok(()), Err)
 }
 
-/// What the file says, and what is wrong with it first. One that nobody named need not be there.
+/// Settings of the file, and its first error. Only a file that is named by the variable must exist.
 fn of_files(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| FILE.into());
