@@ -1,4 +1,4 @@
-//! `cproxy install`: the child of `cproxy run`, with the agent's checks behind it.
+//! `cproxy install`: the child of `cproxy run` that loads and attaches the programs, after the agent's checks.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -22,15 +22,15 @@ use crate::{
 /// Flags of `cproxy resolve`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Files or directories with Services, EndpointSlices and Nodes
+    /// Files or directories with Services, EndpointSlices and Nodes, separated by commas
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',', required = true)]
     manifests: Vec<PathBuf>,
     #[command(flatten)]
     own: OwnOptions,
-    /// Say of each endpoint of this Service which rule takes it in or leaves it out
+    /// Explain for each endpoint of this Service why it is used or not
     #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = super::service_name)]
     explain: Option<ServiceName>,
-    /// How to print the table
+    /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
 }
