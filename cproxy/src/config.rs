@@ -2,13 +2,13 @@
 
 use std::{fmt, path::PathBuf};
 
-use cproxy_core::{Balance, Own};
+use cproxy_core::{Balance, NodeContext};
 use cproxy_datapath::sockets::Mode;
 use cproxy_wire::ApiServer;
 
 /// Source of Services and EndpointSlices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ObjectSource {
     /// An API server.
     ApiServer(ApiServer),
     /// Files and directories.
@@ -30,11 +30,11 @@ pub struct Exclude {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Source of the objects.
-    pub source: Source,
+    pub source: ObjectSource,
     /// Manifest to serve until the first complete sync.
     pub bootstrap: Option<PathBuf>,
     /// Node name, node IPs and VM IPs, as far as they are given.
-    pub own: Own,
+    pub own: NodeContext,
     /// cgroup to attach to; `None`: the cgroup2 root.
     pub cgroup: Option<PathBuf>,
     /// Exclusions.
@@ -52,8 +52,8 @@ pub struct Config {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
-            Source::ApiServer(server) => server.fmt(f)?,
-            Source::Manifests(paths) => {
+            ObjectSource::ApiServer(server) => server.fmt(f)?,
+            ObjectSource::Manifests(paths) => {
                 let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
                 write!(f, "manifests {}", paths.join(", "))?;
             }

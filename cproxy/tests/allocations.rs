@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, time::Instant};
 
 use cproxy::manifests::{Wanted, parse};
 use cproxy_core::{
-    Event, KernelTable, Own, ResourceKind, Store, Table,
+    Event, KernelTable, NodeContext, ResourceKind, Store, TablePlanner,
     api::{EndpointSlice, Service},
 };
 use cproxy_datapath::bpf;
@@ -61,8 +61,8 @@ fn slice_event(index: u32, unready: u32) -> Event {
     Event::EndpointSlice(Box::<EndpointSlice>::new(serde_json::from_value(slice(index, unready)).unwrap()))
 }
 
-fn synced(services: u32) -> (Store, Table) {
-    let mut store = Store::new(Own::default());
+fn synced(services: u32) -> (Store, TablePlanner) {
+    let mut store = Store::new(NodeContext::default());
     let mut list = |kind, object: &dyn Fn(u32) -> Event| {
         store.apply(Event::ListStarted(kind));
         (0..services).for_each(|index| drop(store.apply(object(index))));
@@ -70,7 +70,7 @@ fn synced(services: u32) -> (Store, Table) {
     };
     list(ResourceKind::Services, &service_event);
     list(ResourceKind::EndpointSlices, &|index| slice_event(index, 0));
-    let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
+    let mut table = TablePlanner::new(bpf::TablePlanner::LIMITS, KernelTable::default());
     table.sync_by(&store, &mut drop);
     (store, table)
 }

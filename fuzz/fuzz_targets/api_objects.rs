@@ -11,7 +11,7 @@
 #![no_main]
 
 use cproxy_core::{
-    Event, ObjectName, Own, ResourceKind, Store,
+    Event, ObjectName, NodeContext, ResourceKind, Store,
     api::{EndpointSlice, Node, Object, Service},
     parse_address,
 };
@@ -23,7 +23,7 @@ use serde_json::from_str;
 fuzz_target!(|input: &str| {
     let mut lines = input.lines();
     let node_name = lines.next().filter(|name| !name.is_empty()).map(str::to_owned);
-    let mut store = Store::new(Own { node_name, ..Own::default() });
+    let mut store = Store::new(NodeContext { node_name, ..NodeContext::default() });
     let mut follower = Follower::default();
     for line in lines.chain([""]) {
         match line {

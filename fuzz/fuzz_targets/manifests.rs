@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use cproxy::manifests::{Wanted, parse};
-use cproxy_core::{Event, Own, Problem, ResourceKind, Store, resolve};
+use cproxy_core::{Event, NodeContext, Problem, ResourceKind, Store, resolve};
 use cproxy_fuzz::{Follower, check_problems};
 use libfuzzer_sys::fuzz_target;
 
@@ -27,7 +27,7 @@ fuzz_target!(|text: &str| {
 });
 
 fn store(events: impl IntoIterator<Item = Event>) -> Store {
-    let mut store = Store::new(Own { node_name: Some("here".to_owned()), ..Own::default() });
+    let mut store = Store::new(NodeContext { node_name: Some("here".to_owned()), ..NodeContext::default() });
     for event in events {
         check_problems(&store.apply(event));
     }

@@ -5,7 +5,7 @@ pub mod simulated;
 use std::collections::BTreeSet;
 
 use cproxy::report::{self, ReportRow};
-use cproxy_core::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, Table, resolve};
+use cproxy_core::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, TablePlanner, resolve};
 use cproxy_datapath::bpf;
 
 /// The Service that keeps its last backends, so that it is not what a full recomputation says.
@@ -23,14 +23,14 @@ const CRAMPED: Limits = Limits {
 
 /// What the agent does with a store: a table that follows it, and one for which there is no room.
 pub struct Follower {
-    table: Table,
-    cramped: Table,
+    table: TablePlanner,
+    cramped: TablePlanner,
     is_synced: bool,
 }
 
 impl Default for Follower {
     fn default() -> Self {
-        let table = |limits| Table::new(limits, KernelTable::default());
+        let table = |limits| TablePlanner::new(limits, KernelTable::default());
         Self { table: table(bpf::Table::LIMITS), cramped: table(CRAMPED), is_synced: false }
     }
 }

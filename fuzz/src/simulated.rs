@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_core::{Event, ObjectName, Own, Problem, ResourceKind, Store, api};
+use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
 use cproxy_wire::{LastHeard, watch};
 use http::{Request, Response, Uri};
 use http_body::Frame;
@@ -194,7 +194,7 @@ impl Simulation {
     /// A server with a few objects, and who follows it.
     pub fn start() -> Self {
         let server = Server::new();
-        let own = Own { node_name: Some(NODE.to_owned()), ..Own::default() };
+        let own = NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() };
         let (heard, store) = (LastHeard::default(), Arc::new(Mutex::new(Store::new(own))));
         let (sender, mut events) = mpsc::channel(4);
         let url = Uri::from_static("https://simulated:6443");
@@ -381,7 +381,7 @@ impl Server {
 
     /// The store of an agent that has seen everything.
     fn store(&self) -> Store {
-        let mut store = Store::new(Own { node_name: Some(NODE.to_owned()), ..Own::default() });
+        let mut store = Store::new(NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() });
         let state = self.lock();
         for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
             store.apply(Event::ListStarted(kind));

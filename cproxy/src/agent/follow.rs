@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, Table};
+use cproxy_core::{
+    Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, TablePlanner,
+};
 use cproxy_datapath::{
     bpf::{self, PinDir},
     sockets::Mode,
@@ -48,7 +50,7 @@ enum State {
 /// Owner of store, table and maps.
 pub(super) struct Follower {
     store: Store,
-    table: Table,
+    table: TablePlanner,
     maps: bpf::Table,
     run_dir: RunDir,
     state: State,
@@ -81,7 +83,7 @@ impl Follower {
     ) -> Result<Self, AgentError> {
         let maps = bpf::Table::open(&pins.dir)?;
         let kernel = KernelTable { is_new: pins.are_new, ..maps.read()? };
-        let table = Table::new(bpf::Table::LIMITS, kernel);
+        let table = TablePlanner::new(bpf::Table::LIMITS, kernel);
         Ok(Self {
             store,
             table,
@@ -260,7 +262,7 @@ impl Follower {
     fn write_now(&mut self) -> Result<(), bpf::TableError> {
         let dirty = self.store.take_dirty();
         if let State::InDoubt { .. } = self.state {
-            self.table = Table::new(self.limits, self.maps.read()?);
+            self.table = TablePlanner::new(self.limits, self.maps.read()?);
         }
         self.timeline.end(Phase::List);
         match self.state {

@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use cproxy_core::{Event, Exclusions, Own, Store};
+use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_datapath::bpf::{
     self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
     excluded_cgroup,
@@ -30,7 +30,7 @@ use tokio::{
 
 use crate::{
     admin,
-    config::{Config, Exclude, Source},
+    config::{Config, Exclude, ObjectSource},
     manifests::{self, Files, ManifestError, Wanted, Watcher},
     own_address::OwnAddresses,
     wait::{FAILED, UNUSABLE},
@@ -184,11 +184,13 @@ impl Prepared {
     }
 }
 
-async fn prepare(source: &Source, wanted: Wanted) -> Result<Prepared, AgentError> {
+async fn prepare(source: &ObjectSource, wanted: Wanted) -> Result<Prepared, AgentError> {
     Ok(match source {
         // Watching comes first: what changes while the files are read is seen afterwards.
-        Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, wanted)?)),
-        Source::ApiServer(server) => Prepared::ApiServer(Box::new(wire::configure(server).await?)),
+        ObjectSource::Manifests(paths) => {
+            Prepared::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, wanted)?))
+        }
+        ObjectSource::ApiServer(server) => Prepared::ApiServer(Box::new(wire::configure(server).await?)),
     })
 }
 
@@ -235,7 +237,7 @@ fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
     Ok(Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() })
 }
 
-fn read_bootstrap(path: &Path, own: &Own, wanted: &Wanted) -> Result<Store, AgentError> {
+fn read_bootstrap(path: &Path, own: &NodeContext, wanted: &Wanted) -> Result<Store, AgentError> {
     let failed = |message: String| AgentError::Bootstrap(path.to_owned(), message);
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let contents = manifests::parse(&path.display().to_string(), &text, wanted).map_err(failed)?;

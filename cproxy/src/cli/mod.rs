@@ -15,7 +15,7 @@ mod wait;
 use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
-use cproxy_core::{Address, Own, ServiceName, parse_address, printable};
+use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 
 use crate::agent;
 
@@ -90,8 +90,8 @@ struct OwnOptions {
 
 impl OwnOptions {
     /// The given values; an empty name, as scripts may leave it in the environment, is none.
-    fn own(&self) -> Own {
-        Own {
+    fn own(&self) -> NodeContext {
+        NodeContext {
             node_name: self.node_name.clone().filter(|name| !name.is_empty()),
             node_ips: self.node_ip.clone(),
             pod_ips: self.pod_ip.clone(),

@@ -8,7 +8,7 @@ use std::{
 use anyhow::bail;
 use clap::Args;
 use cproxy_core::{
-    self, KernelTable, ObjectName, Problem, ServiceName, Store, Table,
+    self, KernelTable, ObjectName, Problem, ServiceName, Store, TablePlanner,
     api::{EndpointSlice, Service},
 };
 use cproxy_datapath::bpf;
@@ -41,7 +41,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let files = Files::read(&options.manifests, wanted)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // As the agent does it, for what only shows when the Services are put together.
-    let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
+    let mut table = TablePlanner::new(bpf::Table::LIMITS, KernelTable::default());
     drop(table.sync(&store));
     let duplicates = files.duplicates();
     let no_node = files.missing_node();
@@ -109,7 +109,7 @@ fn explain(
     files: &Files,
     objects: &Objects<'_>,
     store: &Store,
-    table: &Table,
+    table: &TablePlanner,
     name: &ServiceName,
     output: Format,
 ) -> anyhow::Result<()> {

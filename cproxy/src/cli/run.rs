@@ -12,7 +12,7 @@ use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::Subsc
 use super::{OwnOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
-    config::{Config, Exclude, Source},
+    config::{Config, Exclude, ObjectSource},
     log_limit::LogLimit,
     memory,
 };
@@ -142,13 +142,13 @@ pub(super) fn run(options: Options) -> anyhow::Result<()> {
 fn config(options: Options) -> Result<Config, clap::Error> {
     let exclude = exclude(&options)?;
     let source = if options.manifests.is_empty() {
-        Source::ApiServer(ApiServer {
+        ObjectSource::ApiServer(ApiServer {
             kubeconfig: options.kubeconfig,
             url: options.apiserver,
             tls_server_name: options.tls_server_name,
         })
     } else {
-        Source::Manifests(options.manifests)
+        ObjectSource::Manifests(options.manifests)
     };
     Ok(Config {
         source,

@@ -13,7 +13,7 @@ use super::{
 
 /// Where a frontend's address comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Source {
+pub enum FrontendSource {
     /// `spec.clusterIP` or `spec.clusterIPs`.
     ClusterIp,
     /// `spec.externalIPs`.
@@ -56,7 +56,7 @@ pub struct Row {
     /// The name of the Service's port.
     pub port_name: Arc<str>,
     /// Why the Service has this frontend.
-    pub source: Source,
+    pub source: FrontendSource,
     /// Which endpoints it leads to.
     pub scope: Scope,
     /// What a new connection gets.
@@ -68,7 +68,7 @@ pub struct Row {
     pub members: Members,
 }
 
-impl Source {
+impl FrontendSource {
     /// Its name in the JSON contract.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -123,10 +123,10 @@ pub const SERVICE_FRONTENDS_MAX: usize = 65_536;
 
 /// A Service's frontends and the sets that they lead to, each made when it is asked for: together they are as many as
 /// ports times addresses times endpoints.
-pub(super) struct DesiredService {
+pub(super) struct DesiredRows {
     row: ServiceRow,
     /// ClusterIPs first, each part sorted by address.
-    places: Vec<(Address, Source, Scope)>,
+    places: Vec<(Address, FrontendSource, Scope)>,
     node_ips: Vec<Address>,
     slices: Vec<SliceRow>,
     zone: Option<Arc<str>>,
@@ -136,17 +136,17 @@ pub(super) struct DesiredService {
 pub(super) struct DesiredFrontend<'a> {
     pub(super) frontend: Frontend,
     pub(super) port: &'a ServicePort,
-    pub(super) source: Source,
+    pub(super) source: FrontendSource,
     pub(super) scope: Scope,
 }
 
-impl DesiredService {
+impl DesiredRows {
     /// As the rows of the store have it; `None` if it is unknown.
     pub(super) fn new(store: &Store, name: &ServiceName) -> Option<Self> {
         let row = store.service_row(name)?;
         let mut places: Vec<_> =
             places(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
-        places.sort_by_key(|&(address, source, _)| (source != Source::ClusterIp, address));
+        places.sort_by_key(|&(address, source, _)| (source != FrontendSource::ClusterIp, address));
         Some(Self {
             places,
             node_ips: node_ips(store, &row),
@@ -168,7 +168,7 @@ impl DesiredService {
 
     /// The frontends, [`SERVICE_FRONTENDS_MAX`] at most. No two are the same for the same port.
     pub(super) fn frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
-        let split = self.places.partition_point(|&(_, source, _)| source == Source::ClusterIp);
+        let split = self.places.partition_point(|&(_, source, _)| source == FrontendSource::ClusterIp);
         let (cluster, others) = self.places.split_at_checked(split).unwrap_or((&self.places, &[]));
         let of_service = [cluster, others].into_iter().flat_map(|places| {
             self.row.ports.iter().flat_map(move |port| {
@@ -190,7 +190,12 @@ impl DesiredService {
                 let number = port.node_port?.get();
                 let frontend = Frontend { address, port: number, protocol: port.protocol };
                 let is_new = number != port.port || !has_place;
-                is_new.then_some(DesiredFrontend { frontend, port, source: Source::NodePort, scope: Scope::Cluster })
+                is_new.then_some(DesiredFrontend {
+                    frontend,
+                    port,
+                    source: FrontendSource::NodePort,
+                    scope: Scope::Cluster,
+                })
             })
         })
     }
@@ -225,7 +230,7 @@ impl DesiredService {
 /// The rows of one Service; none if it is unknown. No two have the same frontend for the same port.
 #[must_use]
 pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
-    let Some(service) = DesiredService::new(store, name) else { return Vec::new() };
+    let Some(service) = DesiredRows::new(store, name) else { return Vec::new() };
     let mut sets = HashMap::new();
     let row = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| {
         let family = frontend.address.family();
@@ -247,7 +252,7 @@ pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
 
 /// What cannot be done for a Service because something about the own place is not known.
 #[must_use]
-pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &DesiredService) -> Vec<Problem> {
+pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &DesiredRows) -> Vec<Problem> {
     let service = &desired.row;
     let mut problems = Vec::from_iter(desired.problem(name));
     for family in [Family::V4, Family::V6] {
@@ -269,9 +274,9 @@ pub fn resolve(store: &Store) -> Vec<Row> {
     let mut table = BTreeMap::<Frontend, (Option<i64>, Row)>::new();
     for (name, service) in store.services() {
         for row in desired_rows(store, name) {
-            let claim = Claim { source: row.source, created_s: service.created_s, service: name };
+            let claim = ClaimRank { source: row.source, created_s: service.created_s, service: name };
             let beats = |(created_s, other): &(Option<i64>, Row)| {
-                let other = Claim { source: other.source, created_s: *created_s, service: &other.service };
+                let other = ClaimRank { source: other.source, created_s: *created_s, service: &other.service };
                 precedence(claim, other) == Ordering::Less
             };
             if table.get(&row.frontend).is_none_or(beats) {
@@ -284,16 +289,16 @@ pub fn resolve(store: &Store) -> Vec<Row> {
 
 /// One Service's wish to have an address.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Claim<'a> {
-    pub(super) source: Source,
+pub(super) struct ClaimRank<'a> {
+    pub(super) source: FrontendSource,
     pub(super) created_s: Option<i64>,
     pub(super) service: &'a ServiceName,
 }
 
 /// Who owns a frontend that several claim: an address of a Service comes before a port of the node; then the older
 /// Service, then the first by name. Age unknown counts as youngest.
-pub(super) fn precedence(a: Claim<'_>, b: Claim<'_>) -> Ordering {
-    let key = |claim: Claim<'_>| (claim.source == Source::NodePort, claim.created_s.unwrap_or(i64::MAX));
+pub(super) fn precedence(a: ClaimRank<'_>, b: ClaimRank<'_>) -> Ordering {
+    let key = |claim: ClaimRank<'_>| (claim.source == FrontendSource::NodePort, claim.created_s.unwrap_or(i64::MAX));
     key(a).cmp(&key(b)).then_with(|| a.service.cmp(b.service))
 }
 
@@ -301,14 +306,14 @@ pub(super) fn precedence(a: Claim<'_>, b: Claim<'_>) -> Ordering {
 /// it is denied for any, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`), and
 /// a ClusterIP that is one for outside, too, knows no internal traffic policy (there, the later entry of `service-ips`
 /// takes the place of the earlier).
-fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (Source, Scope)> {
+fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSource, Scope)> {
     let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
-    let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, Source::ClusterIp, cluster_ip_scope));
-    let external_ips = service.external_ips.iter().map(|&ip| (ip, Source::ExternalIp, Scope::Cluster));
+    let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, FrontendSource::ClusterIp, cluster_ip_scope));
+    let external_ips = service.external_ips.iter().map(|&ip| (ip, FrontendSource::ExternalIp, Scope::Cluster));
     let balancer_ips = service.load_balancer_ips.iter().map(|&ip| {
         (
             ip,
-            Source::LoadBalancerIp,
+            FrontendSource::LoadBalancerIp,
             if may_enter(store, service, ip.family()) { Scope::Cluster } else { Scope::Denied },
         )
     });

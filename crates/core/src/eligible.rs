@@ -44,7 +44,7 @@ impl Preference {
         let (mut all_name_zones, mut one_names_zone) = (true, false);
         for found in ready {
             all_name_nodes &= found.has_node_hint();
-            one_names_node |= found.endpoint.node_hint == NodeHint::Own;
+            one_names_node |= found.endpoint.node_hint == NodeHint::NodeContext;
             all_name_zones &= !found.zones().is_empty();
             one_names_zone |= found.names_zone(zone);
         }
@@ -60,7 +60,7 @@ impl Preference {
         match self {
             Self::Nothing => true,
             Self::Zone => found.names_zone(zone),
-            Self::Node => found.endpoint.node_hint == NodeHint::Own,
+            Self::Node => found.endpoint.node_hint == NodeHint::NodeContext,
         }
     }
 }

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Address, Backend, Family, Frontend, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort, ServiceRow,
-    SliceRow, Source, Store,
+    Address, Backend, Family, Frontend, FrontendSource, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort,
+    ServiceRow, SliceRow, Store,
     desired::{desired_rows, resolve},
     eligible::{Found, Merged, Preference, merged_endpoints},
     slice::{is_headless, parse_endpoint_address, service_label},
@@ -22,7 +22,7 @@ pub struct Explanation {
     /// Its protocol; `None` if the whole slice is meant.
     pub protocol: Option<Protocol>,
     /// The kinds of frontends that this is about.
-    pub sources: BTreeSet<Source>,
+    pub sources: BTreeSet<FrontendSource>,
     /// address:port, or what stands there instead.
     pub endpoint: String,
     /// The slice; `None` if all are meant.
@@ -121,14 +121,14 @@ fn owners(store: &Store) -> BTreeMap<Frontend, ServiceName> {
 /// Why a port of the nodes is not served.
 fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explanation> {
     let number = port.node_port?;
-    let is_there = |row: &Row| row.source == Source::NodePort && is_of(row, port);
+    let is_there = |row: &Row| row.source == FrontendSource::NodePort && is_of(row, port);
     if rows.iter().chain(lost).any(is_there) {
         return None;
     }
     Some(Explanation {
         port_name: port.name.to_string(),
         protocol: Some(port.protocol),
-        sources: BTreeSet::from([Source::NodePort]),
+        sources: BTreeSet::from([FrontendSource::NodePort]),
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
@@ -183,7 +183,7 @@ struct View<'a> {
     port: &'a ServicePort,
     family: Family,
     scope: Scope,
-    sources: BTreeSet<Source>,
+    sources: BTreeSet<FrontendSource>,
     backends: &'a [Backend],
     serving: &'a [Backend],
     merged: Merged<'a>,
@@ -387,7 +387,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{Event, Own, object_name, parse_address};
+    use crate::{Event, NodeContext, object_name, parse_address};
 
     const SERVICE: &str = "
 apiVersion: v1
@@ -416,10 +416,10 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
     /// A line for each explanation of the Service above with these slices, seen from the node here.
     fn lines(slices: &[String]) -> Vec<String> {
         let web = ObjectName::new("default", "web");
-        let own = Own {
+        let own = NodeContext {
             node_name: Some("here".to_owned()),
             pod_ips: vec![parse_address("172.16.0.1").unwrap()],
-            ..Own::default()
+            ..NodeContext::default()
         };
         let (mut store, mut parsed) = (Store::new(own), Vec::new());
         let text = format!("{SERVICE}{}", slices.concat());

@@ -1,7 +1,7 @@
 //! From Kubernetes objects to map writes, without any I/O.
 //!
 //! ```text
-//! objects -> rows (service, slice) -> Store -> desired rows -> Table -> ordered operations
+//! objects -> rows (service, slice) -> Store -> desired rows -> TablePlanner -> ordered operations
 //! ```
 //!
 //! Nothing here fails, waits, logs or knows the time: a bad object yields [`Problem`]s and harms only itself.
@@ -14,32 +14,32 @@ mod eligible;
 mod explain;
 mod kernel;
 mod names;
-mod object;
-mod own;
+mod node_context;
+mod object_row;
 mod packed;
+mod planner;
 mod problem;
 mod retired;
 mod service;
 mod slice;
-mod slots;
+mod slot_allocator;
 mod store;
-mod table;
 #[cfg(test)]
 mod tests;
 
 pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, parse_address};
 pub use affinity::affinity_id;
-pub use desired::{Action, Row, SERVICE_FRONTENDS_MAX, Scope, Source, desired_rows, resolve};
+pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, desired_rows, resolve};
 pub use explain::{Explanation, Usage, explain, is_slice_of};
 pub use kernel::{
     Affinity, Balance, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Reserve, Room,
 };
 pub use names::{ObjectName, ServiceName, Text};
-pub use object::{ObjectRow, object_name};
-pub use own::Own;
+pub use node_context::NodeContext;
+pub use object_row::{ObjectRow, object_name};
+pub use planner::{FrontendName, TablePlanner, Write};
 pub use problem::{Problem, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};
 pub use store::{Event, ResourceKind, Store};
-pub use table::{FrontendName, Table, Write};

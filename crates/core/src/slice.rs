@@ -70,7 +70,7 @@ pub enum NodeHint {
     /// Nothing.
     None,
     /// The own node is one of them.
-    Own,
+    NodeContext,
     /// Only others.
     Others,
 }
@@ -217,7 +217,7 @@ impl Endpoint {
             self.terminating,
             self.local,
             self.node_hint != NodeHint::None,
-            self.node_hint == NodeHint::Own,
+            self.node_hint == NodeHint::NodeContext,
             self.zones != 0,
         ];
         writer.address(self.address, family);
@@ -240,7 +240,7 @@ impl Endpoint {
             node_hint: match (has(4), has(5)) {
                 (false, _) => NodeHint::None,
                 (true, false) => NodeHint::Others,
-                (true, true) => NodeHint::Own,
+                (true, true) => NodeHint::NodeContext,
             },
             zones: if has(6) { reader.number() as u16 } else { 0 },
         }
@@ -332,7 +332,7 @@ fn node_hint(spec: &EndpointSpec, node: Option<&str>) -> NodeHint {
     let names = names(spec.hints.as_ref().and_then(|hints| hints.for_nodes.as_deref()));
     match node {
         _ if names.is_empty() => NodeHint::None,
-        Some(node) if names.contains(&node) => NodeHint::Own,
+        Some(node) if names.contains(&node) => NodeHint::NodeContext,
         _ => NodeHint::Others,
     }
 }

@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    Address, ObjectName, ObjectRow, Own, Problem, ServiceName, ServiceRow, SliceRow, names::Texts, object::Parsed,
-    own::NodeRow, packed::Packed,
+    Address, NodeContext, ObjectName, ObjectRow, Problem, ServiceName, ServiceRow, SliceRow, names::Texts,
+    node_context::NodeRow, object_row::Parsed, packed::Packed,
 };
 use crate::api::{EndpointSlice, Node, Service};
 
@@ -76,7 +76,7 @@ pub enum Event {
 /// The rows in force.
 #[derive(Debug, Default)]
 pub struct Store {
-    own: Own,
+    own: NodeContext,
     /// The own Node, while there is one.
     node: Option<NodeRow>,
     /// A list of Nodes is under way: what it has said of the own one.
@@ -101,7 +101,7 @@ type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
 impl Store {
     /// An empty store, as seen from this place.
     #[must_use]
-    pub fn new(own: Own) -> Self {
+    pub fn new(own: NodeContext) -> Self {
         Self { own, ..Self::default() }
     }
 
@@ -498,7 +498,7 @@ mod tests {
 
     #[test]
     fn an_object_that_can_no_longer_be_read_keeps_its_last_state() {
-        let mut store = Store::new(Own::default());
+        let mut store = Store::new(NodeContext::default());
         let lists = |objects: Vec<Event>| {
             let kinds = [ResourceKind::Services, ResourceKind::EndpointSlices];
             let (started, done) = (kinds.map(Event::ListStarted), kinds.map(Event::ListDone));
@@ -523,7 +523,7 @@ mod tests {
 
         apply(&mut store, lists(vec![service(80), unreadable(web())]));
         assert_eq!(desired_rows(&store, &web()).first().map(|row| row.frontend.port), Some(81), "the last one counts");
-        let mut new = Store::new(Own::default());
+        let mut new = Store::new(NodeContext::default());
         apply(&mut new, lists(vec![service(80), unreadable(web())]));
         assert_eq!(resolve(&new).len(), 1, "of nothing known, an earlier definition counts");
 

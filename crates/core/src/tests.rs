@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Backend, Event, KernelTable, Limits, ObjectName, Own, Reserve, ResourceKind, Room, Row, Store, Table,
-    parse_address, resolve,
+    Backend, Event, KernelTable, Limits, NodeContext, ObjectName, Reserve, ResourceKind, Room, Row, Store,
+    TablePlanner, parse_address, resolve,
 };
 
 /// What a file says.
@@ -134,18 +134,18 @@ impl Case {
 /// The store, a table that follows it step by step, and the problems that were reported and not yet taken back.
 struct World {
     store: Store,
-    table: Table,
+    table: TablePlanner,
     is_followed: bool,
 }
 
 impl World {
     fn new(case: &Case) -> Self {
-        let own = Own {
+        let own = NodeContext {
             node_name: case.node.clone(),
             node_ips: read_addresses(&case.node_ips),
             pod_ips: read_addresses(&case.pod_ips),
         };
-        Self { store: Store::new(own), table: Table::new(LIMITS, KernelTable::default()), is_followed: false }
+        Self { store: Store::new(own), table: TablePlanner::new(LIMITS, KernelTable::default()), is_followed: false }
     }
 
     fn list(&mut self, objects: &[&Value]) {

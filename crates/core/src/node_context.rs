@@ -10,7 +10,7 @@ const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
 /// What is given, or found, about the place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Own {
+pub struct NodeContext {
     /// The own node's name: decides what is local and which Node counts.
     pub node_name: Option<String>,
     /// The own node's addresses; empty: the InternalIPs of its Node.

@@ -9,37 +9,37 @@
 //! element of `FRONTENDS`, which the next insertion may take. Drains are made as late as possible: a change of endpoints
 //! needs none until slots run out.
 
+mod capacity;
 mod conflicts;
+mod desired_service;
 mod filter;
 mod frontends;
-mod members;
-mod placing;
-mod room;
-mod wish;
+mod packed_set;
+mod placement;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
+use capacity::{Lack, Lacks, Taker};
+use desired_service::{Desire, DesiredService};
 use filter::FilterCounts;
 use frontends::{Claim, Frontends};
-use members::PackedMembers;
-use room::{Lack, Lacks, Taker};
-use wish::{Wish, WishOf};
+use packed_set::PackedSet;
 
 use super::{
-    Action, Address, Affinity, Family, Frontend, KernelSet, KernelTable, Limits, Members, Op, Problem, Protocol,
-    Retired, Row, Scope, ServiceName, Source, Store, affinity_id,
+    Action, Address, Affinity, Family, Frontend, FrontendSource, KernelSet, KernelTable, Limits, Members, Op, Problem,
+    Protocol, Retired, Row, Scope, ServiceName, Store, affinity_id,
     desired::{self, DesiredFrontend, precedence},
     names::{Text, Texts},
-    slots::{Extent, Slots},
+    slot_allocator::{Extent, SlotAllocator},
     store::refill,
 };
 
 /// A Service port in one family, as some of its frontends see it: what has a set of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct SetKey {
+struct BackendSetKey {
     service: Arc<ServiceName>,
     port_name: Text,
     protocol: Protocol,
@@ -47,7 +47,7 @@ struct SetKey {
     scope: Scope,
 }
 
-impl SetKey {
+impl BackendSetKey {
     /// What a set of this Service port should have.
     fn affinity(&self, seconds: Option<u32>) -> Affinity {
         let id = || affinity_id(&self.service, &self.port_name, self.protocol, self.family);
@@ -59,7 +59,7 @@ impl SetKey {
 struct Set {
     id: u32,
     extent: Extent,
-    members: PackedMembers,
+    members: PackedSet,
     affinity: Affinity,
     /// Written by the agent before this one, perhaps for another Service, and not yet confirmed or replaced: it serves
     /// the frontends that have it already and no others.
@@ -75,17 +75,17 @@ struct Orphan {
 
 /// What is kept of a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Held {
+struct ServiceClaims {
     created_s: Option<i64>,
-    rows: Box<[HeldRow]>,
+    rows: Box<[ClaimRef]>,
 }
 
 /// What is kept of a row that a Service has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct HeldRow {
+struct ClaimRef {
     frontend: Frontend,
     port_name: Text,
-    source: Source,
+    source: FrontendSource,
     scope: Scope,
 }
 
@@ -99,12 +99,12 @@ struct ClusterIp {
 
 /// The writer's picture of the kernel's table, and what it should become.
 #[derive(Debug)]
-pub struct Table {
+pub struct TablePlanner {
     limits: Limits,
     frontends: Frontends,
-    services: BTreeMap<Arc<ServiceName>, Held>,
+    services: BTreeMap<Arc<ServiceName>, ServiceClaims>,
     port_names: Texts,
-    sets: BTreeMap<SetKey, Set>,
+    sets: BTreeMap<BackendSetKey, Set>,
     cluster_ips: BTreeMap<Address, ClusterIp>,
     cluster_ips_written: usize,
     /// ClusterIPs that did not fit and are tried again.
@@ -114,15 +114,15 @@ pub struct Table {
     orphans: HashMap<u32, Orphan>,
     /// How many frontends and addresses the map has room for.
     frontends_room: u32,
-    slots: Slots,
-    ids: Slots,
+    slots: SlotAllocator,
+    ids: SlotAllocator,
     /// Elements of `FRONTENDS` were freed since the last drain.
     elements_freed: bool,
     /// Nothing was written yet: what an agent before this one gave up may still be read.
     is_untouched: bool,
     /// The claims are those of a complete store, not of a bootstrap.
     is_synced: bool,
-    /// Backends retired since [`Table::take_retired`] was called last.
+    /// Backends retired since [`TablePlanner::take_retired`] was called last.
     retired: Retired,
     has_other_problems: bool,
     /// Services that did not fit and are tried again, and what they lack.
@@ -149,7 +149,7 @@ pub struct FrontendName<'a> {
     /// The name of the Service's port.
     pub port_name: &'a str,
     /// Why the Service has this frontend.
-    pub source: Source,
+    pub source: FrontendSource,
     /// Outcome of a new connection.
     pub action: Action,
 }
@@ -189,7 +189,7 @@ impl Unpublished {
     }
 }
 
-impl Table {
+impl TablePlanner {
     /// Takes over what the kernel holds; empty on a fresh start.
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
@@ -197,11 +197,11 @@ impl Table {
         // Of the keys without a port, and not a set of ours.
         sets.remove(&0);
         let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.members.backends.len() as u32 };
-        let slots = Slots::new(0, room.slots, sets.values().map(extent).collect());
+        let slots = SlotAllocator::new(0, room.slots, sets.values().map(extent).collect());
         let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
-        let ids = Slots::new(1, room.sets, ids);
+        let ids = SlotAllocator::new(1, room.sets, ids);
         let orphan = |(id, set): (u32, KernelSet)| {
-            let (extent, members) = (extent(&set), PackedMembers::of(&set.members));
+            let (extent, members) = (extent(&set), PackedSet::of(&set.members));
             let set = Set { id, extent, members, affinity: set.affinity, is_inherited: true };
             (id, Orphan { set, frontends: Vec::new() })
         };
@@ -244,7 +244,7 @@ impl Table {
     /// Serves the frontends of `bootstrap` that the kernel does not have yet; touches nothing that it has.
     pub fn bootstrap(&mut self, bootstrap: &Store) -> Vec<Op> {
         let names = bootstrap.service_names().cloned().collect();
-        collected(|write| self.grant(&names, &|name| Wish::of_missing(bootstrap, name), Plan::new(write)))
+        collected(|write| self.grant(&names, &|name| DesiredService::of_missing(bootstrap, name), Plan::new(write)))
     }
 
     /// Makes the whole table equal the store: after the first complete sync, and whenever the kernel's content is in
@@ -253,7 +253,7 @@ impl Table {
         collected(|write| self.sync_by(store, write))
     }
 
-    /// As [`Table::sync`], a little at a time: all of it at once would be a second table.
+    /// As [`TablePlanner::sync`], a little at a time: all of it at once would be a second table.
     pub fn sync_by(&mut self, store: &Store, write: Write<'_>) {
         let names: BTreeSet<_> = self.services.keys().chain(store.service_names()).cloned().collect();
         let plan = Plan {
@@ -264,7 +264,7 @@ impl Table {
         };
         let plan = if self.is_synced { plan } else { self.with_room_for(store, plan) };
         self.is_synced = true;
-        self.grant(&names, &|name| Wish::of(store, name), plan);
+        self.grant(&names, &|name| DesiredService::of(store, name), plan);
         self.refill();
     }
 
@@ -272,7 +272,7 @@ impl Table {
     pub fn update(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>) -> Vec<Op> {
         let mut names = dirty;
         names.append(&mut self.take_relieved());
-        collected(|write| self.grant(&names, &|name| Wish::of(store, name), Plan::new(write)))
+        collected(|write| self.grant(&names, &|name| DesiredService::of(store, name), Plan::new(write)))
     }
 
     /// What comes in one after the other, in order, leaves a tree's nodes half empty; built at once they are full.
@@ -323,7 +323,7 @@ impl Table {
         std::mem::take(&mut self.retired)
     }
 
-    /// Whether [`Table::problems`] may say something else than at the last call.
+    /// Whether [`TablePlanner::problems`] may say something else than at the last call.
     pub fn take_other_problems(&mut self) -> bool {
         std::mem::take(&mut self.has_other_problems)
     }
@@ -350,7 +350,7 @@ impl Table {
 
     /// All claims first, since who owns a frontend decides which sets may be taken over; then sets, each published at
     /// once; then frontends.
-    fn grant(&mut self, names: &BTreeSet<Arc<ServiceName>>, wish: WishOf<'_>, mut plan: Plan<'_>) {
+    fn grant(&mut self, names: &BTreeSet<Arc<ServiceName>>, wish: Desire<'_>, mut plan: Plan<'_>) {
         plan.ops.extend(self.filter.widen().map(Op::SetFilter));
         // Where there is no room for everybody's backends, the API server's have it.
         let (first, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| is_protected(name));
@@ -359,7 +359,7 @@ impl Table {
         for &name in &names {
             let wish = wish(name);
             self.replace_claims(name, &wish, &mut plan);
-            if names.len() <= WISHES_KEPT_MAX {
+            if names.len() <= DESIRED_KEPT_MAX {
                 kept.push((name, wish));
             }
         }
@@ -389,7 +389,7 @@ impl Table {
         (plan.write)(std::mem::take(&mut plan.ops));
     }
 
-    fn replace_claims(&mut self, service: &Arc<ServiceName>, wish: &Wish, plan: &mut Plan<'_>) {
+    fn replace_claims(&mut self, service: &Arc<ServiceName>, wish: &DesiredService, plan: &mut Plan<'_>) {
         let after = self.held(wish);
         if self.services.get(service) == Some(&after) {
             plan.touched.extend(after.rows.iter().map(|held| held.frontend));
@@ -398,11 +398,11 @@ impl Table {
         let before = self.services.remove(service).unwrap_or_default();
         self.drop_claims(service, &before.rows, plan);
         for held in &after.rows {
-            let HeldRow { frontend, source, scope, .. } = *held;
+            let ClaimRef { frontend, source, scope, .. } = *held;
             let claim = Claim { service: service.clone(), port_name: held.port_name.clone(), source, scope };
             self.claim(frontend, claim, after.created_s, plan);
         }
-        let kept: BTreeSet<_> = after.rows.iter().map(HeldRow::set).collect();
+        let kept: BTreeSet<_> = after.rows.iter().map(ClaimRef::set).collect();
         for held in before.rows.iter().filter(|held| !kept.contains(&held.set())) {
             let key = held.key(service);
             plan.gone_from.insert(held.frontend, key.clone());
@@ -413,18 +413,18 @@ impl Table {
         }
     }
 
-    fn held(&mut self, wish: &Wish) -> Held {
+    fn held(&mut self, wish: &DesiredService) -> ServiceClaims {
         let Self { frontends, port_names, .. } = self;
-        let row = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| HeldRow {
+        let row = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| ClaimRef {
             frontend,
             port_name: port_names.share(&port.name),
             source,
             scope,
         };
-        Held { created_s: wish.created_s(), rows: wish.frontends(frontends).map(row).collect() }
+        ServiceClaims { created_s: wish.created_s(), rows: wish.frontends(frontends).map(row).collect() }
     }
 
-    fn publish_sets(&mut self, service: &Arc<ServiceName>, mut wish: Wish, plan: &mut Plan<'_>) {
+    fn publish_sets(&mut self, service: &Arc<ServiceName>, mut wish: DesiredService, plan: &mut Plan<'_>) {
         let problems = std::mem::take(&mut wish.problems);
         self.has_other_problems |= self.problems.remove(service).is_some() || !problems.is_empty();
         if !problems.is_empty() {
@@ -462,12 +462,12 @@ impl Table {
         self.has_other_problems = true;
     }
 
-    fn drop_claims(&mut self, service: &ServiceName, before: &[HeldRow], plan: &mut Plan<'_>) {
+    fn drop_claims(&mut self, service: &ServiceName, before: &[ClaimRef], plan: &mut Plan<'_>) {
         for held in before {
             plan.touched.insert(held.frontend);
             self.frontends.drop_claims(held.frontend, service);
             self.mark_contested(held.frontend);
-            if held.source == Source::ClusterIp {
+            if held.source == FrontendSource::ClusterIp {
                 let cluster_ip = self.touch_ip(held.frontend.address, plan);
                 cluster_ip.claims = cluster_ip.claims.saturating_sub(1);
             }
@@ -481,18 +481,18 @@ impl Table {
 
     fn claim(&mut self, frontend: Frontend, claim: Claim, created_s: Option<i64>, plan: &mut Plan<'_>) {
         plan.touched.insert(frontend);
-        if claim.source == Source::ClusterIp {
+        if claim.source == FrontendSource::ClusterIp {
             self.touch_ip(frontend.address, plan).claims += 1;
         }
         let (service, source, services) = (claim.service.clone(), claim.source, &self.services);
-        let rank = desired::Claim { source, created_s, service: &service };
+        let rank = desired::ClaimRank { source, created_s, service: &service };
         self.frontends.claim(frontend, claim, |other| {
             let created_s = if other.service == service {
                 created_s
             } else {
                 services.get(&other.service).and_then(|held| held.created_s)
             };
-            let other = desired::Claim { source: other.source, created_s, service: &other.service };
+            let other = desired::ClaimRank { source: other.source, created_s, service: &other.service };
             precedence(other, rank).is_le()
         });
         self.mark_contested(frontend);
@@ -501,7 +501,7 @@ impl Table {
     /// Brings a set's backends into the kernel: into free slots, then one store. On an error the old set stays.
     fn publish(
         &mut self,
-        key: &SetKey,
+        key: &BackendSetKey,
         frontend: Frontend,
         content: &Content,
         plan: &mut Plan<'_>,
@@ -520,7 +520,7 @@ impl Table {
 
     /// The set that a frontend has had since before the restart, if no other frontend points at it that is somebody
     /// else's or nobody's any more: what is published into it must not show up there.
-    fn take_over(&mut self, key: &SetKey, frontend: Frontend) -> Option<Set> {
+    fn take_over(&mut self, key: &BackendSetKey, frontend: Frontend) -> Option<Set> {
         let id = self.frontends.set(frontend)?;
         let orphan = self.orphans.get(&id)?;
         let is_ours = orphan.frontends.iter().all(|&frontend| self.frontends.owner(frontend).as_ref() == Some(key));
@@ -530,7 +530,7 @@ impl Table {
     /// The set of a Service port that goes in this batch, if all its frontends become this one's: as when a port gets
     /// another name. The frontends then need not be written at all. A program may still hold the set's id from a frontend
     /// that was deleted earlier; it must not find another Service's backends there.
-    fn succeed(&mut self, key: &SetKey, frontend: Frontend, plan: &mut Plan<'_>) -> Option<Set> {
+    fn succeed(&mut self, key: &BackendSetKey, frontend: Frontend, plan: &mut Plan<'_>) -> Option<Set> {
         let predecessor = plan.gone_from.get(&frontend)?.clone();
         let id = self.sets.get(&predecessor)?.id;
         let is_ours = |&frontend: &Frontend| {
@@ -543,10 +543,10 @@ impl Table {
         self.sets.remove(&predecessor).map(|set| Set { is_inherited: true, ..set })
     }
 
-    fn publish_new(&mut self, key: &SetKey, content: &Content, plan: &mut Plan<'_>) -> Result<(), Unpublished> {
+    fn publish_new(&mut self, key: &BackendSetKey, content: &Content, plan: &mut Plan<'_>) -> Result<(), Unpublished> {
         let no_ids = |limits: Limits| format!("no room for more than {} Service ports", limits.sets);
         let by = Taker { is_protected: is_protected(&key.service), returned: 0 };
-        let extent = self.take(room::Map::Sets, 1, by, plan);
+        let extent = self.take(capacity::Map::Sets, 1, by, plan);
         let id = extent.ok_or_else(|| Unpublished::no_room(no_ids(self.limits)))?.first;
         let (members, extent) = match self.write(content.members.clone(), by, plan) {
             Ok(written) => written,
@@ -566,7 +566,7 @@ impl Table {
     fn publish_changed(
         &mut self,
         mut set: Set,
-        key: &SetKey,
+        key: &BackendSetKey,
         content: &Content,
         plan: &mut Plan<'_>,
     ) -> (Set, Result<(), Unpublished>) {
@@ -584,11 +584,11 @@ impl Table {
     fn publish_members(
         &mut self,
         set: &mut Set,
-        key: &SetKey,
+        key: &BackendSetKey,
         members: &Members,
         plan: &mut Plan<'_>,
     ) -> Result<(), Unpublished> {
-        if set.members == PackedMembers::of(members) {
+        if set.members == PackedSet::of(members) {
             return Ok(());
         }
         if is_protected(&key.service) && members.eligible == 0 && set.members.eligible != 0 {
@@ -608,14 +608,9 @@ impl Table {
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        members: Members,
-        by: Taker,
-        plan: &mut Plan<'_>,
-    ) -> Result<(PackedMembers, Extent), Unpublished> {
-        let packed = PackedMembers::of(&members);
-        let extent = self.take(room::Map::Backends, packed.count(), by, plan).ok_or_else(|| {
+    fn write(&mut self, members: Members, by: Taker, plan: &mut Plan<'_>) -> Result<(PackedSet, Extent), Unpublished> {
+        let packed = PackedSet::of(&members);
+        let extent = self.take(capacity::Map::Backends, packed.count(), by, plan).ok_or_else(|| {
             Unpublished::no_room(format!("no room for {} more backends among {}", packed.count(), self.limits.slots))
         })?;
         if packed.count() != 0 {
@@ -648,7 +643,7 @@ impl Table {
 }
 
 /// Of up to so many Services, what they want is kept until it is written; of more, it is computed twice.
-const WISHES_KEPT_MAX: usize = 64;
+const DESIRED_KEPT_MAX: usize = 64;
 /// How many operations are written together.
 const OPS_AT_ONCE: usize = 256;
 
@@ -669,8 +664,8 @@ struct Plan<'a> {
     touched: BTreeSet<Frontend>,
     touched_ips: BTreeSet<Address>,
     /// Service ports that have gone, and the frontends that they had.
-    gone: BTreeMap<SetKey, Vec<Frontend>>,
-    gone_from: BTreeMap<Frontend, SetKey>,
+    gone: BTreeMap<BackendSetKey, Vec<Frontend>>,
+    gone_from: BTreeMap<Frontend, BackendSetKey>,
     /// Whether sets that were not taken over are given up.
     orphans: bool,
     /// Whether sockets may remember a backend that is no longer there.
@@ -692,7 +687,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-impl HeldRow {
+impl ClaimRef {
     fn family(&self) -> Family {
         self.frontend.address.family()
     }
@@ -702,9 +697,9 @@ impl HeldRow {
         (self.frontend.protocol, self.family(), self.scope, &self.port_name)
     }
 
-    fn key(&self, service: &Arc<ServiceName>) -> SetKey {
+    fn key(&self, service: &Arc<ServiceName>) -> BackendSetKey {
         let (service, port_name) = (service.clone(), self.port_name.clone());
-        SetKey { service, port_name, protocol: self.frontend.protocol, family: self.family(), scope: self.scope }
+        BackendSetKey { service, port_name, protocol: self.frontend.protocol, family: self.family(), scope: self.scope }
     }
 }
 

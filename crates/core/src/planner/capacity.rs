@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Extent, Op, Plan, Slots, Store, Table, Write, collected};
+use super::{Extent, Op, Plan, SlotAllocator, Store, TablePlanner, Write, collected};
 use crate::{Limits, Room, SERVICE_FRONTENDS_MAX, ServiceName};
 
 /// A kind of room that a Service waits for.
@@ -60,7 +60,7 @@ const SHRINKS_TO: u32 = 2;
 /// Such a part of what is in use must be spare, or every other change has to wait for programs.
 const SPARE: u32 = 8;
 
-impl Table {
+impl TablePlanner {
     /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger. What is
     /// reserved for the API server's Service is not for others to keep: who gives as much back may use it for a moment.
     pub(super) fn take(&mut self, map: Map, count: u32, by: Taker, plan: &mut Plan<'_>) -> Option<Extent> {
@@ -95,7 +95,7 @@ impl Table {
         most.saturating_sub(reserved)
     }
 
-    fn allocator(&mut self, map: Map) -> &mut Slots {
+    fn allocator(&mut self, map: Map) -> &mut SlotAllocator {
         match map {
             Map::Sets => &mut self.ids,
             Map::Backends => &mut self.slots,
@@ -179,7 +179,7 @@ impl Table {
         self.starved.len() + self.unplaced.len()
     }
 
-    /// Whether [`Table::compact`] would give memory back.
+    /// Whether [`TablePlanner::compact`] would give memory back.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         let Room { frontends, sets, slots } = self.compact_room();
@@ -188,7 +188,7 @@ impl Table {
             && (frontends < self.frontends_room || sets < self.ids.end() || slots < self.slots.end())
     }
 
-    /// What the maps should have room for after [`Table::compact`].
+    /// What the maps should have room for after [`TablePlanner::compact`].
     fn compact_room(&self) -> Room {
         let Room { frontends, sets, slots } = self.limits.least;
         let shrunk = |now: u32, room: u32| if room <= now / SHRINKS_TO { room } else { now };

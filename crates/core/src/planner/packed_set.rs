@@ -7,13 +7,13 @@ use crate::{
 
 /// Members, packed; equal if the members are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PackedMembers {
+pub(super) struct PackedSet {
     backends: Box<[u8]>,
     pub(super) eligible: u32,
     pub(super) drops: bool,
 }
 
-impl PackedMembers {
+impl PackedSet {
     pub(super) fn of(members: &Members) -> Self {
         let family = family_of(&members.backends);
         let mut writer = Writer::with_capacity(1 + members.backends.len() * backend_bytes(family));
@@ -73,7 +73,7 @@ mod tests {
         let (v4, v6) = (backend("10.0.0.1", 0x1234), backend("fd00::1", 65_535));
         for (eligible, serving) in [(vec![], vec![]), (vec![v4], vec![]), (vec![v6], vec![v6]), (vec![v4], vec![v6])] {
             let members = Members::new(&eligible, &serving, true);
-            assert_eq!(PackedMembers::of(&members).unpack(), members);
+            assert_eq!(PackedSet::of(&members).unpack(), members);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which slots of `BACKENDS` and which ids of `SETS` are free.
 //!
-//! What is given back stays unusable until [`Slots::reclaim`]: a program that read the old word a moment ago may still
+//! What is given back stays unusable until [`SlotAllocator::reclaim`]: a program that read the old word a moment ago may still
 //! be on its way to the slots behind it.
 
 use std::collections::BTreeMap;
@@ -14,14 +14,14 @@ pub(super) struct Extent {
 
 /// First-fit allocator of extents below an end that can be moved.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(super) struct SlotAllocator {
     free: BTreeMap<u32, u32>,
     given_back: Vec<Extent>,
     end: u32,
     used: u32,
 }
 
-impl Slots {
+impl SlotAllocator {
     /// Everything in `first..end` is free, apart from `used`, whose extents may overlap.
     pub(super) fn new(first: u32, end: u32, mut used: Vec<Extent>) -> Self {
         used.sort_unstable_by_key(|extent| extent.first);
@@ -76,7 +76,7 @@ impl Slots {
         self.take_below(count, self.end)
     }
 
-    /// As [`Slots::take`], of those below `end`.
+    /// As [`SlotAllocator::take`], of those below `end`.
     pub(super) fn take_below(&mut self, count: u32, end: u32) -> Option<Extent> {
         if count == 0 {
             return Some(Extent::default());
@@ -91,7 +91,7 @@ impl Slots {
         Some(Extent { first, count })
     }
 
-    /// Gives slots back; they are free after the next [`Slots::reclaim`].
+    /// Gives slots back; they are free after the next [`SlotAllocator::reclaim`].
     pub(super) fn give_back(&mut self, extent: Extent) {
         if extent.count != 0 {
             // What was read back from the kernel may overlap.
@@ -100,7 +100,7 @@ impl Slots {
         }
     }
 
-    /// Whether [`Slots::reclaim`] would free anything.
+    /// Whether [`SlotAllocator::reclaim`] would free anything.
     pub(super) fn has_given_back(&self) -> bool {
         !self.given_back.is_empty()
     }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn given_back_slots_are_not_reused_before_they_are_reclaimed() {
-        let mut slots = Slots::new(0, 4, Vec::new());
+        let mut slots = SlotAllocator::new(0, 4, Vec::new());
         let all = slots.take(4).unwrap();
         slots.give_back(all);
         assert_eq!(slots.take(1), None);
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn neighbours_grow_together_again() {
-        let mut slots = Slots::new(0, 6, Vec::new());
+        let mut slots = SlotAllocator::new(0, 6, Vec::new());
         let parts: Vec<_> = (0..3).map(|_| slots.take(2).unwrap()).collect();
         for part in [parts[0], parts[2], parts[1]] {
             slots.give_back(part);
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn used_slots_are_left_alone_even_if_they_overlap_or_lie_outside() {
         let extent = |first, count| Extent { first, count };
-        let mut slots = Slots::new(1, 10, vec![extent(2, 3), extent(3, 1), extent(8, 100), extent(50, 1)]);
+        let mut slots = SlotAllocator::new(1, 10, vec![extent(2, 3), extent(3, 1), extent(8, 100), extent(50, 1)]);
         assert_eq!(slots.take(3), Some(extent(5, 3)));
         assert_eq!(slots.take(1), Some(extent(1, 1)));
         assert_eq!(slots.take(1), None);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_end_moves() {
-        let mut slots = Slots::new(1, 1, Vec::new());
+        let mut slots = SlotAllocator::new(1, 1, Vec::new());
         assert_eq!((slots.take(1), slots.end_for(3)), (None, 4));
         slots.set_end(4);
         let all = slots.take(3).unwrap();
@@ -181,6 +181,6 @@ mod tests {
 
     #[test]
     fn an_empty_set_needs_no_slots() {
-        assert_eq!(Slots::new(0, 0, Vec::new()).take(0), Some(Extent::default()));
+        assert_eq!(SlotAllocator::new(0, 0, Vec::new()).take(0), Some(Extent::default()));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Table;
+use super::TablePlanner;
 use crate::{
     Frontend, Problem, ServiceName,
     problem::{FRONTENDS_NAMED_MAX, some_of},
@@ -23,7 +23,7 @@ struct Lost {
     last: Option<Frontend>,
 }
 
-impl Table {
+impl TablePlanner {
     /// Remembers whether a frontend, whose claims have changed, has several.
     pub(super) fn mark_contested(&mut self, frontend: Frontend) {
         let is_contested = self.frontends.claims(frontend).len() > 1;

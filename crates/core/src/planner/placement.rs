@@ -5,9 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use super::{ClusterIp, OPS_AT_ONCE, Op, Plan, Table, is_protected, room::Lack};
+use super::{ClusterIp, OPS_AT_ONCE, Op, Plan, TablePlanner, capacity::Lack, is_protected};
 use crate::{
-    Address, Frontend, Problem, Protocol, ServiceName, Source,
+    Address, Frontend, FrontendSource, Problem, Protocol, ServiceName,
     problem::{FRONTENDS_NAMED_MAX, some_of},
 };
 
@@ -48,7 +48,7 @@ impl Changes {
     }
 }
 
-impl Table {
+impl TablePlanner {
     /// Deletions come last: what comes before them needs no drain because of them. A ClusterIP becomes known after its frontends, so that
     /// none of their ports is refused before it is there.
     pub(super) fn place_frontends(&mut self, plan: &mut Plan<'_>) {
@@ -92,10 +92,10 @@ impl Table {
     }
 
     fn rank(&self, frontend: Frontend) -> Rank {
-        let rank = |source: Source, service: &ServiceName| match source {
-            Source::ClusterIp if is_protected(service) => Rank::ApiServer,
-            Source::ClusterIp => Rank::ClusterIp,
-            Source::ExternalIp | Source::LoadBalancerIp | Source::NodePort => Rank::External,
+        let rank = |source: FrontendSource, service: &ServiceName| match source {
+            FrontendSource::ClusterIp if is_protected(service) => Rank::ApiServer,
+            FrontendSource::ClusterIp => Rank::ClusterIp,
+            FrontendSource::ExternalIp | FrontendSource::LoadBalancerIp | FrontendSource::NodePort => Rank::External,
         };
         let claims = self.frontends.claims(frontend).iter();
         claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
@@ -104,7 +104,7 @@ impl Table {
     /// The rank of an address that is to be known as a ClusterIP.
     fn rank_of_ip(&self, address: Address) -> Rank {
         let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
-        let is_first = claims.any(|claim| claim.source == Source::ClusterIp && is_protected(&claim.service));
+        let is_first = claims.any(|claim| claim.source == FrontendSource::ClusterIp && is_protected(&claim.service));
         if is_first { Rank::ApiServer } else { Rank::ClusterIp }
     }
 
@@ -329,7 +329,7 @@ impl Table {
 
     fn ip_does_not_fit(&self, address: Address) -> Problem {
         let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
-        let service = claims.find(|claim| claim.source == Source::ClusterIp).map(|claim| &claim.service);
+        let service = claims.find(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| &claim.service);
         let message = format!("{}; ports that {address} does not have are not refused", self.is_too_small());
         match service {
             Some(service) => Problem::new(format_args!("Service {service}"), "spec.clusterIP", message),

@@ -5,22 +5,22 @@ use std::{
     sync::Arc,
 };
 
-use super::SetKey;
-use crate::{Address, Frontend, Protocol, Scope, ServiceName, Source, names::Text};
+use super::BackendSetKey;
+use crate::{Address, Frontend, FrontendSource, Protocol, Scope, ServiceName, names::Text};
 
 /// A Service's wish to have a frontend.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) service: Arc<ServiceName>,
     pub(super) port_name: Text,
-    pub(super) source: Source,
+    pub(super) source: FrontendSource,
     pub(super) scope: Scope,
 }
 
 impl Claim {
     /// The set that the frontend gets.
-    pub(super) fn key(&self, frontend: Frontend) -> SetKey {
-        SetKey {
+    pub(super) fn key(&self, frontend: Frontend) -> BackendSetKey {
+        BackendSetKey {
             service: self.service.clone(),
             port_name: self.port_name.clone(),
             protocol: frontend.protocol,
@@ -133,7 +133,7 @@ impl Frontends {
     }
 
     /// Who gets a frontend, by what set.
-    pub(super) fn owner(&self, frontend: Frontend) -> Option<SetKey> {
+    pub(super) fn owner(&self, frontend: Frontend) -> Option<BackendSetKey> {
         self.claims(frontend).first().map(|claim| claim.key(frontend))
     }
 
@@ -187,7 +187,7 @@ impl Frontends {
         self.known.range(range).map(|(&frontend, known)| (frontend, known.claims.as_slice()))
     }
 
-    /// As [`super::Table::refill`].
+    /// As [`super::TablePlanner::refill`].
     pub(super) fn refill(&mut self) {
         self.known = std::mem::take(&mut self.known).into_iter().collect();
     }

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    Backend, Event, Filter, ObjectName, Own, Reserve, ResourceKind, RetiredBackends, Room, SERVICE_FRONTENDS_MAX,
+    Backend, Event, Filter, NodeContext, ObjectName, Reserve, ResourceKind, RetiredBackends, Room,
+    SERVICE_FRONTENDS_MAX,
     api::{EndpointSlice, Node, Service},
     desired_rows, parse_address, resolve,
 };
@@ -350,7 +351,7 @@ impl Cluster {
 }
 
 fn store(events: Vec<Event>) -> Store {
-    let mut store = Store::new(Own { node_name: Some(NODE.to_owned()), ..Own::default() });
+    let mut store = Store::new(NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() });
     events.into_iter().for_each(|event| drop(store.apply(event)));
     store
 }
@@ -388,14 +389,14 @@ struct Kernel {
     freed: bool,
     /// Every set that was ever complete, by Service port, the affinities it had, and every port that ever claimed a
     /// frontend.
-    complete: HashMap<SetKey, HashSet<Members>>,
-    had_affinity: HashMap<SetKey, HashSet<Affinity>>,
-    owners: HashMap<Frontend, HashSet<SetKey>>,
+    complete: HashMap<BackendSetKey, HashSet<Members>>,
+    had_affinity: HashMap<BackendSetKey, HashSet<Affinity>>,
+    owners: HashMap<Frontend, HashSet<BackendSetKey>>,
 }
 
-impl SetKey {
+impl BackendSetKey {
     fn of(row: &Row) -> Self {
-        SetKey {
+        BackendSetKey {
             service: Arc::new(row.service.clone()),
             port_name: (&*row.port_name).into(),
             protocol: row.frontend.protocol,
@@ -413,9 +414,9 @@ impl Kernel {
     fn expect(&mut self, store: &Store) {
         for row in store.services().flat_map(|(name, _)| desired_rows(store, name)) {
             let (members, affinity) = seen(&row);
-            self.owners.entry(row.frontend).or_default().insert(SetKey::of(&row));
-            self.complete.entry(SetKey::of(&row)).or_default().insert(members);
-            self.had_affinity.entry(SetKey::of(&row)).or_default().insert(affinity);
+            self.owners.entry(row.frontend).or_default().insert(BackendSetKey::of(&row));
+            self.complete.entry(BackendSetKey::of(&row)).or_default().insert(members);
+            self.had_affinity.entry(BackendSetKey::of(&row)).or_default().insert(affinity);
         }
     }
 
@@ -582,7 +583,7 @@ impl Kernel {
 }
 
 fn seen(row: &Row) -> Seen {
-    (row.members.clone(), SetKey::of(row).affinity(row.session_affinity_seconds))
+    (row.members.clone(), BackendSetKey::of(row).affinity(row.session_affinity_seconds))
 }
 
 fn naive(store: &Store) -> BTreeMap<Frontend, Seen> {
@@ -591,12 +592,12 @@ fn naive(store: &Store) -> BTreeMap<Frontend, Seen> {
 
 fn cluster_ips(store: &Store) -> HashSet<Address> {
     let rows = store.services().flat_map(|(name, _)| desired_rows(store, name));
-    rows.filter(|row| row.source == Source::ClusterIp).map(|row| row.frontend.address).collect()
+    rows.filter(|row| row.source == FrontendSource::ClusterIp).map(|row| row.frontend.address).collect()
 }
 
 /// How many problems Services have because of the place.
 fn problems(store: &Store) -> usize {
-    store.services().map(|(name, _)| Wish::of(store, name).problems.len()).sum()
+    store.services().map(|(name, _)| DesiredService::of(store, name).problems.len()).sum()
 }
 
 /// The backends that some frontend has lost.
@@ -612,17 +613,17 @@ fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> 
 
 /// Plays a history on a table with these limits. Gives back what the kernel then holds, what it should hold, and
 /// whether the table complained.
-fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &Table)) {
+fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePlanner)) {
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
     let mut seen = store(cluster.lists());
-    let mut table = Table::new(limits, KernelTable::default());
+    let mut table = TablePlanner::new(limits, KernelTable::default());
     kernel.run(&table.sync(&seen));
     for step in steps {
         let events = cluster.apply(step);
         let is_restart = matches!(step, Step::Restart);
         if is_restart {
             seen = store(cluster.lists());
-            table = Table::new(limits, kernel.read_back());
+            table = TablePlanner::new(limits, kernel.read_back());
         }
         events.into_iter().for_each(|event| drop(seen.apply(event)));
         kernel.expect(&seen);
@@ -691,7 +692,7 @@ proptest! {
         objects.sort_by_cached_key(|_| order.next());
         // All lists are empty, and the objects come afterwards.
         let mut store = store(lists);
-        let mut table = Table::new(AMPLE, KernelTable::default());
+        let mut table = TablePlanner::new(AMPLE, KernelTable::default());
         let mut kernel = Kernel::default();
         kernel.run(&table.sync(&store));
         for object in objects {
@@ -741,12 +742,12 @@ fn needed_filter(kernel: &Kernel) -> Filter {
     })
 }
 
-fn two_endpoints() -> (Store, Table, Kernel) {
+fn two_endpoints() -> (Store, TablePlanner, Kernel) {
     let mut cluster = Cluster::default();
     cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
     cluster.apply(&Step::Slice(endpoints(0b11)));
     let (store, mut kernel) = (store(cluster.lists()), Kernel::default());
-    let mut table = Table::new(AMPLE, KernelTable::default());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     (store, table, kernel)
@@ -757,7 +758,7 @@ fn endpoints(endpoints: u8) -> SliceStep {
 }
 
 /// What the table writes for one more event.
-fn follow(store: &mut Store, table: &mut Table, event: Event) -> Vec<Op> {
+fn follow(store: &mut Store, table: &mut TablePlanner, event: Event) -> Vec<Op> {
     store.take_dirty();
     store.apply(event);
     let dirty = store.take_dirty();
@@ -777,9 +778,9 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
     let least = Room { frontends: 4, sets: 2, slots: 4 };
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
     let mut store = store(cluster.lists());
-    let mut table = Table::new(Limits { least, ..GROWING }, KernelTable::default());
+    let mut table = TablePlanner::new(Limits { least, ..GROWING }, KernelTable::default());
     kernel.run(&table.sync(&store));
-    let mut follow = |cluster: &mut Cluster, table: &mut Table, kernel: &mut Kernel, step: &Step| {
+    let mut follow = |cluster: &mut Cluster, table: &mut TablePlanner, kernel: &mut Kernel, step: &Step| {
         cluster.apply(step).into_iter().for_each(|event| drop(store.apply(event)));
         kernel.expect(&store);
         let dirty = store.take_dirty();
@@ -809,7 +810,8 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
 
 #[test]
 fn a_full_sync_of_what_is_in_force_makes_no_room() {
-    let (mut store, mut table) = (store(Cluster::default().lists()), Table::new(GROWING, KernelTable::default()));
+    let (mut store, mut table) =
+        (store(Cluster::default().lists()), TablePlanner::new(GROWING, KernelTable::default()));
     table.sync(&store);
     // Sets that have gone leave ids that nobody has had to wait for yet; a Service without ports has no frontend.
     for _ in 0..8 {
@@ -830,7 +832,7 @@ fn a_burst_of_changes_waits_for_programs_a_few_times() {
     }
     let mut store = store(cluster.lists());
     let limits = Limits { frontends: 4_096, sets: 4_096, slots: 65_536, ..GROWING };
-    let mut table = Table::new(limits, KernelTable::default());
+    let mut table = TablePlanner::new(limits, KernelTable::default());
     table.sync(&store);
     let mut waits = 0;
     for change in 0..1_000_u32 {
@@ -906,7 +908,7 @@ fn a_frontend_without_backends_goes_unnoticed() {
     let mut cluster = Cluster::default();
     cluster.apply(&Step::Service(ServiceStep { ports: 7, ..ServiceStep::default() }));
     let mut store = store(cluster.lists());
-    let mut table = Table::new(AMPLE, KernelTable::default());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
     table.sync(&store);
     let ops = follow(&mut store, &mut table, service_event(ServiceStep::default()));
     assert!(ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. })), "{ops:?}");
@@ -938,7 +940,7 @@ fn what_does_not_change_the_table_writes_nothing() {
     let (mut store, mut table, kernel) = two_endpoints();
     assert_eq!(follow(&mut store, &mut table, slice_event(endpoints(0b11))), []);
     assert_eq!(table.sync(&store), []);
-    assert_eq!(Table::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
+    assert_eq!(TablePlanner::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
 }
 
 /// What an agent gave up before it died may still be read when the next one starts to write.
@@ -960,7 +962,7 @@ fn nobody_is_waited_for_where_there_was_nobody() {
     let store = store(cluster.lists());
     let waits = |is_new| {
         let kernel = KernelTable { is_new, room: AMPLE.least, ..KernelTable::default() };
-        Table::new(AMPLE, kernel).sync(&store).contains(&Op::Drain)
+        TablePlanner::new(AMPLE, kernel).sync(&store).contains(&Op::Drain)
     };
     assert!(waits(false) && !waits(true));
 }
@@ -985,7 +987,7 @@ fn a_service_takes_the_room_of_one_that_goes_in_the_same_batch() {
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
     cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
     let mut store = store(cluster.lists());
-    let mut table = Table::new(limits, KernelTable::default());
+    let mut table = TablePlanner::new(limits, KernelTable::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     store.take_dirty();
@@ -1015,17 +1017,17 @@ fn list(store: &mut Store, objects: Vec<Event>) {
 }
 
 /// A full table: one Service that fits and one with ports of which none does.
-fn full() -> (Store, Table) {
+fn full() -> (Store, TablePlanner) {
     let mut store = store(Vec::new());
     let events = [many_ports("fits", "10.0.0.1", 1..4), many_ports("large", "10.0.0.2", 1..41)];
     list(&mut store, events.into_iter().collect());
-    let mut table = Table::new(Limits { frontends: 4, ..AMPLE }, KernelTable::default());
+    let mut table = TablePlanner::new(Limits { frontends: 4, ..AMPLE }, KernelTable::default());
     table.sync(&store);
     table.update(&store, BTreeSet::new());
     (store, table)
 }
 
-fn texts(table: &Table) -> Vec<String> {
+fn texts(table: &TablePlanner) -> Vec<String> {
     table.problems().iter().map(ToString::to_string).collect()
 }
 
@@ -1083,7 +1085,7 @@ fn bootstrap_adds_and_never_replaces() {
     cluster.apply(&Step::Service(ServiceStep { ports: 0b11, ..ServiceStep::default() }));
     cluster.apply(&Step::Slice(SliceStep { ports: 0b11, endpoints: 0b1000, ..SliceStep::default() }));
     let bootstrap = self::store(cluster.lists());
-    let mut table = Table::new(AMPLE, kernel.read_back());
+    let mut table = TablePlanner::new(AMPLE, kernel.read_back());
     let ops = table.bootstrap(&bootstrap);
     let puts = ops.iter().filter(|op| matches!(op, Op::PutFrontend { .. })).count();
     assert_eq!(puts, 2, "port 81 in both families; port 80 is known: {ops:?}");
@@ -1113,7 +1115,7 @@ fn the_api_server_never_loses_its_last_endpoint() {
         ]
     };
     let mut store = store(object(json!([{"addresses": ["10.0.0.1"]}])));
-    let mut table = Table::new(AMPLE, KernelTable::default());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
     table.sync(&store);
     object(json!([])).into_iter().for_each(|event| drop(store.apply(event)));
     let dirty = store.take_dirty();
@@ -1129,7 +1131,7 @@ fn bootstrap_makes_no_address_known() {
     let mut cluster = Cluster::default();
     cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
     let store = store(cluster.lists());
-    let mut table = Table::new(AMPLE, KernelTable::default());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
     let is_address = |op: &&Op| matches!(op, Op::PutAddress(_));
     assert_eq!(table.bootstrap(&store).iter().filter(is_address).count(), 0);
     assert_eq!(table.sync(&store).iter().filter(is_address).count(), 2);
@@ -1141,10 +1143,10 @@ fn what_is_wrong_in_the_kernel_is_mended() {
     let (store, _, mut kernel) = two_endpoints();
     // Wider than need be, then too narrow.
     kernel.filter.v4 |= 1;
-    kernel.run(&Table::new(AMPLE, kernel.read_back()).sync(&store));
+    kernel.run(&TablePlanner::new(AMPLE, kernel.read_back()).sync(&store));
     assert_eq!(kernel.filter, needed_filter(&kernel));
     let read_back = KernelTable { filter: Filter::default(), ..kernel.read_back() };
-    let ops = Table::new(AMPLE, read_back).sync(&store);
+    let ops = TablePlanner::new(AMPLE, read_back).sync(&store);
     assert_eq!(ops, [Op::Drain, Op::SetFilter(kernel.filter)]);
     // A frontend with the set of unknown ports, an address that nobody claims, one that is missing.
     let mut read_back = kernel.read_back();
@@ -1154,7 +1156,7 @@ fn what_is_wrong_in_the_kernel_is_mended() {
     read_back.addresses.remove(&frontend.address);
     let stranger = Address::from_octets([1; 16]);
     read_back.addresses.insert(stranger);
-    let ops = Table::new(AMPLE, read_back).sync(&store);
+    let ops = TablePlanner::new(AMPLE, read_back).sync(&store);
     let mends = |wanted: fn(&Op) -> bool| ops.iter().any(wanted);
     assert!(mends(|op| matches!(op, Op::PutFrontend { set, .. } if *set != 0)), "{ops:?}");
     assert!(ops.contains(&Op::PutAddress(frontend.address)) && ops.contains(&Op::DeleteAddress(stranger)), "{ops:?}");
@@ -1171,7 +1173,7 @@ fn external(name: &str, number: u8, ports: u16, external: u32) -> Event {
     Event::Service(Box::new(serde_json::from_value(object).unwrap()))
 }
 
-fn sources(table: &Table) -> BTreeMap<String, usize> {
+fn sources(table: &TablePlanner) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for row in table.rows() {
         *counts.entry(format!("{} {}", row.service, row.source.as_str())).or_default() += 1;
@@ -1190,7 +1192,7 @@ fn external_addresses_give_way_to_cluster_ips() {
     let events = [external("a/greedy", 1, 2, 20), external("b/web", 2, 3, 0), external("default/kubernetes", 3, 3, 1)];
     // Of 12 places ClusterIPs take 8, and that they are known takes 3.
     let expected = counts([("a/greedy ClusterIP", 2), ("b/web ClusterIP", 3), ("default/kubernetes ClusterIP", 3)]);
-    let cluster_ips = |table: &Table| {
+    let cluster_ips = |table: &TablePlanner| {
         let (of_cluster, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
             sources(table).into_iter().partition(|(name, _)| name.ends_with("ClusterIP"));
         assert_eq!(others.values().sum::<usize>(), 1, "{others:?}");
@@ -1199,7 +1201,7 @@ fn external_addresses_give_way_to_cluster_ips() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut store = store(Vec::new());
         list(&mut store, Vec::new());
-        let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+        let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
         kernel.run(&table.sync(&store));
         for index in order {
             store.apply(events[index].clone());
@@ -1210,7 +1212,7 @@ fn external_addresses_give_way_to_cluster_ips() {
         }
         assert_eq!(cluster_ips(&table), expected, "in the order {order:?}");
         assert!((1..=2).contains(&table.without_room()), "external addresses: {:?}", texts(&table));
-        let mut fresh = Table::new(limits, KernelTable::default());
+        let mut fresh = TablePlanner::new(limits, KernelTable::default());
         fresh.sync(&store);
         assert_eq!(cluster_ips(&fresh), expected);
     }
@@ -1221,7 +1223,7 @@ fn the_api_server_comes_before_other_cluster_ips() {
     let limits = Limits { frontends: 6, ..GROWING };
     let mut store = store(Vec::new());
     list(&mut store, vec![external("a/web", 1, 5, 0)]);
-    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     store.apply(external("default/kubernetes", 2, 2, 0));
@@ -1238,7 +1240,7 @@ fn external_addresses_together_have_a_bound() {
     let limits = Limits { external_frontends: 5, ..GROWING };
     let mut store = store(Vec::new());
     list(&mut store, vec![external("a/greedy", 1, 2, 3), external("b/late", 2, 1, 1)]);
-    let mut table = Table::new(limits, KernelTable::default());
+    let mut table = TablePlanner::new(limits, KernelTable::default());
     table.sync(&store);
     assert_eq!(sources(&table).values().sum::<usize>(), 3 + 5);
     let problem = texts(&table);
@@ -1262,10 +1264,10 @@ fn one_service_has_a_bound_and_keeps_its_cluster_ips() {
     list(&mut store, vec![external("a/greedy", 1, 100, 1_000)]);
     let rows = resolve(&store);
     assert_eq!(rows.len(), SERVICE_FRONTENDS_MAX);
-    let all = rows.iter().filter(|row| row.source == Source::ClusterIp).count();
+    let all = rows.iter().filter(|row| row.source == FrontendSource::ClusterIp).count();
     assert_eq!(all, 100);
     let limits = Limits { frontends: 1 << 18, external_frontends: 1 << 17, sets: 1 << 10, ..GROWING };
-    let mut table = Table::new(limits, KernelTable::default());
+    let mut table = TablePlanner::new(limits, KernelTable::default());
     table.sync(&store);
     assert_eq!(table.rows(), rows);
     let problems = texts(&table);
@@ -1283,7 +1285,7 @@ fn one_service_has_a_bound_of_backends() {
         cluster.apply(&Step::Slice(slice));
     }
     let store = store(cluster.lists());
-    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     // The second port of each has no room, in either family; the first has three backends of IPv4.
@@ -1307,7 +1309,7 @@ fn frontends_that_change_their_sets_together_wait_once() {
     }
     let mut store = store(cluster.lists());
     let limits = Limits { frontends: 4_096, sets: 4_096, slots: 4_096, external_frontends: 4_096, ..GROWING };
-    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     store.apply(Event::PodIps(vec![parse_address("10.9.0.1").unwrap()]));
@@ -1322,7 +1324,7 @@ fn frontends_that_change_their_sets_together_wait_once() {
     let waits: Vec<_> = waits.map(std::mem::discriminant).collect();
     assert!(waits.len() <= 3, "{} waits for {} Services", waits.len(), store.service_names().len());
     // Where there was no memory for a second map, they are replaced one by one.
-    let mut table = Table::new(Limits { may_replace: false, ..limits }, kernel.read_back());
+    let mut table = TablePlanner::new(Limits { may_replace: false, ..limits }, kernel.read_back());
     store.apply(Event::PodIps(Vec::new()));
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
@@ -1335,7 +1337,7 @@ fn a_service_that_loses_many_frontends_is_told_once() {
     let mut store = store(Vec::new());
     let events = [many_ports("a", "10.0.0.1", 1..31), many_ports("b", "10.0.0.1", 11..31)];
     list(&mut store, events.into_iter().collect());
-    let mut table = Table::new(AMPLE, KernelTable::default());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
     table.sync(&store);
     assert_eq!(
         texts(&table),
@@ -1366,7 +1368,7 @@ fn the_api_server_has_sets_and_slots_of_its_own() {
         cluster.apply(&Step::Slice(slice));
     }
     let mut store = store(cluster.lists());
-    let (mut table, mut kernel) = (Table::new(limits, KernelTable::default()), Kernel::default());
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     assert_ne!(table.without_room(), 0);

@@ -2,19 +2,19 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{Frontends, SetKey};
+use super::{BackendSetKey, Frontends};
 use crate::{
     Family, Frontend, Members, Problem, Protocol, Scope, ServiceName, ServicePort, Store,
-    desired::{DesiredFrontend, DesiredService, desired_problems},
+    desired::{DesiredFrontend, DesiredRows, desired_problems},
     names::Text,
 };
 
 /// Computes the wish of a Service by its name.
-pub(super) type WishOf<'a> = &'a dyn Fn(&ServiceName) -> Wish;
+pub(super) type Desire<'a> = &'a dyn Fn(&ServiceName) -> DesiredService;
 
 /// Desired frontends and sets of one Service; none if it is gone.
-pub(super) struct Wish {
-    desired: Option<DesiredService>,
+pub(super) struct DesiredService {
+    desired: Option<DesiredRows>,
     /// Frontends that the kernel has are left as they are.
     only_missing: bool,
     pub(super) problems: Vec<Problem>,
@@ -28,10 +28,10 @@ pub(super) struct WantedSet<'a> {
     pub(super) frontend: Frontend,
 }
 
-impl Wish {
+impl DesiredService {
     /// All that the store has of it.
     pub(super) fn of(store: &Store, name: &ServiceName) -> Self {
-        let desired = DesiredService::new(store, name);
+        let desired = DesiredRows::new(store, name);
         let problems = desired.as_ref().map(|desired| desired_problems(store, name, desired)).unwrap_or_default();
         Self { desired, only_missing: false, problems }
     }
@@ -42,16 +42,16 @@ impl Wish {
     }
 
     pub(super) fn created_s(&self) -> Option<i64> {
-        self.desired.as_ref().and_then(DesiredService::created_s)
+        self.desired.as_ref().and_then(DesiredRows::created_s)
     }
 
     pub(super) fn affinity_seconds(&self) -> Option<u32> {
-        self.desired.as_ref().and_then(DesiredService::affinity_seconds)
+        self.desired.as_ref().and_then(DesiredRows::affinity_seconds)
     }
 
     /// The frontends, one after the other.
     pub(super) fn frontends<'a>(&'a self, frontends: &Frontends) -> impl Iterator<Item = DesiredFrontend<'a>> {
-        let all = self.desired.iter().flat_map(DesiredService::frontends);
+        let all = self.desired.iter().flat_map(DesiredRows::frontends);
         all.filter(|wanted| !self.only_missing || frontends.set(wanted.frontend).is_none())
     }
 
@@ -69,14 +69,14 @@ impl Wish {
 
     /// The desired members of a set.
     pub(super) fn members(&self, set: &WantedSet<'_>) -> Members {
-        let members = |desired: &DesiredService| desired.members(set.port, set.frontend.address.family(), set.scope);
+        let members = |desired: &DesiredRows| desired.members(set.port, set.frontend.address.family(), set.scope);
         self.desired.as_ref().map(members).unwrap_or_default()
     }
 }
 
 impl WantedSet<'_> {
-    pub(super) fn key(&self, service: &Arc<ServiceName>, port_name: Text) -> SetKey {
-        SetKey {
+    pub(super) fn key(&self, service: &Arc<ServiceName>, port_name: Text) -> BackendSetKey {
+        BackendSetKey {
             service: service.clone(),
             port_name,
             protocol: self.port.protocol,
