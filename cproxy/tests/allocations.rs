@@ -70,7 +70,7 @@ fn synced(services: u32) -> (Store, TablePlanner) {
     };
     list(ResourceKind::Services, &service_event);
     list(ResourceKind::EndpointSlices, &|index| slice_event(index, 0));
-    let mut table = TablePlanner::new(bpf::TablePlanner::LIMITS, KernelTable::default());
+    let mut table = TablePlanner::new(bpf::Table::LIMITS, KernelTable::default());
     table.sync_by(&store, &mut drop);
     (store, table)
 }
