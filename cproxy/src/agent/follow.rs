@@ -63,6 +63,8 @@ pub(super) struct Follower {
     /// A list has been taken in, whose staged rows are free again.
     has_list: bool,
     reported: BTreeSet<Problem>,
+    /// Revision of the planner's problems that `reported` has.
+    reported_revision: Option<u64>,
     /// Told which backends have retired: sockets may be connected to nobody.
     handover: Arc<Handover>,
     /// Somebody may have been connected through the pins before this agent.
@@ -97,6 +99,7 @@ impl Follower {
             timeline,
             has_list: false,
             reported: BTreeSet::new(),
+            reported_revision: None,
             handover: Arc::new(Handover::new(mode)),
             has_predecessor: !pins.are_new,
             gauges: Arc::default(),
@@ -263,6 +266,7 @@ impl Follower {
         let dirty = self.store.take_dirty();
         if let State::InDoubt { .. } = self.state {
             self.table = TablePlanner::new(self.limits, self.maps.read()?);
+            self.reported_revision = None;
         }
         self.timeline.end(Phase::List);
         match self.state {
@@ -325,7 +329,8 @@ impl Follower {
 
     /// Logs the table's problems that are new.
     fn report(&mut self) {
-        if !self.table.take_other_problems() {
+        let revision = self.table.problems_revision();
+        if self.reported_revision.replace(revision) == Some(revision) {
             return;
         }
         let problems = BTreeSet::from_iter(self.table.problems());

@@ -1,10 +1,6 @@
 //! What the table should be: a pure function of the rows.
 
-use std::{
-    cmp::Ordering,
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
 use super::{
     Address, Backend, Family, Frontend, Members, Problem, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
@@ -231,7 +227,7 @@ impl DesiredRows {
 #[must_use]
 pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
     let Some(service) = DesiredRows::new(store, name) else { return Vec::new() };
-    let mut sets = HashMap::new();
+    let mut sets = BTreeMap::new();
     let row = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| {
         let family = frontend.address.family();
         let key = (port.name.clone(), port.protocol, family, scope);

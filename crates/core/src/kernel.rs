@@ -1,7 +1,7 @@
 //! What the table says to the kernel, and what it reads back from there.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -224,11 +224,11 @@ pub struct Limits {
 #[derive(Clone, Debug, Default)]
 pub struct KernelTable {
     /// The frontends and their sets.
-    pub frontends: HashMap<Frontend, u32>,
+    pub frontends: BTreeMap<Frontend, u32>,
     /// The addresses that are known as ClusterIPs.
-    pub addresses: HashSet<Address>,
+    pub addresses: BTreeSet<Address>,
     /// The sets that frontends refer to.
-    pub sets: HashMap<u32, KernelSet>,
+    pub sets: BTreeMap<u32, KernelSet>,
     /// The filter.
     pub filter: Filter,
     /// How much the maps can hold now.

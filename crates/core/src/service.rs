@@ -2,7 +2,7 @@
 //! `serviceport.go`).
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet},
     num::NonZeroU16,
     sync::Arc,
 };
@@ -352,7 +352,7 @@ fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
     if specs.is_empty() {
         findings.field("spec.ports", "the Service has no ports; nothing to serve, add one");
     }
-    let mut seen = HashSet::new();
+    let mut seen = BTreeSet::new();
     // The ports of a protocol that cannot be served are one problem.
     let mut unserved = BTreeMap::<&str, (usize, usize)>::new();
     let mut ports = Vec::with_capacity(specs.len());

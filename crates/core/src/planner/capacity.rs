@@ -4,41 +4,13 @@
 //! A map is replaced by another one as a whole, by one write, after which no program uses the old one. So whatever waits for a
 //! grace period has had one.
 
-use std::{collections::BTreeSet, sync::Arc};
+use super::{Batch, Op, Phase, Store, TablePlanner, Write, collected};
+use crate::{
+    Limits, Room, SERVICE_FRONTENDS_MAX,
+    slot_allocator::{Extent, SlotAllocator},
+};
 
-use super::{Extent, Op, Plan, SlotAllocator, Store, TablePlanner, Write, collected};
-use crate::{Limits, Room, SERVICE_FRONTENDS_MAX, ServiceName};
-
-/// A kind of room that a Service waits for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Lack {
-    /// Places of frontends.
-    Frontends,
-    /// Ids of sets, or backend slots.
-    Backends,
-}
-
-/// Any of the above.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lacks {
-    frontends: bool,
-    backends: bool,
-}
-
-impl Lacks {
-    pub(super) fn add(&mut self, lack: Lack) {
-        match lack {
-            Lack::Frontends => self.frontends = true,
-            Lack::Backends => self.backends = true,
-        }
-    }
-
-    fn has_any_of(self, other: Self) -> bool {
-        self.frontends && other.frontends || self.backends && other.backends
-    }
-}
-
-/// What comes in extents.
+/// Map whose room is allocated in extents.
 #[derive(Clone, Copy)]
 pub(super) enum Map {
     /// Ids of sets.
@@ -63,7 +35,7 @@ const SPARE: u32 = 8;
 impl TablePlanner {
     /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger. What is
     /// reserved for the API server's Service is not for others to keep: who gives as much back may use it for a moment.
-    pub(super) fn take(&mut self, map: Map, count: u32, by: Taker, plan: &mut Plan<'_>) -> Option<Extent> {
+    pub(super) fn allocate(&mut self, map: Map, count: u32, by: Taker, batch: &mut Batch<'_>) -> Option<Extent> {
         let more = count.saturating_sub(by.returned);
         if more != 0 && !by.is_protected && self.allocator(map).used().saturating_add(more) > self.open_room(map) {
             return None;
@@ -73,16 +45,16 @@ impl TablePlanner {
         }
         let slots = self.allocator(map);
         let is_crowded = slots.end() - slots.used() < slots.used() / SPARE;
-        if is_crowded && self.grow(map, count, plan) {
+        if is_crowded && self.grow(map, count, batch) {
             return self.allocator(map).take(count);
         }
         if self.allocator(map).has_given_back() {
-            self.drain(&mut plan.ops);
+            self.drain(batch);
             if let Some(extent) = self.allocator(map).take(count) {
                 return Some(extent);
             }
         }
-        self.grow(map, count, plan);
+        self.grow(map, count, batch);
         self.allocator(map).take(count)
     }
 
@@ -97,13 +69,13 @@ impl TablePlanner {
 
     fn allocator(&mut self, map: Map) -> &mut SlotAllocator {
         match map {
-            Map::Sets => &mut self.ids,
-            Map::Backends => &mut self.slots,
+            Map::Sets => &mut self.sets.ids,
+            Map::Backends => &mut self.sets.slots,
         }
     }
 
     /// Makes the map larger, so that `count` more fit in one piece; false if it may not grow.
-    fn grow(&mut self, map: Map, count: u32, plan: &mut Plan<'_>) -> bool {
+    fn grow(&mut self, map: Map, count: u32, batch: &mut Batch<'_>) -> bool {
         let (least, most) = match map {
             // Ids start at 1.
             Map::Sets => (self.limits.least.sets, self.limits.sets.saturating_add(1)),
@@ -113,13 +85,13 @@ impl TablePlanner {
         let room = array_room(slots.end_for(count), least, most);
         let grows = room > slots.end();
         if grows {
-            self.resize(map, room, plan);
+            self.resize(map, room, batch);
         }
         grows
     }
 
-    fn resize(&mut self, map: Map, room: u32, plan: &mut Plan<'_>) {
-        plan.ops.push(match map {
+    fn resize(&mut self, map: Map, room: u32, batch: &mut Batch<'_>) {
+        batch.ops.push(match map {
             Map::Sets => Op::ResizeSets(room),
             Map::Backends => Op::ResizeBackends(room),
         });
@@ -128,64 +100,61 @@ impl TablePlanner {
     }
 
     /// For the first list, makes room at once for about as much as there is.
-    pub(super) fn with_room_for<'a>(&mut self, store: &Store, mut plan: Plan<'a>) -> Plan<'a> {
-        if self.sets.is_empty() && self.orphans.is_empty() {
+    pub(super) fn make_room_for(&mut self, store: &Store, batch: &mut Batch<'_>) {
+        if self.sets.is_empty() {
             let Room { frontends, sets, slots } = estimate(store, &self.limits);
-            self.grow(Map::Sets, sets, &mut plan);
-            self.grow(Map::Backends, slots, &mut plan);
-            self.grow_frontends(frontends, &mut plan);
+            self.grow(Map::Sets, sets, batch);
+            self.grow(Map::Backends, slots, batch);
+            self.grow_frontends(frontends, batch);
         }
-        plan
     }
 
     /// All that a batch inserts is counted before it begins, so that the map is replaced at most once.
-    pub(super) fn make_room_for_frontends(&mut self, new: usize, plan: &mut Plan<'_>) {
-        let needed = self.frontends.written() + self.cluster_ips_written + new;
-        self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), plan);
+    pub(super) fn make_room_for_frontends(&mut self, new: usize, batch: &mut Batch<'_>) {
+        let needed = self.elements() + new;
+        self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), batch);
     }
 
-    fn grow_frontends(&mut self, needed: u32, plan: &mut Plan<'_>) {
+    fn grow_frontends(&mut self, needed: u32, batch: &mut Batch<'_>) {
         let room = hash_room(needed, self.limits.least.frontends, self.limits.frontends);
         if needed > self.frontends_room && room > self.frontends_room {
-            self.replace_frontends(room, plan);
+            self.replace_frontends(room, batch);
         }
     }
 
-    pub(super) fn replace_frontends(&mut self, room: u32, plan: &mut Plan<'_>) {
-        let frontends = self.frontends.each_written().collect();
-        let written = self.cluster_ips.iter().filter(|(_, ip)| ip.is_written);
-        let addresses = written.map(|(&address, _)| address).collect();
-        plan.ops.push(Op::ReplaceFrontends { room, frontends, addresses });
+    pub(super) fn replace_frontends(&mut self, room: u32, batch: &mut Batch<'_>) {
+        let frontends = self.claims.frontends.each_written().collect();
+        let addresses = self.claims.cluster_ips.each_written().collect();
+        batch.ops.push(Op::ReplaceFrontends { room, frontends, addresses });
         self.drained();
         self.frontends_room = room;
     }
 
-    /// The Services for which there may be room now.
-    pub(super) fn take_relieved(&mut self) -> BTreeSet<Arc<ServiceName>> {
-        let new_room = std::mem::take(&mut self.new_room);
-        self.starved.extract_if(.., |_, lacks| lacks.has_any_of(new_room)).map(|(service, _)| service).collect()
+    /// Elements of `FRONTENDS` in use.
+    pub(super) fn elements(&self) -> usize {
+        self.claims.frontends.written() + self.claims.cluster_ips.written()
     }
 
     /// How much of the maps is in use.
     #[must_use]
     pub fn used(&self) -> Room {
-        let frontends = u32::try_from(self.frontends.written() + self.cluster_ips_written).unwrap_or(u32::MAX);
-        Room { frontends, sets: self.ids.used(), slots: self.slots.used() }
+        let frontends = u32::try_from(self.elements()).unwrap_or(u32::MAX);
+        Room { frontends, sets: self.sets.ids.used(), slots: self.sets.slots.used() }
     }
 
     /// How many Services and ClusterIPs wait for room.
     #[must_use]
     pub fn without_room(&self) -> usize {
-        self.starved.len() + self.unplaced.len()
+        self.starved.len() + self.claims.cluster_ips.unplaced.len()
     }
 
     /// Whether [`TablePlanner::compact`] would give memory back.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         let Room { frontends, sets, slots } = self.compact_room();
-        self.is_synced
-            && self.orphans.is_empty()
-            && (frontends < self.frontends_room || sets < self.ids.end() || slots < self.slots.end())
+        self.phase == Phase::Synced
+            && !self.sets.has_orphans()
+            && (frontends < self.frontends_room || sets < self.sets.ids.end() || slots < self.sets.slots.end())
     }
 
     /// What the maps should have room for after [`TablePlanner::compact`].
@@ -195,8 +164,8 @@ impl TablePlanner {
         let used = self.used();
         Room {
             frontends: shrunk(self.frontends_room, hash_room(used.frontends, frontends, self.limits.frontends)),
-            sets: shrunk(self.ids.end(), array_room(used.sets, sets, self.limits.sets.saturating_add(1))),
-            slots: shrunk(self.slots.end(), array_room(used.slots, slots, self.limits.slots)),
+            sets: shrunk(self.sets.ids.end(), array_room(used.sets, sets, self.limits.sets.saturating_add(1))),
+            slots: shrunk(self.sets.slots.end(), array_room(used.slots, slots, self.limits.slots)),
         }
     }
 
@@ -210,46 +179,28 @@ impl TablePlanner {
     }
 
     fn compact_by(&mut self, write: Write<'_>) {
-        let mut plan = Plan::new(write);
+        let mut batch = Batch::new(write);
         let room = self.compact_room();
-        self.drain(&mut plan.ops);
-        let moved_slots = room.slots < self.slots.end() && self.move_backends(room.slots, &mut plan);
-        let moved_ids = room.sets < self.ids.end() && self.move_sets(room.sets, &mut plan);
-        if room.sets < self.ids.end() || room.frontends < self.frontends_room {
-            self.replace_frontends(room.frontends, &mut plan);
+        let (slots_end, ids_end) = (self.sets.slots.end(), self.sets.ids.end());
+        self.drain(&mut batch);
+        let moved_slots = room.slots < slots_end && self.sets.move_backends(room.slots, &mut batch.ops);
+        let mut moved_ids = false;
+        if room.sets < ids_end {
+            let (ids, all_moved) = self.sets.move_ids(room.sets, &mut batch.ops);
+            self.claims.frontends.renumber(&ids);
+            moved_ids = all_moved;
         }
-        self.drain(&mut plan.ops);
+        if room.sets < ids_end || room.frontends < self.frontends_room {
+            self.replace_frontends(room.frontends, &mut batch);
+        }
+        self.drain(&mut batch);
         if moved_slots {
-            self.resize(Map::Backends, room.slots, &mut plan);
+            self.resize(Map::Backends, room.slots, &mut batch);
         }
         if moved_ids {
-            self.resize(Map::Sets, room.sets, &mut plan);
+            self.resize(Map::Sets, room.sets, &mut batch);
         }
-        self.flush(&mut plan, 1);
-    }
-
-    /// Whether no set has a slot from `end` on any more.
-    fn move_backends(&mut self, end: u32, plan: &mut Plan<'_>) -> bool {
-        for set in self.sets.values_mut().filter(|set| set.extent.first + set.extent.count > end) {
-            let Some(extent) = self.slots.take_below(set.extent.count, end) else { return false };
-            self.slots.give_back(std::mem::replace(&mut set.extent, extent));
-            plan.ops.push(Op::WriteBackends { first_slot: extent.first, members: set.members.unpack() });
-            plan.ops.push(set.publication());
-        }
-        true
-    }
-
-    /// Whether no set has an id from `end` on any more, once the frontends have been replaced.
-    fn move_sets(&mut self, end: u32, plan: &mut Plan<'_>) -> bool {
-        let mut ids = std::collections::HashMap::new();
-        for set in self.sets.values_mut().filter(|set| set.id >= end) {
-            let Some(extent) = self.ids.take_below(1, end) else { continue };
-            ids.insert(set.id, extent.first);
-            self.ids.give_back(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
-            plan.ops.extend([Op::SetAffinity { set: set.id, affinity: set.affinity }, set.publication()]);
-        }
-        self.frontends.renumber(&ids);
-        !self.sets.values().any(|set| set.id >= end)
+        self.flush(&mut batch, 1);
     }
 }
 

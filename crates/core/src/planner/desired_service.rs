@@ -1,8 +1,8 @@
 //! Desired frontends and sets of one Service.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
-use super::{BackendSetKey, Frontends};
+use super::{frontends::Frontends, sets::BackendSetKey};
 use crate::{
     Family, Frontend, Members, Problem, Protocol, Scope, ServiceName, ServicePort, Store,
     desired::{DesiredFrontend, DesiredRows, desired_problems},
@@ -57,7 +57,7 @@ impl DesiredService {
 
     /// The sets that these lead to.
     pub(super) fn sets<'a>(&'a self, frontends: &Frontends) -> Vec<WantedSet<'a>> {
-        let mut known = HashSet::<(&str, Protocol, Family, Scope)>::new();
+        let mut known = BTreeSet::<(&str, Protocol, Family, Scope)>::new();
         let mut sets = Vec::new();
         for DesiredFrontend { frontend, port, scope, .. } in self.frontends(frontends) {
             if known.insert((&port.name, port.protocol, frontend.address.family(), scope)) {

@@ -1,11 +1,8 @@
 //! The frontends: which Services want each, and which set it has in the kernel.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use super::BackendSetKey;
+use super::sets::BackendSetKey;
 use crate::{Address, Frontend, FrontendSource, Protocol, Scope, ServiceName, names::Text};
 
 /// A Service's wish to have a frontend.
@@ -84,7 +81,7 @@ pub(super) struct Frontends {
 
 impl Frontends {
     /// What the kernel has, wanted by nobody yet.
-    pub(super) fn of_kernel(sets: HashMap<Frontend, u32>) -> Self {
+    pub(super) fn of_kernel(sets: BTreeMap<Frontend, u32>) -> Self {
         let written = sets.len();
         let known = sets.into_iter().map(|(frontend, set)| (frontend, Known { claims: Claims::None, set }));
         Self { known: known.collect(), written }
@@ -121,7 +118,7 @@ impl Frontends {
     }
 
     /// Gives sets other ids.
-    pub(super) fn renumber(&mut self, ids: &HashMap<u32, u32>) {
+    pub(super) fn renumber(&mut self, ids: &BTreeMap<u32, u32>) {
         for known in self.known.values_mut() {
             known.set = ids.get(&known.set).copied().unwrap_or(known.set);
         }

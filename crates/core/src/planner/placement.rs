@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{ClusterIp, OPS_AT_ONCE, Op, Plan, TablePlanner, capacity::Lack, is_protected};
+use super::{Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, cluster_ips::AddressChange, is_protected, starved::Lack};
 use crate::{
     Address, Frontend, FrontendSource, Problem, Protocol, ServiceName,
     problem::{FRONTENDS_NAMED_MAX, some_of},
@@ -51,34 +51,34 @@ impl Changes {
 impl TablePlanner {
     /// Deletions come last: what comes before them needs no drain because of them. A ClusterIP becomes known after its frontends, so that
     /// none of their ports is refused before it is there.
-    pub(super) fn place_frontends(&mut self, plan: &mut Plan<'_>) {
-        let touched = std::mem::take(&mut plan.touched);
+    pub(super) fn place_frontends(&mut self, batch: &mut Batch<'_>) {
+        let touched = std::mem::take(&mut batch.frontends);
         let mut changes = self.changes(touched);
         self.limit_external(&mut changes);
-        self.make_room(&mut changes, plan);
+        self.make_room(&mut changes, batch);
         for (_, frontend, set) in std::mem::take(&mut changes.inserted) {
-            self.insert(frontend, set, plan);
-            self.flush(plan, OPS_AT_ONCE);
+            self.insert(frontend, set, batch);
+            self.flush(batch, OPS_AT_ONCE);
         }
-        self.note_retired(changes.replaced.iter().map(|(frontend, _)| frontend));
-        plan.raises_epoch |= !changes.replaced.is_empty();
-        self.replace(changes.replaced, plan);
-        let forgotten = self.place_ips(plan);
-        self.delete(changes.deleted, plan);
-        if plan.raises_epoch {
-            plan.ops.push(Op::RaiseEpoch);
+        self.retire(changes.replaced.iter().map(|(frontend, _)| frontend));
+        batch.raises_epoch |= !changes.replaced.is_empty();
+        self.replace(changes.replaced, batch);
+        let forgotten = self.place_ips(batch);
+        self.delete(changes.deleted, batch);
+        if batch.raises_epoch {
+            batch.ops.push(Op::RaiseEpoch);
         }
         for address in forgotten {
-            plan.ops.push(Op::DeleteAddress(address));
-            self.cluster_ips_written -= 1;
-            self.freed(address);
+            batch.ops.push(Op::DeleteAddress(address));
+            self.claims.cluster_ips.unset_written(address);
+            self.free_element(address);
         }
     }
 
     fn changes(&self, touched: BTreeSet<Frontend>) -> Changes {
         let mut changes = Changes::default();
         for frontend in touched {
-            match (self.wanted(frontend), self.frontends.set(frontend)) {
+            match (self.wanted(frontend), self.claims.frontends.set(frontend)) {
                 (None, None) => {}
                 (None, Some(_)) => changes.deleted.push(frontend),
                 (Some(set), None) => changes.inserted.push((self.rank(frontend), frontend, set)),
@@ -97,13 +97,13 @@ impl TablePlanner {
             FrontendSource::ClusterIp => Rank::ClusterIp,
             FrontendSource::ExternalIp | FrontendSource::LoadBalancerIp | FrontendSource::NodePort => Rank::External,
         };
-        let claims = self.frontends.claims(frontend).iter();
+        let claims = self.claims.frontends.claims(frontend).iter();
         claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
     }
 
     /// The rank of an address that is to be known as a ClusterIP.
     fn rank_of_ip(&self, address: Address) -> Rank {
-        let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
+        let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let is_first = claims.any(|claim| claim.source == FrontendSource::ClusterIp && is_protected(&claim.service));
         if is_first { Rank::ApiServer } else { Rank::ClusterIp }
     }
@@ -111,7 +111,7 @@ impl TablePlanner {
     /// The frontends of a rank that the kernel has and keeps, the last one first.
     fn written_of(&self, rank: Rank, changes: &Changes) -> impl Iterator<Item = Frontend> {
         let is_deleted = |frontend: &Frontend| changes.deleted.binary_search(frontend).is_ok();
-        let written = self.frontends.each_claimed().map(|(frontend, _)| frontend);
+        let written = self.claims.frontends.each_claimed().map(|(frontend, _)| frontend);
         written.rev().filter(move |&frontend| self.rank(frontend) == rank && !is_deleted(&frontend))
     }
 
@@ -119,7 +119,7 @@ impl TablePlanner {
     fn limit_external(&mut self, changes: &mut Changes) {
         let (most, new) = (self.limits.external_frontends as usize, changes.of_rank(Rank::External));
         // Counting is for the few who come near it.
-        if new == 0 || self.frontends.written() + new <= most {
+        if new == 0 || self.claims.frontends.written() + new <= most {
             return;
         }
         let left = most.saturating_sub(self.written_of(Rank::External, changes).count());
@@ -131,36 +131,36 @@ impl TablePlanner {
     }
 
     /// Makes the map larger, or what is wanted less give way.
-    fn make_room(&mut self, changes: &mut Changes, plan: &mut Plan<'_>) {
-        let new_ips: usize = [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_ips(plan, rank)).sum();
+    fn make_room(&mut self, changes: &mut Changes, batch: &mut Batch<'_>) {
+        let new_ips: usize = [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_ips(batch, rank)).sum();
         let needed = changes.inserted.len() + new_ips;
         if needed == 0 {
             return;
         }
-        self.make_room_for_frontends(needed, plan);
+        self.make_room_for_frontends(needed, batch);
         if self.room_left() >= needed {
             return;
         }
         let deleted = std::mem::take(&mut changes.deleted);
-        self.delete(deleted, plan);
+        self.delete(deleted, batch);
         for rank in [Rank::ApiServer, Rank::ClusterIp] {
             let new = changes.inserted.iter().filter(|(other, ..)| *other <= rank).count();
-            let ips = if rank == Rank::ClusterIp { new_ips } else { self.new_ips(plan, rank) };
+            let ips = if rank == Rank::ClusterIp { new_ips } else { self.new_ips(batch, rank) };
             let excess = (new + ips).saturating_sub(self.room_left());
-            self.evict(excess, rank, changes, plan);
+            self.evict(excess, rank, changes, batch);
         }
         let mut left = self.room_left();
         let mut unfit = Vec::new();
         for rank in [Rank::ApiServer, Rank::ClusterIp, Rank::External] {
             unfit.append(&mut changes.keep(rank, left));
             left -= changes.of_rank(rank);
-            left = left.saturating_sub(self.new_ips(plan, rank));
+            left = left.saturating_sub(self.new_ips(batch, rank));
         }
         self.report_unfit(unfit, &self.is_too_small());
     }
 
     /// Takes out so many frontends that come after a rank.
-    fn evict(&mut self, count: usize, rank: Rank, changes: &mut Changes, plan: &mut Plan<'_>) {
+    fn evict(&mut self, count: usize, rank: Rank, changes: &mut Changes, batch: &mut Batch<'_>) {
         if count == 0 {
             return;
         }
@@ -168,7 +168,7 @@ impl TablePlanner {
         let evicted: BTreeSet<_> = later.flat_map(|rank| self.written_of(rank, changes)).take(count).collect();
         changes.replaced.retain(|(frontend, _)| !evicted.contains(frontend));
         let evicted = Vec::from_iter(evicted);
-        self.delete(evicted.clone(), plan);
+        self.delete(evicted.clone(), batch);
         self.report_unfit(evicted, &self.is_too_small());
     }
 
@@ -177,91 +177,90 @@ impl TablePlanner {
     }
 
     /// How many addresses of a rank are to become known.
-    fn new_ips(&self, plan: &Plan<'_>, rank: Rank) -> usize {
-        if !self.is_synced {
+    fn new_ips(&self, batch: &Batch<'_>, rank: Rank) -> usize {
+        if self.phase == Phase::Bootstrap {
             return 0;
         }
+        let cluster_ips = &self.claims.cluster_ips;
         let is_new = |address: &&Address| {
-            let is_new = self.cluster_ips.get(address).is_some_and(|ip| !ip.is_written && ip.claims > 0);
-            is_new && self.rank_of_ip(**address) == rank
+            cluster_ips.change(**address) == AddressChange::Put && self.rank_of_ip(**address) == rank
         };
-        let waiting = self.unplaced.keys().filter(|address| !plan.touched_ips.contains(address));
-        plan.touched_ips.iter().chain(waiting).filter(is_new).count()
+        let waiting = cluster_ips.unplaced.keys().filter(|address| !batch.cluster_ips.contains(address));
+        batch.cluster_ips.iter().chain(waiting).filter(is_new).count()
     }
 
     /// The set that a frontend should have: of its claims the first whose set could be published.
     fn wanted(&self, frontend: Frontend) -> Option<u32> {
-        let now = self.frontends.set(frontend);
-        let claims = self.frontends.claims(frontend).iter();
+        let now = self.claims.frontends.set(frontend);
+        let claims = self.claims.frontends.claims(frontend).iter();
         let mut sets = claims.filter_map(|claim| self.sets.get(&claim.key(frontend)));
         sets.find(|set| !set.is_inherited || now == Some(set.id)).map(|set| set.id)
     }
 
-    fn insert(&mut self, frontend: Frontend, set: u32, plan: &mut Plan<'_>) {
-        self.before_insertion(frontend.address, plan);
-        plan.ops.push(Op::PutFrontend { frontend, set });
-        self.frontends.set_to(frontend, set);
+    fn insert(&mut self, frontend: Frontend, set: u32, batch: &mut Batch<'_>) {
+        self.before_insertion(frontend.address, batch);
+        batch.ops.push(Op::PutFrontend { frontend, set });
+        self.claims.frontends.set_to(frontend, set);
     }
 
     /// One after the other, each would have to wait for programs: the next one may get the memory of the element that
     /// the last one had (kernel/bpf/hashtab.c). Many are replaced together with the map, which is one wait.
-    fn replace(&mut self, replaced: Vec<(Frontend, u32)>, plan: &mut Plan<'_>) {
-        let written = self.frontends.written() + self.cluster_ips_written;
+    fn replace(&mut self, replaced: Vec<(Frontend, u32)>, batch: &mut Batch<'_>) {
+        let written = self.elements();
         let is_worth_it = replaced.len() > 1 && written / FRONTENDS_PER_DRAIN < replaced.len();
         if is_worth_it && self.limits.may_replace {
             for (frontend, set) in replaced {
-                self.frontends.set_to(frontend, set);
+                self.claims.frontends.set_to(frontend, set);
             }
-            return self.replace_frontends(self.frontends_room, plan);
+            return self.replace_frontends(self.frontends_room, batch);
         }
         for (frontend, set) in replaced {
-            self.drain_if_freed(plan);
-            plan.ops.push(Op::PutFrontend { frontend, set });
-            self.frontends.set_to(frontend, set);
-            self.elements_freed = true;
+            self.drain_if_freed(batch);
+            batch.ops.push(Op::PutFrontend { frontend, set });
+            self.claims.frontends.set_to(frontend, set);
+            self.order.free();
         }
     }
 
-    fn delete(&mut self, deleted: Vec<Frontend>, plan: &mut Plan<'_>) {
-        self.note_retired(deleted.iter());
-        plan.raises_epoch |= !deleted.is_empty();
+    fn delete(&mut self, deleted: Vec<Frontend>, batch: &mut Batch<'_>) {
+        self.retire(deleted.iter());
+        batch.raises_epoch |= !deleted.is_empty();
         for frontend in deleted {
-            plan.ops.push(Op::DeleteFrontend { frontend });
-            self.frontends.unset(frontend);
-            self.freed(frontend.address);
+            batch.ops.push(Op::DeleteFrontend { frontend });
+            self.claims.frontends.unset(frontend);
+            self.free_element(frontend.address);
         }
     }
 
     /// A key with this address is gone.
-    fn freed(&mut self, address: Address) {
-        self.filter.remove(address);
-        self.elements_freed = true;
-        self.new_room.add(Lack::Frontends);
+    fn free_element(&mut self, address: Address) {
+        self.order.filter.remove(address);
+        self.order.free();
+        self.starved.free(Lack::Frontends);
     }
 
     /// Prepares the insertion of a key: an element that no program reads, and its bit in the filter.
-    fn before_insertion(&mut self, address: Address, plan: &mut Plan<'_>) {
-        self.drain_if_freed(plan);
-        self.filter.add(address);
-        plan.ops.extend(self.filter.widen().map(Op::SetFilter));
+    fn before_insertion(&mut self, address: Address, batch: &mut Batch<'_>) {
+        self.drain_if_freed(batch);
+        self.order.filter.add(address);
+        batch.ops.extend(self.order.filter.widen().map(Op::SetFilter));
     }
 
-    pub(super) fn drain_if_freed(&mut self, plan: &mut Plan<'_>) {
-        if self.elements_freed {
-            self.drain(&mut plan.ops);
+    pub(super) fn drain_if_freed(&mut self, batch: &mut Batch<'_>) {
+        if self.order.must_drain() {
+            self.drain(batch);
         }
     }
 
     /// The backends of frontends that are about to go, or to get another set.
-    fn note_retired<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
-        let set = |frontend: &Frontend| Some((self.frontends.set(*frontend)?, frontend.protocol));
+    fn retire<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
+        let set = |frontend: &Frontend| Some((self.claims.frontends.set(*frontend)?, frontend.protocol));
         let left: BTreeMap<u32, Protocol> = frontends.filter_map(set).collect();
         if left.is_empty() {
             return;
         }
         // They are freed later, and so they are all still there.
-        let sets = self.sets.values().chain(self.orphans.values().map(|orphan| &orphan.set));
-        for (set, &protocol) in sets.filter_map(|set| Some((set, left.get(&set.id)?))) {
+        for (set, &protocol) in self.sets.each_in_kernel().filter_map(|set| Some((set, left.get(&set.id)?))) {
             self.retired.add(protocol, set.members.unpack().backends.iter().copied());
         }
     }
@@ -270,7 +269,7 @@ impl TablePlanner {
     fn report_unfit(&mut self, frontends: Vec<Frontend>, why: &str) {
         let mut services = BTreeMap::<Arc<ServiceName>, Vec<Frontend>>::new();
         for frontend in frontends {
-            if let Some(owner) = self.frontends.claims(frontend).first() {
+            if let Some(owner) = self.claims.frontends.claims(frontend).first() {
                 services.entry(owner.service.clone()).or_default().push(frontend);
             }
         }
@@ -280,55 +279,52 @@ impl TablePlanner {
                 "{why}; {} {are_not} served",
                 some_of(frontends.get(..FRONTENDS_NAMED_MAX).unwrap_or(&frontends), frontends.len())
             );
-            self.problem(&service, message);
-            self.starved.entry(service).or_default().add(Lack::Frontends);
+            self.problems.add(&service, message);
+            self.starved.add(&service, Lack::Frontends);
         }
     }
 
-    /// Makes ClusterIPs known that some Service claims; gives back those that none claims any more.
-    fn place_ips(&mut self, plan: &mut Plan<'_>) -> Vec<Address> {
+    /// Makes ClusterIPs known that a Service claims. Returns those that none claims any more.
+    fn place_ips(&mut self, batch: &mut Batch<'_>) -> Vec<Address> {
         let mut forgotten = Vec::new();
-        if !self.is_synced {
+        if self.phase == Phase::Bootstrap {
             return forgotten;
         }
-        let mut touched = std::mem::take(&mut plan.touched_ips);
+        let mut touched = std::mem::take(&mut batch.cluster_ips);
         if self.room_left() != 0 {
-            touched.extend(self.unplaced.keys());
+            touched.extend(self.claims.cluster_ips.unplaced.keys());
         }
         let (first, others): (Vec<_>, Vec<_>) =
             touched.into_iter().partition(|&address| self.rank_of_ip(address) == Rank::ApiServer);
         for address in [first, others].concat() {
-            self.has_other_problems |= self.unplaced.remove(&address).is_some();
-            match self.cluster_ips.get(&address) {
-                Some(ClusterIp { claims: 0, is_written }) => {
-                    forgotten.extend(is_written.then_some(address));
-                    self.cluster_ips.remove(&address);
+            let was_unplaced = self.claims.cluster_ips.unplaced.remove(&address).is_some();
+            self.problems.revision += u64::from(was_unplaced);
+            match self.claims.cluster_ips.change(address) {
+                AddressChange::Delete => forgotten.push(address),
+                AddressChange::Put => {
+                    self.put_ip(address, batch);
+                    self.flush(batch, OPS_AT_ONCE);
                 }
-                Some(ClusterIp { is_written: false, .. }) => {
-                    self.put_ip(address, plan);
-                    self.flush(plan, OPS_AT_ONCE);
-                }
-                _ => {}
+                AddressChange::Keep => self.claims.cluster_ips.forget_unused(address),
             }
         }
         forgotten
     }
 
-    fn put_ip(&mut self, address: Address, plan: &mut Plan<'_>) {
+    fn put_ip(&mut self, address: Address, batch: &mut Batch<'_>) {
         if self.room_left() == 0 {
             let problem = self.ip_does_not_fit(address);
-            self.has_other_problems = true;
-            self.unplaced.insert(address, problem);
+            self.problems.revision += 1;
+            self.claims.cluster_ips.unplaced.insert(address, problem);
             return;
         }
-        self.before_insertion(address, plan);
-        plan.ops.push(Op::PutAddress(address));
-        self.cluster_ips_written += 1;
-        self.cluster_ips.entry(address).or_default().is_written = true;
+        self.before_insertion(address, batch);
+        batch.ops.push(Op::PutAddress(address));
+        self.claims.cluster_ips.set_written(address);
     }
 
     fn ip_does_not_fit(&self, address: Address) -> Problem {
-        let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
+        let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let service = claims.find(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| &claim.service);
         let message = format!("{}; ports that {address} does not have are not refused", self.is_too_small());
         match service {
@@ -338,6 +334,6 @@ impl TablePlanner {
     }
 
     fn room_left(&self) -> usize {
-        (self.frontends_room as usize).saturating_sub(self.frontends.written() + self.cluster_ips_written)
+        (self.frontends_room as usize).saturating_sub(self.elements())
     }
 }

@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    Backend, Event, Filter, NodeContext, ObjectName, Reserve, ResourceKind, RetiredBackends, Room,
-    SERVICE_FRONTENDS_MAX,
+    Affinity, Backend, Event, Family, Filter, KernelSet, Members, NodeContext, ObjectName, Protocol, Reserve,
+    ResourceKind, RetiredBackends, Room, SERVICE_FRONTENDS_MAX,
     api::{EndpointSlice, Node, Service},
     desired_rows, parse_address, resolve,
 };
@@ -569,8 +569,8 @@ impl Kernel {
         };
         KernelTable {
             is_new: false,
-            frontends: self.frontends.clone(),
-            addresses: self.addresses.clone(),
+            frontends: self.frontends.iter().map(|(&frontend, &set)| (frontend, set)).collect(),
+            addresses: self.addresses.iter().copied().collect(),
             sets: sets.into_iter().map(read).collect(),
             filter: self.filter,
             room: self.room,
@@ -669,8 +669,8 @@ proptest! {
             assert_eq!(table.rows(), resolve(store));
             assert_eq!(kernel.addresses, cluster_ips(store));
             assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
-            assert_eq!(table.problems.values().flatten().count(), problems(store));
-            let claims = table.frontends.each_claimed().filter_map(|(_, claims)| claims.split_first());
+            assert_eq!(table.problems.iter().count(), problems(store));
+            let claims = table.claims.frontends.each_claimed().filter_map(|(_, claims)| claims.split_first());
             let losers: BTreeSet<_> = claims.flat_map(|(first, losers)| losers.iter().map(|claim| {
                 let port = (first.service == claim.service).then_some(&first.port_name);
                 (&claim.service, &first.service, port)
@@ -721,10 +721,10 @@ proptest! {
         play(&steps, limits, |kernel, store, table| {
             assert!(kernel.frontends.len() + kernel.addresses.len() <= frontends as usize);
             if kernel.table() != naive(store) {
-                assert!(table.problems.values().flatten().count() > problems(store), "what does not fit is reported");
+                assert!(table.problems.iter().count() > problems(store), "what does not fit is reported");
             }
             if kernel.addresses != cluster_ips(store) {
-                assert_ne!(table.unplaced.len(), 0, "what does not fit is reported");
+                assert_ne!(table.claims.cluster_ips.unplaced.len(), 0, "what does not fit is reported");
             }
         });
     }
@@ -999,7 +999,7 @@ fn a_service_takes_the_room_of_one_that_goes_in_the_same_batch() {
     kernel.expect(&store);
     let dirty = store.take_dirty();
     kernel.run(&table.update(&store, dirty));
-    assert_eq!((kernel.table(), table.problems.len()), (naive(&store), 0));
+    assert_eq!((kernel.table(), table.problems.iter().count()), (naive(&store), 0));
 }
 
 /// A Service with these ports.
@@ -1051,11 +1051,11 @@ fn a_service_that_does_not_fit_is_told_once_with_how_many_of_its_frontends() {
 #[test]
 fn what_does_not_fit_is_not_computed_anew_before_there_is_room() {
     let (mut store, mut table) = full();
-    table.take_other_problems();
+    let seen = table.problems_revision();
     let empty = json!({"metadata": {"name": "other"}, "spec": {"clusterIP": "None", "ports": []}});
     let other = Event::Service(Box::new(serde_json::from_value(empty).unwrap()));
     assert_eq!(follow(&mut store, &mut table, other), []);
-    assert!(!table.take_other_problems(), "nothing was tried");
+    assert_eq!(table.problems_revision(), seen, "nothing was tried");
     assert_ne!(follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "fits"))), []);
     assert_ne!(table.update(&store, BTreeSet::new()), [], "there is room");
 }
@@ -1289,7 +1289,7 @@ fn one_service_has_a_bound_of_backends() {
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
     // The second port of each has no room, in either family; the first has three backends of IPv4.
-    assert_eq!(table.problems.values().flatten().count(), 2, "{:?}", texts(&table));
+    assert_eq!(table.problems.iter().count(), 2, "{:?}", texts(&table));
     assert_eq!(table.used().slots, 6);
     assert_eq!(table.without_room(), 0);
 }
@@ -1346,14 +1346,16 @@ fn a_service_that_loses_many_frontends_is_told_once() {
           which comes first"
         ]
     );
-    assert!(table.take_other_problems());
+    let seen = table.problems_revision();
+    assert_ne!(seen, 0);
     let slice = json!({"metadata": {"name": "b-1", "labels": {"kubernetes.io/service-name": "b"}},
         "addressType": "IPv4", "ports": [{"name": "p11", "port": 80}], "endpoints": [{"addresses": ["10.1.0.1"]}]});
     let slice = Event::EndpointSlice(serde_json::from_value(slice).unwrap());
     assert_ne!(follow(&mut store, &mut table, slice), []);
-    assert!(!table.take_other_problems(), "endpoints have nothing to do with it");
+    assert_eq!(table.problems_revision(), seen, "endpoints have nothing to do with it");
     follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "a")));
-    assert!(table.take_other_problems() && table.problems().is_empty(), "{:?}", texts(&table));
+    assert_ne!(table.problems_revision(), seen);
+    assert_eq!(texts(&table), [""; 0]);
 }
 
 /// Whatever the others have taken before it came.

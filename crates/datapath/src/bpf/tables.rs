@@ -171,7 +171,7 @@ impl Table {
             }
             let Some(frontend) = frontend(&key) else { continue };
             table.frontends.insert(frontend, set);
-            if let std::collections::hash_map::Entry::Vacant(vacant) = table.sets.entry(set)
+            if let std::collections::btree_map::Entry::Vacant(vacant) = table.sets.entry(set)
                 && let Some(kernel_set) = self.read_set(set)
             {
                 vacant.insert(kernel_set);

@@ -1,8 +1,47 @@
-//! The filter: which of its bits some key needs.
+//! The order of writes: the filter widens before the keys that need it and narrows after them; memory that a program may
+//! still read waits for a grace period before it is used again.
 
-use crate::{Address, Family, Filter};
+use crate::{Address, Family, Filter, Op};
 
-/// How many keys need each bit, and what the kernel was told last.
+/// State of the order of writes between batches.
+#[derive(Debug)]
+pub(super) struct WriteOrder {
+    pub(super) filter: FilterCounts,
+    /// Nothing is written yet: a program may still read what an earlier agent has given up.
+    is_after_another: bool,
+    /// Elements of `FRONTENDS` were freed since the last grace period. The kernel may give their memory to the next
+    /// insertion (kernel/bpf/hashtab.c).
+    has_freed: bool,
+}
+
+impl WriteOrder {
+    /// Nothing is written yet. `is_new`: there was no earlier agent.
+    pub(super) fn new(filter: FilterCounts, is_new: bool) -> Self {
+        Self { filter, is_after_another: !is_new, has_freed: false }
+    }
+
+    /// The operation before all others: after it, everything that an earlier agent has freed may be used.
+    pub(super) fn begin(&mut self) -> Option<Op> {
+        std::mem::take(&mut self.is_after_another).then_some(Op::Drain)
+    }
+
+    /// A key with this address is deleted or replaced.
+    pub(super) fn free(&mut self) {
+        self.has_freed = true;
+    }
+
+    /// Whether an insertion must wait for a grace period.
+    pub(super) fn must_drain(&self) -> bool {
+        self.has_freed
+    }
+
+    /// A grace period has ended.
+    pub(super) fn drained(&mut self) {
+        self.has_freed = false;
+    }
+}
+
+/// Number of keys that need each bit of the filter, and the filter that the kernel has.
 #[derive(Debug)]
 pub(super) struct FilterCounts {
     bit_of: fn(Address) -> u64,
