@@ -1,25 +1,30 @@
-//! The place that the table is seen from: the node, its zone, the addresses of node and VM.
+//! Node name, zone, node IPs and VM IPs.
 
 use std::sync::Arc;
 
-use super::{Address, Problem, address::parse_address, problem::Findings};
+use super::{
+    Address, Problem,
+    address::parse_address,
+    packed::{Packed, Reader, Writer},
+    problem::Findings,
+};
 use crate::api::Node;
 
 /// Names the zone of a node.
 const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
-/// What is given, or found, about the place.
+/// Settings of the node and the VM, given or detected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeContext {
-    /// The own node's name: decides what is local and which Node counts.
+    /// Name of the pod's node: decides which endpoints are local and which Node counts.
     pub node_name: Option<String>,
-    /// The own node's addresses; empty: the InternalIPs of its Node.
+    /// Addresses of the node; empty: the InternalIPs of its Node.
     pub node_ips: Vec<Address>,
-    /// The VM's own addresses, which decide whether `loadBalancerSourceRanges` let it through.
+    /// Addresses of the VM, which are compared with `loadBalancerSourceRanges`.
     pub pod_ips: Vec<Address>,
 }
 
-/// What is kept of the own Node.
+/// Compact row of the Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeRow {
     pub(super) zone: Option<Arc<str>>,
@@ -51,5 +56,18 @@ impl NodeRow {
         internal_ips.sort_unstable();
         internal_ips.dedup();
         Self { zone, internal_ips }
+    }
+
+    pub(super) fn pack(&self) -> Packed {
+        let mut writer = Writer::default();
+        writer.text(self.zone.as_deref().unwrap_or_default());
+        writer.list(&self.internal_ips, |writer, address| writer.any_address(*address));
+        writer.finish()
+    }
+
+    pub(super) fn unpack(packed: &Packed) -> Self {
+        let mut reader = Reader::new(packed);
+        let zone = Some(reader.text()).filter(|zone| !zone.is_empty()).map(Into::into);
+        Self { zone, internal_ips: reader.list(Reader::any_address) }
     }
 }

@@ -1,11 +1,11 @@
-//! What is kept of an object, however large it was.
+//! Compact row of an object.
 
 use std::fmt;
 
-use super::{ObjectName, Problem, ServiceRow, SliceRow, packed::Packed, store::ResourceKind};
-use crate::api::{EndpointSlice, Metadata, Service};
+use super::{ObjectName, Problem, ServiceRow, SliceRow, node_context::NodeRow, packed::Packed, store::ResourceKind};
+use crate::api::{EndpointSlice, Metadata, Node, Service};
 
-/// A Service or an EndpointSlice as the store has it: its row, or none if it is not served, and what was wrong with it.
+/// Row of an object as the store keeps it, or none if the object is not served, and its problems.
 #[derive(Clone)]
 pub struct ObjectRow {
     pub(super) kind: ResourceKind,
@@ -13,7 +13,7 @@ pub struct ObjectRow {
     pub(super) parsed: Parsed<Packed>,
 }
 
-/// A row (or none, if the object is not served) and what was wrong with its object.
+/// Row, or none if the object is not served, and its problems.
 #[derive(Clone, Debug)]
 pub(super) struct Parsed<Row> {
     pub(super) row: Option<Row>,
@@ -39,6 +39,16 @@ impl ObjectRow {
         Some(Self { kind: ResourceKind::EndpointSlices, name, parsed: Parsed { row, problems: problems.into() } })
     }
 
+    /// The row of a Node; `None` if it has no name.
+    #[must_use]
+    pub fn of_node(node: &Node) -> Option<Self> {
+        let name = node.metadata.name.as_deref().filter(|name| !name.is_empty())?;
+        let mut problems = Vec::new();
+        let row = NodeRow::from_object(name, node, &mut problems).pack();
+        let (name, parsed) = (ObjectName::new("", name), Parsed { row: Some(row), problems: problems.into() });
+        Some(Self { kind: ResourceKind::Nodes, name, parsed })
+    }
+
     /// The object's kind.
     #[must_use]
     pub fn kind(&self) -> ResourceKind {
@@ -58,7 +68,7 @@ impl fmt::Debug for ObjectRow {
     }
 }
 
-/// The name under which an object is known, if it has one.
+/// Name of an object, if it has one.
 #[must_use]
 pub fn object_name(metadata: &Metadata) -> Option<ObjectName> {
     let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;

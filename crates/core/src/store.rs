@@ -77,26 +77,54 @@ pub enum Event {
 #[derive(Debug, Default)]
 pub struct Store {
     own: NodeContext,
-    /// The own Node, while there is one.
-    node: Option<NodeRow>,
-    /// A list of Nodes is under way: what it has said of the own one.
-    staged_node: Option<Option<Parsed<NodeRow>>>,
-    nodes_complete: bool,
+    /// The pod's own Node, while there is one.
+    node: Option<StoredNode>,
     services: BTreeMap<Arc<ServiceName>, Packed>,
     slices: BTreeMap<ObjectName, Packed>,
     /// Each slice under the name of its Service.
     slices_of: BTreeSet<(Arc<ServiceName>, Arc<str>)>,
     namespaces: Texts,
-    staged_services: Option<Staged>,
-    staged_slices: Option<Staged>,
-    services_complete: bool,
-    slices_complete: bool,
+    lists: Lists,
     dirty: BTreeSet<Arc<ServiceName>>,
     problems: BTreeMap<(ResourceKind, ObjectName), Box<[Problem]>>,
 }
 
-/// What a list has said so far.
+/// The pod's own Node.
+#[derive(Debug)]
+struct StoredNode {
+    name: ObjectName,
+    packed: Packed,
+    row: NodeRow,
+}
+
+/// Lists of all kinds.
+#[derive(Debug, Default)]
+struct Lists {
+    services: List,
+    slices: List,
+    nodes: List,
+}
+
+/// List of one kind.
+#[derive(Debug, Default)]
+struct List {
+    /// Objects of the list that is under way.
+    staged: Option<Staged>,
+    /// A list was complete at least once.
+    is_complete: bool,
+}
+
 type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
+
+impl Lists {
+    fn of(&mut self, kind: ResourceKind) -> &mut List {
+        match kind {
+            ResourceKind::Services => &mut self.services,
+            ResourceKind::EndpointSlices => &mut self.slices,
+            ResourceKind::Nodes => &mut self.nodes,
+        }
+    }
+}
 
 impl Store {
     /// An empty store, as seen from this place.
@@ -105,40 +133,26 @@ impl Store {
         Self { own, ..Self::default() }
     }
 
-    /// Takes an event in. Returns the problems that are new with it.
+    /// Applies an event. Returns the problems that are new with it.
     pub fn apply(&mut self, event: Event) -> Vec<Problem> {
         match event {
-            Event::ListStarted(ResourceKind::Services) => self.staged_services = Some(Staged::new()),
-            Event::ListStarted(ResourceKind::EndpointSlices) => self.staged_slices = Some(Staged::new()),
-            Event::ListStarted(ResourceKind::Nodes) => self.staged_node = Some(None),
-            Event::ListDone(ResourceKind::Services) => return self.services_listed(),
-            Event::ListDone(ResourceKind::EndpointSlices) => return self.slices_listed(),
-            Event::ListDone(ResourceKind::Nodes) => return self.nodes_listed(),
+            Event::ListStarted(kind) => self.lists.of(kind).staged = Some(Staged::new()),
+            Event::ListDone(kind) => return self.finish_list(kind),
             Event::Service(service) => {
-                return self.take_row(ResourceKind::Services, ObjectRow::of_service(&service, self.node_name()));
+                return self.apply_row(ResourceKind::Services, ObjectRow::of_service(&service, self.node_name()));
             }
             Event::EndpointSlice(slice) => {
-                return self.take_row(ResourceKind::EndpointSlices, ObjectRow::of_slice(&slice, self.node_name()));
+                return self.apply_row(ResourceKind::EndpointSlices, ObjectRow::of_slice(&slice, self.node_name()));
             }
-            Event::Row(row) => return self.take_row(row.kind, Some(row)),
-            Event::ServiceDeleted(name) => match &mut self.staged_services {
-                Some(staged) => drop(staged.remove(&name)),
-                None => self.remove_service(&name),
-            },
-            Event::EndpointSliceDeleted(name) => match &mut self.staged_slices {
-                Some(staged) => drop(staged.remove(&name)),
-                None => self.remove_slice(&name),
-            },
-            Event::Node(node) => return self.take_node(&node),
-            Event::NodeDeleted(name) => {
-                if self.is_own(&name) {
-                    match &mut self.staged_node {
-                        Some(staged) => *staged = None,
-                        None => drop(self.put_node(None)),
-                    }
-                }
+            Event::Node(node) => {
+                let row = ObjectRow::of_node(&node).filter(|row| self.is_own(&row.name.name));
+                return row.map_or_else(Vec::new, |row| self.apply_row(ResourceKind::Nodes, Some(row)));
             }
-            Event::Unreadable { kind, name, message } => return self.take_unreadable(kind, name, &message),
+            Event::Row(row) => return self.apply_row(row.kind, Some(row)),
+            Event::ServiceDeleted(name) => self.delete(ResourceKind::Services, &name),
+            Event::EndpointSliceDeleted(name) => self.delete(ResourceKind::EndpointSlices, &name),
+            Event::NodeDeleted(name) => self.delete(ResourceKind::Nodes, &ObjectName::new("", name)),
+            Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
         }
         Vec::new()
@@ -148,8 +162,8 @@ impl Store {
     /// the store.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        let has_node = self.nodes_complete || self.own.node_name.is_none();
-        self.services_complete && self.slices_complete && has_node
+        let Lists { services, slices, nodes } = &self.lists;
+        services.is_complete && slices.is_complete && (nodes.is_complete || self.own.node_name.is_none())
     }
 
     /// The own node's name, if it is known.
@@ -161,13 +175,13 @@ impl Store {
     /// The own node's zone, if it is known.
     #[must_use]
     pub fn zone(&self) -> Option<&Arc<str>> {
-        self.node.as_ref().and_then(|node| node.zone.as_ref())
+        self.node.as_ref().and_then(|node| node.row.zone.as_ref())
     }
 
     /// The own node's addresses: as given, else of its Node.
     #[must_use]
     pub fn node_ips(&self) -> &[Address] {
-        let of_node = || self.node.as_ref().map_or(&[][..], |node| &node.internal_ips);
+        let of_node = || self.node.as_ref().map_or(&[][..], |node| &node.row.internal_ips);
         if self.own.node_ips.is_empty() { of_node() } else { &self.own.node_ips }
     }
 
@@ -221,21 +235,20 @@ impl Store {
         self.problems.values().flatten()
     }
 
-    fn take_row(&mut self, kind: ResourceKind, row: Option<ObjectRow>) -> Vec<Problem> {
+    fn apply_row(&mut self, kind: ResourceKind, row: Option<ObjectRow>) -> Vec<Problem> {
         let Some(ObjectRow { kind, mut name, parsed }) = row else { return vec![nameless(kind.singular())] };
         name.namespace = self.namespaces.share(&name.namespace);
-        match self.staged(kind) {
+        match &mut self.lists.of(kind).staged {
             Some(staged) => drop(staged.insert(name, parsed)),
             None => return self.put(kind, name, parsed),
         }
         Vec::new()
     }
 
-    fn staged(&mut self, kind: ResourceKind) -> Option<&mut Staged> {
-        match kind {
-            ResourceKind::Services => self.staged_services.as_mut(),
-            ResourceKind::EndpointSlices => self.staged_slices.as_mut(),
-            ResourceKind::Nodes => None,
+    fn delete(&mut self, kind: ResourceKind, name: &ObjectName) {
+        match &mut self.lists.of(kind).staged {
+            Some(staged) => drop(staged.remove(name)),
+            None => self.remove(kind, name),
         }
     }
 
@@ -243,14 +256,30 @@ impl Store {
         match kind {
             ResourceKind::Services => self.services.get(name),
             ResourceKind::EndpointSlices => self.slices.get(name),
-            ResourceKind::Nodes => None,
+            ResourceKind::Nodes => self.node.as_ref().filter(|node| node.name == *name).map(|node| &node.packed),
         }
     }
 
     fn put(&mut self, kind: ResourceKind, name: ObjectName, parsed: Parsed<Packed>) -> Vec<Problem> {
+        let new = self.record_problems(kind, &name, parsed.problems);
+        self.put_row(kind, name, parsed.row);
+        new
+    }
+
+    fn remove(&mut self, kind: ResourceKind, name: &ObjectName) {
+        self.problems.remove(&(kind, name.clone()));
+        self.put_row(kind, name.clone(), None);
+    }
+
+    /// Replaces the row of an object, and marks the Services that it concerns.
+    fn put_row(&mut self, kind: ResourceKind, name: ObjectName, row: Option<Packed>) {
+        if self.packed(kind, &name) == row.as_ref() {
+            return;
+        }
         match kind {
-            ResourceKind::Services => self.put_service(name, parsed),
-            _ => self.put_slice(name, parsed),
+            ResourceKind::Services => self.put_service(&name, row),
+            ResourceKind::EndpointSlices => self.put_slice(name, row),
+            ResourceKind::Nodes => self.put_node(name, row),
         }
     }
 
@@ -258,35 +287,12 @@ impl Store {
         self.own.node_name.as_deref() == Some(node)
     }
 
-    fn take_node(&mut self, node: &Node) -> Vec<Problem> {
-        let Some(name) = node.metadata.name.as_deref().filter(|name| self.is_own(name)) else { return Vec::new() };
-        let mut problems = Vec::new();
-        let row = NodeRow::from_object(name, node, &mut problems);
-        let parsed = Some(Parsed { row: Some(row), problems: problems.into() });
-        match &mut self.staged_node {
-            Some(staged) => *staged = parsed,
-            None => return self.put_node(parsed),
-        }
-        Vec::new()
-    }
-
-    fn nodes_listed(&mut self) -> Vec<Problem> {
-        self.nodes_complete = true;
-        let staged = self.staged_node.take().flatten();
-        self.put_node(staged)
-    }
-
-    /// The own Node is so now, or not there.
-    fn put_node(&mut self, parsed: Option<Parsed<NodeRow>>) -> Vec<Problem> {
-        let (row, problems) = parsed.map_or_else(Default::default, |parsed| (parsed.row, parsed.problems));
-        let name = ObjectName::new("", self.own.node_name.as_deref().unwrap_or_default());
-        let new = self.note(ResourceKind::Nodes, &name, problems);
+    fn put_node(&mut self, name: ObjectName, row: Option<Packed>) {
         let before = (self.zone().cloned(), self.node_ips().to_vec());
-        self.node = row;
+        self.node = row.map(|packed| StoredNode { name, row: NodeRow::unpack(&packed), packed });
         if before != (self.zone().cloned(), self.node_ips().to_vec()) && self.is_complete() {
             self.dirty.extend(self.services.keys().cloned());
         }
-        new
     }
 
     fn set_pod_ips(&mut self, addresses: Vec<Address>) {
@@ -298,66 +304,54 @@ impl Store {
         }
     }
 
-    /// What an object was before it could no longer be read, it stays; if it was nothing, an earlier definition in the
-    /// same list counts.
-    fn take_unreadable(&mut self, kind: ResourceKind, name: Option<ObjectName>, message: &str) -> Vec<Problem> {
-        let Some(name) = name else { return vec![nameless(kind.singular())] };
-        let stays = |is_known: bool| if is_known { "its last state stays" } else { "ignored" };
-        let problems = |label: String, is_known: bool| {
-            Box::from([Problem::new(label, "", format!("{message}; {}", stays(is_known)))])
-        };
-        match kind {
-            ResourceKind::Services | ResourceKind::EndpointSlices => {
-                let label = format!("{} {name}", kind.singular());
-                let row = self.packed(kind, &name).cloned();
-                match self.staged(kind) {
-                    Some(staged) => {
-                        let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
-                        let problems = problems(label, row.is_some());
-                        staged.insert(name, Parsed { row, problems });
-                    }
-                    None => return self.note(kind, &name, problems(label, row.is_some())),
-                }
+    /// An undecodable object keeps its last good state or, failing that, an earlier definition in the list.
+    fn apply_unreadable(&mut self, kind: ResourceKind, name: Option<ObjectName>, message: &str) -> Vec<Problem> {
+        let Some(mut name) = name else { return vec![nameless(kind.singular())] };
+        if kind == ResourceKind::Nodes {
+            if !self.is_own(&name.name) {
+                return Vec::new();
             }
-            ResourceKind::Nodes if !self.is_own(&name.name) => {}
-            ResourceKind::Nodes => {
-                let row = self.node.clone();
-                let problems = problems(format!("Node {}", name.name), row.is_some());
-                let parsed = Some(Parsed { row, problems });
-                match &mut self.staged_node {
-                    Some(staged) => *staged = parsed,
-                    None => return self.put_node(parsed),
-                }
+            name = ObjectName::new("", name.name);
+        }
+        let problems = |row: &Option<Packed>| {
+            let consequence = if row.is_some() { "its last state stays" } else { "ignored" };
+            let label = format_args!("{} {name}", kind.singular());
+            Box::from([Problem::new(label, "", format!("{message}; {consequence}"))])
+        };
+        let row = self.packed(kind, &name).cloned();
+        match &mut self.lists.of(kind).staged {
+            Some(staged) => {
+                let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                let problems = problems(&row);
+                staged.insert(name, Parsed { row, problems });
+                Vec::new()
+            }
+            None => {
+                let problems = problems(&row);
+                self.record_problems(kind, &name, problems)
             }
         }
-        Vec::new()
     }
 
-    fn services_listed(&mut self) -> Vec<Problem> {
-        let staged = self.staged_services.take().unwrap_or_default();
-        let new = self.take_list(ResourceKind::Services, staged, Self::remove_service);
-        refill(&mut self.services);
-        self.services_complete = true;
-        new
-    }
-
-    fn slices_listed(&mut self) -> Vec<Problem> {
-        let staged = self.staged_slices.take().unwrap_or_default();
-        let new = self.take_list(ResourceKind::EndpointSlices, staged, Self::remove_slice);
-        refill(&mut self.slices);
-        self.slices_of = std::mem::take(&mut self.slices_of).into_iter().collect();
-        self.slices_complete = true;
-        new
-    }
-
-    fn take_list(&mut self, kind: ResourceKind, staged: Staged, remove: fn(&mut Self, &ObjectName)) -> Vec<Problem> {
+    /// The list is complete: objects that it did not name are gone.
+    fn finish_list(&mut self, kind: ResourceKind) -> Vec<Problem> {
+        let staged = self.lists.of(kind).staged.take().unwrap_or_default();
         let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).cloned().collect();
-        gone.iter().for_each(|name| remove(self, name));
+        gone.iter().for_each(|name| self.remove(kind, name));
         let mut new = Vec::new();
         for (name, parsed) in staged {
             new.extend(self.put(kind, name, parsed));
         }
         self.namespaces.forget_unused();
+        match kind {
+            ResourceKind::Services => refill(&mut self.services),
+            ResourceKind::EndpointSlices => {
+                refill(&mut self.slices);
+                self.slices_of = std::mem::take(&mut self.slices_of).into_iter().collect();
+            }
+            ResourceKind::Nodes => {}
+        }
+        self.lists.of(kind).is_complete = true;
         new
     }
 
@@ -366,7 +360,8 @@ impl Store {
         let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| &key.1);
         let services = (kind == ResourceKind::Services).then(|| self.services.keys().map(|name| &**name));
         let slices = (kind == ResourceKind::EndpointSlices).then(|| self.slices.keys());
-        services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(troubled)
+        let node = self.node.iter().filter(move |_| kind == ResourceKind::Nodes).map(|node| &node.name);
+        services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(node).chain(troubled)
     }
 
     /// The Service is to be computed anew. Before the store is complete, all are.
@@ -376,38 +371,31 @@ impl Store {
         }
     }
 
-    fn put_service(&mut self, name: ServiceName, parsed: Parsed<Packed>) -> Vec<Problem> {
-        let new = self.note(ResourceKind::Services, &name, parsed.problems);
-        match parsed.row {
-            Some(row) if self.services.get(&name) == Some(&row) => {}
-            Some(row) => {
-                let name = self.known_service(&name);
-                self.mark(name.clone());
-                self.services.insert(name, row);
-            }
-            None => self.drop_service_row(&name),
+    fn put_service(&mut self, name: &ServiceName, row: Option<Packed>) {
+        let name = self.known_service(name);
+        match row {
+            Some(row) => drop(self.services.insert(name.clone(), row)),
+            None => drop(self.services.remove(&name)),
         }
-        new
+        self.mark(name);
     }
 
-    fn put_slice(&mut self, name: ObjectName, parsed: Parsed<Packed>) -> Vec<Problem> {
-        let new = self.note(ResourceKind::EndpointSlices, &name, parsed.problems);
-        let before = self.slices.get(&name);
-        if before == parsed.row.as_ref() {
-            return new;
-        }
+    fn put_slice(&mut self, name: ObjectName, row: Option<Packed>) {
         let service = |row: &Packed| SliceRow::packed_service(row).to_owned();
-        if before.map(service) != parsed.row.as_ref().map(service) {
-            self.drop_slice_row(&name);
+        if self.slices.get(&name).map(service) != row.as_ref().map(service)
+            && let Some(row) = self.slices.remove(&name)
+        {
+            let of_service = (self.service_of(&name, &row), name.name.clone());
+            self.slices_of.remove(&of_service);
+            self.mark(of_service.0);
         }
-        let Some(row) = parsed.row else { return new };
+        let Some(row) = row else { return };
         let service = self.service_of(&name, &row);
         self.mark(service.clone());
         // The name as it is there already, if it is: one text for all who have it.
         let name = self.slices.get_key_value(&name).map_or(name, |(known, _)| known.clone());
         self.slices_of.insert((service, name.name.clone()));
         self.slices.insert(name, row);
-        new
     }
 
     /// The Service of a slice.
@@ -426,31 +414,8 @@ impl Store {
         of_slice.filter(|service| **service == name).cloned().unwrap_or(name)
     }
 
-    fn remove_service(&mut self, name: &ServiceName) {
-        self.problems.remove(&(ResourceKind::Services, name.clone()));
-        self.drop_service_row(name);
-    }
-
-    fn remove_slice(&mut self, name: &ObjectName) {
-        self.problems.remove(&(ResourceKind::EndpointSlices, name.clone()));
-        self.drop_slice_row(name);
-    }
-
-    fn drop_service_row(&mut self, name: &ServiceName) {
-        if let Some((name, _)) = self.services.remove_entry(name) {
-            self.mark(name);
-        }
-    }
-
-    fn drop_slice_row(&mut self, name: &ObjectName) {
-        let Some(row) = self.slices.remove(name) else { return };
-        let of_service = (self.service_of(name, &row), name.name.clone());
-        self.slices_of.remove(&of_service);
-        self.mark(of_service.0);
-    }
-
-    /// Remembers an object's problems; gives back those that it did not have before.
-    fn note(&mut self, kind: ResourceKind, name: &ObjectName, problems: Box<[Problem]>) -> Vec<Problem> {
+    /// Records an object's problems. Returns those that it did not have before.
+    fn record_problems(&mut self, kind: ResourceKind, name: &ObjectName, problems: Box<[Problem]>) -> Vec<Problem> {
         if problems.is_empty() && self.problems.is_empty() {
             return Vec::new();
         }
@@ -464,7 +429,7 @@ impl Store {
     }
 }
 
-/// What came in one after the other, in order, has left a tree's nodes half empty; built at once they are full.
+/// Packs a tree: filled one after the other, its nodes are half empty.
 pub(super) fn refill<Key: Ord, Value>(rows: &mut BTreeMap<Key, Value>) {
     *rows = std::mem::take(rows).into_iter().collect();
 }
