@@ -33,16 +33,33 @@ pub(crate) fn run() -> Result<()> {
 
 /// Sets up the machine, then builds the agent; fast when nothing has changed.
 pub(crate) fn build() -> Result<Agent> {
-    setup::for_building()?;
     let triple = host_triple()?;
-    compile(&triple)?;
-    let with_symbols = paths::target().join(&triple).join("release/cproxy");
-    let shipped = paths::target().join("dist/cproxy");
+    setup::beside(compile(&triple).arg("--keep-going"), || Ok(()))?;
+    run::run(run::to_stderr(&mut link(&triple))?)?;
+    finish(&triple)
+}
+
+/// Builds the agent on a machine that is set up, with cargo's output in a log file.
+pub(crate) fn build_logged() -> Result<Agent> {
+    let triple = host_triple()?;
+    run::run_logged(&mut link(&triple), "building the agent")?;
+    finish(&triple)
+}
+
+/// Strips what cargo has built, and checks it.
+fn finish(triple: &str) -> Result<Agent> {
+    let with_symbols = paths::target().join(triple).join("release/cproxy");
+    let shipped = shipped();
     if !is_newer(&shipped, &with_symbols) {
         strip(&with_symbols, &shipped)?;
     }
     check(&shipped)?;
     Ok(Agent { shipped, with_symbols })
+}
+
+/// Where the shipped binary is, once it is built.
+pub(crate) fn shipped() -> PathBuf {
+    paths::target().join("dist/cproxy")
 }
 
 /// The platform that builds run on, and are for.
@@ -54,14 +71,19 @@ pub(crate) fn host_triple() -> Result<String> {
 
 /// Naming the target, although it is the host, keeps the flags from build scripts and procedural macros, which cannot
 /// be linked statically.
-fn compile(triple: &str) -> Result<()> {
+fn compile(triple: &str) -> Command {
     let mut command = run::cargo();
     command
         .args(["rustc", "--release", "--package", "cproxy", "--bin", "cproxy", "--target", triple])
-        .args(["--config", "profile.release.strip='none'", "--"])
-        .args(link_arguments())
+        .args(["--config", "profile.release.strip='none'"])
         .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"));
-    run::run(run::to_stderr(&mut command)?)
+    command
+}
+
+fn link(triple: &str) -> Command {
+    let mut command = compile(triple);
+    command.arg("--").args(link_arguments());
+    command
 }
 
 /// For all crates: a static file, without this machine's paths in its messages.
