@@ -34,7 +34,7 @@ pub(crate) fn run() -> Result<()> {
 /// Sets up the machine, then builds the agent; fast when nothing has changed.
 pub(crate) fn build() -> Result<Agent> {
     let triple = host_triple()?;
-    setup::beside(compile(&triple).arg("--keep-going"), || Ok(()))?;
+    setup::beside(compile(&triple).arg("--keep-going"), || ())?;
     run::run(run::to_stderr(&mut link(&triple))?)?;
     finish(&triple)
 }

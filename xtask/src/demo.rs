@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     run::require_root("the demonstration")?;
     let mut steps = steps(arguments);
     steps.next();
-    setup::beside(build().arg("--keep-going"), || Ok(()))?;
+    setup::beside(build().arg("--keep-going"), || ())?;
     steps.next();
     let mut programs = run::executables(&mut build())?;
     let mut program = |name| programs.remove(name).with_context(|| format!("cargo names no file of `{name}`"));

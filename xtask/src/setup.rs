@@ -68,19 +68,19 @@ pub(crate) fn is_ready_to_build() -> bool {
     toolchain::is_recorded()
 }
 
-/// [`for_building`] and `others`, while `build` compiles as much as it can, if any of the setup is still to do. Until
-/// then `build` may fail: what needs the eBPF toolchain cannot be compiled without.
-pub(crate) fn beside(build: &mut Command, others: impl FnOnce() -> Result<()>) -> Result<()> {
+/// [`for_building`] and `others`. Where the toolchain is still to be set up, `build` compiles meanwhile as much as it can;
+/// it fails where it needs the toolchain before that is there.
+pub(crate) fn beside<T>(build: &mut Command, others: impl FnOnce() -> T) -> Result<T> {
     let ahead = match is_ready_to_build() {
         true => None,
         false => Some(run::Logged::spawn(build, "compiling dependencies")?),
     };
     for_building()?;
-    others()?;
-    match ahead {
-        None => Ok(()),
-        Some(ahead) => ahead.wait().map(drop),
+    let others = others();
+    if let Some(ahead) = ahead {
+        ahead.wait()?;
     }
+    Ok(others)
 }
 
 /// The part of the setup that building the control plane needs.

@@ -46,7 +46,7 @@ impl Steps {
         Some(match step.seconds {
             0 => name,
             seconds if seconds == all => format!("{name}, {} on two cores", about(seconds)),
-            seconds => format!("{name}, {} of {} left on two cores", about(seconds), about(all)),
+            seconds => format!("{name}, {} on two cores, {} to the end", about(seconds), about(all)),
         })
     }
 }
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(
             lines(steps),
             [
-                "demo: step 1 of 3: packages, about a minute of about 3 minutes left on two cores",
+                "demo: step 1 of 3: packages, about a minute on two cores, about 3 minutes to the end",
                 "demo: step 2 of 3: compiling, about 2 minutes on two cores",
                 "demo: step 3 of 3: running",
             ]
