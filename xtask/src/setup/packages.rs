@@ -12,7 +12,7 @@ use crate::{paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// What builds and most tests call.
-static COMMANDS: [Provided; 16] = [
+static COMMANDS: [Provided; 14] = [
     ("bindfs", &["bindfs"]),
     ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
@@ -21,9 +21,7 @@ static COMMANDS: [Provided; 16] = [
     ("flock", &["util-linux"]),
     ("ip", &["iproute2"]),
     ("ld.bfd", &["binutils"]),
-    ("nm", &["binutils"]),
     ("nsenter", &["util-linux"]),
-    ("readelf", &["binutils"]),
     ("setarch", &["util-linux"]),
     ("setpriv", &["util-linux"]),
     ("strip", &["binutils"]),
