@@ -199,7 +199,7 @@ pub(crate) fn is_root() -> bool {
 /// Lets other processes go first from now on, before this thread and the processes that it starts.
 pub(crate) fn lower_priority() {
     // Work is only slower for the others where it fails.
-    process::nice(19).ok();
+    process::nice(10).ok();
 }
 
 #[cfg(test)]
