@@ -1,6 +1,5 @@
 //! What a benchmark has found: tables and notes for whoever waits at the terminal, and everything in files.
 
-mod date;
 mod figure;
 mod verdict;
 
@@ -9,9 +8,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::machine::Machine;
@@ -100,7 +99,7 @@ impl Report {
     /// `<benchmark>-<chart's name>.svg` beside it. Returns the first.
     fn write(&self, output: Option<&Path>) -> Result<PathBuf> {
         let output = output.map_or_else(|| default_output(self.benchmark), Path::to_owned);
-        let result = self.json(&Machine::this(), &date::utc(SystemTime::now()), &command());
+        let result = self.json(&Machine::this(), &format!("{:.0}", Timestamp::now()), &command());
         write_file(&output, &format!("{result:#}\n"))?;
         for chart in &self.charts {
             write_file(&output.with_file_name(self.file_of(chart)), &chart.svg())?;

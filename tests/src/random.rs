@@ -1,26 +1,18 @@
 //! Random numbers that a seed repeats.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use fastrand::Rng;
 
-/// Says which seed to take: the one that a failed run has printed.
+/// Names the seed to take: the one that a failed run has printed.
 const SEED_VARIABLE: &str = "CPROXY_SEED";
 
-/// xorshift64* (Marsaglia 2003, Vigna 2014).
+/// A source of random numbers.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(Rng);
 
 impl Random {
     /// The numbers that belong to `seed`.
     pub fn new(seed: u64) -> Self {
-        // Of zero nothing else would ever come.
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn draw(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+        Self(Rng::with_seed(seed))
     }
 
     /// One of `0..count`.
@@ -28,7 +20,7 @@ impl Random {
     /// # Panics
     /// When there is none.
     pub fn below(&mut self, count: usize) -> usize {
-        usize::try_from(self.draw()).expect("32 bits fit") % count
+        self.0.usize(..count)
     }
 
     /// True in `chance` of a hundred cases.
@@ -41,7 +33,7 @@ impl Random {
     /// # Panics
     /// When there is none.
     pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
-        *among.get(self.below(among.len())).expect("below the length")
+        self.0.choice(among.iter().copied()).expect("there is nothing to pick from")
     }
 
     /// One of several, each as often as its weight says.
@@ -58,14 +50,16 @@ impl Random {
 
     /// Some of several, in any order, no more than `most`.
     pub fn some<T: Clone>(&mut self, among: &[T], most: usize) -> Vec<T> {
-        let mut rest = among.to_vec();
-        (0..self.below(most + 1).min(rest.len())).map(|_| rest.swap_remove(self.below(rest.len()))).collect()
+        let mut some = self.shuffled(among);
+        some.truncate(self.below(most + 1));
+        some
     }
 
     /// All of several, in any order.
     pub fn shuffled<T: Clone>(&mut self, all: &[T]) -> Vec<T> {
-        let mut rest = all.to_vec();
-        (0..rest.len()).map(|_| rest.swap_remove(self.below(rest.len()))).collect()
+        let mut shuffled = all.to_vec();
+        self.0.shuffle(&mut shuffled);
+        shuffled
     }
 }
 
@@ -76,7 +70,7 @@ impl Random {
 pub fn seed() -> u64 {
     match std::env::var(SEED_VARIABLE) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{SEED_VARIABLE}={text:?} is no number")),
-        Err(_) => u64::from(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos())),
+        Err(_) => u64::from(fastrand::u32(..)),
     }
 }
 

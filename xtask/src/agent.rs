@@ -7,7 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
+use object::LittleEndian;
+use object::elf::{FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 use crate::{paths, run, setup};
 
@@ -33,16 +36,33 @@ pub(crate) fn run() -> Result<()> {
 
 /// Sets up the machine, then builds the agent; fast when nothing has changed.
 pub(crate) fn build() -> Result<Agent> {
-    setup::for_building()?;
     let triple = host_triple()?;
-    compile(&triple)?;
-    let with_symbols = paths::target().join(&triple).join("release/cproxy");
-    let shipped = paths::target().join("dist/cproxy");
+    setup::beside(compile(&triple).arg("--keep-going"), || ())?;
+    run::run(run::to_stderr(&mut link(&triple))?)?;
+    finish(&triple)
+}
+
+/// Builds the agent on a machine that is set up, with cargo's output in a log file.
+pub(crate) fn build_logged() -> Result<Agent> {
+    let triple = host_triple()?;
+    run::run_logged(&mut link(&triple), "building the agent")?;
+    finish(&triple)
+}
+
+/// Strips what cargo has built, and checks it.
+fn finish(triple: &str) -> Result<Agent> {
+    let with_symbols = paths::target().join(triple).join("release/cproxy");
+    let shipped = shipped();
     if !is_newer(&shipped, &with_symbols) {
         strip(&with_symbols, &shipped)?;
     }
     check(&shipped)?;
     Ok(Agent { shipped, with_symbols })
+}
+
+/// Where the shipped binary is, once it is built.
+pub(crate) fn shipped() -> PathBuf {
+    paths::target().join("dist/cproxy")
 }
 
 /// The platform that builds run on, and are for.
@@ -54,14 +74,19 @@ pub(crate) fn host_triple() -> Result<String> {
 
 /// Naming the target, although it is the host, keeps the flags from build scripts and procedural macros, which cannot
 /// be linked statically.
-fn compile(triple: &str) -> Result<()> {
+fn compile(triple: &str) -> Command {
     let mut command = run::cargo();
     command
         .args(["rustc", "--release", "--package", "cproxy", "--bin", "cproxy", "--target", triple])
-        .args(["--config", "profile.release.strip='none'", "--"])
-        .args(link_arguments())
+        .args(["--config", "profile.release.strip='none'"])
         .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"));
-    run::run(run::to_stderr(&mut command)?)
+    command
+}
+
+fn link(triple: &str) -> Command {
+    let mut command = compile(triple);
+    command.arg("--").args(link_arguments());
+    command
 }
 
 /// For all crates: a static file, without this machine's paths in its messages.
@@ -111,25 +136,9 @@ pub(crate) fn mebibytes(bytes: u64) -> String {
 }
 
 /// Whether a little-endian 64-bit ELF file has a program header that names a dynamic loader.
-pub(crate) fn has_interpreter(image: &[u8]) -> Result<bool> {
-    const PT_INTERP: u32 = 3;
-    if !image.starts_with(b"\x7fELF\x02\x01") {
-        bail!("wrong magic number, class or byte order");
-    }
-    let table = usize::try_from(u64::from_le_bytes(bytes_at(image, 32)?)).context("program headers out of range")?;
-    let size = usize::from(u16::from_le_bytes(bytes_at(image, 54)?));
-    for index in 0..usize::from(u16::from_le_bytes(bytes_at(image, 56)?)) {
-        let header = table.checked_add(index * size).context("program headers out of range")?;
-        if u32::from_le_bytes(bytes_at(image, header)?) == PT_INTERP {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-fn bytes_at<const N: usize>(image: &[u8], offset: usize) -> Result<[u8; N]> {
-    let bytes = image.get(offset..).and_then(|rest| rest.first_chunk::<N>());
-    bytes.copied().with_context(|| format!("cut off before byte {offset}"))
+pub(crate) fn has_interpreter(image: &[u8]) -> object::Result<bool> {
+    let headers = FileHeader64::<LittleEndian>::parse(image)?.program_headers(LittleEndian, image)?;
+    Ok(headers.iter().any(|header| header.p_type(LittleEndian) == PT_INTERP))
 }
 
 #[cfg(test)]
@@ -139,7 +148,7 @@ mod tests {
     /// An ELF file of nothing but program headers of these types.
     fn elf(types: &[u32]) -> Vec<u8> {
         let mut image = vec![0; 64];
-        image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         image[32] = 64;
         image[54] = 56;
         image[56] = types.len() as u8;

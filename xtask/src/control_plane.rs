@@ -51,20 +51,27 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     CURRENT.ensure()
 }
 
+/// A version of Kubernetes, and the directory of its binaries.
+struct Place {
+    version: String,
+    parent: PathBuf,
+    directory: PathBuf,
+}
+
 impl Release {
     /// The Go module that pins the versions.
     pub(crate) fn source(&self) -> PathBuf {
         paths::workspace().join("tests").join(self.module)
     }
 
+    /// Whether the binaries are there.
+    pub(crate) fn is_built(&self) -> bool {
+        self.place().is_ok_and(|place| place.directory.is_dir())
+    }
+
     /// The directory of the binaries, built if they are missing or of other versions.
     pub(crate) fn ensure(&self) -> Result<PathBuf> {
-        let file = self.source().join("go.mod");
-        let module = read(&file)?;
-        let version = version_of(&module, KUBERNETES);
-        let version = version.with_context(|| format!("{} names no {KUBERNETES}", file.display()))?;
-        let parent = paths::cache()?.join(self.module);
-        let directory = parent.join(key(version, &[&module, &read(&self.source().join("go.sum"))?]));
+        let Place { version, parent, directory } = self.place()?;
         if directory.is_dir() {
             run::say(format!("control plane: found Kubernetes {version} in {}", directory.display()));
             return Ok(directory);
@@ -73,10 +80,20 @@ impl Release {
         run::say(format!(
             "control plane: building Kubernetes {version} from source, 3 to 6 minutes on two cores (once)"
         ));
-        self.build(version, &directory)?;
+        self.build(&version, &directory)?;
         remove_others(&parent, &directory)?;
         run::say(format!("control plane: built {}", directory.display()));
         Ok(directory)
+    }
+
+    fn place(&self) -> Result<Place> {
+        let file = self.source().join("go.mod");
+        let module = read(&file)?;
+        let version = version_of(&module, KUBERNETES);
+        let version = version.with_context(|| format!("{} names no {KUBERNETES}", file.display()))?.to_owned();
+        let parent = paths::cache()?.join(self.module);
+        let directory = parent.join(key(&version, &[&module, &read(&self.source().join("go.sum"))?]));
+        Ok(Place { version, parent, directory })
     }
 
     /// Builds beside the final place and renames, so that an interrupted build never looks like a finished one.

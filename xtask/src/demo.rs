@@ -1,26 +1,72 @@
 //! `cargo xtask demo`: the quickest way to see the agent work, without a cluster of one's own.
 
-use anyhow::Result;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
 use clap::Args;
 
-use crate::{agent, control_plane, run};
+use crate::steps::{Step, Steps};
+use crate::{agent, control_plane, paths, run, setup};
 
-/// What the demonstration runs against.
+/// The programs, by their targets' names.
+const AGENT: &str = "cproxy";
+const DEMO: &str = "demo";
+
+/// What the demonstration runs against, and which agent.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Runs against a real Kubernetes control plane on this machine
     #[arg(long)]
     cluster: bool,
+    /// Runs the agent as it is shipped, which takes minutes longer to build than one that is not optimised
+    #[arg(long)]
+    shipped: bool,
 }
 
 /// Builds what the demonstration needs and runs it.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     run::require_root("the demonstration")?;
-    let mut command = run::cargo();
-    command.args(["run", "--quiet", "--package", "cproxy-tests", "--bin", "demo", "--"]);
-    command.env(agent::VARIABLE, agent::build()?.shipped);
-    if arguments.cluster {
-        command.env(control_plane::VARIABLE, control_plane::ensure()?).arg("--cluster");
+    let mut steps = steps(arguments);
+    steps.next();
+    setup::beside(build().arg("--keep-going"), || ())?;
+    steps.next();
+    let mut programs = run::executables(&mut build())?;
+    let mut program = |name| programs.remove(name).with_context(|| format!("cargo names no file of `{name}`"));
+    let (mut agent, mut demo) = (program(AGENT)?, Command::new(program(DEMO)?));
+    if arguments.shipped {
+        steps.next();
+        agent = agent::build()?.shipped;
     }
-    run::run(&mut command)
+    if arguments.cluster {
+        steps.next();
+        demo.env(control_plane::VARIABLE, control_plane::ensure()?).arg("--cluster");
+    }
+    steps.next();
+    run::run(demo.env(agent::VARIABLE, agent))
+}
+
+fn steps(arguments: &Arguments) -> Steps {
+    let is_built = paths::target().join("debug").join(DEMO).exists();
+    let is_shipped_built = agent::shipped().exists();
+    let mut steps = vec![
+        Step::once("setting up this machine, and compiling dependencies beside", setup::is_ready_to_build(), 90),
+        Step::once("building the agent and the demonstration", is_built, 60),
+    ];
+    if arguments.shipped {
+        steps.push(Step::once("building the agent as it is shipped", is_shipped_built, 150));
+    }
+    if arguments.cluster {
+        let is_built = control_plane::CURRENT.is_built();
+        steps.push(Step::once("building the control plane", is_built, 300));
+    }
+    steps.push(Step::new("the demonstration", 0));
+    Steps::new("demo", steps)
+}
+
+/// Both programs at once, in the tests' profile and with the features that tests have: every dependency is compiled once
+/// for all of them. Features are those of the packages that are selected, so all are.
+fn build() -> Command {
+    let mut command = run::cargo();
+    command.args(["build", "--workspace", "--bin", AGENT, "--bin", DEMO]);
+    command
 }

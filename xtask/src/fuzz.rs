@@ -98,16 +98,23 @@ pub(crate) struct Fuzzer {
 }
 
 impl Fuzzer {
-    /// Builds the targets; fast when nothing has changed.
+    /// Sets up the machine, then builds the targets; fast when nothing has changed.
     pub(crate) fn build() -> Result<Self> {
         setup::for_building()?;
         let triple = agent::host_triple()?;
-        let mut command = run::cargo();
-        // Naming the target keeps the flags from build scripts and procedural macros.
-        command.args(["build", "--release", "--bins", "--target", &triple, "--manifest-path"]).arg(manifest());
-        command.arg("--target-dir").arg(directory()).env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\u{1f}"));
-        run::run(run::to_stderr(&mut command)?)?;
-        Ok(Self { binaries: directory().join(triple).join("release") })
+        run::run(run::to_stderr(&mut compile(&triple))?)?;
+        Ok(Self::of(&triple))
+    }
+
+    /// Builds the targets on a machine that is set up, with cargo's output in a log file.
+    pub(crate) fn build_logged() -> Result<Self> {
+        let triple = agent::host_triple()?;
+        run::run_logged(&mut compile(&triple), "building fuzz targets")?;
+        Ok(Self::of(&triple))
+    }
+
+    fn of(triple: &str) -> Self {
+        Self { binaries: directory().join(triple).join("release") }
     }
 
     /// Runs each target whose name contains `filter` for a short while. Gives back how many found nothing, and how many
@@ -179,6 +186,14 @@ impl Fuzzer {
         }
         Ok(if smallest.exists() { smallest } else { input })
     }
+}
+
+/// Naming the target keeps the flags from build scripts and procedural macros.
+fn compile(triple: &str) -> Command {
+    let mut command = run::cargo();
+    command.args(["build", "--release", "--bins", "--target", triple, "--manifest-path"]).arg(manifest());
+    command.arg("--target-dir").arg(directory()).env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\u{1f}"));
+    command
 }
 
 /// What a run of a target has come to.

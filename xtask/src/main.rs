@@ -14,6 +14,7 @@ mod paths;
 mod run;
 mod setup;
 mod sizes;
+mod steps;
 mod sweep;
 mod test;
 mod tidy;

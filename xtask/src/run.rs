@@ -1,6 +1,7 @@
 //! Running other programs: plain errors, cargo without this process's own package variables, and long steps that say
 //! how long they have been at it.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -11,6 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rustix::process;
+use serde_json::Value;
 
 use crate::paths;
 
@@ -76,16 +79,59 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
 /// Runs a long step with its output in a log file, so that the terminal shows only how long it has taken so far and,
 /// when it fails, the end of the log.
 pub(crate) fn run_logged(command: &mut Command, step: &str) -> Result<()> {
-    let log = log_file(step)?;
-    let file = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-    let twin = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
-    command.stdin(Stdio::null()).stdout(file).stderr(twin);
-    let mut child = command.spawn().with_context(|| cannot_start(command))?;
-    let status = wait_with_progress(&mut child, step)?;
+    let running = Logged::spawn(command, step)?;
+    let log = running.log.clone();
+    let status = running.wait()?;
     if !status.success() {
         print_tail(&log);
     }
     succeeded(command, status).with_context(|| format!("{step} (all of its output is in {})", log.display()))
+}
+
+/// A running command whose output goes to a log file; killed when dropped.
+pub(crate) struct Logged {
+    child: Child,
+    step: String,
+    log: PathBuf,
+}
+
+impl Logged {
+    /// Starts the command.
+    pub(crate) fn spawn(command: &mut Command, step: &str) -> Result<Self> {
+        let log = log_file(step)?;
+        let file = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+        let twin = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
+        command.stdin(Stdio::null()).stdout(file).stderr(twin);
+        let child = command.spawn().with_context(|| cannot_start(command))?;
+        Ok(Self { child, step: step.to_owned(), log })
+    }
+
+    /// Waits for its end, however it ends.
+    pub(crate) fn wait(mut self) -> Result<ExitStatus> {
+        wait_with_progress(&mut self.child, &self.step)
+    }
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        // Where it has ended already, there is nothing to kill.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Builds, and returns the paths of the programs by the names of their targets.
+pub(crate) fn executables(build: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
+    build.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
+    let output = build.output().with_context(|| cannot_start(build))?;
+    succeeded(build, output.status)?;
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let paths = messages.lines().filter_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let name = message.pointer("/target/name")?.as_str()?.to_owned();
+        Some((name, PathBuf::from(message.get("executable")?.as_str()?)))
+    });
+    Ok(paths.collect())
 }
 
 fn log_file(step: &str) -> Result<PathBuf> {
@@ -147,22 +193,18 @@ pub(crate) fn require_root(what: &str) -> Result<()> {
 
 /// Whether this process's effective user is root.
 pub(crate) fn is_root() -> bool {
-    fs::read_to_string("/proc/self/status").is_ok_and(|status| effective_user(&status) == Some("0"))
+    process::geteuid().is_root()
 }
 
-fn effective_user(status: &str) -> Option<&str> {
-    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)
+/// Lets other processes go first from now on, before this thread and the processes that it starts.
+pub(crate) fn lower_priority() {
+    // Work is only slower for the others where it fails.
+    process::nice(10).ok();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_effective_user_is_the_second_number() {
-        assert_eq!(effective_user("Name:\tx\nUid:\t1000\t0\t1000\t1000\n"), Some("0"));
-        assert_eq!(effective_user("Name:\tx\n"), None);
-    }
 
     #[test]
     fn only_variables_about_this_package_are_dropped() {

@@ -7,8 +7,12 @@ pub(crate) mod packages;
 mod services;
 mod toolchain;
 
+use std::process::Command;
+
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+
+use crate::run;
 
 /// What `setup` is asked to do.
 #[derive(Args)]
@@ -57,6 +61,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 pub(crate) fn for_building() -> Result<()> {
     packages::ensure_commands()?;
     toolchain::ensure()
+}
+
+/// Whether an earlier setup has found or built what every build needs.
+pub(crate) fn is_ready_to_build() -> bool {
+    toolchain::is_recorded()
+}
+
+/// [`for_building`] and `others`. Where the toolchain is still to be set up, `build` compiles meanwhile as much as it can;
+/// it fails where it needs the toolchain before that is there.
+pub(crate) fn beside<T>(build: &mut Command, others: impl FnOnce() -> T) -> Result<T> {
+    let ahead = match is_ready_to_build() {
+        true => None,
+        false => Some(run::Logged::spawn(build, "compiling dependencies")?),
+    };
+    for_building()?;
+    let others = others();
+    if let Some(ahead) = ahead {
+        ahead.wait()?;
+    }
+    Ok(others)
 }
 
 /// The part of the setup that building the control plane needs.

@@ -4,12 +4,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use object::elf::{ELFMAG, EM_BPF, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS};
+use object::read::elf::{ElfFile64, ElfSymbol64, FileHeader as _, SectionHeader as _};
+use object::{LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind};
 
 use crate::agent::{self, Agent};
-use crate::run;
+
+type Header = FileHeader64<LittleEndian>;
+type Elf<'data> = ElfFile64<'data, LittleEndian>;
 
 /// What the project promises about the shipped file.
 const LIMIT_BYTES: u64 = 7 << 20;
@@ -35,10 +39,9 @@ pub(crate) fn check(agent: &Agent) -> Result<()> {
 
 /// Prints the tables.
 fn print(agent: &Agent) -> Result<()> {
-    let file = Parts::of(&capture("readelf", &["--sections", "--wide"], &agent.shipped)?, bytes_of(&agent.shipped)?);
-    let listing = capture("nm", &["--numeric-sort", "--print-size", "--demangle"], &agent.with_symbols)?;
-    let mut crates = by_crate(&listing);
-    let image = fs::read(&agent.shipped).with_context(|| format!("reading {}", agent.shipped.display()))?;
+    let (image, with_symbols) = (read(&agent.shipped)?, read(&agent.with_symbols)?);
+    let file = Parts::of(&elf(&image, &agent.shipped)?, image.len() as u64)?;
+    let mut crates = by_crate(symbols(&elf(&with_symbols, &agent.with_symbols)?));
     crates.insert("(the socket programs)".to_owned(), Sums { code: 0, data: embedded_object(&image) });
     println!("      code       data  by crate, in bytes");
     for (name, Sums { code, data }) in rows(crates, &file) {
@@ -52,8 +55,12 @@ fn print(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-fn capture(program: &str, arguments: &[&str], binary: &Path) -> Result<String> {
-    run::capture(Command::new(program).args(arguments).arg(binary))
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("reading {}", file.display()))
+}
+
+fn elf<'data>(image: &'data [u8], file: &Path) -> Result<Elf<'data>> {
+    Elf::parse(image).with_context(|| format!("reading {}", file.display()))
 }
 
 fn bytes_of(file: &Path) -> Result<u64> {
@@ -97,19 +104,21 @@ struct Parts {
 }
 
 impl Parts {
-    /// Sums up the listing that `readelf` prints of a file with so many bytes.
-    fn of(listing: &str, all: u64) -> Self {
+    /// Sums up the sections of a file with so many bytes.
+    fn of(file: &Elf<'_>, all: u64) -> Result<Self> {
         let mut parts = Self { all, ..Self::default() };
-        for (name, flags, bytes) in listing.lines().filter_map(section) {
-            *match name {
-                _ if !flags.contains('A') => continue,
+        for section in file.sections() {
+            let header = section.elf_section_header();
+            let has = |flag: u32| header.sh_flags(LittleEndian) & u64::from(flag) != 0;
+            *match section.name().context("reading the name of a section")? {
+                _ if !has(SHF_ALLOC) || header.sh_type(LittleEndian) == SHT_NOBITS => continue,
                 ".eh_frame" | ".eh_frame_hdr" | ".gcc_except_table" => &mut parts.unwinding,
-                _ if name.starts_with(".rela.") || name.starts_with(".relr.") => &mut parts.relocations,
-                _ if flags.contains('X') => &mut parts.code,
+                name if name.starts_with(".rela.") || name.starts_with(".relr.") => &mut parts.relocations,
+                _ if has(SHF_EXECINSTR) => &mut parts.code,
                 _ => &mut parts.data,
-            } += bytes;
+            } += section.size();
         }
-        parts
+        Ok(parts)
     }
 
     fn rows(&self) -> [(u64, &'static str); 6] {
@@ -125,65 +134,53 @@ impl Parts {
     }
 }
 
-/// Name, flags and size of a section in a line of `readelf`, if it takes room in the file: number in brackets, name, type,
-/// address, offset, size, size of an entry, flags, which may be missing.
-fn section(line: &str) -> Option<(&str, &str, u64)> {
-    let (_, line) = line.trim_start().strip_prefix('[')?.split_once(']')?;
-    let mut fields = line.split_whitespace();
-    let (name, kind) = (fields.next()?, fields.next()?);
-    let bytes = u64::from_str_radix(fields.nth(2)?, 16).ok()?;
-    let flags = fields.nth(1)?;
-    (kind != "NOBITS").then_some((name, flags, bytes))
-}
-
 /// The size of the BPF object that the file has in it: it ends with its table of sections.
 fn embedded_object(image: &[u8]) -> u64 {
-    const MAGIC: &[u8] = b"\x7fELF\x02\x01";
-    const BPF: [u8; 2] = 247u16.to_le_bytes();
-    let number = |header: &[u8], at: usize| Some(u64::from(u16::from_le_bytes(*header.get(at..)?.first_chunk()?)));
-    let bytes = |header: &[u8]| {
-        let table = u64::from_le_bytes(*header.get(40..)?.first_chunk()?);
-        Some(table + number(header, 58)? * number(header, 60)?)
+    let mut starts = image.windows(ELFMAG.len()).enumerate().filter(|(_, window)| *window == ELFMAG);
+    let size = |start| {
+        let header = Header::parse(image.get(start..)?).ok()?;
+        let table = u64::from(header.e_shentsize(LittleEndian)) * u64::from(header.e_shnum(LittleEndian));
+        (header.e_machine(LittleEndian) == EM_BPF).then(|| header.e_shoff(LittleEndian) + table)
     };
-    let header = image.windows(64).find(|header| header.starts_with(MAGIC) && header.get(18..20) == Some(&BPF));
-    header.and_then(bytes).unwrap_or_default()
+    starts.find_map(|(start, _)| size(start)).unwrap_or_default()
 }
 
-fn by_crate(listing: &str) -> BTreeMap<String, Sums> {
+fn by_crate(symbols: Vec<Symbol>) -> BTreeMap<String, Sums> {
     let mut sums: BTreeMap<String, Sums> = BTreeMap::new();
     let mut last = 0;
-    for symbol in listing.lines().filter_map(symbol) {
+    for symbol in symbols {
         // Functions that turned out the same are one function with several names.
         if symbol.address == last {
             continue;
         }
         last = symbol.address;
-        let sums = sums.entry(crate_of(symbol.name).to_owned()).or_default();
+        let sums = sums.entry(crate_of(&symbol.name).to_owned()).or_default();
         *(if symbol.is_code { &mut sums.code } else { &mut sums.data }) += symbol.bytes;
     }
     sums
 }
 
-/// Something in the file that has a name.
-#[derive(Debug, PartialEq, Eq)]
-struct Symbol<'a> {
+/// Code or data in the file that has a name.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Symbol {
     address: u64,
+    name: String,
     bytes: u64,
     is_code: bool,
-    name: &'a str,
 }
 
-/// What is in a line of `nm`: address, size, kind, name.
-fn symbol(line: &str) -> Option<Symbol<'_>> {
-    let mut fields = line.splitn(4, ' ');
-    let mut number = || u64::from_str_radix(fields.next()?, 16).ok();
-    let (address, bytes) = (number()?, number()?);
-    let is_code = match fields.next()? {
-        "t" | "T" | "w" | "W" | "i" => true,
-        "r" | "R" | "d" | "D" | "v" | "V" => false,
-        _ => return None,
+/// The symbols that take room in the file, by their addresses.
+fn symbols(file: &Elf<'_>) -> Vec<Symbol> {
+    let symbol = |symbol: ElfSymbol64<'_, '_, LittleEndian>| {
+        let section = file.section_by_index(symbol.section_index()?).ok()?.kind();
+        let is_in_file = !matches!(section, SectionKind::UninitializedData | SectionKind::UninitializedTls);
+        let name = format!("{:#}", rustc_demangle::demangle(symbol.name().ok()?));
+        let (address, bytes, is_code) = (symbol.address(), symbol.size(), section == SectionKind::Text);
+        (is_in_file && bytes > 0).then_some(Symbol { address, name, bytes, is_code })
     };
-    Some(Symbol { address, bytes, is_code, name: fields.next()? })
+    let mut symbols: Vec<_> = file.symbols().filter_map(symbol).collect();
+    symbols.sort();
+    symbols
 }
 
 /// The crate that a demangled symbol comes from: `std` for all of the standard library, `c` for what has
@@ -228,6 +225,9 @@ fn leading_crate(symbol: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use object::write;
+    use object::{Architecture, BinaryFormat, Endianness, SymbolFlags, SymbolKind, SymbolScope};
+
     use super::*;
 
     #[test]
@@ -244,35 +244,54 @@ mod tests {
         assert!(error.contains("7340033") && error.contains("cargo xtask size"), "{error}");
     }
 
-    #[test]
-    fn lines_of_symbols_are_read() {
-        let line = "0000000000001000 00000000000000ff t <foo::Bar as core::fmt::Debug>::fmt";
-        let name = "<foo::Bar as core::fmt::Debug>::fmt";
-        assert_eq!(symbol(line), Some(Symbol { address: 0x1000, bytes: 255, is_code: true, name }));
-        assert!(!symbol("0000000000001000 00000000000000ff r foo::TABLE").unwrap().is_code);
-        for other in
-            ["0000000000001000 00000000000000ff b foo::ZEROS", "                 U memcpy", "0000000000001000 T _start"]
-        {
-            assert_eq!(symbol(other), None, "{other}");
+    /// An object file with sections of so many bytes, each with a symbol of the same size and of the name beside it.
+    fn object_file(sections: &[(&str, SectionKind, &str, u64)]) -> Vec<u8> {
+        let mut file = write::Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
+        for &(section, kind, symbol, bytes) in sections {
+            let section = file.add_section(Vec::new(), section.into(), kind);
+            match kind {
+                SectionKind::UninitializedData => file.append_section_bss(section, bytes, 1),
+                _ => file.append_section_data(section, &vec![0; bytes as usize], 1),
+            };
+            file.add_symbol(write::Symbol {
+                name: symbol.into(),
+                value: 0,
+                size: bytes,
+                kind: if kind == SectionKind::Text { SymbolKind::Text } else { SymbolKind::Data },
+                scope: SymbolScope::Linkage,
+                weak: false,
+                section: write::SymbolSection::Section(section),
+                flags: SymbolFlags::None,
+            });
         }
+        file.write().unwrap()
+    }
+
+    #[test]
+    fn symbols_that_take_room_in_the_file_are_read() {
+        let file = object_file(&[
+            (".text", SectionKind::Text, "_RNvCs1234_3foo3bar", 255),
+            (".rodata", SectionKind::ReadOnlyData, "_ZN3foo5TABLE17h0123456789abcdefE", 16),
+            (".bss", SectionKind::UninitializedData, "ZEROS", 8),
+            (".text.start", SectionKind::Text, "_start", 0),
+        ]);
+        let symbol = |name: &str, bytes, is_code| Symbol { address: 0, name: name.to_owned(), bytes, is_code };
+        let symbols = symbols(&Elf::parse(&*file).unwrap());
+        assert_eq!(symbols, [symbol("foo::TABLE", 16, false), symbol("foo::bar", 255, true)]);
     }
 
     #[test]
     fn sections_are_summed_by_what_they_are() {
-        let listing = "\
-Section Headers:
-  [Nr] Name              Type            Address          Off    Size   ES Flg Lk Inf Al
-  [ 0]                   NULL            0000000000000000 000000 000000 00      0   0  0
-  [ 6] .rela.dyn         RELA            0000000000000328 000328 000010 18   A  3   0  8
-  [ 7] .rodata           PROGBITS        0000000000059000 059000 000100 00 AMS  0   0 4096
-  [10] .eh_frame         PROGBITS        00000000001692a8 1692a8 000020 00   A  0   0  8
-  [11] .text             PROGBITS        000000000021bac0 21aac0 001000 00  AX  0   0 64
-  [20] .data.rel.ro      PROGBITS        000000000069dd40 69bd40 000200 00  WA  0   0 32
-  [30] .bss              NOBITS          00000000006e5220 6e2210 0064a0 00  WA  0   0 32
-  [32] .comment          PROGBITS        0000000000000000 6e2210 0000b2 01  MS  0   0  1
-  [47] .strtab           STRTAB          0000000000000000 a17ef2 135ccc 00      0   0  1
-";
-        let parts = Parts::of(listing, 0x2000);
+        let file = object_file(&[
+            (".rela.dyn", SectionKind::ReadOnlyData, "a", 0x10),
+            (".rodata", SectionKind::ReadOnlyString, "b", 0x100),
+            (".eh_frame", SectionKind::ReadOnlyData, "c", 0x20),
+            (".text", SectionKind::Text, "d", 0x1000),
+            (".data.rel.ro", SectionKind::ReadOnlyDataWithRel, "e", 0x200),
+            (".bss", SectionKind::UninitializedData, "f", 0x64a0),
+            (".comment", SectionKind::OtherString, "g", 0xb2),
+        ]);
+        let parts = Parts::of(&Elf::parse(&*file).unwrap(), 0x2000).unwrap();
         let expected = Parts { code: 0x1000, data: 0x300, unwinding: 0x20, relocations: 0x10, all: 0x2000 };
         assert_eq!(parts, expected);
         assert_eq!(parts.rows().iter().take(5).map(|(bytes, _)| bytes).sum::<u64>(), parts.all);
@@ -290,18 +309,12 @@ Section Headers:
 
     #[test]
     fn the_object_in_the_file_is_found() {
-        let header = |machine: u16, table: u64, sections: u16| {
-            let mut header = vec![0; 64];
-            header[..6].copy_from_slice(b"\x7fELF\x02\x01");
-            header[18..20].copy_from_slice(&machine.to_le_bytes());
-            header[40..48].copy_from_slice(&table.to_le_bytes());
-            header[58..60].copy_from_slice(&64u16.to_le_bytes());
-            header[60..62].copy_from_slice(&sections.to_le_bytes());
-            header
-        };
-        let image = [header(62, 9000, 9), vec![0; 7], header(247, 500, 2)].concat();
-        assert_eq!(embedded_object(&image), 628);
-        assert_eq!(embedded_object(&header(62, 9000, 9)), 0);
+        let object =
+            |architecture| write::Object::new(BinaryFormat::Elf, architecture, Endianness::Little).write().unwrap();
+        let (other, programs) = (object(Architecture::X86_64), object(Architecture::Bpf));
+        let image = [&*other, &[0; 7], &*programs, &[0; 9]].concat();
+        assert_eq!(embedded_object(&image), programs.len() as u64);
+        assert_eq!(embedded_object(&other), 0);
     }
 
     #[test]
@@ -338,7 +351,14 @@ Section Headers:
 
     #[test]
     fn bytes_are_summed_once() {
-        let sums = by_crate("1 10 t foo::a\n2 1 T foo::b\n2 1 T foo::c\n3 2 T memcpy\n4 5 r foo::D\n");
+        let symbol = |address, bytes, is_code, name: &str| Symbol { address, name: name.to_owned(), bytes, is_code };
+        let sums = by_crate(vec![
+            symbol(1, 16, true, "foo::a"),
+            symbol(2, 1, true, "foo::b"),
+            symbol(2, 1, true, "foo::c"),
+            symbol(3, 2, true, "memcpy"),
+            symbol(4, 5, false, "foo::D"),
+        ]);
         let foo = Sums { code: 17, data: 5 };
         assert_eq!(sums, BTreeMap::from([("c".to_owned(), Sums { code: 2, data: 0 }), ("foo".to_owned(), foo)]));
     }

@@ -1,20 +1,24 @@
 //! `cargo xtask test`: every suite, one after the other, and one line at the end that counts them all. A suite that
-//! cannot run here fails: only who names it with `--without` leaves it out.
+//! cannot run here fails: only `--without` leaves it out.
+//!
+//! Tests are compiled first. The first suites run while the rest is built that later ones need.
 
+mod products;
 pub(crate) mod summary;
 
 use std::env;
 use std::io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _};
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::{Args, ValueEnum};
 
+use self::products::{Built, Products, Wanted, told};
 use self::summary::{Counts, Outcome};
-use crate::fuzz::Fuzzer;
-use crate::{agent, control_plane, run, setup, sizes, sweep, vm};
+use crate::steps::{Step, Steps};
+use crate::{agent, control_plane, paths, run, setup, sweep};
 
 /// Which tests to run, and how to show them.
 #[derive(Args)]
@@ -65,20 +69,20 @@ enum Color {
 /// Test binaries that are run together.
 struct Suite {
     name: &'static str,
-    /// The targets, as arguments of `cargo test --workspace`: with the same packages each time, dependencies are
-    /// compiled with the same features and so only once for all suites.
+    /// The targets, as arguments of `cargo test`.
     targets: &'static [&'static str],
     /// Arguments of the test binaries.
     harness: &'static [&'static str],
-    /// What it needs of the machine besides a compiler.
+    /// What it needs besides a compiler.
     needs: &'static [Need],
     /// The name that leaves it out.
     part: Option<Part>,
 }
 
-/// What a machine can lack; a suite that needs it then fails.
+/// What can be missing; a suite that needs it then fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Need {
+    Agent,
     Root,
     Cgroup2,
     ControlPlane,
@@ -87,6 +91,8 @@ enum Need {
     Guests,
     Images,
     Programs,
+    /// Nothing is built at the same time: what is measured would be disturbed.
+    Silence,
 }
 
 /// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
@@ -110,6 +116,7 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 /// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
+/// Those that need nothing that is built in the background come first, those that need all of it last.
 const SUITES: [Suite; 14] = [
     Suite {
         name: "unit",
@@ -118,9 +125,8 @@ const SUITES: [Suite; 14] = [
         needs: &[],
         part: None,
     },
-    Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[], part: None },
-    Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[], part: None },
-    Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[Need::Agent], part: None },
+    Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[Need::Agent], part: None },
     Suite {
         name: "live",
         targets: &[
@@ -151,7 +157,6 @@ const SUITES: [Suite; 14] = [
     },
     Suite { name: "matrix", targets: &["--test", "matrix"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
     Suite { name: "churn", targets: &["--test", "churn"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
-    Suite { name: "scale", targets: &["--test", "scale"], harness: BUDGETS, needs: KERNEL, part: Some(Part::Live) },
     Suite {
         name: "programs",
         targets: &["--test", "programs"],
@@ -160,6 +165,8 @@ const SUITES: [Suite; 14] = [
         part: Some(Part::Programs),
     },
     Suite { name: "images", targets: &["--test", "images"], harness: ALONE, needs: IMAGES, part: Some(Part::Images) },
+    // One of its tests is of the control plane.
+    Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: CLUSTER, part: Some(Part::Live) },
     Suite { name: "guests", targets: &["--test", "guests"], harness: SHORT, needs: GUESTS, part: Some(Part::Guests) },
     Suite {
         name: "cluster",
@@ -169,17 +176,18 @@ const SUITES: [Suite; 14] = [
         part: Some(Part::Cluster),
     },
     Suite {
-        name: "budgets",
-        targets: &["--test", "budgets"],
-        harness: BUDGETS,
-        needs: CLUSTER,
-        part: Some(Part::Cluster),
-    },
-    Suite {
         name: "kube-proxy",
         targets: &["--test", "kube_proxy"],
         harness: ALONE,
         needs: CLUSTER,
+        part: Some(Part::Cluster),
+    },
+    Suite { name: "scale", targets: &["--test", "scale"], harness: BUDGETS, needs: MEASURED, part: Some(Part::Live) },
+    Suite {
+        name: "budgets",
+        targets: &["--test", "budgets"],
+        harness: BUDGETS,
+        needs: MEASURED_CLUSTER,
         part: Some(Part::Cluster),
     },
 ];
@@ -190,201 +198,204 @@ const FUZZ: &str = "fuzz";
 /// Nor is this one: the agent is as small as it is promised to be.
 const SIZE: &str = "size";
 
-const KERNEL: &[Need] = &[Need::Root, Need::Cgroup2];
-const PROGRAMS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Programs];
-const IMAGES: &[Need] = &[Need::Root, Need::Cgroup2, Need::Images];
-const GUESTS: &[Need] = &[Need::Root, Need::Cgroup2, Need::Guests];
-const CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane];
-const OLD_CLUSTER: &[Need] = &[Need::Root, Need::Cgroup2, Need::ControlPlane, Need::OldestControlPlane];
-
-/// What suites are given.
-struct Fixture {
-    agent: PathBuf,
-    /// Why the agent is too large, if it is.
-    size: Result<(), String>,
-    /// Where the control plane is, or why it is not there.
-    control_plane: Result<PathBuf, String>,
-    /// Where the oldest one's binaries are, or why they are not there; nothing: long tests are left out.
-    oldest: Option<Result<PathBuf, String>>,
-    /// Whether the programs are installed, or why not.
-    programs: Result<(), String>,
-    /// Whether what images are held against is installed, or why not.
-    images: Result<(), String>,
-    /// What guests are started with, or why they are not.
-    guests: Result<(vm::Fixture, PathBuf), String>,
-    is_without_cluster: bool,
-    is_soak: bool,
-    filter: Option<String>,
-    color: bool,
-}
+const KERNEL: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2];
+const MEASURED: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Silence];
+const PROGRAMS: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Programs];
+const IMAGES: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Images];
+const GUESTS: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Guests];
+const CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane];
+const OLD_CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane, Need::OldestControlPlane];
+const MEASURED_CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane, Need::Silence];
 
 /// Builds what the suites need, runs them and sums up.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let fixture = Fixture::new(arguments)?;
+    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out(suite.part)).collect();
+    let mut steps = steps(arguments);
+    steps.next();
+    let machine = setup::beside(&mut compile_ahead(), || Machine::set_up(arguments))?;
+    steps.next();
+    let compiled = compile(&suites);
     let others = sweep::clear()?;
-    let is_left_out = |suite: &Suite| suite.part.is_some_and(|part| arguments.without.contains(&part));
-    let compiled = SUITES.map(|suite| if is_left_out(&suite) { Ok(()) } else { fixture.compile(&suite) });
-    let fuzzer = (!arguments.without.contains(&Part::Fuzz)).then(compile_fuzz_targets);
-    let mut outcomes = Vec::new();
-    for (suite, compiled) in SUITES.iter().zip(compiled) {
-        outcomes.push(match compiled {
-            _ if is_left_out(suite) => Outcome::left_out(suite.name),
-            Ok(()) => fixture.outcome(suite),
-            Err(error) => Outcome::failed(suite.name, format!("{error:#}")),
-        });
-    }
-    outcomes.push(match fuzzer {
-        None => Outcome::left_out(FUZZ),
-        Some(fuzzer) => fixture.fuzz(fuzzer),
-    });
-    outcomes.push(match &fixture.size {
-        Ok(()) => Outcome::new(SIZE, Counts { passed: 1, ..Counts::default() }),
-        Err(why) => Outcome::failed(SIZE, why.clone()),
+    steps.next();
+    let mut outcomes = thread::scope(|scope| {
+        let products = Products::build(scope, wanted(arguments, &machine));
+        Fixture { arguments, machine: &machine, products, color: arguments.is_coloured() }.outcomes(&compiled)
     });
     outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
-    let total = summary::print(&outcomes, fixture.color);
+    let total = summary::print(&outcomes, arguments.is_coloured());
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-impl Fixture {
-    fn new(arguments: &Arguments) -> Result<Self> {
-        let agent = agent::build()?;
-        let size = sizes::check(&agent).map_err(|error| format!("{error:#}"));
-        let is_without_cluster = arguments.without.contains(&Part::Cluster);
-        let control_plane = if is_without_cluster {
-            Err("left out".to_owned())
-        } else {
-            setup::for_cluster().and_then(|()| control_plane::ensure()).map_err(|error| format!("{error:#}"))
-        };
-        let is_with_oldest = arguments.long && !is_without_cluster;
-        let oldest = is_with_oldest.then(|| control_plane::OLDEST.ensure().map_err(|error| format!("{error:#}")));
-        let programs = if arguments.without.contains(&Part::Programs) {
-            Err("left out".to_owned())
-        } else {
-            setup::for_programs().map_err(|error| format!("{error:#}"))
-        };
-        let images = if arguments.without.contains(&Part::Images) {
-            Err("left out".to_owned())
-        } else {
-            setup::for_image_tests().map_err(|error| format!("{error:#}"))
-        };
-        let guests = if arguments.without.contains(&Part::Guests) {
-            Err("left out".to_owned())
-        } else {
-            guests(&agent.shipped).map_err(|error| format!("{error:#}"))
-        };
-        let color = arguments.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok());
-        let (is_soak, filter) = (arguments.soak, arguments.filter.clone());
-        Ok(Self {
-            agent: agent.shipped,
-            size,
-            control_plane,
-            oldest,
-            programs,
-            images,
-            guests,
-            is_without_cluster,
-            is_soak,
-            filter,
-            color,
-        })
+fn steps(arguments: &Arguments) -> Steps {
+    let is_compiled = paths::target().join("debug/demo").exists();
+    let tests_seconds = if arguments.filter.is_none() { 20 * 60 } else { 0 };
+    Steps::new(
+        "test",
+        [
+            Step::once("setting up this machine, and compiling tests beside", setup::is_ready_to_build(), 90),
+            Step::once("compiling tests", is_compiled, 60),
+            Step::new("running tests, and building beside the first ones what later ones need", tests_seconds),
+        ],
+    )
+}
+
+impl Arguments {
+    fn leave_out(&self, part: Option<Part>) -> bool {
+        part.is_some_and(|part| self.without.contains(&part))
     }
 
-    fn compile(&self, suite: &Suite) -> Result<()> {
-        run::say(format!("test: compiling suite {}", suite.name));
-        run::run(run::to_stderr(self.command(suite).arg("--no-run"))?)
+    fn is_coloured(&self) -> bool {
+        self.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok())
+    }
+}
+
+/// Whether the packages of each part of the tests are installed, or why not; nothing for what is left out.
+struct Machine {
+    cluster: Option<Built<()>>,
+    guests: Option<Built<()>>,
+    images: Option<Built<()>>,
+    programs: Option<Built<()>>,
+}
+
+impl Machine {
+    fn set_up(arguments: &Arguments) -> Self {
+        let set_up = |part, set_up: fn() -> Result<()>| (!arguments.leave_out(Some(part))).then(|| told(set_up()));
+        Self {
+            cluster: set_up(Part::Cluster, setup::for_cluster),
+            guests: set_up(Part::Guests, setup::for_guests),
+            images: set_up(Part::Images, setup::for_image_tests),
+            programs: set_up(Part::Programs, setup::for_programs),
+        }
+    }
+}
+
+fn wanted(arguments: &Arguments, machine: &Machine) -> Wanted {
+    Wanted {
+        control_plane: machine.cluster.clone(),
+        is_with_oldest: arguments.long && machine.cluster.is_some(),
+        guests: machine.guests.clone(),
+        is_with_fuzzer: !arguments.leave_out(Some(Part::Fuzz)),
+    }
+}
+
+/// All that [`compile`] compiles and that compiles as yet.
+fn compile_ahead() -> Command {
+    let mut command = run::cargo();
+    command.args(["build", "--workspace", "--tests", "--keep-going"]);
+    command
+}
+
+/// Compiles suites, all at once. Where that fails, each by itself: those that compile are run.
+fn compile<'s>(suites: &[&'s Suite]) -> Vec<(&'s Suite, Result<()>)> {
+    let compile = |suites: &[&Suite]| run::run(run::to_stderr(tests(suites).arg("--no-run"))?);
+    let all = compile(suites);
+    suites.iter().map(|suite| (*suite, if all.is_ok() { Ok(()) } else { compile(&[suite]) })).collect()
+}
+
+/// Tests of these suites, with the same packages each time: dependencies are compiled with the same features then, and so
+/// only once for all suites.
+fn tests(suites: &[&Suite]) -> Command {
+    let mut command = run::cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());
+    command.args(suites.iter().flat_map(|suite| suite.targets));
+    command
+}
+
+/// What suites are given.
+struct Fixture<'a> {
+    arguments: &'a Arguments,
+    machine: &'a Machine,
+    products: Products,
+    color: bool,
+}
+
+impl Fixture<'_> {
+    /// Runs those suites that are compiled.
+    fn outcomes(&mut self, compiled: &[(&Suite, Result<()>)]) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for suite in &SUITES {
+            let compiled = compiled.iter().find(|(other, _)| other.name == suite.name);
+            outcomes.push(match compiled {
+                None => Outcome::left_out(suite.name),
+                Some((_, Err(error))) => Outcome::failed(suite.name, format!("{error:#}")),
+                Some((_, Ok(()))) => self.timed(suite.name, |fixture| fixture.run(suite)),
+            });
+        }
+        outcomes.push(match self.arguments.leave_out(Some(Part::Fuzz)) {
+            true => Outcome::left_out(FUZZ),
+            false => self.timed(FUZZ, Self::fuzz),
+        });
+        outcomes.push(match self.products.check_size() {
+            Ok(()) => Outcome::new(SIZE, Counts { passed: 1, ..Counts::default() }),
+            Err(error) => Outcome::failed(SIZE, format!("{error:#}")),
+        });
+        outcomes
     }
 
-    fn command(&self, suite: &Suite) -> Command {
-        let mut command = run::cargo();
-        command.args(["test", "--workspace", "--no-fail-fast"]).args(suite.targets);
-        command.env(agent::VARIABLE, &self.agent).stdin(Stdio::null());
-        if let Ok(directory) = &self.control_plane {
-            command.env(control_plane::VARIABLE, directory);
-        }
-        if let Some(Ok(directory)) = &self.oldest {
-            command.env(control_plane::OLDEST_VARIABLE, directory);
-        }
-        if let Ok((guests, kernel)) = &self.guests {
-            guests.tell(&mut command, kernel);
+    fn timed(&mut self, name: &'static str, run: impl FnOnce(&mut Self) -> Result<Outcome>) -> Outcome {
+        run::say(format!("test: running suite {name}"));
+        let start = Instant::now();
+        let outcome = run(self).unwrap_or_else(|error| Outcome::failed(name, format!("{error:#}")));
+        outcome.took(start.elapsed())
+    }
+
+    fn run(&mut self, suite: &Suite) -> Result<Outcome> {
+        let mut command = tests(&[suite]);
+        for need in suite.needs {
+            self.supply(*need, &mut command)?;
         }
         if let Ok(this) = env::current_exe() {
             command.env(XTASK_VARIABLE, this);
         }
-        if self.is_soak {
+        if self.arguments.soak {
             command.env(SOAK_VARIABLE, "1");
         }
-        command
-    }
-
-    fn outcome(&self, suite: &Suite) -> Outcome {
-        run::say(format!("test: running suite {}", suite.name));
-        let start = Instant::now();
-        let outcome = match self.run(suite) {
-            Ok((counts, status)) => judge(suite.name, counts, status, self.filter.is_some()),
-            Err(error) => Outcome::failed(suite.name, format!("{error:#}")),
-        };
-        outcome.took(start.elapsed())
-    }
-
-    fn run(&self, suite: &Suite) -> Result<(Counts, ExitStatus)> {
-        self.require(suite)?;
-        let mut command = self.command(suite);
         command.arg("--").args(suite.harness);
-        command.args(["--color", if self.color { "always" } else { "never" }]).args(&self.filter);
-        if self.is_without_cluster {
+        command.args(["--color", if self.color { "always" } else { "never" }]).args(&self.arguments.filter);
+        if self.machine.cluster.is_none() {
             command.args(["--skip", CLUSTER_TESTS]);
         }
-        if suite.needs.contains(&Need::OldestControlPlane) && self.oldest.is_none() {
+        if suite.needs.contains(&Need::OldestControlPlane) && !self.arguments.long {
             command.args(WITHOUT_LONG);
         }
-        stream(&mut command)
+        let (counts, status) = stream(&mut command)?;
+        Ok(judge(suite.name, counts, status, self.arguments.filter.is_some()))
     }
 
-    fn fuzz(&self, fuzzer: Result<Fuzzer>) -> Outcome {
-        run::say(format!("test: running suite {FUZZ}"));
-        let start = Instant::now();
-        let outcome = match fuzzer.and_then(|fuzzer| fuzzer.test(self.filter.as_deref())) {
-            Ok((passed, failed)) => Outcome::new(FUZZ, Counts { passed, failed, skipped: 0 }),
-            Err(error) => Outcome::failed(FUZZ, format!("{error:#}")),
+    fn fuzz(&mut self) -> Result<Outcome> {
+        let (passed, failed) = self.products.fuzzer()?.test(self.arguments.filter.as_deref())?;
+        Ok(Outcome::new(FUZZ, Counts { passed, failed, skipped: 0 }))
+    }
+
+    /// Waits for what a suite needs and tells the command where it is. Fails where it is missing.
+    fn supply(&mut self, need: Need, command: &mut Command) -> Result<()> {
+        let is_installed = |packages: &Option<Built<()>>| match packages {
+            Some(Err(reason)) => Err(anyhow!("programs are missing: {reason}")),
+            Some(Ok(())) | None => Ok(()),
         };
-        outcome.took(start.elapsed())
-    }
-
-    /// Fails where this machine lacks what the suite needs.
-    fn require(&self, suite: &Suite) -> Result<()> {
-        for need in suite.needs {
-            match need {
-                Need::Root => run::require_root("this suite")?,
-                Need::Cgroup2 => {
-                    ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup");
-                }
-                Need::ControlPlane => {
-                    if let Err(reason) = &self.control_plane {
-                        bail!("no control plane: {reason}");
-                    }
-                }
-                Need::OldestControlPlane => {
-                    if let Some(Err(reason)) = &self.oldest {
-                        bail!("no control plane of the oldest release: {reason}");
-                    }
-                }
-                Need::Guests => {
-                    if let Err(reason) = &self.guests {
-                        bail!("no guests: {reason}");
-                    }
-                }
-                Need::Images => {
-                    if let Err(reason) = &self.images {
-                        bail!("programs are missing: {reason}");
-                    }
-                }
-                Need::Programs => {
-                    if let Err(reason) = &self.programs {
-                        bail!("programs are missing: {reason}");
-                    }
-                }
+        match need {
+            Need::Agent => {
+                let agent = self.products.agent().context("no agent")?;
+                command.env(agent::VARIABLE, &agent.shipped);
             }
+            Need::Root => run::require_root("this suite")?,
+            Need::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),
+            Need::ControlPlane if self.machine.cluster.is_none() => {}
+            Need::ControlPlane => {
+                command.env(control_plane::VARIABLE, self.products.control_plane().context("no control plane")?);
+            }
+            Need::OldestControlPlane if !self.arguments.long => {}
+            Need::OldestControlPlane => {
+                let oldest = self.products.oldest().context("no control plane of the oldest release")?;
+                command.env(control_plane::OLDEST_VARIABLE, oldest);
+            }
+            Need::Guests => {
+                let (guests, kernel) = self.products.guests().context("no guests")?;
+                guests.tell(command, kernel);
+            }
+            Need::Images => is_installed(&self.machine.images)?,
+            Need::Programs => is_installed(&self.machine.programs)?,
+            Need::Silence => self.products.wait_for_all(),
         }
         Ok(())
     }
@@ -400,15 +411,6 @@ pub(crate) fn judge(name: &str, counts: Counts, status: ExitStatus, is_filtered:
         return outcome.with_failure("ran no test".to_owned());
     }
     outcome
-}
-
-fn guests(agent: &Path) -> Result<(vm::Fixture, PathBuf)> {
-    Ok((vm::Fixture::new(agent)?, vm::Fixture::kernel()?))
-}
-
-fn compile_fuzz_targets() -> Result<Fuzzer> {
-    run::say(format!("test: compiling suite {FUZZ}"));
-    Fuzzer::build()
 }
 
 /// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,

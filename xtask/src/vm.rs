@@ -193,14 +193,8 @@ fn outcome(name: &str, command: &mut Command) -> Outcome {
 /// The file of the tests of every socket call.
 fn matrix() -> Result<PathBuf> {
     let mut command = run::cargo();
-    command.args(["test", "--workspace", "--test", "matrix", "--no-run", "--message-format=json"]);
-    let messages = run::capture(&mut command)?;
-    let executable = messages.lines().find_map(|line| {
-        let message: Value = serde_json::from_str(line).ok()?;
-        let is_matrix = message.pointer("/target/name")?.as_str()? == "matrix";
-        is_matrix.then(|| message.get("executable")?.as_str().map(PathBuf::from))?
-    });
-    executable.context("cargo names no file of the test `matrix`")
+    command.args(["test", "--workspace", "--test", "matrix", "--no-run"]);
+    run::executables(&mut command)?.remove("matrix").context("cargo names no file of the test `matrix`")
 }
 
 /// What the tests found out about a kernel.

@@ -25,8 +25,7 @@ pub(super) fn archive(tree: &Tree, stamp: Stamp) -> Result<Vec<u8>> {
 
 fn append(archive: &mut Vec<u8>, number: u32, path: &str, entry: &Entry, stamp: Stamp) -> Result<()> {
     let links = if matches!(entry, Entry::Directory) { 2 } else { 1 };
-    let mtime = u32::try_from(stamp.seconds()).context("the time does not fit")?;
-    append_record(archive, [number, entry.mode(), 0, 0, links, mtime], path, entry.content())
+    append_record(archive, [number, entry.mode(), 0, 0, links, stamp.seconds()], path, entry.content())
 }
 
 /// `fields` are inode, mode, owner, group, links and time.

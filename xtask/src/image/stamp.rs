@@ -4,17 +4,16 @@ use std::env;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use jiff::{SignedDuration, Timestamp};
 
 use crate::{paths, run};
 
 /// The convention of reproducible builds.
 const VARIABLE: &str = "SOURCE_DATE_EPOCH";
 
-const DAY_SECONDS: u64 = 86_400;
-
 /// Seconds since 1970.
 #[derive(Clone, Copy)]
-pub(super) struct Stamp(u64);
+pub(super) struct Stamp(u32);
 
 impl Stamp {
     /// The environment's, else the last commit's.
@@ -31,19 +30,17 @@ impl Stamp {
     }
 
     #[cfg(test)]
-    pub(super) fn new(seconds: u64) -> Self {
+    pub(super) fn new(seconds: u32) -> Self {
         Self(seconds)
     }
 
-    pub(super) fn seconds(self) -> u64 {
+    pub(super) fn seconds(self) -> u32 {
         self.0
     }
 
     /// As RFC 3339 has it.
     pub(super) fn text(self) -> String {
-        let (year, month, day) = date(self.0 / DAY_SECONDS);
-        let second = self.0 % DAY_SECONDS;
-        format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+        (Timestamp::UNIX_EPOCH + SignedDuration::from_secs(self.0.into())).to_string()
     }
 }
 
@@ -57,26 +54,6 @@ fn git() -> Command {
     let mut command = Command::new("git");
     command.arg("-C").arg(paths::workspace());
     command
-}
-
-/// Year, month and day of a day since 1970, in the calendar of today.
-fn date(mut day: u64) -> (u64, u64, u64) {
-    let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let mut year = 1970;
-    while day >= 365 + u64::from(is_leap(year)) {
-        day -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for days in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if day < days {
-            break;
-        }
-        day -= days;
-        month += 1;
-    }
-    (year, month, day + 1)
 }
 
 #[cfg(test)]

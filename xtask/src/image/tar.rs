@@ -1,69 +1,83 @@
-//! Archives as POSIX has them ("ustar"): a header of 512 bytes for each entry, in octal numbers, then its content.
+//! Archives as POSIX has them ("ustar").
 
-use anyhow::{Result, ensure};
+use std::io;
+
+use ::tar::{Builder, EntryType, Header};
+use anyhow::{Context as _, Result};
 
 use super::stamp::Stamp;
 use super::tree::{Entry, Tree};
 
-const BLOCK: usize = 512;
-const NAME_MAX: usize = 100;
-/// Where the checksum is in a header.
-const CHECKSUM: usize = 148;
+const OWNER: &str = "root";
 
 /// All of the tree, owned by root.
 pub(super) fn archive(tree: &Tree, stamp: Stamp) -> Result<Vec<u8>> {
-    let mut archive = Vec::new();
+    let mut archive = Builder::new(Vec::new());
     for (path, entry) in tree.entries() {
-        let (kind, name, target, content) = match entry {
-            Entry::Directory => ('5', format!("{path}/"), "", &[][..]),
-            Entry::File { content, .. } => ('0', path.to_owned(), "", &**content),
-            Entry::Link(target) => ('2', path.to_owned(), &**target, &[][..]),
-        };
-        ensure!(name.len() <= NAME_MAX && target.len() <= NAME_MAX, "{path}: too long a name for a tar archive");
-        archive.extend(header(&name, entry.mode(), content.len(), stamp, kind, target));
-        archive.extend(content);
-        archive.resize(archive.len().next_multiple_of(BLOCK), 0);
+        append(&mut archive, path, entry, stamp).with_context(|| format!("{path}: writing a tar archive"))?;
     }
-    archive.extend([0; 2 * BLOCK]);
-    Ok(archive)
+    archive.into_inner().context("writing a tar archive")
 }
 
-fn header(name: &str, mode: u32, size: usize, stamp: Stamp, kind: char, target: &str) -> Vec<u8> {
-    let (permissions, seconds, owner) = (mode & 0o7777, stamp.seconds(), 0);
-    // The checksum counts itself as spaces. Device numbers and a prefix of the name are left out: they are zero.
-    let mut header = format!(
-        "{name:\0<100}{permissions:07o}\0{owner:07o}\0{owner:07o}\0{size:011o}\0{seconds:011o}\0{:8}{kind}{target:\0<100}\
-         ustar\x0000{:\0<32}{:\0<32}",
-        "", "root", "root"
-    )
-    .into_bytes();
-    header.resize(BLOCK, 0);
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header.splice(CHECKSUM..CHECKSUM + 8, format!("{sum:06o}\0 ").into_bytes());
-    header
+fn append(archive: &mut Builder<Vec<u8>>, path: &str, entry: &Entry, stamp: Stamp) -> io::Result<()> {
+    let mut header = Header::new_ustar();
+    header.set_mode(entry.mode() & 0o7777);
+    header.set_mtime(stamp.seconds().into());
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_username(OWNER)?;
+    header.set_groupname(OWNER)?;
+    header.set_size(0);
+    match entry {
+        Entry::Directory => {
+            header.set_entry_type(EntryType::Directory);
+            archive.append_data(&mut header, format!("{path}/"), io::empty())
+        }
+        Entry::File { content, .. } => {
+            header.set_size(content.len() as u64);
+            archive.append_data(&mut header, path, &**content)
+        }
+        Entry::Link(target) => {
+            header.set_entry_type(EntryType::Symlink);
+            archive.append_link(&mut header, path, target)
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
+    use ::tar::Archive;
+
     use super::*;
 
     #[test]
-    fn a_header_has_its_fields_where_posix_puts_them() {
-        let header = header("usr/", 0o040_755, 0, Stamp::new(8), '5', "");
-        let field = |range| String::from_utf8_lossy(header.get::<std::ops::Range<usize>>(range).unwrap()).into_owned();
-        assert_eq!(header.len(), BLOCK);
-        assert_eq!((&*field(0..5), &*field(100..108)), ("usr/\0", "0000755\0"));
-        assert_eq!((&*field(124..136), &*field(136..148)), ("00000000000\0", "00000000010\0"));
-        assert_eq!((&*field(156..157), &*field(257..265), &*field(265..270)), ("5", "ustar\x0000", "root\0"));
-        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-        let own: u32 = field(148..156).bytes().map(u32::from).sum();
-        assert_eq!(field(148..154), format!("{:06o}", sum - own + 8 * 32));
-    }
-
-    #[test]
-    fn names_that_do_not_fit_are_an_error() {
+    fn entries_are_roots_and_have_their_modes_contents_and_time() {
         let mut tree = Tree::default();
-        tree.add_program(&"a".repeat(101), Vec::new());
-        assert!(archive(&tree, Stamp::new(0)).is_err());
+        let long = format!("usr/{}/agent", "a".repeat(99));
+        tree.add_program(&long, b"agent".to_vec());
+        tree.add_link("usr/link", "/bin/sh".to_owned());
+        let archive = archive(&tree, Stamp::new(8)).unwrap();
+        let mut found = Vec::new();
+        for entry in Archive::new(&*archive).entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let mut content = String::new();
+            entry.read_to_string(&mut content).unwrap();
+            let (path, target) = (entry.path().unwrap(), entry.link_name().unwrap().unwrap_or_default());
+            let (path, target) = (path.display().to_string(), target.display().to_string());
+            let header = entry.header();
+            assert_eq!((header.uid().unwrap(), header.gid().unwrap(), header.mtime().unwrap()), (0, 0, 8));
+            assert_eq!((header.username().unwrap(), header.as_ustar().is_some()), (Some("root"), true));
+            found.push((path, header.mode().unwrap(), target + &content));
+        }
+        let expected = [
+            ("usr/", 0o755, ""),
+            (&*format!("usr/{}/", "a".repeat(99)), 0o755, ""),
+            (&long, 0o755, "agent"),
+            ("usr/link", 0o777, "/bin/sh"),
+        ];
+        let expected = expected.map(|(path, mode, content)| (path.to_owned(), mode, content.to_owned()));
+        assert_eq!(found, expected);
     }
 }

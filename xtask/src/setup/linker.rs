@@ -15,6 +15,9 @@ const VERSION: &str = "0.13.0";
 /// The major versions of LLVM that this bpf-linker can be built against.
 pub(crate) const LLVM_MAJORS: std::ops::RangeInclusive<u32> = 21..=23;
 
+/// bpf-linker runs for seconds, and the work is LLVM's: it is compiled fast and not to be fast.
+const PROFILE: [(&str, &str); 2] = [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"), ("CARGO_PROFILE_RELEASE_DEBUG", "false")];
+
 /// Finds a bpf-linker that works with `compiler`, or builds one.
 pub(crate) fn ensure(compiler: &Compiler) -> Result<PathBuf> {
     let root = paths::cache()?.join(format!("bpf-linker-llvm{}", compiler.llvm));
@@ -38,13 +41,14 @@ fn is_good(compiler: &Compiler, linker: &Path) -> bool {
 
 fn install(llvm: u32, root: &Path) -> Result<()> {
     let prefix = llvm_files(llvm)?;
-    run::say(format!("bpf-linker: building {VERSION} against LLVM {llvm}, about a minute (done once)"));
+    run::say(format!("bpf-linker: building {VERSION} against LLVM {llvm}, about half a minute (done once)"));
     let mut command = run::cargo();
     command
         .args(["install", "bpf-linker", "--version", VERSION, "--locked", "--force", "--no-default-features"])
         .args(["--features", &format!("llvm-{llvm}"), "--root"])
         .arg(root)
         .env_remove("CARGO_TARGET_DIR")
+        .envs(PROFILE)
         .env("LLVM_PREFIX", &prefix)
         .env(format!("LLVM_SYS_{llvm}1_PREFIX"), &prefix);
     run::run_logged(&mut command, "building bpf-linker")?;

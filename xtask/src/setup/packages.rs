@@ -1,6 +1,7 @@
 //! Commands of the operating system that builds and tests call, and the Debian packages they come in.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -11,7 +12,7 @@ use crate::{paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// What builds and most tests call.
-static COMMANDS: [Provided; 16] = [
+static COMMANDS: [Provided; 14] = [
     ("bindfs", &["bindfs"]),
     ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
@@ -20,9 +21,7 @@ static COMMANDS: [Provided; 16] = [
     ("flock", &["util-linux"]),
     ("ip", &["iproute2"]),
     ("ld.bfd", &["binutils"]),
-    ("nm", &["binutils"]),
     ("nsenter", &["util-linux"]),
-    ("readelf", &["binutils"]),
     ("setarch", &["util-linux"]),
     ("setpriv", &["util-linux"]),
     ("strip", &["binutils"]),
@@ -177,9 +176,14 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     run::run_logged(&mut command, "installing packages")
 }
 
-/// Learns which packages there are now.
+/// Downloads the package lists, once in this process.
 pub(crate) fn update() -> Result<()> {
-    run::run_logged(apt_get().arg("update"), "updating the package lists").context("apt-get update")
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    if !IS_DONE.load(Ordering::Relaxed) {
+        run::run_logged(apt_get().arg("update"), "updating the package lists").context("apt-get update")?;
+        IS_DONE.store(true, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 fn apt_get() -> Command {

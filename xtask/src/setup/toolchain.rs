@@ -59,6 +59,11 @@ pub(crate) fn ensure() -> Result<()> {
     bail!(ADVICE)
 }
 
+/// Whether an earlier setup recorded a toolchain that still works.
+pub(crate) fn is_recorded() -> bool {
+    paths::toolchain_file().is_ok_and(|file| recorded(&file).is_some())
+}
+
 /// Says what an earlier setup recorded, if all of it still works.
 fn recorded(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;

@@ -1,0 +1,150 @@
+//! What suites need and takes minutes to build: built in the background, one after the other, while other suites run.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::Scope;
+
+use anyhow::{Result, anyhow};
+
+use crate::agent::{self, Agent};
+use crate::control_plane::{self, Release};
+use crate::fuzz::Fuzzer;
+use crate::{run, sizes, vm};
+
+/// A product, or why there is none.
+pub(super) type Built<T> = Result<T, String>;
+
+/// The reason as text, which can be told more than once.
+pub(super) fn told<T>(result: Result<T>) -> Built<T> {
+    result.map_err(|error| format!("{error:#}"))
+}
+
+/// Which products to build besides the agent.
+pub(super) struct Wanted {
+    /// The control plane, or why it cannot run here.
+    pub(super) control_plane: Option<Built<()>>,
+    /// That of the oldest release that is supported.
+    pub(super) is_with_oldest: bool,
+    /// Images and kernels of guests, or why guests cannot run here.
+    pub(super) guests: Option<Built<()>>,
+    pub(super) is_with_fuzzer: bool,
+}
+
+/// What is built so far.
+#[derive(Default)]
+struct Finished {
+    agent: Option<Built<Agent>>,
+    /// Whether the agent is as small as it is promised to be.
+    size: Option<Built<()>>,
+    control_plane: Option<Built<PathBuf>>,
+    oldest: Option<Built<PathBuf>>,
+    guests: Option<Built<(vm::Fixture, PathBuf)>>,
+    fuzzer: Option<Built<Fuzzer>>,
+}
+
+/// A change to [`Finished`].
+type Product = Box<dyn FnOnce(&mut Finished) + Send>;
+
+/// Everything that is built in the background.
+pub(super) struct Products {
+    finished: Finished,
+    receiver: Receiver<Product>,
+}
+
+impl Products {
+    /// Starts to build.
+    pub(super) fn build<'scope>(scope: &'scope Scope<'scope, '_>, wanted: Wanted) -> Self {
+        let (sender, receiver) = mpsc::channel();
+        scope.spawn(move || {
+            run::lower_priority();
+            build(wanted, &sender);
+        });
+        Self { finished: Finished::default(), receiver }
+    }
+
+    /// The shipped agent.
+    pub(super) fn agent(&mut self) -> Result<&Agent> {
+        self.wait_for(|finished| finished.agent.as_ref())
+    }
+
+    /// Fails when the agent is larger than promised.
+    pub(super) fn check_size(&mut self) -> Result<()> {
+        self.wait_for(|finished| finished.size.as_ref()).copied()
+    }
+
+    /// The directory of the control plane's binaries.
+    pub(super) fn control_plane(&mut self) -> Result<&PathBuf> {
+        self.wait_for(|finished| finished.control_plane.as_ref())
+    }
+
+    /// The same of the oldest release.
+    pub(super) fn oldest(&mut self) -> Result<&PathBuf> {
+        self.wait_for(|finished| finished.oldest.as_ref())
+    }
+
+    /// What guests are started with, and their kernel.
+    pub(super) fn guests(&mut self) -> Result<&(vm::Fixture, PathBuf)> {
+        self.wait_for(|finished| finished.guests.as_ref())
+    }
+
+    /// The fuzz targets.
+    pub(super) fn fuzzer(&mut self) -> Result<&Fuzzer> {
+        self.wait_for(|finished| finished.fuzzer.as_ref())
+    }
+
+    /// Waits until nothing is left to build.
+    pub(super) fn wait_for_all(&mut self) {
+        while self.receive() {}
+    }
+
+    fn wait_for<T>(&mut self, product: impl Fn(&Finished) -> Option<&Built<T>>) -> Result<&T> {
+        while product(&self.finished).is_none() && self.receive() {}
+        match product(&self.finished) {
+            Some(built) => built.as_ref().map_err(|reason| anyhow!("{reason}")),
+            None => Err(anyhow!("left out")),
+        }
+    }
+
+    /// Whether there was another product.
+    fn receive(&mut self) -> bool {
+        match self.receiver.recv() {
+            Ok(product) => {
+                product(&mut self.finished);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+fn build(wanted: Wanted, sender: &Sender<Product>) {
+    let send = |product: Product| {
+        // Nobody waits any more when the tests have ended early.
+        sender.send(product).ok();
+    };
+    let agent = told(agent::build_logged());
+    let shipped = agent.as_ref().map(|agent| agent.shipped.clone()).map_err(Clone::clone);
+    let size = agent.as_ref().map_err(Clone::clone).and_then(|agent| told(sizes::check(agent)));
+    send(Box::new(move |finished| (finished.agent, finished.size) = (Some(agent), Some(size))));
+    let release = |release: &Release| told(release.ensure());
+    if let Some(can_run) = &wanted.control_plane {
+        let built = can_run.clone().and_then(|()| release(&control_plane::CURRENT));
+        send(Box::new(|finished| finished.control_plane = Some(built)));
+    }
+    if let Some(can_run) = wanted.guests {
+        let built = can_run.and(shipped).and_then(|agent| told(guests(&agent)));
+        send(Box::new(|finished| finished.guests = Some(built)));
+    }
+    if wanted.is_with_fuzzer {
+        let built = told(Fuzzer::build_logged());
+        send(Box::new(|finished| finished.fuzzer = Some(built)));
+    }
+    if wanted.is_with_oldest {
+        let built = wanted.control_plane.unwrap_or(Ok(())).and_then(|()| release(&control_plane::OLDEST));
+        send(Box::new(|finished| finished.oldest = Some(built)));
+    }
+}
+
+fn guests(agent: &std::path::Path) -> Result<(vm::Fixture, PathBuf)> {
+    Ok((vm::Fixture::new(agent)?, vm::Fixture::kernel()?))
+}
