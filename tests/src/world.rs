@@ -89,6 +89,14 @@ pub fn pod_name(number: u8) -> String {
     format!("pod-{number}")
 }
 
+/// The pod whose servers have that name.
+///
+/// # Panics
+/// When no pod has it.
+pub fn pod_number(name: &str) -> u8 {
+    name.strip_prefix("pod-").and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name:?} is no pod"))
+}
+
 /// The three forms of an address that applications use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -132,18 +140,32 @@ impl Form {
     }
 }
 
-/// The Service `web`: [`PORT`] of TCP and of UDP, at both families of [`WEB`].
-pub fn web() -> Service {
-    Service::new("web").cluster_ips(WEB.addresses()).tcp("http", PORT, TCP).udp("dns", PORT, UDP)
+/// A Service with [`PORT`] of TCP and of UDP, at both families of `address`.
+pub fn service(name: &str, address: Host) -> Service {
+    Service::new(name).cluster_ips(address.addresses()).tcp("http", PORT, TCP).udp("dns", PORT, UDP)
 }
 
-/// The slices of `web` in both families, with an endpoint of each pod's address.
-pub fn slices(pods: impl IntoIterator<Item = u8> + Clone, endpoint: impl Fn(u8, IpAddr) -> Endpoint) -> [Value; 2] {
-    [(Slice::v4("web"), 0), (Slice::v6("web"), 1)].map(|(slice, family): (Slice, usize)| {
+/// The slices of a Service in both families, with an endpoint of each pod's address.
+pub fn slices_of(
+    service: &str,
+    pods: impl IntoIterator<Item = u8> + Clone,
+    endpoint: impl Fn(u8, IpAddr) -> Endpoint,
+) -> [Value; 2] {
+    [(Slice::v4(service), 0), (Slice::v6(service), 1)].map(|(slice, family): (Slice, usize)| {
         let addresses = pods.clone().into_iter().map(|number| (number, pod(number).addresses()));
         let endpoints = addresses.map(|(number, [v4, v6])| endpoint(number, if family == 0 { v4 } else { v6 }));
         endpoints.fold(slice.tcp("http", TCP).udp("dns", UDP), Slice::endpoint).into()
     })
+}
+
+/// The Service `web`.
+pub fn web() -> Service {
+    service("web", WEB)
+}
+
+/// The slices of `web`.
+pub fn slices(pods: impl IntoIterator<Item = u8> + Clone, endpoint: impl Fn(u8, IpAddr) -> Endpoint) -> [Value; 2] {
+    slices_of("web", pods, endpoint)
 }
 
 /// The slices of `web` with these pods, all ready.
@@ -187,6 +209,12 @@ pub fn rows(sandbox: &Sandbox, what: &str) -> Vec<Value> {
         Value::Array(rows) => rows,
         other => panic!("no rows: {other}"),
     }
+}
+
+/// Whether a row of `get services` has these pods as its backends, and no others.
+pub fn has_pods(row: &Value, pods: &[u8]) -> bool {
+    let backends = row.get("backends").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    backends.len() == pods.len() && pods.iter().all(|&number| backends.iter().any(|backend| pod(number).is_of(backend)))
 }
 
 /// All counters of `cproxy get counters`.
@@ -256,12 +284,7 @@ impl World {
     /// Waits until the kernel has these pods, and no others, behind each of the four frontends of `web`.
     pub fn wait_for_pods(&self, pods: impl IntoIterator<Item = u8>) {
         let pods: Vec<u8> = pods.into_iter().collect();
-        let has_pods = |row: &Value| {
-            let backends = row.get("backends").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-            let is_backend = |number: &u8| backends.iter().any(|backend| pod(*number).is_of(backend));
-            backends.len() == pods.len() && pods.iter().all(is_backend)
-        };
-        self.wait(|rows| rows.len() == 4 && rows.iter().all(has_pods));
+        self.wait(|rows| rows.len() == 4 && rows.iter().all(|row| has_pods(row, &pods)));
     }
 
     /// The rows of `get services`.

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use cproxy_tests::world::pod_name;
+pub(crate) use cproxy_tests::world::{pod_name, pod_number};
 use cproxy_tests::{
     Server, echo, http,
     manifest::{self, Endpoint, Service, Slice},
@@ -79,11 +79,6 @@ pub(crate) fn pod_addresses(pod: u8) -> [IpAddr; 2] {
     world::pod(pod).addresses()
 }
 
-/// The pod that calls itself so.
-pub(crate) fn pod_number(name: &str) -> u8 {
-    name.strip_prefix("pod-").and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name:?} is no pod"))
-}
-
 /// A Service with all ports and two ClusterIPs.
 pub(crate) fn service(service: u8) -> Value {
     let ports = PORTS.iter().fold(Service::new(&service_name(service)), |object, (name, protocol, port)| {
@@ -105,7 +100,7 @@ fn service_name(service: u8) -> String {
 
 /// The cluster. Ends when dropped, the agent first.
 pub(crate) struct Cluster {
-    pub(crate) agent: RunningAgent,
+    _agent: RunningAgent,
     _servers: Vec<Server>,
     pub(crate) sandbox: Sandbox,
 }
@@ -135,7 +130,7 @@ impl Cluster {
             servers.push(nonce::udp(&sandbox, at(QUESTION), &name));
         }
         manifests(&sandbox);
-        Self { agent: start_agent(&sandbox), _servers: servers, sandbox }
+        Self { _agent: start_agent(&sandbox), _servers: servers, sandbox }
     }
 
     /// Replaces the pods behind a Service, and waits until the kernel has them.
@@ -157,12 +152,6 @@ impl Cluster {
                 table(&self.sandbox, HTTP).into_iter().filter(|(vip, _)| of_interest.contains(vip)).collect();
             if now == wanted { Ok(()) } else { Err(format!("{now:?} instead of {wanted:?}")) }
         });
-    }
-
-    /// SIGKILL, and another agent.
-    pub(crate) fn restart_agent(&mut self) {
-        self.agent.kill();
-        self.agent = start_agent(&self.sandbox);
     }
 
     /// Runs a program where the agent's programs see it.
