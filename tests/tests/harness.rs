@@ -63,7 +63,7 @@ fn own_cgroup() -> PathBuf {
 }
 
 fn is_mounted_below(directory: &Path) -> bool {
-    std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(directory.to_str().unwrap())
+    cproxy_mountinfo::list().unwrap().iter().any(|mount| mount.point.starts_with(directory))
 }
 
 fn sleeper() -> Command {
@@ -89,6 +89,17 @@ fn a_sandbox_leaves_nothing_behind() {
     drop(sandbox);
     traces.assert_gone(&before);
     forgotten.wait().unwrap();
+}
+
+/// The kernel's list of mounts writes blanks as `\040`.
+#[test]
+fn a_sandbox_with_a_blank_in_its_path_leaves_nothing_behind() {
+    let before = (own_cgroup(), thread_namespace());
+    let sandbox = Sandbox::new("cproxy-test blank");
+    assert!(sandbox.dir().to_str().unwrap().contains(' '));
+    let traces = Traces::of(&sandbox);
+    drop(sandbox);
+    traces.assert_gone(&before);
 }
 
 #[test]
@@ -143,8 +154,8 @@ fn a_sandbox_whose_owner_is_killed() -> ! {
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_swept_by_the_next() {
-    const THIS: &str = "what_a_killed_process_leaves_is_swept_by_the_next";
+fn the_leftovers_of_a_killed_process_are_swept_by_the_next() {
+    const THIS: &str = "the_leftovers_of_a_killed_process_are_swept_by_the_next";
     if std::env::var_os(SACRIFICED).is_some() {
         a_sandbox_whose_owner_is_killed();
     }

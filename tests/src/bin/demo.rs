@@ -100,9 +100,9 @@ fn demonstrate(cluster: bool) -> Result {
     let traces = [sandbox.cgroup().to_owned(), sandbox.dir().to_owned()];
     tell(&sandbox, cluster)?;
     drop(sandbox);
-    let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("cannot list mounts: {error}"))?;
+    let mounts = cproxy_mountinfo::list().map_err(|error| format!("cannot list mounts: {error}"))?;
     for trace in traces {
-        let mounted = mounts.contains(&*trace.to_string_lossy());
+        let mounted = mounts.iter().any(|mount| mount.point.starts_with(&trace));
         ensure(!trace.exists() && !mounted, || format!("{} should be gone and is not", trace.display()))?;
     }
     ensure(network_namespace()? == outside, || "the sandbox's network namespace is still in use".to_owned())?;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_tests::{random::Random, sandbox::Sandbox};
+use cproxy_tests::{Done, random::Random, sandbox::Sandbox};
 
 use crate::{
     client::{Attempt, Client, FORMS, Form, KINDS, Kind},
@@ -33,20 +33,11 @@ pub(crate) struct Storm {
     turned: AtomicU64,
 }
 
-/// Ends the storm, also while a panic unwinds.
-struct End<'s>(&'s Storm);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::Relaxed);
-    }
-}
-
 impl Storm {
     /// Keeps the threads for as long as `work` takes. They wait for [`Storm::begin`].
     pub(crate) fn rage<R>(&self, sandbox: &Sandbox, seed: u64, work: impl FnOnce() -> R) -> R {
         thread::scope(|scope| {
-            let _end = End(self);
+            let _done = Done(&self.is_over);
             for thread in 1..=THREADS {
                 scope.spawn(move || {
                     sandbox.enter();

@@ -83,7 +83,7 @@ fn a_root_that_cannot_be_written_is_enough() {
 
 /// Ctrl-Alt-Del, as Firecracker sends it, is this signal.
 #[test]
-fn who_ends_the_machine_need_not_wait_for_services() {
+fn shutting_down_does_not_wait_for_services() {
     let sandbox = Sandbox::new(PREFIX);
     let image = GuestImage::new(&sandbox, &Kernel::from_env())
         .parameter("cproxy.manifests=/nowhere")

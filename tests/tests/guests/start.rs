@@ -62,7 +62,7 @@ fn report_kernel(console: &str) {
 }
 
 #[test]
-fn what_the_bootstrap_names_is_served_before_the_first_sync() {
+fn bootstrap_services_are_served_before_the_first_sync() {
     let sandbox = Sandbox::new(PREFIX);
     let outside = Outside::start(&sandbox);
     let image = outside

@@ -277,7 +277,7 @@ fn an_answer_under_way_shows_the_vip_after_its_service_is_gone() {
 }
 
 #[test]
-fn whoever_was_not_asked_shows_its_own_address() {
+fn a_peer_that_was_not_asked_shows_its_own_address() {
     let _world = World::start(1..=3, web());
     let servers = Servers::of_pods(1..=3);
     for form in Form::ALL {

@@ -83,7 +83,7 @@ fn one_socket_stays_with_its_pod() {
 /// Twelve flows of one socket, more than it keeps by itself. Each leaves the first pod for the second; when the second one
 /// goes too, the first one is back, but only for those whom it still serves, and that is nobody.
 #[test]
-fn who_comes_back_to_terminate_gets_nobody() {
+fn a_pod_that_returns_as_terminating_gets_no_flow() {
     let services = 1..=6;
     let pod = |service, number: u8| service * 10 + number;
     let pods: Vec<_> = services.clone().flat_map(|service| [1, 2, 3].map(|number| pod(service, number))).collect();

@@ -7,10 +7,11 @@ use cproxy_tests::{
     process::{Agent, RunningAgent, cproxy},
     sandbox::Sandbox,
     usage::Memory,
+    world::PREFIX,
 };
 use serde_json::{Value, json};
 
-use crate::fixture::{PATIENCE, POD_PORT, PREFIX, WEB, pods, small};
+use crate::fixture::{PATIENCE, POD_PORT, WEB, pods, small};
 
 /// How much more than without it an agent may have at its peak, whatever one Service asks for.
 const EXCESS_BYTES_MAX: u64 = 32 << 20;
