@@ -14,7 +14,13 @@ use kube::{
 };
 use tower::ServiceBuilder;
 
-use super::{dial::Dialer, kubeconfig, pace::Paced, socket_setup::SocketSetup};
+use super::{
+    connector::Connector,
+    error_text::{chain, first_line},
+    kubeconfig,
+    rate_limit::RateLimited,
+    socket_setup::SocketSetup,
+};
 
 /// Where a pod finds its ServiceAccount.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -136,9 +142,9 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
 fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
     let mut config = config.clone();
     let token = config.auth_info.token_file.take().map(TokenFile::new);
-    let https = config.rustls_https_connector_with_connector(Dialer::new(setup, config.connect_timeout))?;
+    let https = config.rustls_https_connector_with_connector(Connector::new(setup, config.connect_timeout))?;
     let service = ServiceBuilder::new()
-        .layer_fn(Paced::new)
+        .layer_fn(RateLimited::new)
         .layer(config.base_uri_layer())
         .layer(config.extra_headers_layer()?)
         .option_layer(config.auth_layer()?)
@@ -179,22 +185,4 @@ fn authorize<Body>(token: Option<&TokenFile>, mut request: Request<Body>) -> Req
         request.headers_mut().insert(AUTHORIZATION, header);
     }
     request
-}
-
-/// An error and its causes in one line; parsers' errors come with pictures of the source below the first line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = String::new();
-    for error in std::iter::successors(Some(error), |error| error.source()) {
-        let line = first_line(error);
-        if !text.contains(&line) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&line);
-        }
-    }
-    text
-}
-
-pub(super) fn first_line(error: &dyn std::fmt::Display) -> String {
-    let text = error.to_string();
-    text.lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
 }

@@ -166,10 +166,10 @@ async fn ask_server(server: SocketAddr, name: &str, kind: TYPE, setup: &SocketSe
     let id = random_id()?;
     let query = query(id, name, kind)?;
     match parse_answer(&over_udp(server, &query, setup).await?, id)? {
-        Answer::Addresses(addresses) => Ok(addresses),
-        Answer::Truncated => match parse_answer(&over_tcp(server, &query, setup).await?, id)? {
-            Answer::Addresses(addresses) => Ok(addresses),
-            Answer::Truncated => Err(io::Error::other("the answer is cut off even over TCP")),
+        DnsAnswer::Addresses(addresses) => Ok(addresses),
+        DnsAnswer::Truncated => match parse_answer(&over_tcp(server, &query, setup).await?, id)? {
+            DnsAnswer::Addresses(addresses) => Ok(addresses),
+            DnsAnswer::Truncated => Err(io::Error::other("the answer is cut off even over TCP")),
         },
     }
 }
@@ -218,20 +218,20 @@ async fn over_tcp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+enum DnsAnswer {
     Addresses(Vec<IpAddr>),
     Truncated,
 }
 
-fn parse_answer(bytes: &[u8], id: u16) -> io::Result<Answer> {
+fn parse_answer(bytes: &[u8], id: u16) -> io::Result<DnsAnswer> {
     let packet = Packet::parse(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
     if packet.id() != id || !packet.has_flags(PacketFlag::RESPONSE) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer to the question"));
     }
     match packet.rcode() {
-        _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(Answer::Truncated),
+        _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(DnsAnswer::Truncated),
         RCODE::NoError | RCODE::NameError => {
-            Ok(Answer::Addresses(packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()))
+            Ok(DnsAnswer::Addresses(packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()))
         }
         other => Err(io::Error::other(format!("it answered {other:?}"))),
     }
@@ -301,12 +301,12 @@ mod tests {
         assert!(parse_answer(&question, 7).is_err(), "a question is no answer");
         let mut answer = question.clone();
         answer[2] |= 0x80;
-        assert_eq!(parse_answer(&answer, 7).unwrap(), Answer::Addresses(Vec::new()));
+        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Addresses(Vec::new()));
         assert!(parse_answer(&answer, 8).is_err(), "another question's answer");
         answer[3] = 2;
         assert!(parse_answer(&answer, 7).unwrap_err().to_string().contains("ServerFailure"));
         answer[2] |= 0x02;
-        assert_eq!(parse_answer(&answer, 7).unwrap(), Answer::Truncated);
+        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Truncated);
         for length in 0..answer.len() {
             drop(parse_answer(&answer[..length], 7));
         }

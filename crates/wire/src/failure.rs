@@ -6,7 +6,7 @@ use cproxy_core::{api::Metadata, object_name, printable, shortened};
 use http::Uri;
 use kube::core::Status;
 
-use super::{client::chain, kinds::Watched, split::SplitError};
+use super::{error_text::chain, resources::WatchedResource, split::SplitError};
 
 /// The status of a watch that starts before what the server still remembers.
 const GONE: u16 = 410;
@@ -88,7 +88,7 @@ pub(super) enum Again {
 }
 
 impl Cause {
-    pub(super) fn unreadable<K: Watched>(error: serde_json::Error, names: &Metadata) -> Self {
+    pub(super) fn unreadable<K: WatchedResource>(error: serde_json::Error, names: &Metadata) -> Self {
         let name = object_name(names).map(|name| printable(&format!("{} {name}", K::KIND)));
         Self::Unreadable(error, name)
     }
@@ -170,12 +170,12 @@ impl Failure {
     }
 
     /// One line that names the resource and, where it is a matter of rights, the verb.
-    pub(super) fn describe<K: Watched>(&self, url: &Uri) -> String {
+    pub(super) fn describe<K: WatchedResource>(&self, url: &Uri) -> String {
         // A server, or a proxy before it, may say very much.
         shortened(self.describe_in_full::<K>(url))
     }
 
-    fn describe_in_full<K: Watched>(&self, url: &Uri) -> String {
+    fn describe_in_full<K: WatchedResource>(&self, url: &Uri) -> String {
         let (resource, group) = (K::PLURAL, K::GROUP);
         let verb = match self.step {
             Step::List => "list",

@@ -7,6 +7,8 @@ use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedC
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::error_text::first_line;
+
 /// Reads the file: the current context's cluster and user. Paths in it are relative to its directory.
 pub(super) fn read(path: &Path) -> Result<(Cluster, AuthInfo), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
@@ -51,7 +53,7 @@ fn parse(text: &str) -> Result<(Cluster, AuthInfo), String> {
     // A context may be named n or yes.
     let options = serde_saphyr::options! { strict_booleans: true };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text.trim_start_matches('\u{feff}'), options)
-        .map_err(|error| format!("not YAML: {}", super::client::first_line(&error)))?;
+        .map_err(|error| format!("not YAML: {}", first_line(&error)))?;
     let current = documents.iter().find_map(|document| name(document, "current-context"));
     let current = current.ok_or("it names no current-context")?;
     let context =

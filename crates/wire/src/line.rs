@@ -6,7 +6,7 @@ use kube::core::Status;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{failure::Cause, head::Head, kinds::Watched, sent::Sent, split::Piece};
+use super::{decode::Decoded, failure::Cause, head::Head, resources::WatchedResource, split::Piece};
 
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_END: &str = "k8s.io/initial-events-end";
@@ -14,9 +14,9 @@ const LIST_END: &str = "k8s.io/initial-events-end";
 /// One parsed line of a watch.
 pub(super) enum Line<K> {
     /// An object is so now.
-    Put(Sent<K>),
+    Put(Decoded<K>),
     /// It is gone.
-    Gone(Sent<K>),
+    Gone(Decoded<K>),
     /// Until here everything has been said.
     Bookmark {
         version: Option<String>,
@@ -26,7 +26,7 @@ pub(super) enum Line<K> {
 }
 
 #[derive(Deserialize)]
-struct WatchEvent<'a> {
+struct RawLine<'a> {
     #[serde(rename = "type")]
     change: Change,
     #[serde(borrow)]
@@ -56,7 +56,7 @@ struct BookmarkMetadata {
     annotations: BTreeMap<String, String>,
 }
 
-impl<K: Watched> Line<K> {
+impl<K: WatchedResource> Line<K> {
     /// Reads a line; nothing if it is empty.
     pub(super) fn read(piece: Piece<'_>) -> Result<Option<Self>, Cause> {
         match piece {
@@ -68,8 +68,8 @@ impl<K: Watched> Line<K> {
 
     fn whole(line: &[u8]) -> Result<Self, Cause> {
         let unreadable = |error| Cause::unreadable::<K>(error, &Head::of_line(line).names);
-        let WatchEvent { change, object } = serde_json::from_slice(line).map_err(unreadable)?;
-        let sent = || Sent::read(object.get()).map_err(unreadable);
+        let RawLine { change, object } = serde_json::from_slice(line).map_err(unreadable)?;
+        let sent = || Decoded::read(object.get()).map_err(unreadable);
         Ok(match change {
             Change::Added | Change::Modified => Self::Put(sent()?),
             Change::Deleted => Self::Gone(sent()?),
@@ -86,7 +86,7 @@ impl<K: Watched> Line<K> {
 
     fn too_long(line: &[u8]) -> Result<Self, Cause> {
         let Head { change, names } = Head::of_line(line);
-        let sent = Sent::too_long(names, line.len())?;
+        let sent = Decoded::too_long(names, line.len())?;
         match change.as_deref() {
             Some("ADDED" | "MODIFIED") => Ok(Self::Put(sent)),
             Some("DELETED") => Ok(Self::Gone(sent)),
@@ -145,8 +145,8 @@ mod tests {
     #[test]
     fn of_what_is_too_long_the_name_is_enough() {
         let named = |change: &str| head(&format!(r#"{{"type":"{change}","object":{{"metadata":{{"name":"a","x":""#));
-        assert!(matches!(named("ADDED"), Ok(Some(Line::Put(Sent::Unreadable(..))))));
-        assert!(matches!(named("DELETED"), Ok(Some(Line::Gone(Sent::Unreadable(..))))));
+        assert!(matches!(named("ADDED"), Ok(Some(Line::Put(Decoded::Unreadable(..))))));
+        assert!(matches!(named("DELETED"), Ok(Some(Line::Gone(Decoded::Unreadable(..))))));
         let is_too_long = |line| matches!(line, Err(Cause::Split(SplitError::TooLong(_))));
         assert!(is_too_long(named("BOOKMARK")) && is_too_long(head(r#"{"type":"ADDED","object":{"x":""#)));
     }

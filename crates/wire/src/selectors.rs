@@ -1,6 +1,6 @@
 //! Which objects are asked for, and how that is written in a request.
 
-use super::kinds::Watched;
+use super::resources::WatchedResource;
 
 /// Which objects of a kind are asked for.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ impl Selectors<'_> {
     }
 
     /// The path and query of a request.
-    pub(super) fn target<K: Watched>(self, more: &[(&str, &str)]) -> String {
+    pub(super) fn target<K: WatchedResource>(self, more: &[(&str, &str)]) -> String {
         let mut target = path::<K>();
         let selectors = [("labelSelector", self.labels), ("fieldSelector", self.fields.text())];
         let selectors = selectors.into_iter().filter(|(_, value)| !value.is_empty());
@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Path of a kind's collection in all namespaces.
-fn path<K: Watched>() -> String {
+fn path<K: WatchedResource>() -> String {
     let (group, version, plural) = (K::GROUP, K::VERSION, K::PLURAL);
     if group.is_empty() { format!("/api/{version}/{plural}") } else { format!("/apis/{group}/{version}/{plural}") }
 }

@@ -20,17 +20,17 @@ use serde::Deserialize;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
-    answer::Answer,
-    course::{Course, LIST_SILENCE_MAX, WATCH_SECONDS, Word},
+    backoff::jitter,
+    decode::Decoded,
     failure::{Cause, Failure, Remedy, Step},
     head::Head,
-    heard::LastHeard,
-    kinds::Watched,
+    last_heard::LastHeard,
     line::Line,
-    pause::jitter,
+    resources::WatchedResource,
+    response::Response,
     selectors::{Fields, Selectors},
-    sent::Sent,
     split::{Items, LONGEST_BYTES, Lines, Part, Piece, SplitError},
+    watch_state::{LIST_SILENCE_MAX, WATCH_SECONDS, WatchEvent, WatchState},
 };
 use crate::network_changes::NetworkChanges;
 
@@ -53,7 +53,7 @@ pub async fn watch(
     heard: LastHeard,
     events: mpsc::Sender<Vec<Event>>,
 ) {
-    let source = Source { client, url, heard, events, is_in: Notify::new() };
+    let watcher = ApiWatcher { client, url, heard, events, is_in: Notify::new() };
     // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go). Headless Services have no frontends anyway, and
     // Kubernetes before 1.31 cannot leave them out.
     let services = Selectors {
@@ -64,13 +64,13 @@ pub async fn watch(
     let node = async {
         let Some(name) = node_name else { return };
         // A server that is just starting refuses everything: who is let in elsewhere, and not here, may not read Nodes.
-        source.is_in.notified().await;
+        watcher.is_in.notified().await;
         let own = Selectors { labels: "", fields: Fields::Only(&format!("metadata.name={name}")) };
-        source.follow::<Node>(own).await;
+        watcher.follow::<Node>(own).await;
     };
     tokio::select! {
-        _ = async { tokio::join!(source.follow::<Service>(services), source.follow::<EndpointSlice>(slices), node) } => {}
-        () = source.events.closed() => {}
+        _ = async { tokio::join!(watcher.follow::<Service>(services), watcher.follow::<EndpointSlice>(slices), node) } => {}
+        () = watcher.events.closed() => {}
     }
 }
 
@@ -90,7 +90,7 @@ async fn pause_unless_network_changes(pause: Duration) {
 }
 
 /// An API server.
-struct Source {
+struct ApiWatcher {
     client: Client,
     url: Uri,
     heard: LastHeard,
@@ -113,32 +113,32 @@ fn some(text: Option<String>) -> Result<String, Cause> {
     text.filter(|text| !text.is_empty()).ok_or(Cause::NoVersion)
 }
 
-impl Source {
-    async fn follow<K: Watched>(&self, selectors: Selectors<'_>) {
-        let mut course = Course::new();
+impl ApiWatcher {
+    async fn follow<K: WatchedResource>(&self, selectors: Selectors<'_>) {
+        let mut state = WatchState::new();
         loop {
-            let followed = match course.step() {
-                Step::List => self.list::<K>(selectors, &mut course).await,
-                Step::Stream | Step::Watch => self.watch::<K>(selectors, &mut course).await,
+            let followed = match state.step() {
+                Step::List => self.list::<K>(selectors, &mut state).await,
+                Step::Stream | Step::Watch => self.watch::<K>(selectors, &mut state).await,
             };
             if let Err(cause) = followed {
                 // A streamed list that is complete has become a watch.
-                let failure = Failure { step: course.step(), cause };
-                self.recover::<K>(&failure, selectors, &mut course).await;
+                let failure = Failure { step: state.step(), cause };
+                self.recover::<K>(&failure, selectors, &mut state).await;
             }
         }
     }
 
     /// Makes sure of what the next attempt is to be, and of a pause before it.
-    async fn recover<K: Watched>(&self, failure: &Failure, selectors: Selectors<'_>, course: &mut Course) {
+    async fn recover<K: WatchedResource>(&self, failure: &Failure, selectors: Selectors<'_>, state: &mut WatchState) {
         let kinds = K::PLURAL;
         let message = failure.describe::<K>(&self.url);
-        match failure.remedy(course.narrow(selectors).is_sparing(), K::LOST_WITHOUT.is_some()) {
+        match failure.remedy(state.narrow(selectors).is_sparing(), K::LOST_WITHOUT.is_some()) {
             Remedy::Resume => {}
             Remedy::AskForAllFields => {
                 let fields = selectors.fields.text();
                 tracing::info!("{message}: asking without fieldSelector {fields}, as Kubernetes before 1.31 wants it");
-                course.asks.is_sparing = false;
+                state.asks.is_sparing = false;
             }
             Remedy::ListCached => {
                 if failure.is_of_streaming() {
@@ -146,16 +146,16 @@ impl Source {
                 } else {
                     tracing::warn!("{message}; trying again with a list from its cache");
                 }
-                course.asks.is_streamed = false;
+                state.asks.is_streamed = false;
             }
             Remedy::Expire => {
                 tracing::info!("the watch of {kinds} is too old to be resumed: listing anew");
-                tokio::time::sleep(course.expire()).await;
+                tokio::time::sleep(state.expire()).await;
             }
-            Remedy::DoWithout => self.do_without::<K>(course, &message).await,
+            Remedy::DoWithout => self.do_without::<K>(state, &message).await,
             Remedy::Retry(again) => {
-                let pause = course.retry(again).max(patience(failure));
-                let is_relist = failure.step == Step::Watch && course.step() != Step::Watch;
+                let pause = state.retry(again).max(patience(failure));
+                let is_relist = failure.step == Step::Watch && state.step() != Step::Watch;
                 tracing::warn!("{message}; {}", if is_relist { "listing anew" } else { "trying again" });
                 if failure.is_of_connection() {
                     pause_unless_network_changes(pause).await;
@@ -167,32 +167,32 @@ impl Source {
     }
 
     /// Lists from the server's cache, which may send all at once or by pages.
-    async fn list<K: Watched>(&self, selectors: Selectors<'_>, course: &mut Course) -> Result<(), Cause> {
-        self.tell::<K>(Word::ListStarted, selectors, course).await;
-        let mut page = self.list_page::<K>(("resourceVersion", "0"), selectors, course).await?;
+    async fn list<K: WatchedResource>(&self, selectors: Selectors<'_>, state: &mut WatchState) -> Result<(), Cause> {
+        self.tell::<K>(WatchEvent::ListStarted, selectors, state).await;
+        let mut page = self.list_page::<K>(("resourceVersion", "0"), selectors, state).await?;
         while let Some(next) = page.next.filter(|next| !next.is_empty()) {
-            page = self.list_page::<K>(("continue", &next), selectors, course).await?;
+            page = self.list_page::<K>(("continue", &next), selectors, state).await?;
         }
-        course.version = Some(some(page.resource_version)?);
-        self.tell::<K>(Word::ListDone, selectors, course).await;
+        state.version = Some(some(page.resource_version)?);
+        self.tell::<K>(WatchEvent::ListDone, selectors, state).await;
         Ok(())
     }
 
-    async fn list_page<K: Watched>(
+    async fn list_page<K: WatchedResource>(
         &self,
         start: (&str, &str),
         selectors: Selectors<'_>,
-        course: &mut Course,
+        state: &mut WatchState,
     ) -> Result<ListMetadata, Cause> {
-        let target = course.narrow(selectors).target::<K>(&[("limit", PAGE_ITEMS), start]);
-        let mut answer = Answer::get(&self.client, &target, LIST_SILENCE_MAX).await?;
+        let target = state.narrow(selectors).target::<K>(&[("limit", PAGE_ITEMS), start]);
+        let mut answer = Response::get(&self.client, &target, LIST_SILENCE_MAX).await?;
         let (mut items, mut metadata) = (Items::new(LONGEST_BYTES), ListMetadata::default());
         while let Some(chunk) = answer.chunk().await? {
             let mut rest = &*chunk;
             while let Some(part) = items.next(&mut rest)? {
                 match part {
                     Part::Metadata(piece) => metadata = list_metadata::<K>(piece)?,
-                    Part::Item(piece) => self.tell(Word::Listed(item::<K>(piece)?), selectors, course).await,
+                    Part::Item(piece) => self.tell(WatchEvent::Listed(item::<K>(piece)?), selectors, state).await,
                 }
                 answer.heard(LIST_SILENCE_MAX);
             }
@@ -201,77 +201,77 @@ impl Source {
         Ok(metadata)
     }
 
-    /// Watches from where the course is; from nowhere, this is a streamed list first.
-    async fn watch<K: Watched>(&self, selectors: Selectors<'_>, course: &mut Course) -> Result<(), Cause> {
+    /// Watches from where the state is; from nowhere, this is a streamed list first.
+    async fn watch<K: WatchedResource>(&self, selectors: Selectors<'_>, state: &mut WatchState) -> Result<(), Cause> {
         let begin = [("watch", "true"), ("timeoutSeconds", WATCH_SECONDS), ("allowWatchBookmarks", "true")];
-        let target = match &course.version {
+        let target = match &state.version {
             Some(version) => {
-                course.narrow(selectors).target::<K>(&[&begin[..], &[("resourceVersion", version)]].concat())
+                state.narrow(selectors).target::<K>(&[&begin[..], &[("resourceVersion", version)]].concat())
             }
             None => {
                 let stream = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
-                course.narrow(selectors).target::<K>(&[&begin[..], &stream, &[("resourceVersion", "0")]].concat())
+                state.narrow(selectors).target::<K>(&[&begin[..], &stream, &[("resourceVersion", "0")]].concat())
             }
         };
-        let mut answer = Answer::get(&self.client, &target, course.silence_max()).await?;
-        if course.version.is_none() {
-            self.tell::<K>(Word::ListStarted, selectors, course).await;
+        let mut answer = Response::get(&self.client, &target, state.silence_max()).await?;
+        if state.version.is_none() {
+            self.tell::<K>(WatchEvent::ListStarted, selectors, state).await;
         }
         let mut lines = Lines::new(LONGEST_BYTES);
         while let Some(chunk) = answer.chunk().await? {
             let mut rest = &*chunk;
             while let Some(line) = lines.next(&mut rest)? {
-                self.read_line::<K>(line, selectors, course).await?;
-                answer.heard(course.silence_max());
+                self.read_line::<K>(line, selectors, state).await?;
+                answer.heard(state.silence_max());
             }
         }
-        self.read_line::<K>(lines.rest(), selectors, course).await?;
-        if course.version.is_none() { Err(Cause::Incomplete) } else { Ok(()) }
+        self.read_line::<K>(lines.rest(), selectors, state).await?;
+        if state.version.is_none() { Err(Cause::Incomplete) } else { Ok(()) }
     }
 
-    async fn read_line<K: Watched>(
+    async fn read_line<K: WatchedResource>(
         &self,
         line: Piece<'_>,
         selectors: Selectors<'_>,
-        course: &mut Course,
+        state: &mut WatchState,
     ) -> Result<(), Cause> {
         let Some(line) = Line::<K>::read(line)? else { return Ok(()) };
-        let word = match (line, course.version.is_some()) {
+        let word = match (line, state.version.is_some()) {
             (Line::Bookmark { ends_list: false, .. }, false) => return Err(Cause::NotStreamed),
             (Line::Bookmark { version, .. }, is_listed) => {
-                course.version = Some(some(version)?);
+                state.version = Some(some(version)?);
                 if is_listed {
-                    self.heard.note(K::RESOURCE);
+                    self.heard.record(K::RESOURCE);
                     return Ok(());
                 }
-                Word::ListDone
+                WatchEvent::ListDone
             }
-            (Line::Put(object), false) => Word::Listed(object),
-            (Line::Gone(object), false) => Word::Unlisted(object),
+            (Line::Put(object), false) => WatchEvent::Listed(object),
+            (Line::Gone(object), false) => WatchEvent::Unlisted(object),
             (Line::Put(object), true) => {
-                course.version = Some(some(object.meta().resource_version.clone())?);
-                Word::Applied(object)
+                state.version = Some(some(object.meta().resource_version.clone())?);
+                WatchEvent::Applied(object)
             }
             (Line::Gone(object), true) => {
-                course.version = Some(some(object.meta().resource_version.clone())?);
-                Word::Deleted(object)
+                state.version = Some(some(object.meta().resource_version.clone())?);
+                WatchEvent::Deleted(object)
             }
         };
-        self.tell(word, selectors, course).await;
+        self.tell(word, selectors, state).await;
         Ok(())
     }
 
     /// Hands on what has come in.
-    async fn tell<K: Watched>(&self, word: Word<K>, selectors: Selectors<'_>, course: &mut Course) {
-        course.note(&word);
-        if matches!(word, Word::ListDone | Word::Applied(_) | Word::Deleted(_)) {
-            self.heard.note(K::RESOURCE);
+    async fn tell<K: WatchedResource>(&self, word: WatchEvent<K>, selectors: Selectors<'_>, state: &mut WatchState) {
+        state.note(&word);
+        if matches!(word, WatchEvent::ListDone | WatchEvent::Applied(_) | WatchEvent::Deleted(_)) {
+            self.heard.record(K::RESOURCE);
         }
-        if matches!(word, Word::ListDone) {
+        if matches!(word, WatchEvent::ListDone) {
             self.is_in.notify_one();
-            if let Some(lost) = K::LOST_WITHOUT.filter(|_| !course.knows) {
+            if let Some(lost) = K::LOST_WITHOUT.filter(|_| !state.knows) {
                 let own = selectors.fields.text();
-                course.say(format!("there is no {} with {own}: until there is, {lost}", K::KIND));
+                state.say(format!("there is no {} with {own}: until there is, {lost}", K::KIND));
             }
         }
         if let Some(event) = translate(word) {
@@ -285,14 +285,14 @@ impl Source {
     }
 
     /// The kind is not to be had. What is known of it stays, as it does when the server goes; if nothing is, there is none.
-    async fn do_without<K: Watched>(&self, course: &mut Course, message: &str) {
+    async fn do_without<K: WatchedResource>(&self, state: &mut WatchState, message: &str) {
         let lost = K::LOST_WITHOUT.unwrap_or_default();
-        let meanwhile = if course.knows { "what is known of them stays" } else { lost };
-        course.say(format!("{message}; until then {meanwhile}"));
-        if course.stand_in() {
+        let meanwhile = if state.knows { "what is known of them stays" } else { lost };
+        state.say(format!("{message}; until then {meanwhile}"));
+        if state.stand_in() {
             self.send(vec![Event::ListStarted(K::RESOURCE), Event::ListDone(K::RESOURCE)]).await;
         }
-        tokio::time::sleep(course.refused()).await;
+        tokio::time::sleep(state.refused()).await;
     }
 }
 
@@ -302,31 +302,31 @@ fn patience(failure: &Failure) -> Duration {
     if asked.is_zero() { asked } else { asked + jitter(RETRY_AFTER_JITTER_MAX) }
 }
 
-fn list_metadata<K: Watched>(piece: Piece<'_>) -> Result<ListMetadata, Cause> {
+fn list_metadata<K: WatchedResource>(piece: Piece<'_>) -> Result<ListMetadata, Cause> {
     let Piece::Whole(json) = piece else { return Err(Cause::too_long(LONGEST_BYTES)) };
     serde_json::from_slice(json).map_err(|error| Cause::unreadable::<K>(error, &<_>::default()))
 }
 
-fn item<K: Watched>(piece: Piece<'_>) -> Result<Sent<K>, Cause> {
+fn item<K: WatchedResource>(piece: Piece<'_>) -> Result<Decoded<K>, Cause> {
     match piece {
         Piece::Whole(json) => {
             let json = str::from_utf8(json).map_err(|_| SplitError::NoList("it is not UTF-8"))?;
-            Sent::read(json).map_err(|error| Cause::unreadable::<K>(error, &Head::of_object(json.as_bytes()).names))
+            Decoded::read(json).map_err(|error| Cause::unreadable::<K>(error, &Head::of_object(json.as_bytes()).names))
         }
-        Piece::Head(json) => Sent::too_long(Head::of_object(json).names, json.len()),
+        Piece::Head(json) => Decoded::too_long(Head::of_object(json).names, json.len()),
     }
 }
 
-fn translate<K: Watched>(word: Word<K>) -> Option<Event> {
+fn translate<K: WatchedResource>(word: WatchEvent<K>) -> Option<Event> {
     Some(match word {
-        Word::ListStarted => Event::ListStarted(K::RESOURCE),
-        Word::Listed(object) | Word::Applied(object) => match object {
-            Sent::Read(object) => K::applied(object),
-            Sent::Unreadable(metadata, message) => {
+        WatchEvent::ListStarted => Event::ListStarted(K::RESOURCE),
+        WatchEvent::Listed(object) | WatchEvent::Applied(object) => match object {
+            Decoded::Read(object) => K::applied(object),
+            Decoded::Unreadable(metadata, message) => {
                 Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }
             }
         },
-        Word::ListDone => Event::ListDone(K::RESOURCE),
-        Word::Unlisted(object) | Word::Deleted(object) => return K::deleted(object.meta()),
+        WatchEvent::ListDone => Event::ListDone(K::RESOURCE),
+        WatchEvent::Unlisted(object) | WatchEvent::Deleted(object) => return K::deleted(object.meta()),
     })
 }

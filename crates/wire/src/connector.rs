@@ -23,12 +23,12 @@ const KEEPALIVE_PROBES: u32 = 3;
 
 /// Connects to the host of a URI; each socket is set up first.
 #[derive(Clone, Debug)]
-pub(super) struct Dialer {
+pub(super) struct Connector {
     pub(super) setup: SocketSetup,
     timeout: Option<Duration>,
 }
 
-impl Dialer {
+impl Connector {
     pub(super) fn new(setup: SocketSetup, timeout: Option<Duration>) -> Self {
         Self { setup, timeout }
     }
@@ -80,7 +80,7 @@ fn keep_alive(socket: &TcpSocket) -> io::Result<()> {
     Ok(sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?)
 }
 
-impl Service<Uri> for Dialer {
+impl Service<Uri> for Connector {
     type Response = TokioIo<TcpStream>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;

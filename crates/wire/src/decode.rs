@@ -12,7 +12,7 @@ use super::failure::Cause;
 
 /// An object, or what is wrong with it.
 #[derive(Clone, Debug)]
-pub(super) enum Sent<T> {
+pub(super) enum Decoded<T> {
     /// It could be read.
     Read(Box<T>),
     /// It could not; its names could, if it has any, and the field that is wrong.
@@ -38,7 +38,7 @@ fn why<T: DeserializeOwned>(object: Value) -> Option<String> {
     serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
 }
 
-impl<T: Object> Sent<T> {
+impl<T: Object> Decoded<T> {
     /// Reads an object.
     ///
     /// # Errors
@@ -86,34 +86,36 @@ mod tests {
 
     #[test]
     fn an_object_that_cannot_be_read_is_named() {
-        let read = |json| Sent::<Service>::read(json).unwrap();
+        let read = |json| Decoded::<Service>::read(json).unwrap();
         let a = read(
             r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}}"#,
         );
-        assert!(matches!(&a, Sent::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type")));
+        assert!(
+            matches!(&a, Decoded::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type"))
+        );
         assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
         let b = read(r#"{"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}}"#);
-        assert!(matches!(&b, Sent::Read(_)) && b.meta().name.as_deref() == Some("b"));
+        assert!(matches!(&b, Decoded::Read(_)) && b.meta().name.as_deref() == Some("b"));
         let c = read(r#"{"metadata": {"name": "c", "labels": {"x": 5}}}"#);
-        assert!(matches!(&c, Sent::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
+        assert!(matches!(&c, Decoded::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
         for nameless in ["7", "null", "[]"] {
             let object = read(nameless);
-            assert!(matches!(&object, Sent::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
+            assert!(matches!(&object, Decoded::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
         }
     }
 
     #[test]
     fn an_object_of_another_kind_is_not_taken_for_one_of_this() {
         let of = |kind| format!(r#"{{"kind": "{kind}", "metadata": {{"name": "a"}}}}"#);
-        assert!(matches!(Sent::<Service>::read(&of("Service")), Ok(Sent::Read(_))));
-        let error = Sent::<Service>::read(&of("Pod")).unwrap_err().to_string();
+        assert!(matches!(Decoded::<Service>::read(&of("Service")), Ok(Decoded::Read(_))));
+        let error = Decoded::<Service>::read(&of("Pod")).unwrap_err().to_string();
         assert!(error.starts_with("Pod where Service is asked for"), "{error}");
     }
 
     #[test]
     fn what_is_not_json_is_no_object() {
         for text in ["", "{", r#"{"metadata": [}"#, r#"{"a": 1} {"#, "nul"] {
-            assert!(Sent::<Service>::read(text).is_err(), "{text}");
+            assert!(Decoded::<Service>::read(text).is_err(), "{text}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 
 use http::{
-    HeaderMap, Request, Response, StatusCode,
+    HeaderMap, Request, StatusCode,
     header::{ACCEPT, HeaderValue, RETRY_AFTER},
 };
 use http_body::Body as _;
@@ -23,13 +23,13 @@ const ERROR_BYTES_MAX: usize = 64 << 10;
 type Chunk = <Body as http_body::Body>::Data;
 
 /// An answer whose body is still coming in.
-pub(super) struct Answer {
+pub(super) struct Response {
     body: Body,
     silence_max: Duration,
     silent_until: Instant,
 }
 
-impl Answer {
+impl Response {
     /// Asks for `target`, a path with a query; no longer than `silence_max` until the answer begins.
     pub(super) async fn get(client: &Client, target: &str, silence_max: Duration) -> Result<Self, Cause> {
         let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
@@ -38,7 +38,7 @@ impl Answer {
         let response = timeout_at(silent_until, client.send(request)).await;
         let response = response.map_err(|_| Cause::Silent(silence_max))?.map_err(Cause::Connection)?;
         let (code, retry_after) = (response.status(), retry_after(response.headers()));
-        let answer = Self { body: Response::into_body(response), silence_max, silent_until };
+        let answer = Self { body: response.into_body(), silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(answer);
         }

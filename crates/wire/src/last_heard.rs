@@ -14,7 +14,7 @@ use tokio::time::Instant;
 pub struct LastHeard(Arc<Mutex<BTreeMap<ResourceKind, Instant>>>);
 
 impl LastHeard {
-    pub(super) fn note(&self, kind: ResourceKind) {
+    pub(super) fn record(&self, kind: ResourceKind) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, Instant::now());
     }
 
@@ -36,11 +36,11 @@ mod tests {
     async fn the_kind_that_has_been_silent_longest_counts() {
         let heard = LastHeard::default();
         assert_eq!(heard.silent_seconds(), None);
-        heard.note(ResourceKind::Services);
+        heard.record(ResourceKind::Services);
         tokio::time::sleep(Duration::from_secs(30)).await;
-        heard.note(ResourceKind::EndpointSlices);
+        heard.record(ResourceKind::EndpointSlices);
         assert_eq!(heard.silent_seconds(), Some(30));
-        heard.note(ResourceKind::Services);
+        heard.record(ResourceKind::Services);
         assert_eq!(heard.silent_seconds(), Some(0));
     }
 }

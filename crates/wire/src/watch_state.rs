@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::{
+    backoff::{Backoff, jitter},
+    decode::Decoded,
     failure::{Again, Step},
-    pause::{Backoff, jitter},
     selectors::Selectors,
-    sent::Sent,
 };
 
 /// The server itself ends each watch after this; what is alive says something before.
@@ -26,7 +26,7 @@ const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(300);
 const REFUSED_JITTER_MAX: Duration = Duration::from_millis(500);
 
 /// How one kind has been doing.
-pub(super) struct Course {
+pub(super) struct WatchState {
     /// From where a watch can go on; nothing: there is no complete list yet.
     pub(super) version: Option<String>,
     pub(super) asks: Asks,
@@ -59,17 +59,17 @@ impl Asks {
 }
 
 /// One item of a list or watch.
-pub(super) enum Word<K> {
+pub(super) enum WatchEvent<K> {
     ListStarted,
-    Listed(Sent<K>),
+    Listed(Decoded<K>),
     /// It has gone while the list was under way.
-    Unlisted(Sent<K>),
+    Unlisted(Decoded<K>),
     ListDone,
-    Applied(Sent<K>),
-    Deleted(Sent<K>),
+    Applied(Decoded<K>),
+    Deleted(Decoded<K>),
 }
 
-impl Course {
+impl WatchState {
     pub(super) fn new() -> Self {
         Self {
             version: None,
@@ -143,20 +143,20 @@ impl Course {
         !std::mem::replace(&mut self.is_listed, true)
     }
 
-    pub(super) fn note<K>(&mut self, word: &Word<K>) {
+    pub(super) fn note<K>(&mut self, word: &WatchEvent<K>) {
         match word {
             // Of what the agent can do without there is one.
-            Word::ListStarted | Word::Unlisted(_) => self.has_listed_any = false,
-            Word::Listed(_) => self.has_listed_any = true,
-            Word::ListDone => (self.is_listed, self.knows) = (true, self.has_listed_any),
-            Word::Applied(_) => self.knows = true,
-            Word::Deleted(_) => self.knows = false,
+            WatchEvent::ListStarted | WatchEvent::Unlisted(_) => self.has_listed_any = false,
+            WatchEvent::Listed(_) => self.has_listed_any = true,
+            WatchEvent::ListDone => (self.is_listed, self.knows) = (true, self.has_listed_any),
+            WatchEvent::Applied(_) => self.knows = true,
+            WatchEvent::Deleted(_) => self.knows = false,
         }
         // After a list that was not streamed, the watch may still be refused.
         let is_watched = match word {
-            Word::ListStarted | Word::Listed(_) | Word::Unlisted(_) => false,
-            Word::ListDone => self.asks.is_streamed,
-            Word::Applied(_) | Word::Deleted(_) => true,
+            WatchEvent::ListStarted | WatchEvent::Listed(_) | WatchEvent::Unlisted(_) => false,
+            WatchEvent::ListDone => self.asks.is_streamed,
+            WatchEvent::Applied(_) | WatchEvent::Deleted(_) => true,
         };
         if is_watched {
             self.refused_pause = REFUSED_PAUSE;
@@ -181,65 +181,65 @@ mod tests {
 
     use super::*;
 
-    fn node() -> Sent<Node> {
-        Sent::Read(Box::default())
+    fn node() -> Decoded<Node> {
+        Decoded::Read(Box::default())
     }
 
     #[test]
     fn what_is_said_once_is_said_again_after_it_was_mended() {
-        let mut course = Course::new();
+        let mut state = WatchState::new();
         let mut after = |word| {
-            course.said = Some("not permitted".to_owned());
-            course.refused_pause = REFUSED_PAUSE_MAX;
-            course.note::<Node>(&word);
-            (course.said.is_none(), course.refused_pause == REFUSED_PAUSE)
+            state.said = Some("not permitted".to_owned());
+            state.refused_pause = REFUSED_PAUSE_MAX;
+            state.note::<Node>(&word);
+            (state.said.is_none(), state.refused_pause == REFUSED_PAUSE)
         };
-        assert_eq!(after(Word::ListStarted), (false, false));
-        assert_eq!(after(Word::ListDone), (false, true), "there is no such Node");
-        assert_eq!(after(Word::Applied(node())), (true, true));
-        assert_eq!(after(Word::Listed(node())), (false, false));
-        assert_eq!(after(Word::ListDone), (true, true));
-        assert_eq!(after(Word::Listed(node())), (false, false));
-        assert_eq!(after(Word::Unlisted(node())), (false, false));
-        assert_eq!(after(Word::ListDone), (false, true), "it has gone before the list was complete");
-        course.asks.is_streamed = false;
-        course.refused_pause = REFUSED_PAUSE_MAX;
-        course.note::<Node>(&Word::ListDone);
-        assert_eq!(course.refused_pause, REFUSED_PAUSE_MAX, "the watch may still be refused");
+        assert_eq!(after(WatchEvent::ListStarted), (false, false));
+        assert_eq!(after(WatchEvent::ListDone), (false, true), "there is no such Node");
+        assert_eq!(after(WatchEvent::Applied(node())), (true, true));
+        assert_eq!(after(WatchEvent::Listed(node())), (false, false));
+        assert_eq!(after(WatchEvent::ListDone), (true, true));
+        assert_eq!(after(WatchEvent::Listed(node())), (false, false));
+        assert_eq!(after(WatchEvent::Unlisted(node())), (false, false));
+        assert_eq!(after(WatchEvent::ListDone), (false, true), "it has gone before the list was complete");
+        state.asks.is_streamed = false;
+        state.refused_pause = REFUSED_PAUSE_MAX;
+        state.note::<Node>(&WatchEvent::ListDone);
+        assert_eq!(state.refused_pause, REFUSED_PAUSE_MAX, "the watch may still be refused");
     }
 
     #[test]
     fn a_list_may_be_silent_for_less_time_than_a_watch() {
-        let mut course = Course::new();
-        assert_eq!(course.silence_max(), LIST_SILENCE_MAX);
-        course.version = Some("7".to_owned());
-        assert_eq!(course.silence_max(), WATCH_SILENCE_MAX);
+        let mut state = WatchState::new();
+        assert_eq!(state.silence_max(), LIST_SILENCE_MAX);
+        state.version = Some("7".to_owned());
+        assert_eq!(state.silence_max(), WATCH_SILENCE_MAX);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_second_time_at_the_same_place_it_is_listed_anew_and_all_is_asked_for() {
         let less = Asks { is_streamed: false, is_sparing: false };
         let at = |version: &str| Some(version.to_owned());
-        let mut course = Course { version: at("7"), asks: less, ..Course::new() };
-        course.retry(Again::HereOnce);
-        assert_eq!((course.step(), course.asks), (Step::Watch, less));
-        course.version = at("8");
-        course.retry(Again::HereOnce);
-        assert_eq!(course.version, at("8"), "it has come further");
-        course.retry(Again::Here);
-        course.retry(Again::HereOnce);
-        assert_eq!((course.step(), course.asks), (Step::Stream, Asks::ALL));
-        course.asks = less;
-        course.retry(Again::HereOnce);
-        course.retry(Again::HereOnce);
-        course.retry(Again::List);
-        assert_eq!(course.asks, less, "until a list is complete, what the server cannot do is not tried again");
+        let mut state = WatchState { version: at("7"), asks: less, ..WatchState::new() };
+        state.retry(Again::HereOnce);
+        assert_eq!((state.step(), state.asks), (Step::Watch, less));
+        state.version = at("8");
+        state.retry(Again::HereOnce);
+        assert_eq!(state.version, at("8"), "it has come further");
+        state.retry(Again::Here);
+        state.retry(Again::HereOnce);
+        assert_eq!((state.step(), state.asks), (Step::Stream, Asks::ALL));
+        state.asks = less;
+        state.retry(Again::HereOnce);
+        state.retry(Again::HereOnce);
+        state.retry(Again::List);
+        assert_eq!(state.asks, less, "until a list is complete, what the server cannot do is not tried again");
     }
 
     #[tokio::test(start_paused = true)]
     async fn watches_that_are_always_too_old_are_listed_ever_more_seldom() {
-        let mut course = Course::new();
-        let pauses: Vec<_> = (0..9).map(|_| course.expire()).collect();
+        let mut state = WatchState::new();
+        let pauses: Vec<_> = (0..9).map(|_| state.expire()).collect();
         assert!(pauses.first().is_some_and(|pause| *pause < EXPIRED_PAUSE * 2), "once is nothing unusual");
         assert!(pauses.last().is_some_and(|pause| *pause >= Duration::from_secs(30)), "{pauses:?}");
     }

@@ -6,7 +6,7 @@ use cproxy_core::{
 };
 
 /// A kind that is watched.
-pub(super) trait Watched: Object + Send + 'static {
+pub(super) trait WatchedResource: Object + Send + 'static {
     const RESOURCE: ResourceKind;
     /// What cannot be done without it; nothing: the agent cannot do without it at all.
     const LOST_WITHOUT: Option<&'static str> = None;
@@ -15,7 +15,7 @@ pub(super) trait Watched: Object + Send + 'static {
     fn deleted(meta: &Metadata) -> Option<Event>;
 }
 
-impl Watched for Service {
+impl WatchedResource for Service {
     const RESOURCE: ResourceKind = ResourceKind::Services;
 
     fn applied(object: Box<Self>) -> Event {
@@ -26,7 +26,7 @@ impl Watched for Service {
     }
 }
 
-impl Watched for EndpointSlice {
+impl WatchedResource for EndpointSlice {
     const RESOURCE: ResourceKind = ResourceKind::EndpointSlices;
 
     fn applied(object: Box<Self>) -> Event {
@@ -37,7 +37,7 @@ impl Watched for EndpointSlice {
     }
 }
 
-impl Watched for Node {
+impl WatchedResource for Node {
     const RESOURCE: ResourceKind = ResourceKind::Nodes;
     const LOST_WITHOUT: Option<&'static str> =
         Some("zone hints are not followed and, without --node-ip, node ports are not served");

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Lets requests through at a bounded rate.
 #[derive(Clone)]
-pub(super) struct Paced<S> {
+pub(super) struct RateLimited<S> {
     inner: S,
     pace: Arc<Mutex<Pace>>,
 }
@@ -30,7 +30,7 @@ struct Pace {
     is_slowed: bool,
 }
 
-impl<S> Paced<S> {
+impl<S> RateLimited<S> {
     pub(super) fn new(inner: S) -> Self {
         let pace = Pace { due: Instant::now(), is_slowed: false };
         Self { inner, pace: Arc::new(Mutex::new(pace)) }
@@ -45,7 +45,7 @@ impl Pace {
     }
 }
 
-impl<S, Request> Service<Request> for Paced<S>
+impl<S, Request> Service<Request> for RateLimited<S>
 where
     S: Service<Request> + Clone + Send + 'static,
     S::Future: Send,
