@@ -1,17 +1,20 @@
-//! The kinds that are watched, and what they mean to the agent.
+//! Resources that are watched, and their events.
 
 use cproxy_core::{
     Event, ObjectName, ResourceKind,
     api::{EndpointSlice, Metadata, Node, Object, Service},
 };
 
-/// A kind that is watched.
+/// Resource that can be watched.
 pub(super) trait WatchedResource: Object + Send + 'static {
+    /// Its kind in the store.
     const RESOURCE: ResourceKind;
-    /// What cannot be done without it; nothing: the agent cannot do without it at all.
+    /// Features lost without this resource; `None`: the agent cannot do without it.
     const LOST_WITHOUT: Option<&'static str> = None;
 
+    /// Event of an object that was added or changed.
     fn applied(object: Box<Self>) -> Event;
+    /// Event of an object that was deleted; `None` if its name is missing.
     fn deleted(meta: &Metadata) -> Option<Event>;
 }
 
