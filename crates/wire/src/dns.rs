@@ -169,7 +169,7 @@ async fn query_server(server: SocketAddr, name: &str, kind: TYPE, setup: &Socket
         DnsAnswer::Addresses(addresses) => Ok(addresses),
         DnsAnswer::Truncated => match parse_answer(&over_tcp(server, &query, setup).await?, id)? {
             DnsAnswer::Addresses(addresses) => Ok(addresses),
-            DnsAnswer::Truncated => Err(io::Error::other("the answer is cut off even over TCP")),
+            DnsAnswer::Truncated => Err(io::Error::other("the answer is truncated even over TCP")),
         },
     }
 }

@@ -200,7 +200,7 @@ impl Failure {
             }
             Cause::ErrorEvent(status) => return format!("{verb} of {resource} ended: {}", status.message),
             Cause::NoVersion => return format!("the API server sent {resource} without resourceVersion"),
-            Cause::Silent(silence) => return format!("no word about {resource} from {url} for {silence:?}"),
+            Cause::Silent(silence) => return format!("no data about {resource} from {url} for {silence:?}"),
             Cause::Refused(status) => format!("{} ({})", status.message, status.code),
             Cause::Connection(kube::Error::Service(error)) | Cause::Interrupted(kube::Error::Service(error)) => {
                 chain(&**error)

@@ -36,7 +36,7 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(300);
 const REFUSED_JITTER_MAX: Duration = Duration::from_millis(500);
 
-/// Keeps agents that were all told to wait equally long from coming back together.
+/// Keeps agents with the same Retry-After from coming back together.
 const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
 
 /// Phase of a list and watch.
@@ -255,7 +255,7 @@ impl WatchState {
                 WatchEvent::Listed(object)
             }
             (Self::Listing { has_objects, .. }, Input::Received(Message::Deleted(object))) => {
-                // Only used for a resource with one object, the agent's own Node.
+                // It only matters for the Node, of which there is one.
                 *has_objects = false;
                 WatchEvent::Unlisted(object)
             }
@@ -519,7 +519,7 @@ mod tests {
     use super::*;
     use crate::selectors::Fields;
 
-    /// One resource's state, with what is needed to step it.
+    /// State and history of one resource.
     struct Machine {
         url: Uri,
         state: Option<WatchState>,
