@@ -1,7 +1,7 @@
-//! An API server in memory that answers anything, statefully, and what must hold of who follows it.
+//! Stateful API server in memory that misbehaves as a script says, and the invariants of an agent that follows it.
 //!
-//! A script is pairs of bytes, an action and its argument: objects change, the server forgets what was, requests fail and
-//! answers break off in all the ways there are. Time is tokio's, which stands still while anybody has something to do.
+//! A script is pairs of bytes, an action and its argument: objects change, the server forgets old versions, requests fail
+//! and responses break off in every way. Time is tokio's paused clock, which only advances while every task waits.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -27,56 +27,56 @@ use tokio::{
 type Bytes = <Body as http_body::Body>::Data;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The own Node's name.
+/// Name of the agent's Node.
 const NODE: &str = "own";
-/// So many objects of a kind there may be; the last Service is headless.
+/// Number of objects of a kind, at most; the last Service is headless.
 const SLOTS: usize = 4;
-/// A script's other actions are not carried out.
+/// Actions of a script that are carried out.
 const ACTIONS_MAX: usize = 60;
-/// Longer than an object may be.
+/// Length of an object that is too long.
 const TOO_LONG: usize = 9 << 20;
-/// So long that nobody waits for the end.
+/// Length of an object that counts as endless.
 const ENDLESS: usize = 400 << 20;
-/// In each script; they take their time.
+/// Long objects per script, since each takes time.
 const LONG_ONES_MAX: usize = 1;
 
-/// As long as everything that can be in the way at the end: silence, and the longest pauses.
+/// Time to converge in after the last action: the longest silence and the longest pauses.
 const PATIENCE: Duration = Duration::from_secs(40 * 60);
-/// For so long, and so often at most, is a server asked that behaves.
+/// Bound on the requests to a server that behaves.
 const REST: Duration = Duration::from_secs(600);
 const REST_REQUESTS_MAX: usize = 20;
 
-/// How the server takes the wish for a streamed list.
+/// Response to a request for a streamed list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streaming {
-    /// It does so.
+    /// The list is streamed.
     Served,
-    /// It says that it does not.
+    /// The request is refused.
     Refused,
-    /// It does as if it had not been asked.
+    /// The parameter is ignored.
     Ignored,
-    /// It begins, and then says that it cannot.
+    /// The response begins, then ends with an error event.
     Failing,
 }
 
-/// Fault of one request or of its answer.
+/// Fault of one request or of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// An error instead of the answer.
+    /// An error instead of the response.
     Refuse(u16),
-    /// No answer.
+    /// No connection.
     Unreachable,
-    /// None, for ever.
+    /// No response, for ever.
     Mute,
-    /// The answer ends in good order.
+    /// The response ends regularly.
     End,
     /// The connection is closed in the middle.
     Cut,
-    /// The same with an error.
+    /// The connection is reset.
     Reset,
-    /// Nothing more comes.
+    /// The response stalls.
     Stall,
-    /// An event that says what is wrong.
+    /// An error event.
     ErrorEvent(u16),
     /// A line that is not JSON.
     Garbage,
@@ -84,7 +84,7 @@ enum Fault {
     Half,
     /// An object of another kind.
     Foreign,
-    /// A bookmark that does not say of when it is.
+    /// A bookmark without a version.
     Versionless,
     /// A line that is too long, without a name.
     TooLong,
@@ -94,7 +94,7 @@ enum Fault {
     Late,
 }
 
-/// How an object is sent.
+/// Form of an object in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Good,
@@ -109,27 +109,27 @@ struct Object {
     form: Form,
 }
 
-/// One change, as a watch tells it.
+/// One change, as a watch sends it.
 #[derive(Clone, Debug)]
 struct Change {
     kind: ResourceKind,
     slot: usize,
     name: &'static str,
     object: Object,
-    /// It is sent as what cannot be read, each time.
+    /// It is always sent in an unreadable form.
     is_poisoned: bool,
 }
 
-/// Objects, history and mood of the server.
+/// Objects, history and faults of the server.
 #[derive(Debug)]
 struct State {
     version: u64,
-    /// Watches from before this one are too old.
+    /// Watches from before this version are too old.
     forgotten: u64,
     history: Vec<Change>,
     objects: BTreeMap<(ResourceKind, usize), Object>,
     faults: BTreeMap<ResourceKind, VecDeque<Fault>>,
-    /// The answer to everything, and how many seconds it asks for.
+    /// Status of every response, and its Retry-After in seconds.
     outage: Option<(u16, Option<u32>)>,
     streaming: Streaming,
     knows_fields: bool,
@@ -140,43 +140,43 @@ struct State {
 /// A request that the server has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Of this kind.
+    /// Requested kind.
     pub kind: ResourceKind,
-    /// A list, as a watch or for itself.
+    /// Kind of request.
     pub how: How,
-    /// With what spares objects.
+    /// It has the field selector that leaves out headless Services.
     is_sparing: bool,
 }
 
-/// How objects are asked for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// A list from the cache.
     Listed,
     /// A list as the start of a watch.
     Streamed,
-    /// Changes from here on.
+    /// Changes after this version.
     Watched(u64),
 }
 
-/// The server, for all who talk to it.
+/// Handle to the server.
 #[derive(Clone, Debug)]
 pub struct Server {
     state: Arc<Mutex<State>>,
     changed: Arc<changes::Sender<()>>,
 }
 
-/// The server, and who follows it.
+/// Server and an agent that follows it.
 pub struct Simulation {
     /// The server.
     pub server: Server,
-    /// When it was heard.
+    /// Last contact of the agent.
     pub heard: LastHeard,
     store: Arc<Mutex<Store>>,
     start: Instant,
 }
 
-/// Plays a script and panics if something does not hold. Call it inside a runtime with paused time.
+/// Plays a script; panics if an invariant does not hold. Call it inside a runtime with paused time.
 pub async fn play(script: &[u8]) {
     let simulation = Simulation::start();
     let mut actions = 0;
@@ -191,7 +191,7 @@ pub async fn play(script: &[u8]) {
 }
 
 impl Simulation {
-    /// A server with a few objects, and who follows it.
+    /// Starts a server with a few objects, and an agent.
     pub fn start() -> Self {
         let server = Server::new();
         let own = NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() };
@@ -209,7 +209,7 @@ impl Simulation {
         Self { server, heard, store, start: Instant::now() }
     }
 
-    /// Waits until what is known is what the server has.
+    /// Waits until the agent knows exactly what the server has.
     pub async fn converge(&self) {
         let (start, expected) = (Instant::now(), self.server.store());
         while let Err(difference) = self.compare(&expected) {
@@ -218,7 +218,7 @@ impl Simulation {
         }
     }
 
-    /// Everything is as it should be, and stays so, and the server is left alone.
+    /// Checks that the agent stays in sync and sends few requests.
     async fn check_rest(&self, actions: usize) {
         let asked = self.server.asked().len();
         let seconds = usize::try_from(self.start.elapsed().as_secs()).unwrap_or(usize::MAX);
@@ -287,12 +287,12 @@ impl Server {
         self.lock().asked.clone()
     }
 
-    /// From now on it takes the wish for streamed lists so.
+    /// Sets the response to requests for streamed lists.
     pub fn set_streaming(&self, streaming: Streaming) {
         self.lock().streaming = streaming;
     }
 
-    /// From now on this is the answer to everything, with the seconds that it asks for; all connections are closed.
+    /// Sets the status of every response, with its Retry-After in seconds. Ends all watches.
     pub fn set_outage(&self, outage: Option<(u16, Option<u32>)>) {
         self.lock().outage = outage;
         self.end_watches();
@@ -307,7 +307,7 @@ impl Server {
         self.end_watches();
     }
 
-    /// From now on each watch is too old.
+    /// Makes every watch too old from now on.
     pub fn set_forgetful(&self) {
         self.lock().forgotten = u64::MAX;
         self.end_watches();
@@ -324,7 +324,7 @@ impl Server {
         lock(&self.state)
     }
 
-    /// Does something, and says how long until the next action.
+    /// Carries out an action. Returns the time until the next one.
     fn act(&self, action: u8, argument: u8) -> Duration {
         const PAUSES: [u64; 8] = [0, 5, 30, 300, 1_000, 4_000, 30_000, 400_000];
         let pause = Duration::from_millis(PAUSES[usize::from(argument >> 5)]);
@@ -366,7 +366,7 @@ impl Server {
         pause
     }
 
-    /// From now on it behaves, though what it has said once it says again, and what it cannot do it cannot.
+    /// Ends all faults. Poisoned changes stay poisoned, and features that the server lacks stay missing.
     fn mend(&self) {
         let mut state = self.lock();
         state.faults.clear();
@@ -400,7 +400,7 @@ impl Server {
     }
 
     async fn answer(self, uri: Uri) -> Result<Response<Coming>, Error> {
-        // Nobody is asked infinitely often in no time.
+        // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
         let asked = Asked::read(&uri);
         let refusal = self.lock().refusal(asked);
@@ -491,7 +491,7 @@ impl State {
         }
     }
 
-    /// The error that is the answer, if one is, and how many seconds it asks for.
+    /// Status of a refusal, if the request is refused, and its Retry-After in seconds.
     fn refusal(&mut self, asked: Asked) -> Result<(Option<u16>, Option<u32>), Fault> {
         self.asked.push((Instant::now(), asked));
         if let Some((code, retry_after)) = self.outage {
@@ -512,7 +512,7 @@ impl State {
         Ok((code, None))
     }
 
-    /// Fault of an answer that has begun.
+    /// Removes the next fault of a response that has begun.
     fn take_fault(&mut self, kind: ResourceKind) -> Option<Fault> {
         let faults = self.faults.entry(kind).or_default();
         match faults.front()? {
@@ -533,14 +533,14 @@ impl State {
     }
 }
 
-/// An answer that is being sent.
+/// Response that is being sent.
 struct Answering {
     server: Server,
     kind: ResourceKind,
     sender: mpsc::Sender<io::Result<Bytes>>,
 }
 
-/// Nobody listens any more, or the answer has been broken off.
+/// The receiver has gone, or the response was broken off.
 struct Ended;
 type Answered = Result<(), Ended>;
 
@@ -589,7 +589,7 @@ impl Answering {
             self.break_off(version).await?;
             self.event("ADDED", *slot, object).await?;
         }
-        // Meanwhile things change.
+        // Objects change while the list is under way.
         let is_late = self.server.lock().take_fault(self.kind) == Some(Fault::Late);
         sleep(Duration::from_secs(if is_late { 20 } else { 2 })).await;
         loop {
@@ -633,7 +633,7 @@ impl Answering {
         self.event(change.name, change.slot, &change.object).await
     }
 
-    /// Applies the fault of this answer, if it has one.
+    /// Applies the fault of this response, if it has one.
     async fn break_off(&mut self, version: u64) -> Answered {
         let Some(fault) = self.server.lock().take_fault(self.kind) else { return Ok(()) };
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
@@ -674,7 +674,7 @@ impl Answering {
         if object.form != Form::TooLong {
             return self.text(&text).await;
         }
-        // As the API server does, what it is called comes first.
+        // Like the API server, metadata comes first.
         let (metadata, rest) = (value(self.kind, slot, object)["metadata"].to_string(), text);
         self.text(&format!(r#"{{"metadata":{metadata},"status":""#)).await?;
         self.filler(TOO_LONG).await?;
@@ -693,7 +693,7 @@ impl Answering {
         Ok(())
     }
 
-    /// In chunks that end anywhere.
+    /// Sends text in chunks that end anywhere.
     async fn text(&mut self, text: &str) -> Answered {
         for chunk in text.as_bytes().chunks(97) {
             self.send(Bytes::copy_from_slice(chunk)).await?;
@@ -706,7 +706,7 @@ impl Answering {
     }
 }
 
-/// The body of an answer.
+/// Body of a response.
 pub struct Coming(mpsc::Receiver<io::Result<Bytes>>);
 
 impl http_body::Body for Coming {

@@ -1,4 +1,4 @@
-//! How the API server is found, and a client for it.
+//! Configuration of the API server, and a client for it.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,22 +14,28 @@ use kube::{
 };
 use tower::ServiceBuilder;
 
-use super::{dial::Dialer, kubeconfig, pace::Paced, socket_setup::SocketSetup};
+use super::{
+    connector::Connector,
+    error_text::{chain, first_line},
+    kubeconfig,
+    rate_limit::RateLimited,
+    socket_setup::SocketSetup,
+};
 
-/// Where a pod finds its ServiceAccount.
+/// Directory of a pod's ServiceAccount.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// How much is read of a connection at once; also the longest head of an answer.
+/// Bytes read from a connection at once; also the longest head of a response.
 const READ_BYTES_MAX: usize = 64 << 10;
 
 /// The API server to follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiServer {
-    /// A kubeconfig; without it, the pod's ServiceAccount.
+    /// A kubeconfig. Without it, the pod's ServiceAccount is used.
     pub kubeconfig: Option<PathBuf>,
-    /// Its address, in the place of the kubeconfig's or of the ClusterIP.
+    /// Its address, instead of the kubeconfig's or of the ClusterIP.
     pub url: Option<Uri>,
-    /// The name that its certificate must have.
+    /// The name expected in its certificate.
     pub tls_server_name: Option<String>,
 }
 
@@ -49,7 +55,7 @@ impl std::fmt::Display for ApiServer {
     }
 }
 
-/// Why there is no client.
+/// Error of [`configure`] and [`client`].
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The kubeconfig cannot be used.
@@ -61,7 +67,7 @@ pub enum ClientError {
          ({0})"
     )]
     NoServiceAccount(String),
-    /// There is an address, and nothing to show there.
+    /// There is an address, but there are no credentials.
     #[error(
         "no credentials for {0}: token and ca.crt are wanted in {dir}, or --kubeconfig FILE ({1})", dir = SERVICE_ACCOUNT_DIR
     )]
@@ -77,7 +83,7 @@ pub enum ClientError {
 /// Reads the configuration; connects to nothing.
 ///
 /// # Errors
-/// It cannot be used.
+/// The configuration is incomplete or invalid.
 pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
     let mut config = match &server.kubeconfig {
         Some(path) => from_kubeconfig(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
@@ -93,7 +99,7 @@ pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
     Ok(config)
 }
 
-/// Makes a client; connects to nothing yet. `setup` sees each socket before it connects.
+/// Makes a client; connects to nothing yet. `setup` is applied to each socket before it connects.
 ///
 /// # Errors
 /// TLS or the credentials cannot be set up.
@@ -103,20 +109,21 @@ pub fn client(config: &Config, setup: SocketSetup) -> Result<Client, ClientError
 
 async fn from_kubeconfig(path: &Path) -> Result<Config, String> {
     let (cluster, user) = kubeconfig::read(path)?;
-    of(cluster, user).await.map_err(|error| chain(&error))
+    config_of(cluster, user).await.map_err(|error| chain(&error))
 }
 
-/// Without proxies of the environment, which are the pod's: where the cluster names none, kube takes those.
-async fn of(cluster: Cluster, user: AuthInfo) -> Result<Config, KubeconfigError> {
+/// Configuration for a cluster and user, without a proxy. Where the cluster names none, kube uses the proxy of the
+/// environment, which is the pod's.
+async fn config_of(cluster: Cluster, user: AuthInfo) -> Result<Config, KubeconfigError> {
     let cluster = Cluster { proxy_url: Some("none".to_owned()), ..cluster };
-    let kubeconfig = kubeconfig::of(cluster, user);
+    let kubeconfig = kubeconfig::minimal(cluster, user);
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.proxy_url = None;
     Ok(config)
 }
 
-/// The ServiceAccount of the pod; with a URL of its own it needs no KUBERNETES_SERVICE_HOST, whose address is a
-/// ClusterIP that nobody but cproxy serves.
+/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that only
+/// cproxy serves.
 async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let Some(url) = url else {
         let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
@@ -130,15 +137,15 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let cluster =
         Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
     let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
-    of(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), chain(&error)))
+    config_of(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), chain(&error)))
 }
 
 fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
     let mut config = config.clone();
     let token = config.auth_info.token_file.take().map(TokenFile::new);
-    let https = config.rustls_https_connector_with_connector(Dialer::new(setup, config.connect_timeout))?;
+    let https = config.rustls_https_connector_with_connector(Connector::new(setup, config.connect_timeout))?;
     let service = ServiceBuilder::new()
-        .layer_fn(Paced::new)
+        .layer_fn(RateLimited::new)
         .layer(config.base_uri_layer())
         .layer(config.extra_headers_layer()?)
         .option_layer(config.auth_layer()?)
@@ -148,8 +155,8 @@ fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// A token that is read anew for each request, of which there are few; kube itself keeps the file's text for a minute and
-/// takes a line's end for a part of the token.
+/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and treats a
+/// line feed as a part of the token.
 #[derive(Clone)]
 struct TokenFile {
     path: PathBuf,
@@ -161,7 +168,7 @@ impl TokenFile {
         Self { path: path.into(), last: Arc::default() }
     }
 
-    /// The header as of now; what was read last if the file has gone, as client-go does.
+    /// The present header. If the file is gone, the last token is used, as in client-go.
     fn header(&self) -> Option<HeaderValue> {
         let text = std::fs::read_to_string(&self.path).ok();
         let now = text.and_then(|text| HeaderValue::try_from(format!("Bearer {}", text.trim())).ok());
@@ -179,22 +186,4 @@ fn authorize<Body>(token: Option<&TokenFile>, mut request: Request<Body>) -> Req
         request.headers_mut().insert(AUTHORIZATION, header);
     }
     request
-}
-
-/// An error and its causes in one line; parsers' errors come with pictures of the source below the first line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = String::new();
-    for error in std::iter::successors(Some(error), |error| error.source()) {
-        let line = first_line(error);
-        if !text.contains(&line) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&line);
-        }
-    }
-    text
-}
-
-pub(super) fn first_line(error: &dyn std::fmt::Display) -> String {
-    let text = error.to_string();
-    text.lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
 }

@@ -1,7 +1,7 @@
-//! Finds the API server's addresses by name, over sockets that the hooks leave alone.
+//! DNS client for the API server's name, over sockets that are never translated.
 //!
-//! The C library's resolver will not do: its sockets could not be marked, so a ClusterIP in resolv.conf would make the
-//! agent depend on its own table; and in a static binary it needs shared libraries that a small guest does not have.
+//! The C library's resolver does not fit: its sockets cannot be marked, so a ClusterIP in resolv.conf would make the agent
+//! depend on its own table; and in a static binary it needs shared libraries that a small guest does not have.
 //! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers.
 
 use std::{
@@ -31,7 +31,7 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Longest answer over UDP without EDNS (RFC 1035, 2.3.4).
 const UDP_ANSWER_BYTES_MAX: usize = 512;
 
-/// What resolv.conf says.
+/// Settings of resolv.conf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Resolver {
     nameservers: Vec<SocketAddr>,
@@ -41,7 +41,7 @@ struct Resolver {
     attempts: u32,
 }
 
-/// The addresses of a host that are known without asking anybody: the one that it is, else those in /etc/hosts.
+/// Addresses of a host that are known without a nameserver: the host itself if it is an address, else those in /etc/hosts.
 pub(super) fn known(host: &str) -> Vec<IpAddr> {
     match host.parse() {
         Ok(address) => vec![address],
@@ -49,7 +49,7 @@ pub(super) fn known(host: &str) -> Vec<IpAddr> {
     }
 }
 
-/// The addresses of a host, IPv4 first: what is known, else from the nameservers.
+/// Addresses of a host, IPv4 first: the known ones, else those from the nameservers.
 pub(super) async fn resolve(host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}"));
     let addresses = known(host);
@@ -122,15 +122,15 @@ impl Resolver {
         names
     }
 
-    /// A failure of one name or one family does not hide what another has; but where nobody answers, nobody would answer
-    /// the rest of the questions, and whoever reads the log should not wait for them.
+    /// Resolves a host. A failure of one name or family does not hide the addresses of another. But when no nameserver has
+    /// answered the first query in time, the rest are not sent, so that the failure is logged soon.
     async fn resolve(&self, host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it");
         let mut has_answer = false;
         for name in self.candidates(host) {
             let mut found = Vec::new();
             for kind in [TYPE::A, TYPE::AAAA] {
-                match self.ask(&name, kind, setup).await {
+                match self.query_all(&name, kind, setup).await {
                     Ok(addresses) => {
                         has_answer = true;
                         found.extend(addresses);
@@ -146,12 +146,12 @@ impl Resolver {
         Err(last)
     }
 
-    /// Asks each nameserver in turn until one answers; "no such name" is an answer without addresses.
-    async fn ask(&self, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+    /// Queries each nameserver in turn until one answers. "No such name" is an answer without addresses.
+    async fn query_all(&self, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
         let mut last = io::Error::other("no nameserver");
         for _ in 0..self.attempts {
             for &server in &self.nameservers {
-                let asked = tokio::time::timeout(self.timeout, ask_server(server, name, kind, setup)).await;
+                let asked = tokio::time::timeout(self.timeout, query_server(server, name, kind, setup)).await;
                 match asked.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))) {
                     Ok(addresses) => return Ok(addresses),
                     Err(error) => last = io::Error::new(error.kind(), format!("nameserver {}: {error}", server.ip())),
@@ -162,14 +162,14 @@ impl Resolver {
     }
 }
 
-async fn ask_server(server: SocketAddr, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+async fn query_server(server: SocketAddr, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
     let id = random_id()?;
     let query = query(id, name, kind)?;
     match parse_answer(&over_udp(server, &query, setup).await?, id)? {
-        Answer::Addresses(addresses) => Ok(addresses),
-        Answer::Truncated => match parse_answer(&over_tcp(server, &query, setup).await?, id)? {
-            Answer::Addresses(addresses) => Ok(addresses),
-            Answer::Truncated => Err(io::Error::other("the answer is cut off even over TCP")),
+        DnsAnswer::Addresses(addresses) => Ok(addresses),
+        DnsAnswer::Truncated => match parse_answer(&over_tcp(server, &query, setup).await?, id)? {
+            DnsAnswer::Addresses(addresses) => Ok(addresses),
+            DnsAnswer::Truncated => Err(io::Error::other("the answer is truncated even over TCP")),
         },
     }
 }
@@ -188,7 +188,7 @@ fn query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
     packet.build_bytes_vec().map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// A connected socket takes datagrams from that server only; one with another id is not the answer.
+/// Exchanges messages over UDP. A connected socket receives from its server only; datagrams with another id are ignored.
 async fn over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
     let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let socket = UdpSocket::bind((any, 0)).await?;
@@ -205,7 +205,7 @@ async fn over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::
     }
 }
 
-/// Messages over TCP have their length before them (RFC 1035, 4.2.2).
+/// Exchanges messages over TCP, each after its length (RFC 1035, 4.2.2).
 async fn over_tcp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     setup.apply(&socket)?;
@@ -218,20 +218,20 @@ async fn over_tcp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+enum DnsAnswer {
     Addresses(Vec<IpAddr>),
     Truncated,
 }
 
-fn parse_answer(bytes: &[u8], id: u16) -> io::Result<Answer> {
+fn parse_answer(bytes: &[u8], id: u16) -> io::Result<DnsAnswer> {
     let packet = Packet::parse(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
     if packet.id() != id || !packet.has_flags(PacketFlag::RESPONSE) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer to the question"));
     }
     match packet.rcode() {
-        _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(Answer::Truncated),
+        _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(DnsAnswer::Truncated),
         RCODE::NoError | RCODE::NameError => {
-            Ok(Answer::Addresses(packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()))
+            Ok(DnsAnswer::Addresses(packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()))
         }
         other => Err(io::Error::other(format!("it answered {other:?}"))),
     }
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn resolv_conf_is_read_as_its_manual_says() {
+    fn resolv_conf_is_parsed_as_its_manual_says() {
         let resolver = Resolver::parse(
             "; comment\nnameserver 10.96.0.10\nnameserver fd00::a # second\nnameserver nonsense\nnameserver 1.1.1.1\n\
              nameserver 2.2.2.2\ndomain old\nsearch ns.svc.cluster.local svc.cluster.local.\noptions ndots:5 timeout:0 rotate attempts:9\n",
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nameserver_that_is_silent_is_not_asked_for_everything() {
+    fn a_silent_nameserver_is_queried_for_one_name_only() {
         let nameserver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         nameserver.set_nonblocking(true).unwrap();
         let resolver = Resolver {
@@ -296,17 +296,17 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_answer_to_this_question_counts() {
+    fn only_a_complete_answer_to_this_query_counts() {
         let question = query(7, "api.example", TYPE::A).unwrap();
         assert!(parse_answer(&question, 7).is_err(), "a question is no answer");
         let mut answer = question.clone();
         answer[2] |= 0x80;
-        assert_eq!(parse_answer(&answer, 7).unwrap(), Answer::Addresses(Vec::new()));
+        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Addresses(Vec::new()));
         assert!(parse_answer(&answer, 8).is_err(), "another question's answer");
         answer[3] = 2;
         assert!(parse_answer(&answer, 7).unwrap_err().to_string().contains("ServerFailure"));
         answer[2] |= 0x02;
-        assert_eq!(parse_answer(&answer, 7).unwrap(), Answer::Truncated);
+        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Truncated);
         for length in 0..answer.len() {
             drop(parse_answer(&answer[..length], 7));
         }

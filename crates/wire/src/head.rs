@@ -12,7 +12,7 @@ use serde::{
 /// Fields found so far.
 #[derive(Debug, Default)]
 pub(super) struct Head {
-    /// Of a line of a watch, its type.
+    /// Type of a watch event.
     pub(super) change: Option<String>,
     pub(super) names: Metadata,
 }
@@ -40,7 +40,7 @@ impl Head {
 
     fn read(json: &[u8], level: Level) -> Self {
         let mut head = Self::default();
-        // Where it breaks off is where it ends.
+        // An error is the end of what can be read.
         Members(&mut head, level).deserialize(&mut serde_json::Deserializer::from_slice(json)).ok();
         head
     }
@@ -86,7 +86,7 @@ mod tests {
         "uid":"1","resourceVersion":"7","annotations":{"name":"long"}},"spec":{}}}"#;
 
     #[test]
-    fn names_are_read_wherever_it_breaks_off() {
+    fn names_are_read_wherever_the_text_breaks_off() {
         let of = |end| Head::of_line(LINE.as_bytes().get(..end).unwrap());
         let end_of = |text: &str| LINE.find(text).unwrap() + text.len();
         for end in 0..=LINE.len() {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_has_no_name() {
+    fn nonsense_has_no_name() {
         for text in ["", "\0", "<html>", "[]", "7", r#"{"object":7}"#, r#"{"object":{"metadata":{"name":["#] {
             assert_eq!(Head::of_line(text.as_bytes()).names, Metadata::default(), "{text}");
         }

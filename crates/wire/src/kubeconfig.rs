@@ -1,5 +1,5 @@
-//! What a kubeconfig says of its current context. It is read as plain data first, as manifests are: kube's own reader
-//! takes the YAML parser apart once for each of a dozen types, most of which nobody asks for here.
+//! Cluster and user of a kubeconfig's current context. The file is read as plain data first, as manifests are: kube's
+//! reader compiles the YAML parser once for each of a dozen types, most of which are not needed here.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,9 @@ use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedC
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reads the file: the current context's cluster and user. Paths in it are relative to its directory.
+use super::error_text::first_line;
+
+/// Reads the current context's cluster and user from a file. Paths in the file are relative to its directory.
 pub(super) fn read(path: &Path) -> Result<(Cluster, AuthInfo), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let (mut cluster, mut user) = parse(&text)?;
@@ -23,7 +25,7 @@ pub(super) fn read(path: &Path) -> Result<(Cluster, AuthInfo), String> {
         user.client_certificate.as_mut(),
         user.client_key.as_mut(),
         user.token_file.as_mut(),
-        // Without a slash it is looked for in PATH.
+        // A command without a slash is searched for in PATH.
         command.filter(|command| command.contains('/')),
     ];
     for file in files.into_iter().flatten().filter(|file| !file.is_empty()) {
@@ -33,8 +35,8 @@ pub(super) fn read(path: &Path) -> Result<(Cluster, AuthInfo), String> {
     Ok((cluster, user))
 }
 
-/// A kubeconfig with nothing else in it.
-pub(super) fn of(cluster: Cluster, user: AuthInfo) -> Kubeconfig {
+/// Kubeconfig with one cluster and one user.
+pub(super) fn minimal(cluster: Cluster, user: AuthInfo) -> Kubeconfig {
     let name = "current".to_owned();
     let context = Context { cluster: name.clone(), user: Some(name.clone()), ..Context::default() };
     Kubeconfig {
@@ -46,12 +48,12 @@ pub(super) fn of(cluster: Cluster, user: AuthInfo) -> Kubeconfig {
     }
 }
 
-/// Of several documents in a file, the first that says something counts, as for several files.
+/// Parses the documents of a file. The first one that sets a field wins, as with several files.
 fn parse(text: &str) -> Result<(Cluster, AuthInfo), String> {
-    // A context may be named n or yes.
+    // In YAML 1.1 the names n and yes would be booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text.trim_start_matches('\u{feff}'), options)
-        .map_err(|error| format!("not YAML: {}", super::client::first_line(&error)))?;
+        .map_err(|error| format!("not YAML: {}", first_line(&error)))?;
     let current = documents.iter().find_map(|document| name(document, "current-context"));
     let current = current.ok_or("it names no current-context")?;
     let context =
@@ -60,26 +62,26 @@ fn parse(text: &str) -> Result<(Cluster, AuthInfo), String> {
     let found = entry(&documents, "clusters", "cluster", cluster);
     let found = found.ok_or_else(|| format!("it has no cluster {cluster}, which its context {current} names"))?;
     let found = typed(found, || format!("cluster {cluster}"))?;
-    // As kubectl does: a user that is not there is one without credentials.
+    // As in kubectl, a missing user is one without credentials.
     let user = name(context, "user").and_then(|user| Some((user, entry(&documents, "users", "user", user)?)));
     let user = user.map(|(user, found)| typed(found, || format!("user {user}"))).transpose()?;
     Ok((found, user.unwrap_or_default()))
 }
 
-/// A field that is text and not empty.
+/// Text of a field, unless it is empty.
 fn name<'a>(value: &'a Value, field: &str) -> Option<&'a str> {
     value.get(field).and_then(Value::as_str).filter(|text| !text.is_empty())
 }
 
-/// What has this name in one of the lists of named things.
+/// Entry of this name in a list of named entries.
 fn entry<'a>(documents: &'a [Value], list: &str, field: &str, name: &str) -> Option<&'a Value> {
     let mut entries = documents.iter().filter_map(|document| document.get(list)?.as_array()).flatten();
     let entry = entries.find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
     entry.get(field).filter(|value| !value.is_null())
 }
 
-fn typed<T: DeserializeOwned>(value: &Value, what: impl Fn() -> String) -> Result<T, String> {
-    serde_json::from_value(value.clone()).map_err(|error| format!("{}: {error}", what()))
+fn typed<T: DeserializeOwned>(value: &Value, owner: impl Fn() -> String) -> Result<T, String> {
+    serde_json::from_value(value.clone()).map_err(|error| format!("{}: {error}", owner()))
 }
 
 #[cfg(test)]
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_entry_that_is_wrong() {
         let context = "current-context: c\n";
         for (text, words) in [
             ("clusters: [{".to_owned(), &["not YAML"][..]),

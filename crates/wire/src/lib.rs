@@ -1,29 +1,32 @@
-//! The API server as a source: slim objects, a client whose sockets are never translated, watches.
+//! Kubernetes API: client, lists, watches and decoding. The client's sockets are never translated.
 
-mod answer;
+mod backoff;
 mod client;
-mod course;
-mod dial;
+mod connector;
+mod decode;
 mod dns;
+mod error_text;
 mod failure;
+mod follow;
 mod head;
-mod heard;
-mod kinds;
 mod kubeconfig;
-mod line;
+mod last_heard;
+mod message;
+mod message_reader;
 mod network_changes;
-mod pace;
-mod pause;
+mod rate_limit;
+mod resources;
+mod response;
 mod selectors;
-mod sent;
 mod socket_setup;
 pub mod split;
 mod watch;
+mod watch_state;
 
 pub use client::{ApiServer, ClientError, client, configure};
-pub use dial::known_addresses;
-pub use heard::LastHeard;
+pub use connector::known_addresses;
 pub use kube::Config;
+pub use last_heard::LastHeard;
 pub use network_changes::NetworkChanges;
 pub use socket_setup::SocketSetup;
 pub use watch::watch;

@@ -1,5 +1,5 @@
-//! The kernel's word, by netlink, that routes, rules, addresses or links have changed. What has changed does not matter: it is
-//! cheaper to ask again than to follow.
+//! Notifications by netlink that routes, rules, addresses or links have changed. Their content is ignored: reading the
+//! state again costs less than following each change.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -9,8 +9,8 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// The groups that are listened to (linux/rtnetlink.h). A link that goes down takes its routes along without a further
-/// word (net/ipv4/fib_frontend.c, `fib_disable_ip`).
+/// Multicast groups (linux/rtnetlink.h). A link that goes down removes its routes without a further notification
+/// (net/ipv4/fib_frontend.c, `fib_disable_ip`).
 const GROUPS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_IFADDR
     | libc::RTMGRP_IPV4_ROUTE
@@ -19,32 +19,32 @@ const GROUPS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV6_ROUTE) as u32
     | 1 << (libc::RTNLGRP_IPV6_RULE - 1);
 
-/// An address comes with its routes, and often with others.
+/// Time for related changes to arrive: an address comes with its routes, and often with other addresses.
 const DELAY: Duration = Duration::from_millis(50);
 
-/// A socket that has something to read when something has changed.
+/// Netlink socket that becomes readable after a change.
 #[derive(Debug)]
 pub struct NetworkChanges(AsyncFd<OwnedFd>);
 
 impl NetworkChanges {
-    /// Listens from now on. Call it inside a tokio runtime.
+    /// Starts to listen. Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// The kernel has no such sockets, or no room for one.
+    /// The kernel has no netlink, or no memory for the socket.
     pub fn open() -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // No protocol is NETLINK_ROUTE, which is 0.
+        // `None` is NETLINK_ROUTE, which is 0.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
-        // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and nobody else closes it.
+        // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and nothing else closes it.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
         socket.map(Self).map_err(|error| errno(&error.into()))
     }
 
-    /// Waits until something has changed, and a little longer for what comes with it.
+    /// Waits for a change, and a little longer for related ones.
     ///
     /// # Errors
-    /// The socket is of no use any more.
+    /// The socket has failed.
     pub async fn wait(&self) -> Result<(), Errno> {
         loop {
             let mut ready = self.0.readable().await.map_err(|error| errno(&error))?;
@@ -57,7 +57,7 @@ impl NetworkChanges {
         }
     }
 
-    /// Reads what there is: whether that is anything. What did not fit (ENOBUFS) is something, too.
+    /// Reads all notifications. True if there was one; lost notifications (ENOBUFS) count.
     fn drain(&self) -> Result<bool, Errno> {
         let mut has_read = false;
         loop {

@@ -1,41 +1,41 @@
-//! Which objects are asked for, and how that is written in a request.
+//! Label and field selectors, and the requests that carry them.
 
-use super::kinds::Watched;
+use super::resources::WatchedResource;
 
-/// Which objects of a kind are asked for.
+/// Selectors of a list or watch.
 #[derive(Clone, Copy)]
 pub(super) struct Selectors<'a> {
     pub(super) labels: &'a str,
     pub(super) fields: Fields<'a>,
 }
 
-/// Which fields they have.
+/// Field selector.
 #[derive(Clone, Copy)]
 pub(super) enum Fields<'a> {
-    /// Whichever.
+    /// None.
     Any,
-    /// This spares what nobody looks at. A server that refuses it is asked without it.
-    Sparing(&'a str),
-    /// These, or too much would come.
-    Only(&'a str),
+    /// It only leaves out objects that the agent ignores. A server that refuses it is asked without it.
+    Optional(&'a str),
+    /// Without it, too many objects would come.
+    Required(&'a str),
 }
 
 impl Selectors<'_> {
-    /// Something is left out that could as well be sent.
-    pub(super) fn is_sparing(self) -> bool {
-        matches!(self.fields, Fields::Sparing(_))
+    /// There is a field selector that can be dropped.
+    pub(super) fn has_optional_fields(self) -> bool {
+        matches!(self.fields, Fields::Optional(_))
     }
 
-    /// The same without what only spares something.
-    pub(super) fn with_all_fields(self) -> Self {
+    /// The same without an optional field selector.
+    pub(super) fn without_optional_fields(self) -> Self {
         match self.fields {
-            Fields::Sparing(_) => Self { fields: Fields::Any, ..self },
-            Fields::Any | Fields::Only(_) => self,
+            Fields::Optional(_) => Self { fields: Fields::Any, ..self },
+            Fields::Any | Fields::Required(_) => self,
         }
     }
 
-    /// The path and query of a request.
-    pub(super) fn target<K: Watched>(self, more: &[(&str, &str)]) -> String {
+    /// Path and query of a request.
+    pub(super) fn target<K: WatchedResource>(self, more: &[(&str, &str)]) -> String {
         let mut target = path::<K>();
         let selectors = [("labelSelector", self.labels), ("fieldSelector", self.fields.text())];
         let selectors = selectors.into_iter().filter(|(_, value)| !value.is_empty());
@@ -54,18 +54,18 @@ impl<'a> Fields<'a> {
     pub(super) fn text(self) -> &'a str {
         match self {
             Self::Any => "",
-            Self::Sparing(text) | Self::Only(text) => text,
+            Self::Optional(text) | Self::Required(text) => text,
         }
     }
 }
 
-/// Path of a kind's collection in all namespaces.
-fn path<K: Watched>() -> String {
+/// Path of a resource in all namespaces.
+fn path<K: WatchedResource>() -> String {
     let (group, version, plural) = (K::GROUP, K::VERSION, K::PLURAL);
     if group.is_empty() { format!("/api/{version}/{plural}") } else { format!("/apis/{group}/{version}/{plural}") }
 }
 
-/// Percent-encodes all but what needs it nowhere.
+/// Percent-encodes all bytes except unreserved ones (RFC 3986, 2.3).
 fn push_encoded(target: &mut String, value: &str) {
     for byte in value.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -83,8 +83,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_encoded() {
-        let services = Selectors { labels: "!a/b", fields: Fields::Sparing("spec.clusterIP!=None") };
+    fn selectors_and_parameters_are_encoded() {
+        let services = Selectors { labels: "!a/b", fields: Fields::Optional("spec.clusterIP!=None") };
         assert_eq!(
             services.target::<Service>(&[("limit", "500"), ("continue", "e+/=&é")]),
             "/api/v1/services?labelSelector=%21a%2Fb&fieldSelector=spec.clusterIP%21%3DNone&limit=500\
@@ -95,9 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_spares_something_is_left_out() {
-        let target = |fields| Selectors { labels: "!a", fields }.with_all_fields().target::<Node>(&[]);
-        assert_eq!(target(Fields::Sparing("x=y")), "/api/v1/nodes?labelSelector=%21a");
-        assert_eq!(target(Fields::Only("x=y")), "/api/v1/nodes?labelSelector=%21a&fieldSelector=x%3Dy");
+    fn only_an_optional_field_selector_is_dropped() {
+        let target = |fields| Selectors { labels: "!a", fields }.without_optional_fields().target::<Node>(&[]);
+        assert_eq!(target(Fields::Optional("x=y")), "/api/v1/nodes?labelSelector=%21a");
+        assert_eq!(target(Fields::Required("x=y")), "/api/v1/nodes?labelSelector=%21a&fieldSelector=x%3Dy");
     }
 }

@@ -1,4 +1,4 @@
-//! What is done to a socket before it connects.
+//! Setup of sockets before they connect.
 
 use std::{
     fmt, io,
@@ -8,13 +8,13 @@ use std::{
 
 type Setup = dyn Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync;
 
-/// Sets up sockets before they connect or send. The agent marks its own, so that the socket programs leave them alone
-/// and it never depends on the table that it writes.
+/// Function applied to a socket before it connects or sends. The agent marks its sockets, so that the socket programs do
+/// not translate them and the agent never depends on the table that it writes.
 #[derive(Clone)]
 pub struct SocketSetup(Arc<Setup>);
 
 impl SocketSetup {
-    /// Calls `setup` for each socket. An error keeps the socket from being used.
+    /// Applies `setup` to each socket. A socket is not used after an error.
     pub fn new(setup: impl Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self(Arc::new(setup))
     }

@@ -1,36 +1,37 @@
-//! Cuts what an API server sends into single objects while it comes in, so that never more than one of them is held:
-//! a watch into its lines, a list into its items.
+//! Splits responses into single objects as they come in, so that never more than one object is held: a watch into lines,
+//! a list into items.
 
-/// The longest object, five times what etcd stores by default: JSON is longer than what is stored.
+/// Longest object: five times what etcd stores by default, since JSON is longer than the stored form.
 pub const LONGEST_BYTES: usize = 8 << 20;
 
-/// What a buffer may keep between objects, which hardly any is longer than.
+/// Bytes that a buffer keeps allocated between objects. Few objects are longer.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// So many times its bound an object may be too long: nobody waits for the end of what has none.
+/// Bytes that may be skipped of an object that is too long, as a multiple of the bound. Beyond that, the object is taken
+/// for endless.
 const SKIPPED_TIMES: usize = 3;
 
-/// Why it cannot be cut.
+/// Error in splitting a response.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
-    /// One object is longer than any can be.
+    /// One object is longer than the bound.
     #[error("one object is longer than {0} bytes")]
     TooLong(usize),
-    /// It is no list.
+    /// The response is not a list.
     #[error("this is no list: {0}")]
     NoList(&'static str),
 }
 
-/// One object as it was sent.
+/// Bytes of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// All of it.
+    /// The whole object.
     Whole(&'a [u8]),
-    /// Where it begins: it is longer than any can be.
+    /// The beginning of an object that is longer than the bound.
     Head(&'a [u8]),
 }
 
-/// One object as far as it has come.
+/// Bytes received of one object.
 #[derive(Debug)]
 struct Buffer {
     bytes: Vec<u8>,
@@ -60,68 +61,68 @@ impl Buffer {
         Ok(())
     }
 
-    fn text(&self) -> Piece<'_> {
+    fn piece(&self) -> Piece<'_> {
         if self.skipped_bytes == 0 { Piece::Whole(&self.bytes) } else { Piece::Head(&self.bytes) }
     }
 }
 
-/// Cuts the answer to a watch into lines.
+/// Splitter of a watch into lines.
 #[derive(Debug)]
 pub struct Lines {
-    line: Buffer,
+    buffer: Buffer,
     is_whole: bool,
 }
 
 impl Lines {
-    /// Of longer lines only the head is kept.
+    /// A splitter that keeps only the beginning of lines longer than `longest_bytes`.
     #[must_use]
     pub fn new(longest_bytes: usize) -> Self {
-        Self { line: Buffer::new(longest_bytes), is_whole: false }
+        Self { buffer: Buffer::new(longest_bytes), is_whole: false }
     }
 
-    /// Takes from `chunk` up to the end of a line; `None` if that is yet to come, and all of `chunk` is taken.
+    /// Reads from `chunk` up to the end of a line; `None` if `chunk` ends first.
     ///
     /// # Errors
-    /// The line has no end; what comes after it is no line.
+    /// The line is too long. The rest of the response cannot be split.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<Piece<'_>>, SplitError> {
         if self.is_whole {
-            self.line.clear();
+            self.buffer.clear();
         }
         let end = chunk.iter().position(|byte| *byte == b'\n');
         self.is_whole = end.is_some();
         let (head, tail) = chunk.split_at(end.unwrap_or(chunk.len()));
         *chunk = tail.strip_prefix(b"\n").unwrap_or(tail);
-        self.line.add(head)?;
-        Ok(self.is_whole.then(|| self.line.text()))
+        self.buffer.add(head)?;
+        Ok(self.is_whole.then(|| self.buffer.piece()))
     }
 
-    /// What has come after the last line.
+    /// Bytes after the last line feed.
     #[must_use]
     pub fn rest(&self) -> Piece<'_> {
-        if self.is_whole { Piece::Whole(&[]) } else { self.line.text() }
+        if self.is_whole { Piece::Whole(&[]) } else { self.buffer.piece() }
     }
 }
 
-/// A part of a list.
+/// Part of a list.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// The list's own metadata.
+    /// Metadata of the list.
     Metadata(Piece<'a>),
     /// One of its items.
     Item(Piece<'a>),
 }
 
-/// Cuts the answer to a list into its items. It looks for where they begin and end, and at nothing in them.
+/// Splitter of a list into items. It finds their beginnings and ends, and does not parse them.
 #[derive(Debug)]
 pub struct Items {
     place: Place,
     member: Member,
     value: Value,
-    piece: Buffer,
+    buffer: Buffer,
     has_items: bool,
 }
 
-/// What comes next.
+/// Position in the list: the syntax that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Start,
@@ -142,7 +143,7 @@ enum Place {
     End,
 }
 
-/// Whose value it is.
+/// Member of the list that a value belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Member {
     Metadata,
@@ -150,7 +151,7 @@ enum Member {
     Other,
 }
 
-/// How far a value has come.
+/// State of a value that is being read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Value {
     is_scalar: bool,
@@ -164,7 +165,7 @@ impl Value {
         Self { is_scalar: !matches!(byte, b'"' | b'{' | b'['), ..Self::default() }
     }
 
-    /// Where the value ends; `None` if not in these bytes.
+    /// Offset of the value's end; `None` if it is not in these bytes.
     fn end(&mut self, bytes: &[u8]) -> Option<usize> {
         if self.is_scalar {
             return bytes.iter().position(|byte| matches!(byte, b',' | b'}' | b']') || byte.is_ascii_whitespace());
@@ -190,39 +191,39 @@ impl Value {
 }
 
 impl Items {
-    /// Of longer items only the head is kept.
+    /// A splitter that keeps only the beginning of items longer than `longest_bytes`.
     #[must_use]
     pub fn new(longest_bytes: usize) -> Self {
         Self {
             place: Place::Start,
             member: Member::Other,
             value: Value::default(),
-            piece: Buffer::new(longest_bytes),
+            buffer: Buffer::new(longest_bytes),
             has_items: false,
         }
     }
 
-    /// Takes from `chunk` up to the end of a part; `None` if that is yet to come, and all of `chunk` is taken.
+    /// Reads from `chunk` up to the end of a part; `None` if `chunk` ends first.
     ///
     /// # Errors
-    /// A part has no end, or this is no list; nothing after it makes sense.
+    /// A part is too long, or this is not a list. The rest of the response cannot be split.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<Part<'_>>, SplitError> {
         while !chunk.is_empty() {
             let is_inside = matches!(self.place, Place::InName | Place::InValue | Place::InItem);
-            let ended = if is_inside { self.take_value(chunk)? } else { self.take_mark(chunk)? };
+            let ended = if is_inside { self.read_value(chunk)? } else { self.read_mark(chunk)? };
             match ended {
-                Some(Member::Metadata) => return Ok(Some(Part::Metadata(self.piece.text()))),
-                Some(Member::Items) => return Ok(Some(Part::Item(self.piece.text()))),
+                Some(Member::Metadata) => return Ok(Some(Part::Metadata(self.buffer.piece()))),
+                Some(Member::Items) => return Ok(Some(Part::Item(self.buffer.piece()))),
                 Some(Member::Other) | None => {}
             }
         }
         Ok(None)
     }
 
-    /// The list is to end here.
+    /// Checks that the list is complete at the end of the response.
     ///
     /// # Errors
-    /// It is not complete, or has no items; a list that is empty has some, too.
+    /// It is not complete, or has no member `items`, which an empty list has, too.
     pub fn finish(&self) -> Result<(), SplitError> {
         match (self.place, self.has_items) {
             (Place::End, true) => Ok(()),
@@ -231,20 +232,20 @@ impl Items {
         }
     }
 
-    /// Goes on with a name or value; says whose it was when it ends.
-    fn take_value(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
+    /// Reads on in a name or value. Returns its member at its end.
+    fn read_value(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
         let end = self.value.end(chunk);
         let (head, tail) = chunk.split_at(end.unwrap_or(chunk.len()));
         *chunk = tail;
         if self.place == Place::InName || self.member != Member::Other {
-            self.piece.add(head)?;
+            self.buffer.add(head)?;
         }
         if end.is_none() {
             return Ok(None);
         }
         match self.place {
             Place::InName => {
-                self.member = member(&self.piece.bytes);
+                self.member = member(&self.buffer.bytes);
                 self.place = Place::Colon;
                 return Ok(None);
             }
@@ -252,15 +253,15 @@ impl Items {
             _ => self.place = Place::Comma,
         }
         if self.place == Place::Comma && self.member == Member::Items {
-            // Go's way to write an empty list.
-            self.has_items = self.piece.bytes == b"null";
+            // Go writes an empty list as null.
+            self.has_items = self.buffer.bytes == b"null";
             return if self.has_items { Ok(None) } else { Err(SplitError::NoList("its items are none")) };
         }
         Ok(Some(self.member))
     }
 
-    /// Takes what is between names and values.
-    fn take_mark(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
+    /// Reads one mark between names and values.
+    fn read_mark(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
         *chunk = chunk.trim_ascii_start();
         let Some((byte, rest)) = chunk.split_first() else { return Ok(None) };
         let place = match (self.place, byte) {
@@ -289,7 +290,7 @@ impl Items {
     fn begin(&mut self, place: Place, first: u8) -> Option<Member> {
         self.place = place;
         self.value = Value::starting_with(first);
-        self.piece.clear();
+        self.buffer.clear();
         None
     }
 }
@@ -308,8 +309,8 @@ mod tests {
 
     use super::*;
 
-    /// The parts of a list that comes in these chunks; metadata first, if it has any.
-    fn cut(chunks: &[&[u8]], longest_bytes: usize) -> Result<Vec<String>, SplitError> {
+    /// Parts of a list that comes in these chunks.
+    fn split(chunks: &[&[u8]], longest_bytes: usize) -> Result<Vec<String>, SplitError> {
         let mut items = Items::new(longest_bytes);
         let mut parts = Vec::new();
         for mut chunk in chunks.iter().copied() {
@@ -319,12 +320,12 @@ mod tests {
                     Part::Item(piece) => text(piece),
                 });
             }
-            assert!(chunk.is_empty(), "all of a chunk is taken");
+            assert!(chunk.is_empty(), "all of a chunk is read");
         }
         items.finish().map(|()| parts)
     }
 
-    /// The piece as text; one that is cut off ends with three dots.
+    /// Text of a piece. A beginning ends with three dots.
     fn text(piece: Piece<'_>) -> String {
         match piece {
             Piece::Whole(bytes) => str::from_utf8(bytes).unwrap().to_owned(),
@@ -346,30 +347,30 @@ mod tests {
     ];
 
     #[test]
-    fn a_list_is_cut_alike_wherever_its_chunks_end() {
+    fn a_list_is_split_alike_wherever_its_chunks_end() {
         let bytes = LIST.as_bytes();
-        assert_eq!(cut(&[bytes], 100).unwrap(), PARTS);
+        assert_eq!(split(&[bytes], 100).unwrap(), PARTS);
         for first in 0..=bytes.len() {
             for second in first..=bytes.len() {
                 let chunks = [&bytes[..first], &bytes[first..second], &bytes[second..]];
-                assert_eq!(cut(&chunks, 100).unwrap(), PARTS, "cut at {first} and {second}");
+                assert_eq!(split(&chunks, 100).unwrap(), PARTS, "chunks end at {first} and {second}");
             }
         }
         let single: Vec<_> = bytes.chunks(1).collect();
-        assert_eq!(cut(&single, 100).unwrap(), PARTS);
+        assert_eq!(split(&single, 100).unwrap(), PARTS);
     }
 
     #[test]
     fn a_list_may_be_empty_in_three_ways_and_in_any_order() {
         for list in [r#"{"items":[]}"#, r#"{"items":null}"#, r#"{"items":[ ] , "x":null}"#] {
-            assert_eq!(cut(&[list.as_bytes()], 100).unwrap(), [""; 0], "{list}");
+            assert_eq!(split(&[list.as_bytes()], 100).unwrap(), [""; 0], "{list}");
         }
         let turned = r#"{"items":[1],"metadata":{}}"#;
-        assert_eq!(cut(&[turned.as_bytes()], 100).unwrap(), ["1", "metadata {}"]);
+        assert_eq!(split(&[turned.as_bytes()], 100).unwrap(), ["1", "metadata {}"]);
     }
 
     #[test]
-    fn what_is_no_list_is_none() {
+    fn a_response_that_is_not_a_list_is_an_error() {
         for (text, why) in [
             ("", "it ends in the middle"),
             ("[]", "it is not JSON"),
@@ -387,7 +388,7 @@ mod tests {
             (r#"{"items":[]} {"items":[]}"#, "something comes after its end"),
             (r#"{items:[]}"#, "it is not JSON"),
         ] {
-            assert_eq!(cut(&[text.as_bytes()], 100), Err(SplitError::NoList(why)), "{text}");
+            assert_eq!(split(&[text.as_bytes()], 100), Err(SplitError::NoList(why)), "{text}");
         }
     }
 
@@ -401,7 +402,7 @@ mod tests {
                 Ok(())
             };
             let error = chunks.try_for_each(all);
-            (error, items.piece.bytes.capacity())
+            (error, items.buffer.bytes.capacity())
         };
         for (start, more) in
             [(r#"{"items":[{"#, r#""a":[["#), (r#"{"items":[""#, "aa"), (r#"{"metadata":{"#, " "), (r#"{""#, "x")]
@@ -410,13 +411,13 @@ mod tests {
             assert_eq!(end, Err(SplitError::TooLong(1000)), "{start}");
             assert!(capacity <= 2000, "{start}: {capacity}");
         }
-        // What nobody reads may be as long as it likes, and there may be any number of items.
+        // Members that are ignored may have any length, and there may be any number of items.
         for (start, more) in [(r#"{"x":{""#, "aaaaa"), (r#"{"items":[1"#, ",{},[]  ")] {
             assert_eq!(endless(start, more.as_bytes(), 100_000).0, Ok(()), "{start}");
         }
         let mut lines = Lines::new(1000);
         let end = std::iter::repeat_n(&[b'x'; 64], 1000).try_for_each(|bytes| lines.next(&mut &bytes[..]).map(drop));
-        assert_eq!((end, lines.line.bytes.capacity() <= 2000), (Err(SplitError::TooLong(1000)), true));
+        assert_eq!((end, lines.buffer.bytes.capacity() <= 2000), (Err(SplitError::TooLong(1000)), true));
     }
 
     #[test]
@@ -426,16 +427,16 @@ mod tests {
         let mut rest = &long[..];
         assert_eq!(lines.next(&mut rest).unwrap(), long.get(..4 << 20).map(Piece::Whole));
         assert_eq!(lines.next(&mut rest).unwrap(), Some(Piece::Whole(b"short")));
-        assert!(lines.line.bytes.capacity() <= KEPT_BYTES);
+        assert!(lines.buffer.bytes.capacity() <= KEPT_BYTES);
     }
 
     #[test]
-    fn of_what_is_too_long_the_head_is_left_and_the_rest_goes_on() {
+    fn an_object_that_is_too_long_leaves_its_head_and_the_rest_goes_on() {
         let list = r#"{"metadata":{"a":"0123456789"},"items":[{"b":"0123456789"},{},"01234567890"]}"#;
         let parts = [r#"metadata {"a":"012345..."#, r#"{"b":"012345..."#, "{}", r#""01234567890..."#];
         let single: Vec<_> = list.as_bytes().chunks(1).collect();
-        assert_eq!(cut(&[list.as_bytes()], 12).unwrap(), parts);
-        assert_eq!(cut(&single, 12).unwrap(), parts);
+        assert_eq!(split(&[list.as_bytes()], 12).unwrap(), parts);
+        assert_eq!(split(&single, 12).unwrap(), parts);
         for size in 1..20 {
             let mut lines = Lines::new(4);
             let mut seen = Vec::new();
@@ -450,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_cut_alike_wherever_chunks_end() {
+    fn lines_are_split_alike_wherever_chunks_end() {
         let sent = b"one\n\ntwo three\r\nfour";
         for cut in 0..=sent.len() {
             let mut lines = Lines::new(100);
@@ -501,8 +502,8 @@ mod tests {
                     break;
                 }
             }
-            let parts = cut(&chunks, LONGEST_BYTES).unwrap();
-            prop_assert_eq!(&parts, &cut(&[text.as_bytes()], LONGEST_BYTES).unwrap());
+            let parts = split(&chunks, LONGEST_BYTES).unwrap();
+            prop_assert_eq!(&parts, &split(&[text.as_bytes()], LONGEST_BYTES).unwrap());
             let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
             let (last, first) = parts.split_last().unwrap();
             prop_assert_eq!(first.iter().map(|item| read(item)).collect::<Vec<_>>(), items);
@@ -510,7 +511,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_never_more_than_refused(bytes in prop::collection::vec(prop_oneof![
+        fn garbage_is_refused_and_never_exceeds_the_bound(bytes in prop::collection::vec(prop_oneof![
             prop::sample::select(&b"{}[]\",:\\ \nnul1"[..]), any::<u8>()], 0..60)) {
             let mut items = Items::new(16);
             let mut chunk = &bytes[..];

@@ -1,51 +1,39 @@
-//! Two watches, and one of the own Node where its name is known, as one stream of events.
+//! Watches of Services, EndpointSlices and, where its name is known, the agent's own Node, as one stream of events.
 //!
-//! Lists are streamed where the server can: as the events with which a watch begins. Where it refuses, they come from its
-//! cache, never as a quorum read from etcd. Either way each object is read and handed on by itself: what is held of a
-//! list is its longest object.
+//! Lists are streamed where the server can: as the events with which a watch begins. Otherwise they come from the
+//! server's cache, never as a quorum read from etcd. Either way each object is decoded and handed on by itself, so the
+//! longest object bounds the memory that a list takes.
 //!
-//! The agent can do without the Node: where it may not be read, or the API has no Nodes, an empty list stands for it. A
-//! server that cannot be reached says nothing of the kind: then the agent waits, as for the others.
+//! The agent can do without the Node: where the server forbids to read it, or has no Nodes, an empty list stands for it. A
+//! server that cannot be reached decides nothing of the kind: then the agent waits, as for the other resources.
 
 use std::time::Duration;
 
 use cproxy_core::{
     Event,
     api::{EndpointSlice, Node, Service},
-    object_name,
 };
 use http::Uri;
 use kube::Client;
-use serde::Deserialize;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
-    answer::Answer,
-    course::{Course, LIST_SILENCE_MAX, WATCH_SECONDS, Word},
-    failure::{Cause, Failure, Remedy, Step},
-    head::Head,
-    heard::LastHeard,
-    kinds::Watched,
-    line::Line,
-    pause::jitter,
+    failure::Cause,
+    follow::{ApiSource, follow},
+    last_heard::LastHeard,
+    message_reader::MessageReader,
+    network_changes::NetworkChanges,
+    resources::WatchedResource,
+    response::Response,
     selectors::{Fields, Selectors},
-    sent::Sent,
-    split::{Items, LONGEST_BYTES, Lines, Part, Piece, SplitError},
+    watch_state::{Collection, Input, Log, Pause, Request, WatchEvent},
 };
-use crate::network_changes::NetworkChanges;
 
-/// A network that does not come to rest is no reason to ask more often than this.
-const PAUSE_LEAST: Duration = Duration::from_millis(200);
+/// Minimum retry interval while the network keeps changing.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
 
-/// Agents that were all told to wait for so long do not come back together.
-const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
-
-/// How many objects a server that lists by pages is to send at once. Pages are not what bounds memory here, and each is
-/// one more request.
-const PAGE_ITEMS: &str = "500";
-
-/// Follows the API server for ever, with back-off; ends when nobody listens any more. Without a node's name no Node is
-/// asked for.
+/// Follows the API server for ever, with back-off; ends when the receiver of `events` is closed. Without a node name, no
+/// Node is watched.
 pub async fn watch(
     client: Client,
     url: Uri,
@@ -53,280 +41,109 @@ pub async fn watch(
     heard: LastHeard,
     events: mpsc::Sender<Vec<Event>>,
 ) {
-    let source = Source { client, url, heard, events, is_in: Notify::new() };
+    let watcher = ApiWatcher { client, url, heard, events, is_served: Notify::new() };
     // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go). Headless Services have no frontends anyway, and
     // Kubernetes before 1.31 cannot leave them out.
     let services = Selectors {
         labels: "!service.kubernetes.io/service-proxy-name",
-        fields: Fields::Sparing("spec.clusterIP!=None"),
+        fields: Fields::Optional("spec.clusterIP!=None"),
     };
     let slices = Selectors { labels: "!service.kubernetes.io/headless", fields: Fields::Any };
     let node = async {
         let Some(name) = node_name else { return };
-        // A server that is just starting refuses everything: who is let in elsewhere, and not here, may not read Nodes.
-        source.is_in.notified().await;
-        let own = Selectors { labels: "", fields: Fields::Only(&format!("metadata.name={name}")) };
-        source.follow::<Node>(own).await;
+        // A server that is just starting refuses everything. Only a refusal after another list was served means that the
+        // agent may not read Nodes.
+        watcher.is_served.notified().await;
+        let own = Selectors { labels: "", fields: Fields::Required(&format!("metadata.name={name}")) };
+        watcher.follow::<Node>(own).await;
     };
     tokio::select! {
-        _ = async { tokio::join!(source.follow::<Service>(services), source.follow::<EndpointSlice>(slices), node) } => {}
-        () = source.events.closed() => {}
+        _ = async { tokio::join!(watcher.follow::<Service>(services), watcher.follow::<EndpointSlice>(slices), node) } => {}
+        () = watcher.events.closed() => {}
     }
 }
 
-/// A server that cannot be reached may be there as soon as the VM has its network.
-async fn pause_unless_network_changes(pause: Duration) {
-    let changes = NetworkChanges::open();
-    let least = pause.min(PAUSE_LEAST);
-    tokio::time::sleep(least).await;
-    let changed = async {
-        match changes {
-            Ok(changes) if changes.wait().await.is_ok() => {}
-            // Without word of changes, time tells.
-            _ => std::future::pending().await,
-        }
-    };
-    tokio::time::timeout(pause.saturating_sub(least), changed).await.ok();
-}
-
-/// An API server.
-struct Source {
+/// Connection to one API server, shared by the watches of all resources.
+struct ApiWatcher {
     client: Client,
     url: Uri,
     heard: LastHeard,
     events: mpsc::Sender<Vec<Event>>,
-    /// Told whenever a list is complete.
-    is_in: Notify,
+    /// Notified whenever a list is complete.
+    is_served: Notify,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMetadata {
-    resource_version: Option<String>,
-    /// Of a list by pages, what to ask for the next one with.
-    #[serde(rename = "continue")]
-    next: Option<String>,
-}
-
-/// What may be empty, and then is as good as missing.
-fn some(text: Option<String>) -> Result<String, Cause> {
-    text.filter(|text| !text.is_empty()).ok_or(Cause::NoVersion)
-}
-
-impl Source {
-    async fn follow<K: Watched>(&self, selectors: Selectors<'_>) {
-        let mut course = Course::new();
-        loop {
-            let followed = match course.step() {
-                Step::List => self.list::<K>(selectors, &mut course).await,
-                Step::Stream | Step::Watch => self.watch::<K>(selectors, &mut course).await,
-            };
-            if let Err(cause) = followed {
-                // A streamed list that is complete has become a watch.
-                let failure = Failure { step: course.step(), cause };
-                self.recover::<K>(&failure, selectors, &mut course).await;
-            }
-        }
+impl ApiWatcher {
+    async fn follow<K: WatchedResource>(&self, selectors: Selectors<'_>) {
+        let mut source = HttpSource { watcher: self, reader: None };
+        follow::<K>(&mut source, Collection { url: &self.url, selectors }).await;
     }
+}
 
-    /// Makes sure of what the next attempt is to be, and of a pause before it.
-    async fn recover<K: Watched>(&self, failure: &Failure, selectors: Selectors<'_>, course: &mut Course) {
-        let kinds = K::PLURAL;
-        let message = failure.describe::<K>(&self.url);
-        match failure.remedy(course.narrow(selectors).is_sparing(), K::LOST_WITHOUT.is_some()) {
-            Remedy::Resume => {}
-            Remedy::AskForAllFields => {
-                let fields = selectors.fields.text();
-                tracing::info!("{message}: asking without fieldSelector {fields}, as Kubernetes before 1.31 wants it");
-                course.asks.is_sparing = false;
-            }
-            Remedy::ListCached => {
-                if failure.is_of_streaming() {
-                    tracing::info!("the API server does not stream lists of {kinds}: listing from its cache");
-                } else {
-                    tracing::warn!("{message}; trying again with a list from its cache");
-                }
-                course.asks.is_streamed = false;
-            }
-            Remedy::Expire => {
-                tracing::info!("the watch of {kinds} is too old to be resumed: listing anew");
-                tokio::time::sleep(course.expire()).await;
-            }
-            Remedy::DoWithout => self.do_without::<K>(course, &message).await,
-            Remedy::Retry(again) => {
-                let pause = course.retry(again).max(patience(failure));
-                let is_relist = failure.step == Step::Watch && course.step() != Step::Watch;
-                tracing::warn!("{message}; {}", if is_relist { "listing anew" } else { "trying again" });
-                if failure.is_of_connection() {
-                    pause_unless_network_changes(pause).await;
-                } else {
-                    tokio::time::sleep(pause).await;
-                }
-            }
-        }
-    }
+/// API server as the source of one resource's watch.
+struct HttpSource<'a> {
+    watcher: &'a ApiWatcher,
+    /// Reader of the last response.
+    reader: Option<MessageReader>,
+}
 
-    /// Lists from the server's cache, which may send all at once or by pages.
-    async fn list<K: Watched>(&self, selectors: Selectors<'_>, course: &mut Course) -> Result<(), Cause> {
-        self.tell::<K>(Word::ListStarted, selectors, course).await;
-        let mut page = self.list_page::<K>(("resourceVersion", "0"), selectors, course).await?;
-        while let Some(next) = page.next.filter(|next| !next.is_empty()) {
-            page = self.list_page::<K>(("continue", &next), selectors, course).await?;
-        }
-        course.version = Some(some(page.resource_version)?);
-        self.tell::<K>(Word::ListDone, selectors, course).await;
+impl<K: WatchedResource> ApiSource<K> for HttpSource<'_> {
+    async fn request(&mut self, request: Request) -> Result<(), Cause> {
+        // A connection whose response is given up is closed before the next request.
+        self.reader = None;
+        let response = Response::get(&self.watcher.client, &request.target, request.silence_max).await?;
+        self.reader = Some(MessageReader::new(request.operation, response));
         Ok(())
     }
 
-    async fn list_page<K: Watched>(
-        &self,
-        start: (&str, &str),
-        selectors: Selectors<'_>,
-        course: &mut Course,
-    ) -> Result<ListMetadata, Cause> {
-        let target = course.narrow(selectors).target::<K>(&[("limit", PAGE_ITEMS), start]);
-        let mut answer = Answer::get(&self.client, &target, LIST_SILENCE_MAX).await?;
-        let (mut items, mut metadata) = (Items::new(LONGEST_BYTES), ListMetadata::default());
-        while let Some(chunk) = answer.chunk().await? {
-            let mut rest = &*chunk;
-            while let Some(part) = items.next(&mut rest)? {
-                match part {
-                    Part::Metadata(piece) => metadata = list_metadata::<K>(piece)?,
-                    Part::Item(piece) => self.tell(Word::Listed(item::<K>(piece)?), selectors, course).await,
-                }
-                answer.heard(LIST_SILENCE_MAX);
-            }
-        }
-        items.finish()?;
-        Ok(metadata)
+    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, Cause> {
+        let Some(reader) = &mut self.reader else { return Err(Cause::Incomplete) };
+        reader.next(silence_max).await
     }
 
-    /// Watches from where the course is; from nowhere, this is a streamed list first.
-    async fn watch<K: Watched>(&self, selectors: Selectors<'_>, course: &mut Course) -> Result<(), Cause> {
-        let begin = [("watch", "true"), ("timeoutSeconds", WATCH_SECONDS), ("allowWatchBookmarks", "true")];
-        let target = match &course.version {
-            Some(version) => {
-                course.narrow(selectors).target::<K>(&[&begin[..], &[("resourceVersion", version)]].concat())
-            }
-            None => {
-                let stream = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
-                course.narrow(selectors).target::<K>(&[&begin[..], &stream, &[("resourceVersion", "0")]].concat())
-            }
-        };
-        let mut answer = Answer::get(&self.client, &target, course.silence_max()).await?;
-        if course.version.is_none() {
-            self.tell::<K>(Word::ListStarted, selectors, course).await;
+    /// Without a receiver, [`watch`] ends by itself.
+    async fn publish(&mut self, event: WatchEvent<K>) {
+        if event.is_confirmation() {
+            self.watcher.heard.record(K::RESOURCE);
         }
-        let mut lines = Lines::new(LONGEST_BYTES);
-        while let Some(chunk) = answer.chunk().await? {
-            let mut rest = &*chunk;
-            while let Some(line) = lines.next(&mut rest)? {
-                self.read_line::<K>(line, selectors, course).await?;
-                answer.heard(course.silence_max());
-            }
+        if matches!(event, WatchEvent::ListDone) {
+            self.watcher.is_served.notify_one();
         }
-        self.read_line::<K>(lines.rest(), selectors, course).await?;
-        if course.version.is_none() { Err(Cause::Incomplete) } else { Ok(()) }
-    }
-
-    async fn read_line<K: Watched>(
-        &self,
-        line: Piece<'_>,
-        selectors: Selectors<'_>,
-        course: &mut Course,
-    ) -> Result<(), Cause> {
-        let Some(line) = Line::<K>::read(line)? else { return Ok(()) };
-        let word = match (line, course.version.is_some()) {
-            (Line::Bookmark { ends_list: false, .. }, false) => return Err(Cause::NotStreamed),
-            (Line::Bookmark { version, .. }, is_listed) => {
-                course.version = Some(some(version)?);
-                if is_listed {
-                    self.heard.note(K::RESOURCE);
-                    return Ok(());
-                }
-                Word::ListDone
-            }
-            (Line::Put(object), false) => Word::Listed(object),
-            (Line::Gone(object), false) => Word::Unlisted(object),
-            (Line::Put(object), true) => {
-                course.version = Some(some(object.meta().resource_version.clone())?);
-                Word::Applied(object)
-            }
-            (Line::Gone(object), true) => {
-                course.version = Some(some(object.meta().resource_version.clone())?);
-                Word::Deleted(object)
-            }
-        };
-        self.tell(word, selectors, course).await;
-        Ok(())
-    }
-
-    /// Hands on what has come in.
-    async fn tell<K: Watched>(&self, word: Word<K>, selectors: Selectors<'_>, course: &mut Course) {
-        course.note(&word);
-        if matches!(word, Word::ListDone | Word::Applied(_) | Word::Deleted(_)) {
-            self.heard.note(K::RESOURCE);
-        }
-        if matches!(word, Word::ListDone) {
-            self.is_in.notify_one();
-            if let Some(lost) = K::LOST_WITHOUT.filter(|_| !course.knows) {
-                let own = selectors.fields.text();
-                course.say(format!("there is no {} with {own}: until there is, {lost}", K::KIND));
-            }
-        }
-        if let Some(event) = translate(word) {
-            self.send(vec![event]).await;
+        let events = event.into_events();
+        if !events.is_empty() {
+            self.watcher.events.send(events).await.ok();
         }
     }
 
-    /// Waits for room. If nobody listens any more, [`watch`] ends by itself.
-    async fn send(&self, events: Vec<Event>) {
-        self.events.send(events).await.ok();
+    async fn pause(&mut self, pause: Pause) {
+        // The connection is not kept open meanwhile.
+        self.reader = None;
+        if pause.ends_on_network_change {
+            pause_unless_network_changes(pause.duration).await;
+        } else {
+            tokio::time::sleep(pause.duration).await;
+        }
     }
 
-    /// The kind is not to be had. What is known of it stays, as it does when the server goes; if nothing is, there is none.
-    async fn do_without<K: Watched>(&self, course: &mut Course, message: &str) {
-        let lost = K::LOST_WITHOUT.unwrap_or_default();
-        let meanwhile = if course.knows { "what is known of them stays" } else { lost };
-        course.say(format!("{message}; until then {meanwhile}"));
-        if course.stand_in() {
-            self.send(vec![Event::ListStarted(K::RESOURCE), Event::ListDone(K::RESOURCE)]).await;
+    fn log(&mut self, log: Log) {
+        match log {
+            Log::Debug(message) => tracing::debug!("{message}"),
+            Log::Info(message) => tracing::info!("{message}"),
+            Log::Warn(message) => tracing::warn!("{message}"),
         }
-        tokio::time::sleep(course.refused()).await;
     }
 }
 
-/// How long a server that asks for it is left alone.
-fn patience(failure: &Failure) -> Duration {
-    let asked = failure.retry_after();
-    if asked.is_zero() { asked } else { asked + jitter(RETRY_AFTER_JITTER_MAX) }
-}
-
-fn list_metadata<K: Watched>(piece: Piece<'_>) -> Result<ListMetadata, Cause> {
-    let Piece::Whole(json) = piece else { return Err(Cause::too_long(LONGEST_BYTES)) };
-    serde_json::from_slice(json).map_err(|error| Cause::unreadable::<K>(error, &<_>::default()))
-}
-
-fn item<K: Watched>(piece: Piece<'_>) -> Result<Sent<K>, Cause> {
-    match piece {
-        Piece::Whole(json) => {
-            let json = str::from_utf8(json).map_err(|_| SplitError::NoList("it is not UTF-8"))?;
-            Sent::read(json).map_err(|error| Cause::unreadable::<K>(error, &Head::of_object(json.as_bytes()).names))
+async fn pause_unless_network_changes(pause: Duration) {
+    let changes = NetworkChanges::open();
+    let least = pause.min(PAUSE_MIN);
+    tokio::time::sleep(least).await;
+    let changed = async {
+        match changes {
+            Ok(changes) if changes.wait().await.is_ok() => {}
+            // Without news of changes, the pause takes its full time.
+            _ => std::future::pending().await,
         }
-        Piece::Head(json) => Sent::too_long(Head::of_object(json).names, json.len()),
-    }
-}
-
-fn translate<K: Watched>(word: Word<K>) -> Option<Event> {
-    Some(match word {
-        Word::ListStarted => Event::ListStarted(K::RESOURCE),
-        Word::Listed(object) | Word::Applied(object) => match object {
-            Sent::Read(object) => K::applied(object),
-            Sent::Unreadable(metadata, message) => {
-                Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }
-            }
-        },
-        Word::ListDone => Event::ListDone(K::RESOURCE),
-        Word::Unlisted(object) | Word::Deleted(object) => return K::deleted(object.meta()),
-    })
+    };
+    tokio::time::timeout(pause.saturating_sub(least), changed).await.ok();
 }

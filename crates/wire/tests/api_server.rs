@@ -1,12 +1,12 @@
-//! Lists and watches of an API server in memory that does what it should not, in time that nobody waits for: what is known
-//! in the end is what the server has, at a bounded cost.
+//! Lists and watches of a misbehaving API server in memory, in simulated time: in the end the agent knows exactly what the
+//! server has, at a bounded cost.
 
 #![expect(
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "what does not hold is a failed test"
+    reason = "a failed assertion is a failed test"
 )]
 
 mod counting;
@@ -23,7 +23,7 @@ use self::{
     simulated::{How, Simulation, Streaming, play},
 };
 
-/// Of each of the three kinds the longest object three times, as there is while a buffer doubles.
+/// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
 const PEAK_BYTES_MAX: usize = 3 * 3 * (8 << 20);
 
 const SCRIPTS: u64 = 200;
@@ -50,14 +50,14 @@ fn hours(count: u64) -> Duration {
     Duration::from_secs(count * 3600)
 }
 
-/// When lists were asked for, streamed or not.
+/// Times and modes of list requests.
 fn lists(simulation: &Simulation, kind: ResourceKind) -> Vec<(Instant, How)> {
     let asked = simulation.server.asked().into_iter().filter(|(_, asked)| asked.kind == kind);
     asked.map(|(at, asked)| (at, asked.how)).filter(|(_, how)| !matches!(how, How::Watched(_))).collect()
 }
 
 #[test]
-fn whatever_a_server_answers_what_it_has_is_known_in_the_end() {
+fn the_agent_knows_the_servers_objects_in_the_end_whatever_the_server_does() {
     let only = std::env::var("CPROXY_SEED").ok().map(|seed| seed.parse::<u64>().unwrap());
     for seed in only.map_or(1..=SCRIPTS, |seed| seed..=seed) {
         println!("CPROXY_SEED={seed}");
@@ -73,7 +73,7 @@ fn whatever_a_server_answers_what_it_has_is_known_in_the_end() {
 }
 
 #[test]
-fn a_refusal_is_no_word() {
+fn a_refusal_does_not_count_as_contact() {
     simulate(async {
         let simulation = Simulation::start();
         simulation.converge().await;
@@ -91,7 +91,7 @@ fn a_refusal_is_no_word() {
 }
 
 #[test]
-fn a_server_that_asks_for_patience_is_given_it() {
+fn retry_after_is_respected() {
     simulate(async {
         let simulation = Simulation::start();
         simulation.server.set_outage(Some((429, Some(20))));
@@ -131,7 +131,7 @@ fn a_server_that_always_forgets_is_listed_ever_more_seldom() {
         sleep(Duration::from_secs(60)).await;
         let [_, (second, _)] = lists(&simulation, ResourceKind::Services)[..] else { panic!("once is listed once") };
         assert!(second - start < Duration::from_secs(1), "at once, after a short pause");
-        // A list that is streamed goes on as a watch, which nothing makes too old.
+        // A streamed list goes on as a watch, which never becomes too old.
         simulation.server.set_streaming(Streaming::Refused);
         simulation.server.set_forgetful();
         sleep(hours(1)).await;

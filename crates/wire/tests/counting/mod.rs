@@ -1,4 +1,4 @@
-//! The system's allocator, and how much each thread has asked it for.
+//! Allocator that counts what each thread allocates.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -6,15 +6,15 @@ use std::{
 };
 
 thread_local! {
-    /// How often this thread has allocated.
+    /// Number of allocations of this thread.
     pub(crate) static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    /// Bytes that this thread has allocated.
+    /// Bytes that this thread has allocated and not freed.
     pub(crate) static BYTES: Cell<usize> = const { Cell::new(0) };
-    /// The most that it has had.
+    /// Highest value of `BYTES`.
     pub(crate) static PEAK_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, and how often and for how much each thread has asked it.
+/// The system's allocator with counters.
 struct Counting;
 
 #[global_allocator]

@@ -1,21 +1,24 @@
-//! The kinds that are watched, and what they mean to the agent.
+//! Resources that are watched, and their events.
 
 use cproxy_core::{
     Event, ObjectName, ResourceKind,
     api::{EndpointSlice, Metadata, Node, Object, Service},
 };
 
-/// A kind that is watched.
-pub(super) trait Watched: Object + Send + 'static {
+/// Resource that can be watched.
+pub(super) trait WatchedResource: Object + Send + 'static {
+    /// Its kind in the store.
     const RESOURCE: ResourceKind;
-    /// What cannot be done without it; nothing: the agent cannot do without it at all.
+    /// Features lost without this resource; `None`: the agent cannot do without it.
     const LOST_WITHOUT: Option<&'static str> = None;
 
+    /// Event of an object that was added or changed.
     fn applied(object: Box<Self>) -> Event;
+    /// Event of an object that was deleted; `None` if its name is missing.
     fn deleted(meta: &Metadata) -> Option<Event>;
 }
 
-impl Watched for Service {
+impl WatchedResource for Service {
     const RESOURCE: ResourceKind = ResourceKind::Services;
 
     fn applied(object: Box<Self>) -> Event {
@@ -26,7 +29,7 @@ impl Watched for Service {
     }
 }
 
-impl Watched for EndpointSlice {
+impl WatchedResource for EndpointSlice {
     const RESOURCE: ResourceKind = ResourceKind::EndpointSlices;
 
     fn applied(object: Box<Self>) -> Event {
@@ -37,7 +40,7 @@ impl Watched for EndpointSlice {
     }
 }
 
-impl Watched for Node {
+impl WatchedResource for Node {
     const RESOURCE: ResourceKind = ResourceKind::Nodes;
     const LOST_WITHOUT: Option<&'static str> =
         Some("zone hints are not followed and, without --node-ip, node ports are not served");

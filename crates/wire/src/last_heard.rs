@@ -1,4 +1,4 @@
-//! How stale what is known may be.
+//! Time since the API server last confirmed the known state.
 
 use std::{
     collections::BTreeMap,
@@ -8,17 +8,18 @@ use std::{
 use cproxy_core::ResourceKind;
 use tokio::time::Instant;
 
-/// When the API server has told something of each kind for the last time: an event, a bookmark, the end of a list. A
-/// refusal tells nothing. Bookmarks come every minute, so a silence that lasts means that what is known grows stale.
+/// Last time at which the API server confirmed the known state of each kind: an event, a bookmark, the end of a list. A
+/// refusal does not count. Bookmarks come every minute, so after a longer silence the known state may be stale.
 #[derive(Clone, Debug, Default)]
 pub struct LastHeard(Arc<Mutex<BTreeMap<ResourceKind, Instant>>>);
 
 impl LastHeard {
-    pub(super) fn note(&self, kind: ResourceKind) {
+    /// Records that the server has confirmed the state of this kind.
+    pub(super) fn record(&self, kind: ResourceKind) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, Instant::now());
     }
 
-    /// For how many seconds it has said nothing of one of the kinds; `None` if it never has said anything of any.
+    /// Seconds since the server confirmed the kind that has been silent longest; `None` before the first confirmation.
     #[must_use]
     pub fn silent_seconds(&self) -> Option<u64> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,11 +37,11 @@ mod tests {
     async fn the_kind_that_has_been_silent_longest_counts() {
         let heard = LastHeard::default();
         assert_eq!(heard.silent_seconds(), None);
-        heard.note(ResourceKind::Services);
+        heard.record(ResourceKind::Services);
         tokio::time::sleep(Duration::from_secs(30)).await;
-        heard.note(ResourceKind::EndpointSlices);
+        heard.record(ResourceKind::EndpointSlices);
         assert_eq!(heard.silent_seconds(), Some(30));
-        heard.note(ResourceKind::Services);
+        heard.record(ResourceKind::Services);
         assert_eq!(heard.silent_seconds(), Some(0));
     }
 }

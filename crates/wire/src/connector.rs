@@ -16,24 +16,24 @@ use tower::Service;
 
 use super::{dns, socket_setup::SocketSetup};
 
-/// A peer that has vanished without a word is noticed after idle + interval x probes.
+/// A peer that has vanished silently is noticed after idle + interval x probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Connects to the host of a URI; each socket is set up first.
+/// Connector to the host of a URI. Each socket is set up before it connects.
 #[derive(Clone, Debug)]
-pub(super) struct Dialer {
+pub(super) struct Connector {
     pub(super) setup: SocketSetup,
     timeout: Option<Duration>,
 }
 
-impl Dialer {
+impl Connector {
     pub(super) fn new(setup: SocketSetup, timeout: Option<Duration>) -> Self {
         Self { setup, timeout }
     }
 
-    async fn dial(self, uri: Uri) -> io::Result<TcpStream> {
+    async fn connect_to_host(self, uri: Uri) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{uri}: the host name has no address"));
         for address in self.resolve(&uri).await? {
             match self.connect(address).await {
@@ -63,7 +63,7 @@ impl Dialer {
     }
 }
 
-/// The addresses of a URI's host that are known without asking anybody.
+/// Addresses of a URI's host that are known without a nameserver.
 #[must_use]
 pub fn known_addresses(uri: &Uri) -> Vec<IpAddr> {
     dns::known(host(uri))
@@ -80,7 +80,7 @@ fn keep_alive(socket: &TcpSocket) -> io::Result<()> {
     Ok(sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?)
 }
 
-impl Service<Uri> for Dialer {
+impl Service<Uri> for Connector {
     type Response = TokioIo<TcpStream>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
@@ -90,7 +90,7 @@ impl Service<Uri> for Dialer {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let dialer = self.clone();
-        Box::pin(async move { dialer.dial(uri).await.map(TokioIo::new) })
+        let connector = self.clone();
+        Box::pin(async move { connector.connect_to_host(uri).await.map(TokioIo::new) })
     }
 }

@@ -1,7 +1,7 @@
-//! A bound on how often the API server is asked, whatever it answers.
+//! Rate limit for requests to the API server.
 //!
-//! There are pauses after errors, but none after a watch that ends in good order or a list that never does: a server,
-//! or a proxy before it, that closes each watch at once would be asked thousands of times a second.
+//! There are pauses after errors, but none after the regular end of a watch, or between the pages of a list. Without a
+//! limit, a server or proxy that closes each watch at once would get thousands of requests per second.
 
 use std::{
     pin::Pin,
@@ -13,39 +13,39 @@ use std::{
 use tokio::time::Instant;
 use tower::Service;
 
-/// Enough for all kinds to be listed by pages, and more than a healthy server is ever asked for.
+/// Enough to list all kinds by pages, and more requests than a healthy server ever gets at once.
 const BURST: u32 = 20;
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Lets requests through at a bounded rate.
+/// Service that passes requests on at a bounded rate.
 #[derive(Clone)]
-pub(super) struct Paced<S> {
+pub(super) struct RateLimited<S> {
     inner: S,
-    pace: Arc<Mutex<Pace>>,
+    schedule: Arc<Mutex<Schedule>>,
 }
 
-struct Pace {
+struct Schedule {
     /// When the next request would be due if there were no burst.
     due: Instant,
     is_slowed: bool,
 }
 
-impl<S> Paced<S> {
+impl<S> RateLimited<S> {
     pub(super) fn new(inner: S) -> Self {
-        let pace = Pace { due: Instant::now(), is_slowed: false };
-        Self { inner, pace: Arc::new(Mutex::new(pace)) }
+        let schedule = Schedule { due: Instant::now(), is_slowed: false };
+        Self { inner, schedule: Arc::new(Mutex::new(schedule)) }
     }
 }
 
-impl Pace {
-    /// How long the next request has to wait.
+impl Schedule {
+    /// Delay of the next request.
     fn pause(&mut self, now: Instant) -> Duration {
         self.due = self.due.max(now) + INTERVAL;
         self.due.saturating_duration_since(now).saturating_sub(INTERVAL * BURST)
     }
 }
 
-impl<S, Request> Service<Request> for Paced<S>
+impl<S, Request> Service<Request> for RateLimited<S>
 where
     S: Service<Request> + Clone + Send + 'static,
     S::Future: Send,
@@ -60,15 +60,15 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        let pause = pace.pause(Instant::now());
-        if !pause.is_zero() && !pace.is_slowed {
+        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        let pause = schedule.pause(Instant::now());
+        if !pause.is_zero() && !schedule.is_slowed {
             tracing::warn!(
-                "the API server ends each request at once; it is asked every {INTERVAL:?} until it does not"
+                "the API server ends each request at once; cproxy sends one request every {INTERVAL:?} until it does not"
             );
         }
-        pace.is_slowed = !pause.is_zero();
-        // The one that was polled ready is the one to call.
+        schedule.is_slowed = !pause.is_zero();
+        // Only the instance that was polled ready may be called.
         let next = self.inner.clone();
         let mut ready = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
@@ -85,11 +85,11 @@ mod tests {
     #[test]
     fn a_burst_passes_and_then_one_at_a_time() {
         let start = Instant::now();
-        let mut pace = Pace { due: start, is_slowed: false };
-        let free = (0..BURST).filter(|_| pace.pause(start).is_zero()).count();
+        let mut schedule = Schedule { due: start, is_slowed: false };
+        let free = (0..BURST).filter(|_| schedule.pause(start).is_zero()).count();
         assert_eq!(free, BURST as usize, "from the first moment on");
-        assert_eq!(pace.pause(start), INTERVAL);
-        assert_eq!(pace.pause(start), INTERVAL * 2);
-        assert!(pace.pause(start + INTERVAL * 30).is_zero());
+        assert_eq!(schedule.pause(start), INTERVAL);
+        assert_eq!(schedule.pause(start), INTERVAL * 2);
+        assert!(schedule.pause(start + INTERVAL * 30).is_zero());
     }
 }

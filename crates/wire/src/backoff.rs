@@ -1,4 +1,4 @@
-//! How long to wait before the API server is asked again.
+//! Pauses between requests that fail.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use tokio::time::Instant;
 
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Time without a failure after which pauses are short again, as in client-go. A success alone is not enough: from a
-/// server that has forgotten its versions each list is one, and each watch after it a failure.
+/// Time without a failure after which pauses are short again, as in client-go. A success does not reset them: if a server
+/// calls every watch too old, each list succeeds.
 const RESET: Duration = Duration::from_secs(120);
 
-/// Ever longer pauses between attempts that fail.
+/// Exponential back-off with jitter.
 #[derive(Debug)]
 pub(super) struct Backoff {
     first: Duration,
@@ -19,12 +19,12 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// The first pause is this one, or up to twice as long.
+    /// A back-off whose first pause is from `first` to twice that.
     pub(super) fn new(first: Duration) -> Self {
         Self { first, next: first, last: None }
     }
 
-    /// Half of it is left to chance: agents that have failed together do not come back together.
+    /// The next pause. Up to half of it is jitter: agents that have failed together do not come back together.
     pub(super) fn next(&mut self) -> Duration {
         let now = Instant::now();
         if self.last.is_some_and(|last| now.saturating_duration_since(last) > RESET) {
@@ -38,7 +38,7 @@ impl Backoff {
     }
 }
 
-/// Anything up to this.
+/// Random duration up to `longest`.
 pub(super) fn jitter(longest: Duration) -> Duration {
     let mut bytes = [0; 2];
     // Without randomness (early in a boot) there is no jitter.
@@ -51,13 +51,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_double_up_to_a_bound_until_all_has_been_well_for_a_while() {
+    async fn pauses_double_up_to_a_bound_until_nothing_has_failed_for_a_while() {
         let mut backoff = Backoff::new(Duration::from_millis(800));
         for _ in 0..2 {
             for millis in [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
                 let (least, pause) = (Duration::from_millis(millis), backoff.next());
                 assert!((least..least * 2).contains(&pause), "{pause:?} is not from {least:?} on");
-                // Attempts that fail late are failures in a row all the same.
+                // Attempts that fail late still count as failures in a row.
                 tokio::time::sleep(pause + RESET - Duration::from_millis(10)).await;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,5 +1,4 @@
-//! An object as it was sent, whether it can be read or not: one that cannot be must not end the list or watch that it
-//! comes in, nor take others with it.
+//! Decoding of one object. An object that cannot be decoded does not end its list or watch, and does not affect others.
 
 use cproxy_core::{
     api::{Metadata, Object},
@@ -10,16 +9,16 @@ use serde_json::Value;
 
 use super::failure::Cause;
 
-/// An object, or what is wrong with it.
-#[derive(Clone, Debug)]
-pub(super) enum Sent<T> {
-    /// It could be read.
-    Read(Box<T>),
-    /// It could not; its names could, if it has any, and the field that is wrong.
+/// Result of decoding an object.
+#[derive(Debug)]
+pub(super) enum Decoded<T> {
+    /// The object.
+    Object(Box<T>),
+    /// Its names, as far as it has any, and the field that is wrong.
     Unreadable(Box<Metadata>, String),
 }
 
-/// Of an object only what it is called, whatever else is wrong with it.
+/// Names and version of an object, whatever else is wrong with it.
 fn names(object: &Value) -> Metadata {
     let field = |name: &str| {
         let value = object.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
@@ -33,19 +32,19 @@ fn names(object: &Value) -> Metadata {
     }
 }
 
-/// What is wrong with an object, and where.
-fn why<T: DeserializeOwned>(object: Value) -> Option<String> {
+/// First error in an object, with its path.
+fn error_path<T: DeserializeOwned>(object: Value) -> Option<String> {
     serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
 }
 
-impl<T: Object> Sent<T> {
-    /// Reads an object.
+impl<T: Object> Decoded<T> {
+    /// Decodes an object.
     ///
     /// # Errors
-    /// It is not even JSON, or an object of another kind: whatever sends such things has no say in what there is.
+    /// The text is not JSON, or the object is of another kind: such a response cannot be trusted.
     pub(super) fn read(json: &str) -> serde_json::Result<Self> {
         match serde_json::from_str(json) {
-            Ok(object) => Ok(Self::Read(object)),
+            Ok(object) => Ok(Self::Object(object)),
             Err(error) => {
                 serde_json::from_str::<IgnoredAny>(json)?;
                 let object: Value = serde_json::from_str(json).unwrap_or_default();
@@ -53,15 +52,15 @@ impl<T: Object> Sent<T> {
                     return Err(error);
                 }
                 let names = names(&object);
-                Ok(Self::Unreadable(Box::new(names), why::<T>(object).unwrap_or_else(|| error.to_string())))
+                Ok(Self::Unreadable(Box::new(names), error_path::<T>(object).unwrap_or_else(|| error.to_string())))
             }
         }
     }
 
-    /// One that is too long to be read, with what its beginning says of it.
+    /// Object that is too long to be decoded, with the names in its beginning.
     ///
     /// # Errors
-    /// That does not say which it is.
+    /// The beginning has no name.
     pub(super) fn too_long(names: Metadata, longest_bytes: usize) -> Result<Self, Cause> {
         if object_name(&names).is_none() {
             return Err(Cause::too_long(longest_bytes));
@@ -69,10 +68,10 @@ impl<T: Object> Sent<T> {
         Ok(Self::Unreadable(Box::new(names), format!("longer than {longest_bytes} bytes")))
     }
 
-    /// What it is called.
+    /// Its metadata; only names and version if it is unreadable.
     pub(super) fn meta(&self) -> &Metadata {
         match self {
-            Self::Read(object) => object.metadata(),
+            Self::Object(object) => object.metadata(),
             Self::Unreadable(metadata, _) => metadata,
         }
     }
@@ -85,35 +84,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_that_cannot_be_read_is_named() {
-        let read = |json| Sent::<Service>::read(json).unwrap();
+    fn an_unreadable_object_keeps_its_name() {
+        let read = |json| Decoded::<Service>::read(json).unwrap();
         let a = read(
             r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}}"#,
         );
-        assert!(matches!(&a, Sent::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type")));
+        assert!(
+            matches!(&a, Decoded::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type"))
+        );
         assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
         let b = read(r#"{"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}}"#);
-        assert!(matches!(&b, Sent::Read(_)) && b.meta().name.as_deref() == Some("b"));
+        assert!(matches!(&b, Decoded::Object(_)) && b.meta().name.as_deref() == Some("b"));
         let c = read(r#"{"metadata": {"name": "c", "labels": {"x": 5}}}"#);
-        assert!(matches!(&c, Sent::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
+        assert!(matches!(&c, Decoded::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
         for nameless in ["7", "null", "[]"] {
             let object = read(nameless);
-            assert!(matches!(&object, Sent::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
+            assert!(matches!(&object, Decoded::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
         }
     }
 
     #[test]
-    fn an_object_of_another_kind_is_not_taken_for_one_of_this() {
+    fn an_object_of_another_kind_is_an_error() {
         let of = |kind| format!(r#"{{"kind": "{kind}", "metadata": {{"name": "a"}}}}"#);
-        assert!(matches!(Sent::<Service>::read(&of("Service")), Ok(Sent::Read(_))));
-        let error = Sent::<Service>::read(&of("Pod")).unwrap_err().to_string();
+        assert!(matches!(Decoded::<Service>::read(&of("Service")), Ok(Decoded::Object(_))));
+        let error = Decoded::<Service>::read(&of("Pod")).unwrap_err().to_string();
         assert!(error.starts_with("Pod where Service is asked for"), "{error}");
     }
 
     #[test]
-    fn what_is_not_json_is_no_object() {
+    fn text_that_is_not_json_is_an_error() {
         for text in ["", "{", r#"{"metadata": [}"#, r#"{"a": 1} {"#, "nul"] {
-            assert!(Sent::<Service>::read(text).is_err(), "{text}");
+            assert!(Decoded::<Service>::read(text).is_err(), "{text}");
         }
     }
 }
