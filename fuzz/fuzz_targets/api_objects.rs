@@ -11,7 +11,7 @@
 #![no_main]
 
 use cproxy_core::{
-    Event, ObjectName, NodeContext, ResourceKind, Store,
+    Event, NodeContext, ObjectName, ResourceKind, Store,
     api::{EndpointSlice, Node, Object, Service},
     parse_address,
 };

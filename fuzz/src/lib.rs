@@ -5,7 +5,9 @@ pub mod simulated;
 use std::collections::BTreeSet;
 
 use cproxy::report::{self, ReportRow};
-use cproxy_core::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, TablePlanner, resolve};
+use cproxy_core::{
+    Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, TablePlanner, resolve,
+};
 use cproxy_datapath::bpf;
 
 /// The Service that keeps its last backends, so that it is not what a full recomputation says.
