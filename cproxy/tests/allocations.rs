@@ -13,7 +13,7 @@ use cproxy_core::{
     Event, KernelTable, Own, ResourceKind, Store, Table,
     api::{EndpointSlice, Service},
 };
-use cproxy_datapath::bpf;
+use cproxy_datapath::bpf::KernelMaps;
 use serde_json::{Value, json};
 
 use self::counting::{ALLOCATIONS, BYTES, PEAK_BYTES};
@@ -70,7 +70,7 @@ fn synced(services: u32) -> (Store, Table) {
     };
     list(ResourceKind::Services, &service_event);
     list(ResourceKind::EndpointSlices, &|index| slice_event(index, 0));
-    let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
+    let mut table = Table::new(KernelMaps::LIMITS, KernelTable::default());
     table.sync_by(&store, &mut drop);
     (store, table)
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use cproxy::report::{self, ReportRow};
 use cproxy_core::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, Table, resolve};
-use cproxy_datapath::bpf;
+use cproxy_datapath::bpf::KernelMaps;
 
 /// The Service that keeps its last backends, so that it is not what a full recomputation says.
 const PROTECTED: (&str, &str) = ("default", "kubernetes");
@@ -18,7 +18,7 @@ const CRAMPED: Limits = Limits {
     slots: 4,
     run_backends: 2,
     reserved: Reserve { sets: 0, slots: 0 },
-    ..bpf::Table::LIMITS
+    ..KernelMaps::LIMITS
 };
 
 /// What the agent does with a store: a table that follows it, and one for which there is no room.
@@ -31,7 +31,7 @@ pub struct Follower {
 impl Default for Follower {
     fn default() -> Self {
         let table = |limits| Table::new(limits, KernelTable::default());
-        Self { table: table(bpf::Table::LIMITS), cramped: table(CRAMPED), is_synced: false }
+        Self { table: table(KernelMaps::LIMITS), cramped: table(CRAMPED), is_synced: false }
     }
 }
 

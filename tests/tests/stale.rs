@@ -20,7 +20,7 @@ use std::{
 use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
 use cproxy_core::{Backend, Protocol, Retired, parse_address};
 use cproxy_datapath::{
-    bpf::{PinDir, Table},
+    bpf::{KernelReader, PinDir},
     sockets::{Mode, Outcome, pass, probe},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
@@ -128,9 +128,8 @@ impl Stale {
             eligible.iter().copied().chain((1..=3).filter(|pod| serves(pod) && !eligible.contains(pod))).collect();
         let wanted = [pod_v4, pod_v6].map(|address| pods.iter().map(|&pod| address(pod)).collect::<Vec<_>>());
         manifest::write(&self.sandbox.manifest_dir(), "web.json", objects(endpoints));
-        let table = Table::open(&self.pins).unwrap();
         eventually(SYNC, "the table follows", || {
-            let table = table.read().unwrap();
+            let table = KernelReader::read_table(&self.pins).unwrap();
             let address = |backend: &Backend| IpAddr::from(backend.address).to_string();
             let members = |set: &u32| table.sets[set].members.backends.iter().map(address).collect::<Vec<_>>();
             let sets: Vec<_> = table.frontends.values().map(members).collect();

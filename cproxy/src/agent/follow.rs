@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, Table};
 use cproxy_datapath::{
-    bpf::{self, PinDir},
+    bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
 };
 use cproxy_wire::LastHeard;
@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    AgentError, Pins, notify,
+    AgentError, notify,
     run_dir::RunDir,
     stale::{Closer, Gauges, Handover},
     timeline::{Phase, Timeline},
@@ -49,7 +49,8 @@ enum State {
 pub(super) struct Follower {
     store: Store,
     table: Table,
-    maps: bpf::Table,
+    pins: PinDir,
+    maps: KernelMaps,
     run_dir: RunDir,
     state: State,
     /// How far the maps may grow: not at all for a while after there was no memory for it.
@@ -72,23 +73,25 @@ pub(super) struct Follower {
 impl Follower {
     /// Takes over what is in the kernel.
     pub(super) fn open(
-        pins: &Pins,
+        lock: &PinLock,
         store: Store,
         run_dir: RunDir,
         timeline: Timeline,
         heard: LastHeard,
         mode: Mode,
     ) -> Result<Self, AgentError> {
-        let maps = bpf::Table::open(&pins.dir)?;
-        let kernel = KernelTable { is_new: pins.are_new, ..maps.read()? };
-        let table = Table::new(bpf::Table::LIMITS, kernel);
+        let pins = lock.pins().clone();
+        let kernel = KernelTable { is_new: lock.is_empty(), ..KernelReader::read_table(&pins)? };
+        let maps = KernelMaps::open(lock)?;
+        let table = Table::new(KernelMaps::LIMITS, kernel);
         Ok(Self {
             store,
             table,
+            pins,
             maps,
             run_dir,
             state: State::FirstSync,
-            limits: bpf::Table::LIMITS,
+            limits: KernelMaps::LIMITS,
             grows_again_at: None,
             compacts_at: None,
             is_ready: false,
@@ -96,7 +99,7 @@ impl Follower {
             has_list: false,
             reported: BTreeSet::new(),
             handover: Arc::new(Handover::new(mode)),
-            has_predecessor: !pins.are_new,
+            has_predecessor: !lock.is_empty(),
             gauges: Arc::default(),
             heard,
         })
@@ -108,10 +111,10 @@ impl Follower {
         Ok(self.reseed()?)
     }
 
-    fn reseed(&mut self) -> Result<(), bpf::TableError> {
+    fn reseed(&mut self) -> Result<(), TableError> {
         let mut seed = [0; size_of::<u64>()];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::INSECURE)
-            .map_err(|error| bpf::TableError::Seed(error.into()))?;
+            .map_err(|error| TableError::Seed(error.into()))?;
         self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
     }
 
@@ -132,8 +135,8 @@ impl Follower {
     }
 
     /// The background task that closes sockets to retired backends.
-    pub(super) fn closer(&self, pins: PinDir) -> Closer {
-        Closer { pins, handover: self.handover.clone(), gauges: self.gauges.clone() }
+    pub(super) fn closer(&self) -> Closer {
+        Closer { pins: self.pins.clone(), handover: self.handover.clone(), gauges: self.gauges.clone() }
     }
 
     /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.
@@ -206,7 +209,7 @@ impl Follower {
     fn write(&mut self) -> Result<(), AgentError> {
         let now = Instant::now();
         if self.grows_again_at.is_some_and(|at| at <= now) {
-            (self.limits, self.grows_again_at) = (bpf::Table::LIMITS, None);
+            (self.limits, self.grows_again_at) = (KernelMaps::LIMITS, None);
             self.state = State::InDoubt { retry_at: now };
         }
         let is_waiting = matches!(self.state, State::InDoubt { retry_at } if now < retry_at);
@@ -215,7 +218,7 @@ impl Follower {
         }
         match self.write_now().and_then(|()| self.compact(now)) {
             Ok(()) => self.written(),
-            Err(error @ bpf::TableError::NoMemory { .. }) => {
+            Err(error @ TableError::NoMemory { .. }) => {
                 tracing::error!(
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
                 );
@@ -236,7 +239,7 @@ impl Follower {
     }
 
     /// Gives the memory back of maps that have been mostly empty for a while.
-    fn compact(&mut self, now: Instant) -> Result<(), bpf::TableError> {
+    fn compact(&mut self, now: Instant) -> Result<(), TableError> {
         match self.compacts_at {
             Some(at) if at > now => {}
             Some(_) => {
@@ -257,10 +260,10 @@ impl Follower {
         [retry_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
     }
 
-    fn write_now(&mut self) -> Result<(), bpf::TableError> {
+    fn write_now(&mut self) -> Result<(), TableError> {
         let dirty = self.store.take_dirty();
         if let State::InDoubt { .. } = self.state {
-            self.table = Table::new(self.limits, self.maps.read()?);
+            self.table = Table::new(self.limits, KernelReader::read_table(&self.pins)?);
         }
         self.timeline.end(Phase::List);
         match self.state {
@@ -288,7 +291,7 @@ impl Follower {
     }
 
     /// Writes the whole table. After an error nothing more is written, and the table is read back.
-    fn sync(&mut self) -> Result<(), bpf::TableError> {
+    fn sync(&mut self) -> Result<(), TableError> {
         let (maps, mut outcome) = (&mut self.maps, Ok(()));
         self.table.sync_by(&self.store, &mut |ops| {
             if outcome.is_ok() {

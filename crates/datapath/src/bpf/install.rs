@@ -24,9 +24,10 @@ use aya::{
 use cproxy_ebpf::TCP_PLACES;
 
 use super::{
-    growing::{self, Growing},
+    map_spec::RESIZABLE,
     pins::{NEW, PinDir},
     probe::Features,
+    resizable::ResizableMap,
     root_cause,
     syscalls::{link_cgroup_id, link_update, obj_get},
 };
@@ -140,7 +141,7 @@ pub fn try_load(features: Features) -> Result<Loaded, InstallError> {
 /// The id of the cgroup that each pinned link is on, 0 if that is gone; an error if there is no such link.
 #[must_use]
 pub fn attached(pins: &PinDir) -> Vec<(Program, io::Result<u64>)> {
-    let cgroup_id = |name| obj_get(&pins.object(name)).and_then(|link| link_cgroup_id(link.as_fd()));
+    let cgroup_id = |name| obj_get(&pins.object(name), 0).and_then(|link| link_cgroup_id(link.as_fd()));
     Program::ALL.map(|program| (program, cgroup_id(program.link))).into()
 }
 
@@ -203,17 +204,16 @@ fn while_maps_are_made<R>(
     work: impl FnOnce() -> Result<R, InstallError>,
 ) -> Result<R, InstallError> {
     let failed = |error: &dyn std::fmt::Display| InstallError::FirstMaps(error.to_string());
-    let kinds = [growing::FRONTENDS, growing::SETS, growing::BACKENDS];
-    for kind in kinds {
-        made.0.extend(kind.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
+    for spec in RESIZABLE {
+        made.0.extend(spec.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
     }
     thread::scope(|scope| {
-        let spawn = |kind| {
+        let spawn = |spec| {
             let thread = thread::Builder::new().stack_size(STACK_BYTES);
-            let spawned = thread.spawn_scoped(scope, move || Growing::prepare(pins, kind));
+            let spawned = thread.spawn_scoped(scope, move || ResizableMap::prepare(pins, spec));
             spawned.map_err(|error| failed(&format_args!("no thread: {error}")))
         };
-        let threads = kinds.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
+        let threads = RESIZABLE.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
         let done = work();
         for thread in threads {
             let made = thread.join().map_err(|_| failed(&"a thread has panicked"))?;
@@ -321,7 +321,7 @@ fn attach(
         |error: &dyn std::fmt::Display| InstallError::Attach(program.name, cgroup.to_owned(), error.to_string());
     let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
     let pin = pins.object(program.link);
-    if let Ok(link) = obj_get(&pin)
+    if let Ok(link) = obj_get(&pin, 0)
         && is_on(link.as_fd(), &dir)
     {
         let fd = hook.fd().map_err(|error| failed(&error))?;

@@ -10,6 +10,8 @@ use std::{
     path::Path,
 };
 
+use super::map_spec::MapShape;
+
 /// Commands of `bpf(2)` (include/uapi/linux/bpf.h, `enum bpf_cmd`).
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
@@ -72,17 +74,6 @@ pub(super) fn try_program(attach_type: u32, instructions: &[Instruction]) -> io:
     Ok(())
 }
 
-/// What a map is like.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MapShape {
-    /// `enum bpf_map_type`.
-    pub(super) map_type: u32,
-    pub(super) key_bytes: u32,
-    pub(super) value_bytes: u32,
-    pub(super) entries: u32,
-    pub(super) flags: u32,
-}
-
 /// Makes a map; tools show it under the first 15 bytes of this name.
 pub(super) fn map_create(shape: MapShape, name: &str) -> io::Result<OwnedFd> {
     #[repr(C)]
@@ -99,7 +90,7 @@ pub(super) fn map_create(shape: MapShape, name: &str) -> io::Result<OwnedFd> {
     let mut map_name = [0; 16];
     map_name.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
     let mut attr = Attr {
-        map_type: shape.map_type,
+        map_type: shape.map_type as u32,
         key_size: shape.key_bytes,
         value_size: shape.value_bytes,
         max_entries: shape.entries,
@@ -157,10 +148,10 @@ pub(super) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Opens a pinned object.
-pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+/// Opens a pinned object; of a map the flags (`BPF_F_RDONLY`) say for which use.
+pub(super) fn obj_get(path: &Path, flags: u32) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let mut attr = Object { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
+    let mut attr = Object { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: flags };
     let fd = bpf(BPF_OBJ_GET, &mut attr)?;
     // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

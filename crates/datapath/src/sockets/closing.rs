@@ -18,7 +18,7 @@ use super::{
     namespaces, no_proc,
     owners::{self, Descriptor},
 };
-use crate::bpf::{Lookup, SocketStates};
+use crate::bpf::{KernelReader, SocketStates};
 
 /// Two sockets may have the same addresses (`SO_REUSEPORT`), and the kernel finds one of them at a time.
 const ROUNDS_MAX: u32 = 64;
@@ -64,7 +64,7 @@ struct Done {
 }
 
 impl<'t> Pass<'t> {
-    pub(super) fn new(table: &'t Lookup, states: &'t SocketStates, retired: &'t Retired) -> Self {
+    pub(super) fn new(reader: &'t KernelReader, states: &'t SocketStates, retired: &'t Retired) -> Self {
         // It is the same kernel in all network namespaces.
         let is_by_owners = |protocol: Protocol| match protocol {
             Protocol::Udp => true,
@@ -72,7 +72,7 @@ impl<'t> Pass<'t> {
         };
         let is_concerned = |protocol: &Protocol| !retired.of(*protocol).is_empty() && is_by_owners(*protocol);
         Self {
-            judge: Judge::new(table, states),
+            judge: Judge::new(reader, states),
             states,
             retired,
             by_owners: [Protocol::Udp, Protocol::Tcp].into_iter().filter(is_concerned).collect(),

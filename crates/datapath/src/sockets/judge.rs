@@ -7,11 +7,11 @@ use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Translation};
 use rustix::{fd::OwnedFd, net::sockopt::socket_protocol};
 
 use super::{SocketsError, lists::Entry, message::AddressPort};
-use crate::bpf::{Lookup, Serving, Snapshot, SocketStates};
+use crate::bpf::{KernelReader, Serving, SetCache, SocketStates};
 
 /// The table as of now, and what the programs know of sockets.
 pub(super) struct Judge<'t> {
-    table: Snapshot<'t>,
+    sets: SetCache<'t>,
     states: &'t SocketStates,
 }
 
@@ -23,8 +23,8 @@ pub(super) struct Verdict {
 }
 
 impl<'t> Judge<'t> {
-    pub(super) fn new(table: &'t Lookup, states: &'t SocketStates) -> Self {
-        Self { table: table.snapshot(), states }
+    pub(super) fn new(reader: &'t KernelReader, states: &'t SocketStates) -> Self {
+        Self { sets: reader.sets(), states }
     }
 
     /// The wish of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that shows the cookie,
@@ -54,7 +54,7 @@ impl<'t> Judge<'t> {
     ) -> Result<Option<Verdict>, SocketsError> {
         let Some(asked) = asked_for(asked, peer) else { return Ok(None) };
         let frontend = frontend(&asked, protocol);
-        Ok(Some(Verdict { frontend, serving: self.table.serves(frontend, peer)? }))
+        Ok(Some(Verdict { frontend, serving: self.sets.serving(frontend, peer)? }))
     }
 
     /// Whether a socket is connected through us to a peer that does not serve.

@@ -12,7 +12,7 @@ use super::{
     namespaces, no_proc, on_own_thread,
     owners::{self, Descriptor},
 };
-use crate::bpf::{Lookup, LookupError, PinDir, Serving, SocketStates};
+use crate::bpf::{KernelReader, PinDir, Serving, SocketStates, TableError};
 
 /// How often the table is read before it counts as restless.
 const TRIES: u32 = 10;
@@ -67,13 +67,13 @@ pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
     owners::probe().map_err(SocketsError::Owners)?;
     let mut tries = (0..TRIES).map(|_| list_once(pins));
     // The agent may replace the table meanwhile; it does so seldom.
-    let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(LookupError::Replaced))));
-    settled.unwrap_or(Err(SocketsError::Table(LookupError::Replaced)))
+    let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(TableError::Replaced))));
+    settled.unwrap_or(Err(SocketsError::Table(TableError::Replaced)))
 }
 
 fn list_once(pins: &PinDir) -> Result<Listing, SocketsError> {
-    let (table, states) = (Lookup::open(pins)?, SocketStates::open(pins)?);
-    on_own_thread(|| Census::default().take(&mut Judge::new(&table, &states), &states))
+    let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
+    on_own_thread(|| Census::default().take(&mut Judge::new(&reader, &states), &states))
 }
 
 /// Sockets whose owners are not known yet.

@@ -40,7 +40,7 @@ use rustix::{
 };
 
 use self::closing::Pass;
-use crate::bpf::{Lookup, LookupError, PinDir, SocketStates};
+use crate::bpf::{KernelReader, PinDir, SocketStates, TableError};
 
 /// Which stale sockets are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub struct Outcome {
 pub enum SocketsError {
     /// The table could not be read.
     #[error("cannot tell stale sockets: {0}")]
-    Table(#[from] LookupError),
+    Table(#[from] TableError),
     /// No thread, or no /proc.
     #[error("cannot look for sockets: {0}: {1}")]
     Io(&'static str, io::Error),
@@ -109,9 +109,9 @@ pub fn pass(pins: &PinDir, retired: &Retired) -> Result<Outcome, SocketsError> {
     if retired.is_empty() {
         return Ok(Outcome::default());
     }
-    let (table, states) = (Lookup::open(pins)?, SocketStates::open(pins)?);
+    let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
     on_own_thread(|| {
-        let outcome = Pass::new(&table, &states, retired).run()?;
+        let outcome = Pass::new(&reader, &states, retired).run()?;
         let cpu = clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default();
         Ok(Outcome { cpu, ..outcome })
     })
