@@ -24,7 +24,7 @@ mod reader;
 mod resizable;
 mod socket_mark;
 mod socket_states;
-mod syscalls;
+pub mod syscalls;
 
 /// The innermost error, which is the one that says something.
 fn root_cause(error: &dyn std::error::Error) -> String {
