@@ -310,7 +310,7 @@ fn resized(outer: &ResizableMap, old: &MappedArray, room: u32) -> Result<(Mapped
 
 impl MappedArray {
     fn new(map: MapData, name: &'static str, size_bytes: usize) -> Result<Self, TableError> {
-        let memory = Mapping::new(&map, name, size_bytes, Access::ReadWrite)?;
+        let memory = Mapping::new(&map, name, size_bytes)?;
         Ok(Self { map, memory })
     }
 }

@@ -5,7 +5,7 @@ use std::{io, os::fd::AsFd, ptr::NonNull, sync::atomic::AtomicU64};
 use aya::maps::MapData;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::{error::TableError, open::Access};
+use super::error::TableError;
 
 /// An array map's memory.
 #[derive(Debug)]
@@ -15,16 +15,10 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn new(
-        map: &MapData,
-        name: &'static str,
-        size_bytes: usize,
-        access: Access,
-    ) -> Result<Self, TableError> {
-        let flags = match access {
-            Access::ReadOnly => ProtFlags::READ,
-            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-        };
+    /// Maps a map that is open for writing: the kernel maps none by a read-only descriptor, whose mappings are not shared
+    /// (kernel/bpf/syscall.c, `bpf_map_mmap`).
+    pub(super) fn new(map: &MapData, name: &'static str, size_bytes: usize) -> Result<Self, TableError> {
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let address = unsafe { mmap(std::ptr::null_mut(), size_bytes, flags, MapFlags::SHARED, map.fd().as_fd(), 0) };
         let address = address.map_err(|error| TableError::Mmap(name, error.into()))?;

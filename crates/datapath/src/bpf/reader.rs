@@ -3,13 +3,15 @@
 
 use std::{
     collections::{HashMap as StdHashMap, HashSet, hash_map::Entry},
-    mem::offset_of,
-    sync::atomic::Ordering,
+    os::fd::AsFd,
     time::{Duration, Instant},
 };
 
-use aya::maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError};
-use cproxy_core::{Address, Affinity, Backend, Filter, KernelSet, KernelTable, Members, Room};
+use aya::{
+    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError},
+    sys::SyscallError,
+};
+use cproxy_core::{Address, Affinity, Filter, KernelSet, KernelTable, Members, Room};
 use cproxy_ebpf::{
     Affinity as AffinityWord, Backend as BackendSlot, FrontendKey, PROTOCOL_ANY, Set, SetId, SetWord, Settings,
 };
@@ -18,10 +20,10 @@ use super::{
     encoding::{backend, frontend},
     error::{TRIES_MAX, TableError},
     map_spec::{BACKENDS, FRONTENDS, MapSpec, SETS},
-    mapping::Mapping,
     open::{Access, open_map},
     pins::PinDir,
     resizable::{Current, ResizableMap},
+    syscalls::array_elements,
 };
 
 /// Whether a backend still belongs to a frontend.
@@ -90,14 +92,8 @@ impl KernelReader {
         SetCache { reader: self, sets: StdHashMap::new(), started: Instant::now() }
     }
 
-    /// The whole table. A frontend whose set points outside the maps has no set here, so the agent writes it anew. A lookup
-    /// reads few elements by system calls; this reads all of them, from memory that is mapped meanwhile.
+    /// The whole table. A frontend whose set points outside the maps has no set here, so the agent writes it anew.
     fn table(&self) -> Result<KernelTable, TableError> {
-        let map = |map: &MapData, name, size_bytes| Mapping::new(map, name, size_bytes, Access::ReadOnly);
-        let arrays = MappedSets {
-            sets: map(self.sets.map(), SETS.name, self.room.sets as usize * size_of::<Set>())?,
-            backends: map(self.backends.map(), BACKENDS.name, self.room.slots as usize * size_of::<BackendSlot>())?,
-        };
         let mut table = KernelTable { filter: self.filter()?, room: self.room, ..KernelTable::default() };
         for entry in self.frontends.iter() {
             let (key, set) = entry.map_err(|error| TableError::Read(FRONTENDS.name, error))?;
@@ -107,7 +103,7 @@ impl KernelReader {
             let Some(frontend) = frontend(&key) else { continue };
             table.frontends.insert(frontend, set);
             if let Entry::Vacant(vacant) = table.sets.entry(set)
-                && let Some(kernel_set) = arrays.read_set(set)
+                && let Some(kernel_set) = self.set(set)?
             {
                 vacant.insert(kernel_set);
             }
@@ -127,7 +123,7 @@ impl KernelReader {
     fn members(&self, frontend: &FrontendKey) -> Result<Option<HashSet<Member>>, TableError> {
         for _ in 0..TRIES_MAX {
             let Some(reference) = self.reference(frontend)? else { break };
-            let members = self.backends_of(reference.1);
+            let members = self.members_of(reference.1);
             if self.reference(frontend)? == Some(reference) {
                 self.check_current()?;
                 return members.map(Some);
@@ -144,59 +140,45 @@ impl KernelReader {
     }
 
     fn reference(&self, frontend: &FrontendKey) -> Result<Option<(SetId, SetWord)>, TableError> {
-        let set = match self.frontends.get(frontend, 0) {
-            Ok(set) => set,
-            Err(MapError::KeyNotFound) => return Ok(None),
-            Err(error) => return Err(TableError::Read("FRONTENDS", error)),
-        };
+        let Some(set) = found(self.frontends.get(frontend, 0), FRONTENDS.name)? else { return Ok(None) };
         let word = self.sets.get(&set, 0).map_err(|error| TableError::Read("SETS", error))?.word;
         Ok(Some((set, SetWord(word))))
     }
 
-    fn backends_of(&self, word: SetWord) -> Result<HashSet<Member>, TableError> {
-        let slots = word.first_slot()..word.first_slot() + word.eligible() + word.serving();
-        let member = |slot| {
-            let backend = self.backends.get(&slot, 0).map_err(|error| TableError::Read("BACKENDS", error))?;
-            Ok((backend.address, backend.port))
-        };
-        slots.map(member).collect()
+    fn members_of(&self, word: SetWord) -> Result<HashSet<Member>, TableError> {
+        let backends = self.run(word.first_slot(), word.eligible() + word.serving())?;
+        Ok(backends.into_iter().map(|backend| (backend.address, backend.port)).collect())
     }
-}
 
-/// The memory of `SETS` and `BACKENDS`.
-struct MappedSets {
-    sets: Mapping,
-    backends: Mapping,
-}
-
-impl MappedSets {
-    fn read_set(&self, set: u32) -> Option<KernelSet> {
-        let start_bytes = (set as usize).checked_mul(size_of::<Set>())?;
-        let load =
-            |offset_bytes: usize| Some(self.sets.word(start_bytes.checked_add(offset_bytes)?)?.load(Ordering::Acquire));
-        let word = SetWord(load(offset_of!(Set, word))?);
-        let affinity = AffinityWord(load(offset_of!(Set, affinity))?);
-        let eligible = self.read_run(word.first_slot(), word.eligible())?;
-        let serving = self.read_run(word.first_slot() + word.eligible(), word.serving())?;
-        Some(KernelSet {
+    /// A set; `None` if it or its backends lie outside the maps.
+    fn set(&self, set: SetId) -> Result<Option<KernelSet>, TableError> {
+        let Some(Set { word, affinity }) = found(self.sets.get(&set, 0), SETS.name)? else { return Ok(None) };
+        let (word, affinity) = (SetWord(word), AffinityWord(affinity));
+        let (eligible, serving) = (word.eligible(), word.serving());
+        if u64::from(word.first_slot()) + u64::from(eligible + serving) > self.room.slots.into() {
+            return Ok(None);
+        }
+        // As the model has them.
+        let sorted = |first_slot, count| {
+            let mut run: Vec<_> = self.run(first_slot, count)?.into_iter().map(backend).collect();
+            run.sort_unstable();
+            Ok::<_, TableError>(run)
+        };
+        let (eligible, serving) =
+            (sorted(word.first_slot(), eligible)?, sorted(word.first_slot() + eligible, serving)?);
+        Ok(Some(KernelSet {
             first_slot: word.first_slot(),
             members: Members::new(&eligible, &serving, word.drops()),
             affinity: Affinity { id: affinity.id(), seconds: affinity.seconds() },
-        })
+        }))
     }
 
-    /// One run of a set, sorted as the model has it.
-    fn read_run(&self, first_slot: u32, count: u32) -> Option<Vec<Backend>> {
-        let slots = first_slot as usize..first_slot as usize + count as usize;
-        let backends = slots.map(|slot| {
-            let source = self.backends.element::<BackendSlot>(slot, size_of::<BackendSlot>())?;
-            // SAFETY: in range and aligned; a concurrent writer may tear a value, which only a reader without the
-            // agent's lock can meet, and every bit pattern is valid.
-            Some(backend(unsafe { source.read_volatile() }))
-        });
-        let mut backends = backends.collect::<Option<Vec<_>>>()?;
-        backends.sort_unstable();
-        Some(backends)
+    /// The content of slots. The agent may be writing them; see [`Self::members`].
+    fn run(&self, first_slot: u32, count: u32) -> Result<Vec<BackendSlot>, TableError> {
+        let backends = array_elements(self.backends.map().fd().as_fd(), first_slot, count);
+        backends.map_err(|io_error| {
+            TableError::Read(BACKENDS.name, SyscallError { call: "BPF_MAP_LOOKUP_BATCH", io_error }.into())
+        })
     }
 }
 
@@ -229,6 +211,14 @@ impl SetCache<'_> {
             Some(members) if members.contains(&backend) => Serving::Yes,
             Some(_) => Serving::No,
         })
+    }
+}
+
+fn found<T>(result: Result<T, MapError>, map: &'static str) -> Result<Option<T>, TableError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound | MapError::OutOfBounds { .. }) => Ok(None),
+        Err(error) => Err(TableError::Read(map, error)),
     }
 }
 

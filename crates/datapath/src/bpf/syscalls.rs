@@ -10,6 +10,7 @@ use std::{
     path::Path,
 };
 
+use aya::Pod;
 use aya_obj::generated::{BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_JMP, BPF_K, BPF_MOV, bpf_func_id, bpf_link_info};
 pub use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_type, bpf_stats_type};
 
@@ -124,6 +125,34 @@ pub(super) fn inner_map_id(outer: BorrowedFd<'_>) -> io::Result<Option<u32>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Reads elements of an array that follow one another (`BPF_MAP_LOOKUP_BATCH`, kernel 5.6).
+pub(super) fn array_elements<T: Pod>(map: BorrowedFd<'_>, first: u32, count: u32) -> io::Result<Vec<T>> {
+    let Some(last) = count.checked_sub(1) else { return Ok(Vec::new()) };
+    // The kernel begins behind a key, or at the first without one.
+    let (before, mut end) = (first.wrapping_sub(1), 0u32);
+    let mut keys = vec![0u32; count as usize];
+    let mut values = Vec::<T>::with_capacity(count as usize);
+    let mut attr = no_arguments();
+    attr.batch.in_batch = if first == 0 { 0 } else { (&raw const before) as u64 };
+    attr.batch.out_batch = (&raw mut end) as u64;
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = count;
+    attr.batch.map_fd = map.as_raw_fd() as u32;
+    match bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) {
+        // The array ends there.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // SAFETY: an integer, which the kernel has written.
+    if unsafe { attr.batch.count } != count || keys.last() != Some(&(first + last)) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: the kernel has written as many values; any bytes are one.
+    unsafe { values.set_len(count as usize) };
+    Ok(values)
 }
 
 /// Puts a map into a map of maps, in the place of the one that is there. When it returns, no program uses that one any more:
