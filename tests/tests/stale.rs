@@ -21,7 +21,7 @@ use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
 use cproxy_core::{Backend, Protocol, Retired, parse_address};
 use cproxy_datapath::{
     bpf::{KernelReader, PinDir},
-    sockets::{Mode, Outcome, pass, probe},
+    sockets::{Mode, Outcome, probe, terminate_stale},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
 use cproxy_tests::{
@@ -155,7 +155,7 @@ impl Stale {
     }
 
     fn pass(&self, mode: Mode) -> Outcome {
-        pass(&self.pins, &any(mode)).unwrap()
+        terminate_stale(&self.pins, &any(mode)).unwrap()
     }
 
     /// How many a pass closes, which must leave none.
@@ -505,8 +505,8 @@ fn what_a_kernel_cannot_close_is_counted() {
     let pins = &stale.pins;
     let on_a_poor_kernel = || {
         forbid_netlink();
-        let counts =
-            [Mode::Udp, Mode::All].map(|mode| pass(pins, &any(mode)).map(|outcome| (outcome.closed, outcome.left)));
+        let counts = [Mode::Udp, Mode::All]
+            .map(|mode| terminate_stale(pins, &any(mode)).map(|outcome| (outcome.closed, outcome.left)));
         (counts.map(Result::unwrap), probe(Some(pins)))
     };
     let (counts, can) = thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
@@ -538,7 +538,7 @@ fn this_kernel_can_do_everything() {
 #[test]
 fn without_a_table_there_is_no_pass() {
     let sandbox = Sandbox::new("cproxy-test");
-    let error = pass(&PinDir::new(&sandbox.pin_dir()), &any(Mode::Udp)).unwrap_err().to_string();
+    let error = terminate_stale(&PinDir::new(&sandbox.pin_dir()), &any(Mode::Udp)).unwrap_err().to_string();
     assert!(error.starts_with("cannot tell stale sockets: cannot use ") && error.contains("FRONTENDS"), "{error}");
 }
 
@@ -792,7 +792,7 @@ fn only_sockets_to_backends_that_have_retired_are_asked_for() {
     let udp = [2, 3].map(|pod| FORMS.map(|form| stale.translated_udp(form, pod)));
     let tcp = [2, 3].map(|pod| FORMS.map(|form| stale.translated_tcp(form, pod)));
     let pass = |stale: &Stale, retired| {
-        let Outcome { closed, left, .. } = pass(&stale.pins, &retired).unwrap();
+        let Outcome { closed, left, .. } = terminate_stale(&stale.pins, &retired).unwrap();
         (closed, left)
     };
     // A backend that retires from one frontend may serve another.

@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     AgentError, notify,
     run_dir::RunDir,
-    stale::{Closer, Gauges, Handover},
+    stale::{Gauges, Handover, SocketTerminator},
     timeline::{Phase, Timeline},
 };
 use crate::{admin::Question, memory, report};
@@ -135,8 +135,8 @@ impl Follower {
     }
 
     /// The background task that closes sockets to retired backends.
-    pub(super) fn closer(&self) -> Closer {
-        Closer { pins: self.pins.clone(), handover: self.handover.clone(), gauges: self.gauges.clone() }
+    pub(super) fn terminator(&self) -> SocketTerminator {
+        SocketTerminator { pins: self.pins.clone(), handover: self.handover.clone(), gauges: self.gauges.clone() }
     }
 
     /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.

@@ -156,7 +156,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
         follower.bootstrap(&store)?;
     }
     follower.opened();
-    drop(tokio::spawn(follower.closer().run()));
+    drop(tokio::spawn(follower.terminator().run()));
     follow_until_stopped(follower, events, listener).await
 }
 
