@@ -8,11 +8,12 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{Backend, Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
+    endpoint::Endpoint,
     flows,
+    lookup::{Service, look_up_if_service},
     maps::{backend, count},
     peer::{self, is_translated, is_untranslated},
-    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, protocol, rewrite},
-    table::{Service, look_up_if_service},
+    sock_addr::{ALLOW, Family, V4, V6, endpoint, protocol, rewrite},
     tcp,
 };
 

@@ -1,16 +1,21 @@
 //! Whom an unconnected UDP socket sends to: a few flows in the socket's own storage, the rest in `UDP_FLOWS`.
 
-use aya_ebpf::{helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
+use aya_ebpf::{
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie},
+    programs::SockAddrContext,
+};
 use cproxy_ebpf::{
-    Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, Flow, FlowKey, FlowValue, Translation,
-    UDP_HAS_OVERFLOWED, UdpState, flow_digest,
+    Affinity, Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, Flow, FlowKey, FlowValue,
+    SetWord, Translation, UDP_HAS_OVERFLOWED, UdpState, flow_digest,
 };
 
 use crate::{
+    endpoint::{Endpoint, digest},
+    lookup::Service,
     maps::{UDP_FLOWS, UDP_SOCKETS, count},
-    sock_addr::Endpoint,
-    subprogram::{copy, digest, opaque},
-    table::{NOWHERE, Service, cproxy_has},
+    search::{NOWHERE, cproxy_digest_at, cproxy_has},
+    select::{cproxy_affine, cproxy_any},
+    subprogram::{copy, opaque},
 };
 
 /// Not an index of a flow.
@@ -60,7 +65,7 @@ fn position(digests: &[u32; FLOWS_PER_SOCKET], digest: u32) -> Option<usize> {
 /// The index of a digest, or [`FLOWS_PER_SOCKET`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET], digest: u32) -> u32 {
+extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET], digest: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(digests) = (unsafe { digests.as_ref() }) else { return NONE };
     digests.iter().position(|&known| known == digest).map_or(NONE, |index| index as u32)
@@ -302,4 +307,34 @@ pub(crate) fn overflowed_from(ctx: &SockAddrContext, state: &UdpState, backend: 
     // the map, as it would show none a moment later.
     let found = unsafe { found.read_volatile() };
     Some(Endpoint::new(&found.address, found.port))
+}
+
+impl Service {
+    /// The slot of the backend that the client has; else of any, or of the next one if one of these flows has that: two
+    /// VIPs with one backend could not be told apart by its replies.
+    #[inline(always)]
+    pub(crate) fn choose_beside(&self, ctx: &SockAddrContext, flows: &UdpState) -> u32 {
+        // SAFETY: a helper that takes the context.
+        let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
+        cproxy_beside(flows, self.word.0, self.affinity.0, netns_cookie)
+    }
+}
+
+/// See [`Service::choose_beside`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, affinity: u64, netns_cookie: u64) -> u32 {
+    if Affinity(affinity).seconds() != 0 {
+        return cproxy_affine(word, affinity, netns_cookie);
+    }
+    let first = cproxy_any(word);
+    let word = SetWord(word);
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(flows) = (unsafe { flows.as_ref() }) else { return first };
+    if cproxy_position(&flows.backends, flow_digest(cproxy_digest_at(first))) == FLOWS_PER_SOCKET as u32 {
+        return first;
+    }
+    // Whether the next one is free is not asked: of two VIPs with two backends it is.
+    let next = first + 1;
+    if next < word.first_slot() + word.eligible() { next } else { word.first_slot() }
 }

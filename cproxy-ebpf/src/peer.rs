@@ -5,8 +5,8 @@ use aya_ebpf::programs::SockAddrContext;
 use cproxy_ebpf::{SOCKET_UNTRANSLATED, SocketState, Translation};
 
 use crate::{
+    endpoint::{Endpoint, is_same},
     maps::SOCKETS,
-    sock_addr::{Endpoint, is_same},
 };
 
 /// The socket's state, if it has any.

@@ -9,11 +9,13 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
+    endpoint::Endpoint,
     flows,
+    lookup::{Service, cproxy_flow_serves, look_up, may_be_service},
     maps::{backend, count},
     peer::{self, is_for, is_untranslated},
-    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
-    table::{NOWHERE, Service, cproxy_flow_serves, look_up, may_be_service},
+    search::NOWHERE,
+    sock_addr::{ALLOW, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
 };
 
 #[cgroup_sock_addr(sendmsg4)]

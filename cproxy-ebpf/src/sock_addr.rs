@@ -9,7 +9,10 @@ use aya_ebpf::{
 };
 use cproxy_ebpf::{Counter, PROTOCOL_TCP, PROTOCOL_UDP, v4_mapped};
 
-use crate::{maps::count, subprogram::opaque};
+use crate::{
+    endpoint::{Endpoint, is_same},
+    maps::count,
+};
 
 /// The kernel goes on with the address as it now is.
 pub(crate) const ALLOW: i32 = 1;
@@ -29,38 +32,6 @@ const ESTABLISHED: u32 = 1;
 /// verifier then removes what is behind it.
 #[unsafe(no_mangle)]
 static ERRNO_HELPER: u8 = 1;
-
-/// An address and a port, both in network order. 20 bytes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Endpoint {
-    pub(crate) address: [u32; 4],
-    pub(crate) port: u16,
-    pub(crate) zero: u16,
-}
-
-impl Endpoint {
-    #[inline(always)]
-    pub(crate) fn new(address: &[u32; 4], port: u16) -> Self {
-        Self { address: *address, port, zero: 0 }
-    }
-
-    #[inline(always)]
-    pub(crate) fn is(&self, address: &[u32; 4], port: u16) -> bool {
-        is_same(&self.address, self.port, address, port)
-    }
-}
-
-/// Whether two addresses and ports are the same: one branch, not six.
-#[inline(always)]
-pub(crate) fn is_same(address: &[u32; 4], port: u16, other: &[u32; 4], other_port: u16) -> bool {
-    let differences = (address[0] ^ other[0])
-        | (address[1] ^ other[1])
-        | (address[2] ^ other[2])
-        | (address[3] ^ other[3])
-        | (port ^ other_port) as u32;
-    opaque(differences as u64) == 0
-}
 
 /// Which words of the context a hook may touch: the verifier checks that.
 pub(crate) trait Family {

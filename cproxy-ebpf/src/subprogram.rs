@@ -7,8 +7,6 @@
 
 use cproxy_ebpf::Translation;
 
-use crate::sock_addr::Endpoint;
-
 /// Copies field by field: a copy of the whole would become a loop over its bytes.
 #[inline(always)]
 pub(crate) fn copy(target: &mut Translation, source: &Translation) {
@@ -45,17 +43,4 @@ pub(crate) fn compare_and_exchange(value: *mut u64, expected: u64, new: u64) -> 
         );
     }
     found
-}
-
-/// [`cproxy_ebpf::digest`], once.
-#[inline(always)]
-pub(crate) fn digest(endpoint: &Endpoint) -> u32 {
-    cproxy_digest(endpoint)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn cproxy_digest(endpoint: *const Endpoint) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
-    unsafe { endpoint.as_ref() }.map_or(0, |endpoint| cproxy_ebpf::digest(&endpoint.address, endpoint.port))
 }

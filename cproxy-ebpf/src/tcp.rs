@@ -15,9 +15,9 @@ use cproxy_ebpf::{PROTOCOL_TCP, TCP_WITHOUT_PLACE, Translation, tcp_places};
 use crate::{
     maps::{TCP_OWNERS, TCP_PEERS},
     peer::{self, is_untranslated},
+    search::NOWHERE,
     sock_addr::ALLOW,
     subprogram::compare_and_exchange,
-    table::NOWHERE,
 };
 
 /// Nobody's.
