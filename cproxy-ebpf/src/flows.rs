@@ -1,4 +1,4 @@
-//! Whom an unconnected UDP socket sends to: a few flows in the socket's own storage, the rest in `UDP_FLOWS`.
+//! Flows of unconnected UDP sockets: a few in the socket's own storage, the rest in `UDP_FLOWS`.
 
 use aya_ebpf::{
     helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie},
@@ -75,7 +75,7 @@ extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET], digest: u
 #[inline(always)]
 pub(crate) fn touch(state: &mut UdpState, index: usize) {
     state.clock = state.clock.wrapping_add(1);
-    // SAFETY: in range, as whoever has the index knows.
+    // SAFETY: in range: each caller has found the index among the flows.
     unsafe {
         *state.used.get_unchecked_mut(index) = state.clock;
         if *state.backends.get_unchecked(index) == 0 {
@@ -89,7 +89,7 @@ pub(crate) fn touch(state: &mut UdpState, index: usize) {
 extern "C" fn cproxy_claim(state: *mut UdpState, index: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    // What the caller knows, said again for the verifier.
+    // The caller has checked it; the verifier must see it checked here.
     let index = opaque(index as u64) as usize;
     if index >= FLOWS_PER_SOCKET {
         return 0;
@@ -107,7 +107,7 @@ extern "C" fn cproxy_claim(state: *mut UdpState, index: u32) -> u32 {
 /// The flow's backend serves no more: only what is under way from there is still the VIP's.
 #[inline(always)]
 pub(crate) fn retire(state: &mut UdpState, index: usize) {
-    // SAFETY: in range, as whoever has the index knows.
+    // SAFETY: in range: each caller has found the index among the flows.
     unsafe { *state.vips.get_unchecked_mut(index) = 0 };
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn retire_to(state: &mut UdpState, vip: &Endpoint) {
     }
 }
 
-/// What comes from this address from now on is nobody else's.
+/// Datagrams of this address from now on belong to no VIP.
 #[inline(always)]
 pub(crate) fn shadow(state: &mut UdpState, backend: &Endpoint) {
     cproxy_shadow(state, flow_digest(digest(backend)));
@@ -130,7 +130,7 @@ pub(crate) fn shadow(state: &mut UdpState, backend: &Endpoint) {
 extern "C" fn cproxy_shadow(state: *mut UdpState, digest: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    // Whoever sends elsewhere lets the time of its other flows pass.
+    // Each datagram that is sent elsewhere makes the other flows older.
     state.clock = state.clock.wrapping_add(1);
     if let Some(index) = position(&state.backends, digest) {
         // SAFETY: in range.
@@ -147,7 +147,7 @@ pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, flow: &Trans
     }
 }
 
-/// Remembers whom a socket was connected to, for what is still under way.
+/// Remembers a past peer of a connected socket, for datagrams under way.
 #[inline(always)]
 pub(crate) fn remember_past(state: &mut UdpState, flow: &Translation) {
     cproxy_remember(state, flow, 0, 0);
@@ -268,7 +268,7 @@ extern "C" fn cproxy_overflow_to(socket_cookie: u64, vip: *const Endpoint, word:
     flow.slot
 }
 
-/// What comes from this address from now on is not the VIP's that `UDP_FLOWS` has for it.
+/// Datagrams of this address from now on do not belong to the VIP that `UDP_FLOWS` has for it.
 #[inline(always)]
 pub(crate) fn forget_overflowed(ctx: &SockAddrContext, state: &UdpState, backend: &Endpoint) {
     if state.flags & UDP_HAS_OVERFLOWED != 0 {

@@ -118,7 +118,7 @@ extern "C" fn cproxy_set_of(destination: *const Endpoint, protocol: u32) -> SetI
     }
 }
 
-/// Ports that nobody means: who connects a UDP socket to one of them asks for a route to the address (RFC 6724, address
+/// Ports of route probes: a UDP socket that connects to one of them asks for a route to the address (RFC 6724, address
 /// selection), and is given it. glibc takes 0 where its caller names no port, Go 9 and musl 65535.
 #[inline(always)]
 fn is_probe(port: u16) -> bool {
@@ -147,13 +147,13 @@ impl Service {
         self.word == WORD_NONE
     }
 
-    /// Nobody answers there.
+    /// The Service has no eligible backend.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.word.eligible() == 0
     }
 
-    /// What a call to a Service that is empty gets.
+    /// Refuses or drops a call to a Service that is empty.
     #[inline(always)]
     pub(crate) fn deny(&self) -> i32 {
         deny(self.word.drops())

@@ -18,7 +18,7 @@ pub(crate) extern "C" fn cproxy_has(word: u64, translation: *mut Translation) ->
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(translation) = (unsafe { translation.as_mut() }) else { return 0 };
     let (first, total) = (word.first_slot(), word.eligible() + word.serving());
-    // What is where it was last is found without a search.
+    // A backend that has not moved is found without a search.
     if translation.slot.wrapping_sub(first) < total && cproxy_is_at(translation.slot, translation) != 0 {
         return 1;
     }

@@ -86,7 +86,7 @@ fn to_other(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
 
 #[inline(always)]
 fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, service: &Service) -> i32 {
-    // Without memory for the flow its answers would show the backend, and whoever waits for them would wait in vain.
+    // Without memory for the flow its answers would show the backend, and an application that waits for the VIP's would wait in vain.
     let Some(state) = flows::state_or_new(ctx) else {
         count(Counter::StateLost);
         return service.deny();

@@ -22,7 +22,7 @@ const DENY: i32 = 0;
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
-/// `IPPROTO_MPTCP`: a TCP socket to whoever it talks to (include/uapi/linux/in.h).
+/// `IPPROTO_MPTCP`: a TCP socket to its peers (include/uapi/linux/in.h).
 const IPPROTO_MPTCP: u32 = 262;
 
 /// `TCP_ESTABLISHED` (include/net/tcp_states.h): also the state of a UDP socket that is connected.
@@ -96,7 +96,7 @@ impl Family for V6 {
     }
 }
 
-/// What the application, or the kernel, has put there.
+/// The address that the application, or the kernel, has put there.
 #[inline(always)]
 pub(crate) fn endpoint<F: Family>(ctx: &SockAddrContext) -> Endpoint {
     // SAFETY: the verifier checks every access to the context.
@@ -125,7 +125,7 @@ pub(crate) fn protocol(ctx: &SockAddrContext) -> Option<u8> {
     }
 }
 
-/// Whether this is whom the kernel has the socket connected to at this moment.
+/// Whether the kernel has the socket connected to this address at this moment.
 #[inline(always)]
 pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpoint) -> bool {
     // SAFETY: the verifier checks every access to the context and the socket, which is never null in these hooks.
@@ -137,7 +137,7 @@ pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpo
     }
 }
 
-/// As if the VIP were a host on which nobody listens, or, if it drops, one to which there is no way.
+/// As if the VIP were a host without a listener, or, if it drops, one to which there is no way.
 #[inline(always)]
 pub(crate) fn deny(drops: bool) -> i32 {
     cproxy_deny(drops as u32);

@@ -1,4 +1,4 @@
-//! What the functions have in common that the verifier checks once, not at each of their callers.
+//! Functions that the verifier checks once, not at each of their callers, and helpers of theirs.
 //!
 //! A function that is global, by the linkage in the object's BTF, is verified by itself, with arguments of which only the
 //! type is known (kernel 5.13: pointers to memory of a known size). Its callers go on with an unknown number, so what it

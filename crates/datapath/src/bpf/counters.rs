@@ -1,4 +1,4 @@
-//! What the programs have counted.
+//! Counters of the programs.
 
 use aya::maps::{Array, HashMap, Map, MapError, PerCpuArray};
 use cproxy_ebpf::{Counter, FlowKey, FlowValue, TCP_PLACES, UDP_FLOWS_MAX};

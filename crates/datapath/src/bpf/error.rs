@@ -23,7 +23,7 @@ pub enum TableError {
         map: &'static str,
         /// Its size.
         entries: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// There is no descriptor left.

@@ -1,4 +1,4 @@
-//! Loads the programs, attaches them and pins everything: what the short-lived child does.
+//! Installation, by the short-lived child: loads the programs, attaches them and pins everything.
 //!
 //! All programs are loaded before the first is attached, and what an attempt has made is removed when it fails, so
 //! nothing is ever half attached. Where our links are pinned already (a restart, another build of the same layout),
@@ -71,7 +71,7 @@ impl Program {
 /// Whether the programs may call `bpf_set_retval`: a constant of theirs, 1 unless it is written before they are loaded.
 const ERRNO_HELPER: &str = "ERRNO_HELPER";
 
-/// Why the programs are not attached.
+/// Failure to install the programs.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// The object could not be loaded, its maps not be made.
@@ -91,9 +91,9 @@ pub enum InstallError {
     Load {
         /// The program.
         program: &'static str,
-        /// What `bpf(2)` said.
+        /// Error of `bpf(2)`.
         reason: String,
-        /// What the verifier said: many lines, for a bug report. Nothing, where the kernel knows no such programs at all.
+        /// The verifier's log: many lines, for a bug report. Empty where the kernel knows no such programs at all.
         verifier_log: String,
     },
     /// It could not be attached.
@@ -145,7 +145,7 @@ pub fn attached(pins: &PinDir) -> Vec<(Program, io::Result<u64>)> {
     Program::ALL.map(|program| (program, cgroup_id(program.link))).into()
 }
 
-/// What this attempt has pinned.
+/// Pins that this attempt has made.
 #[derive(Default)]
 struct Made(Vec<PathBuf>);
 
@@ -187,7 +187,7 @@ fn install_all(
     Ok(counts)
 }
 
-/// Nobody hears of it any more when sockets of the cgroup are released that the programs were on before: their places
+/// No program runs any more when sockets of the cgroup are released that the programs were on before: their places
 /// would never be free again, and one that lives on would be shown what it was connected to then.
 fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
     let failed = |error: MapError| InstallError::Object(root_cause(&error));
@@ -248,7 +248,7 @@ fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
 enum Hook<'o> {
     /// It may change an address.
     Address(&'o mut CgroupSockAddr),
-    /// It is told of a socket.
+    /// It runs for a socket.
     Socket(&'o mut CgroupSock),
 }
 
@@ -300,7 +300,7 @@ fn find(object: &mut Ebpf, program: Program) -> Result<Hook<'_>, InstallError> {
     }
 }
 
-/// What became of a hook's link.
+/// Outcome for a hook's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attached {
     /// There was none, or one on the same cgroup.
@@ -348,7 +348,7 @@ fn pin_over(link: FdLink, program: Program, pins: &PinDir, made: &mut Made) -> R
     let failed = |path: &Path, error: &dyn std::error::Error| {
         InstallError::Io(path.to_owned(), io::Error::other(root_cause(error)))
     };
-    // What an attempt that was killed has left; mostly there is nothing.
+    // A leftover of an attempt that was killed; mostly there is none.
     fs::remove_file(&temporary).ok();
     if !pin.exists() {
         made.0.push(pin.clone());

@@ -46,7 +46,7 @@ struct MappedArray {
 }
 
 impl KernelMaps {
-    /// What the maps are like.
+    /// Limits of the maps.
     pub const LIMITS: Limits = Limits {
         frontends: FRONTENDS_MAX,
         // Set 0 is that of keys without a port.
@@ -164,7 +164,7 @@ impl KernelMaps {
     ) -> Result<(), TableError> {
         let [outer, ..] = &self.outer;
         let map = outer.create(room)?;
-        // What has a type keeps its descriptor to itself.
+        // The typed map keeps its descriptor to itself.
         let fd = map.fd().as_fd().try_clone_to_owned().map_err(TableError::Descriptor)?;
         let mut map = typed(map)?;
         let frontends = frontends.iter().map(|&(frontend, set)| (key(frontend), set));
@@ -216,7 +216,7 @@ impl KernelMaps {
         Ok(())
     }
 
-    /// Nobody is left alone while the elements change: an element that is only half written must not be read.
+    /// Writes the exclusions. None is in force while the elements change: a program must not read one that is half written.
     fn exclude(&mut self, exclusions: &Exclusions) -> Result<(), TableError> {
         let Some(settings) = self.settings.memory.element::<Settings>(0, size_of::<Settings>()) else {
             return Err(TableError::OutOfRange("SETTINGS".to_owned()));
@@ -266,7 +266,7 @@ fn by_digest(run: &[Backend]) -> Vec<BackendSlot> {
     slots
 }
 
-/// The settings with these exclusions. There are no more than there are places; those without one match nobody.
+/// The settings with these exclusions. There are no more than there are places; unused places match no process and no port.
 fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
     let slot = |cgroup: &ExcludedCgroup| CgroupSlot { id: cgroup.id, level: cgroup.level, zero: 0 };
     let no_cgroup = CgroupSlot { id: u64::MAX, level: 0, zero: 0 };

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::owned_dir;
 
-/// Why the pins cannot be used.
+/// Failure to use the pins.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// Another layout's programs are attached.
@@ -38,13 +38,13 @@ pub enum PinError {
         path: PathBuf,
         /// The pin directory.
         dir: PathBuf,
-        /// What differs.
+        /// The difference.
         difference: String,
     },
     /// Nothing is installed.
     #[error("{0}: no cproxy table is installed there: start `cproxy run` or pass its --pin-dir")]
     NotInstalled(PathBuf),
-    /// Nothing can be pinned there, so what is there is not ours.
+    /// Nothing can be pinned there, so nothing there is ours.
     #[error(
         "{0} is not on a bpf filesystem (bpffs): nothing of cproxy can be there; pass the --pin-dir of `cproxy run`"
     )]
@@ -148,7 +148,7 @@ impl PinDir {
             return Err(PinError::OtherLayout(self.dir.clone(), version));
         }
         let versioned = self.versioned();
-        // Nobody else may hold its lock, nor take away what is pinned: on many machines all users can write to a bpffs.
+        // No other user may hold its lock, nor remove pins: on many machines all users can write to a bpffs.
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&versioned);
         made.map_err(|error| PinError::Io(versioned.clone(), error))?;
         owned_dir::open(&self.dir).map_err(|error| PinError::Io(self.dir.clone(), error))?;

@@ -1,5 +1,5 @@
 //! The pinned maps as `cproxy get`, passes over sockets and the agent's start read them: through descriptors that the kernel
-//! lets nobody write by.
+//! does not write by.
 
 use std::{
     collections::{HashMap as StdHashMap, HashSet, hash_map::Entry},

@@ -126,7 +126,7 @@ impl ResizableMap {
         let before = self.id()?.and_then(|id| self.path_of(id));
         let mut paths = self.spec.pins.iter().map(|name| self.pins.object(name));
         let path = paths.find(|path| before.as_ref() != Some(path)).unwrap_or_else(|| outer.clone());
-        // What an agent that was killed has left there.
+        // A leftover of an agent that was killed.
         fs::remove_file(&path).ok();
         obj_pin(map, &path).map_err(|error| failed(&path, error))?;
         if let Err(error) = set_inner_map(self.outer.fd().as_fd(), map) {

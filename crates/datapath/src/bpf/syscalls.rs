@@ -23,7 +23,7 @@ pub fn no_arguments() -> bpf_attr {
     unsafe { mem::zeroed() }
 }
 
-/// Calls `bpf(2)`. What the arguments point to must outlive the call.
+/// Calls `bpf(2)`. Memory that the arguments point to must outlive the call.
 ///
 /// # Errors
 /// As the command has them.

@@ -114,7 +114,7 @@ pub(super) struct SocketInfo {
 /// One message of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DiagReply {
-    /// A socket, and what it has asked for if that is stored with it.
+    /// A socket, and its translation if that is stored with it.
     Socket(SocketId, SocketInfo, Option<Translation>),
     /// The end: of a dump, or of anything that went wrong.
     End(Result<(), Errno>),
@@ -178,7 +178,7 @@ fn with_length(mut request: Vec<u8>) -> Vec<u8> {
     request
 }
 
-/// Reads what the kernel answered to the request with this number; answers to others are left out. `None` when it is
+/// Decodes the replies to the request with this number; answers to others are left out. `None` when it is
 /// not in the form it should be.
 pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<DiagReply>> {
     let mut messages = Vec::new();
@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// What Linux 6.18 answered: an IPv6 socket connected to [::ffff:127.0.0.9]:4660, the end of that dump, and the end
+    /// Replies of Linux 6.18: an IPv6 socket connected to [::ffff:127.0.0.9]:4660, the end of that dump, and the end
     /// of one of a protocol that it does not know.
     const SOCKET: &str = "7c0000001400020007000000bd7300000a010000d429123400000000000000000000ffff7f00000100000000000000000000\
                           ffff7f000009000000000900000000000000000000000000000000000000000000001ee00e00050008000000000008000f00\

@@ -31,7 +31,7 @@ pub(super) fn connected_to(backends: &BTreeSet<Backend>, family: u8) -> Option<V
     (!program.is_empty()).then_some(program)
 }
 
-/// Takes the branch of what is not so.
+/// Jumps over so many bytes, by the branch of a condition that is false.
 fn jump(over: usize) -> Vec<u8> {
     instruction(INET_DIAG_BC_JMP, INSTRUCTION_BYTES, INSTRUCTION_BYTES + over)
 }

@@ -69,7 +69,7 @@ impl<V: FnMut(u64)> NamespaceVisitor<V> {
         }
         match enter(directory, path) {
             Ok(()) => (self.visit)(netns),
-            // Whoever was in it is gone; somebody else may still be.
+            // That process is gone; another one may still be in the namespace.
             Err(error) if is_gone(&error) => return,
             Err(_) => self.refused += 1,
         }

@@ -1,4 +1,4 @@
-//! One pass that closes stale sockets. What it keeps does not grow with the sockets of the machine.
+//! One pass that closes stale sockets. Its memory does not grow with the sockets of the machine.
 
 use std::{
     collections::{HashMap, HashSet},
