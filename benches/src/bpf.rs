@@ -3,34 +3,16 @@
 
 mod map;
 
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use cproxy_datapath::bpf::syscalls::{
+    bpf, bpf_attach_type, bpf_cmd, bpf_fd, bpf_prog_type, bpf_stats_type, exit, link_detach, load_program, move_to,
+    no_arguments, obj_get,
+};
 pub use map::Map;
-
-/// Commands of `bpf(2)` (include/uapi/linux/bpf.h, `enum bpf_cmd`).
-const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
-const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_OBJ_GET: libc::c_long = 7;
-const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
-const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
-const BPF_LINK_CREATE: libc::c_long = 28;
-const BPF_LINK_GET_FD_BY_ID: libc::c_long = 30;
-const BPF_LINK_GET_NEXT_ID: libc::c_long = 31;
-const BPF_ENABLE_STATS: libc::c_long = 32;
-const BPF_LINK_DETACH: libc::c_long = 34;
-
-/// `BPF_PROG_TYPE_CGROUP_SOCK`.
-const CGROUP_SOCK: u32 = 9;
-/// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR`.
-const CGROUP_SOCK_ADDR: u32 = 18;
-
-/// `BPF_STATS_RUN_TIME`.
-const RUN_TIME: u32 = 0;
 
 /// A hook that socket programs are attached to: a value of the kernel's `enum bpf_attach_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +20,14 @@ pub struct AttachType(pub u32);
 
 impl AttachType {
     /// `BPF_CGROUP_INET_SOCK_RELEASE`.
-    pub const SOCK_RELEASE: Self = Self(34);
+    pub const SOCK_RELEASE: Self = Self(bpf_attach_type::BPF_CGROUP_INET_SOCK_RELEASE as u32);
 
-    /// What type of program the hook takes (include/uapi/linux/bpf.h, `enum bpf_prog_type`).
-    fn program_type(self) -> u32 {
-        if self == Self::SOCK_RELEASE { CGROUP_SOCK } else { CGROUP_SOCK_ADDR }
+    /// The type of program that the hook takes.
+    fn program_type(self) -> bpf_prog_type {
+        match self {
+            Self::SOCK_RELEASE => bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK,
+            _ => bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        }
     }
 }
 
@@ -67,35 +52,7 @@ impl Program {
     /// # Errors
     /// The kernel refuses.
     pub fn empty(hook: AttachType) -> io::Result<Self> {
-        /// `union bpf_attr` for the command, up to the last field that is needed.
-        #[repr(C)]
-        #[derive(Default)]
-        struct Attr {
-            prog_type: u32,
-            insn_cnt: u32,
-            insns: u64,
-            license: u64,
-            log_level: u32,
-            log_size: u32,
-            log_buf: u64,
-            kern_version: u32,
-            prog_flags: u32,
-            prog_name: [u8; 16],
-            prog_ifindex: u32,
-            expected_attach_type: u32,
-        }
-        // Opcode, registers, offset, immediate of `struct bpf_insn`: BPF_ALU64 | BPF_MOV | BPF_K; BPF_JMP | BPF_EXIT.
-        let instructions: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 1, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-        let mut attr = Attr {
-            prog_type: hook.program_type(),
-            insn_cnt: instructions.len() as u32,
-            insns: instructions.as_ptr() as u64,
-            license: c"GPL".as_ptr() as u64,
-            prog_name: *b"empty\0\0\0\0\0\0\0\0\0\0\0",
-            expected_attach_type: hook.0,
-            ..Attr::default()
-        };
-        bpf_fd(BPF_PROG_LOAD, &mut attr).map(Self)
+        load_program(hook.program_type(), hook.0, &[move_to(0, 1), exit()], "empty").map(Self)
     }
 
     /// Takes the program out of the pinned link `pin`: when this returns, the link's hook runs without it.
@@ -103,13 +60,9 @@ impl Program {
     /// # Errors
     /// There is no such link, or it is detached already.
     pub fn detach_from(pin: &Path) -> io::Result<Self> {
-        #[repr(C)]
-        struct Attr {
-            prog_id: u32,
-        }
-        let link = Link(obj_get(pin)?);
-        let prog_id = field(&fdinfo(link.0.as_fd())?, "prog_id")? as u32;
-        let program = bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut Attr { prog_id })?;
+        let link = Link(obj_get(pin, 0)?);
+        let program_id = field(&fdinfo(link.0.as_fd())?, "prog_id")? as u32;
+        let program = fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, program_id)?;
         link.detach()?;
         Ok(Self(program))
     }
@@ -132,20 +85,11 @@ impl Program {
     /// # Errors
     /// The kernel refuses.
     pub fn attach(&self, hook: AttachType, cgroup: BorrowedFd<'_>) -> io::Result<Link> {
-        #[repr(C)]
-        struct Attr {
-            prog_fd: u32,
-            target_fd: u32,
-            attach_type: u32,
-            flags: u32,
-        }
-        let mut attr = Attr {
-            prog_fd: self.0.as_raw_fd() as u32,
-            target_fd: cgroup.as_raw_fd() as u32,
-            attach_type: hook.0,
-            flags: 0,
-        };
-        bpf_fd(BPF_LINK_CREATE, &mut attr).map(Link)
+        let mut attr = no_arguments();
+        attr.link_create.__bindgen_anon_1.prog_fd = self.0.as_raw_fd() as u32;
+        attr.link_create.__bindgen_anon_2.target_fd = cgroup.as_raw_fd() as u32;
+        attr.link_create.attach_type = hook.0;
+        bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(Link)
     }
 }
 
@@ -159,11 +103,7 @@ impl Link {
     /// # Errors
     /// The link is detached already.
     pub fn detach(self) -> io::Result<()> {
-        #[repr(C)]
-        struct Attr {
-            link_fd: u32,
-        }
-        bpf(BPF_LINK_DETACH, &mut Attr { link_fd: self.0.as_raw_fd() as u32 }).map(drop)
+        link_detach(self.0.as_fd())
     }
 }
 
@@ -173,11 +113,9 @@ impl Link {
 /// # Errors
 /// The kernel is older than 5.8.
 pub fn enable_statistics() -> io::Result<OwnedFd> {
-    #[repr(C)]
-    struct Attr {
-        stats_type: u32,
-    }
-    bpf_fd(BPF_ENABLE_STATS, &mut Attr { stats_type: RUN_TIME })
+    let mut attr = no_arguments();
+    attr.enable_stats.type_ = bpf_stats_type::BPF_STATS_RUN_TIME as u32;
+    bpf_fd(bpf_cmd::BPF_ENABLE_STATS, &mut attr)
 }
 
 /// How many programs links have attached to these hooks, on whatever cgroups.
@@ -185,20 +123,13 @@ pub fn enable_statistics() -> io::Result<OwnedFd> {
 /// # Errors
 /// Links cannot be listed.
 pub fn count_links(hooks: &[AttachType]) -> io::Result<usize> {
-    #[repr(C)]
-    struct Attr {
-        id: u32,
-        next_id: u32,
-        open_flags: u32,
-    }
-    let mut attr = Attr { id: 0, next_id: 0, open_flags: 0 };
-    let mut count = 0;
-    while bpf(BPF_LINK_GET_NEXT_ID, &mut attr).is_ok() {
-        attr.id = attr.next_id;
+    let (mut attr, mut count) = (no_arguments(), 0);
+    while bpf(bpf_cmd::BPF_LINK_GET_NEXT_ID, &mut attr).is_ok() {
+        // SAFETY: the kernel has written it.
+        let id = unsafe { attr.__bindgen_anon_6.next_id };
+        attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
         // A link may end between the two calls.
-        let Ok(link) = bpf_fd(BPF_LINK_GET_FD_BY_ID, &mut Attr { id: attr.id, next_id: 0, open_flags: 0 }) else {
-            continue;
-        };
+        let Ok(link) = fd_by_id(bpf_cmd::BPF_LINK_GET_FD_BY_ID, id) else { continue };
         let text = fdinfo(link.as_fd())?;
         // Links of other kinds have no such fields; one that is detached has no cgroup.
         let (Ok(attach_type), Ok(cgroup)) = (field(&text, "attach_type"), field(&text, "cgroup_id")) else { continue };
@@ -208,15 +139,10 @@ pub fn count_links(hooks: &[AttachType]) -> io::Result<usize> {
     Ok(count)
 }
 
-fn obj_get(path: &Path) -> io::Result<OwnedFd> {
-    #[repr(C)]
-    struct Attr {
-        pathname: u64,
-        bpf_fd: u32,
-        file_flags: u32,
-    }
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    bpf_fd(BPF_OBJ_GET, &mut Attr { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })
+fn fd_by_id(command: bpf_cmd, id: u32) -> io::Result<OwnedFd> {
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
+    bpf_fd(command, &mut attr)
 }
 
 fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<String> {
@@ -227,22 +153,6 @@ fn field(fdinfo: &str, name: &str) -> io::Result<u64> {
     let line = fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let value = line.and_then(|value| value.trim().parse().ok());
     value.ok_or_else(|| io::Error::other(format!("the kernel does not tell {name} in /proc/self/fdinfo")))
-}
-
-fn bpf_fd<Attr>(command: libc::c_long, attr: &mut Attr) -> io::Result<OwnedFd> {
-    let fd = bpf(command, attr)?;
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn bpf<Attr>(command: libc::c_long, attr: &mut Attr) -> io::Result<i32> {
-    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of the size given; the kernel takes the rest as
-    // zero. What it points to outlives the call, since each caller holds it in a local.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
-    match result {
-        -1 => Err(io::Error::last_os_error()),
-        value => Ok(value as i32),
-    }
 }
 
 #[cfg(test)]

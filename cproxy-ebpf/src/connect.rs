@@ -8,11 +8,12 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{Backend, Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
+    endpoint::Endpoint,
     flows,
+    lookup::{Service, look_up_if_service},
     maps::{backend, count},
     peer::{self, is_translated, is_untranslated},
-    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, protocol, rewrite},
-    table::{Service, look_up_if_service},
+    sock_addr::{ALLOW, Family, V4, V6, endpoint, protocol, rewrite},
     tcp,
 };
 
@@ -48,7 +49,7 @@ fn is_agent(ctx: &SockAddrContext) -> bool {
     peer::state(ctx).is_some_and(|state| is_untranslated(state))
 }
 
-/// No Service. What the socket was before must not be taken for what it is now.
+/// Connect to an address that is no Service. A translation of an earlier connect must not be taken for the present peer.
 #[inline(always)]
 fn to_other(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> i32 {
     if protocol != PROTOCOL_UDP {
@@ -91,13 +92,13 @@ fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, se
     rewrite::<F>(ctx, &backend.address, backend.port)
 }
 
-/// Where a UDP socket's peer is noted. What the socket was before is kept: replies that are under way still show the VIP.
+/// Storage for a UDP socket's new peer. The old translation becomes a flow: replies under way still show the VIP.
 #[inline(always)]
 fn new_udp_peer<'s>(ctx: &'s SockAddrContext, vip: &Endpoint, backend: &Backend) -> Option<&'s mut Translation> {
     let state = peer::state_or_new(ctx)?;
     keep(ctx, &state.peer);
     // The kernel takes only what comes from the new peer: what the socket sends to the VIP goes there, and what comes from
-    // there is for nobody else.
+    // there belongs to no other VIP.
     if let Some(flows) = flows::state(ctx) {
         flows::retire_to(flows, vip);
         flows::shadow(flows, &Endpoint::new(&backend.address, backend.port));

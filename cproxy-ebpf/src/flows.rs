@@ -1,16 +1,21 @@
-//! Whom an unconnected UDP socket sends to: a few flows in the socket's own storage, the rest in `UDP_FLOWS`.
+//! Flows of unconnected UDP sockets: a few in the socket's own storage, the rest in `UDP_FLOWS`.
 
-use aya_ebpf::{helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
+use aya_ebpf::{
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie},
+    programs::SockAddrContext,
+};
 use cproxy_ebpf::{
-    Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, Flow, FlowKey, FlowValue, Translation,
-    UDP_HAS_OVERFLOWED, UdpState, flow_digest,
+    Affinity, Counter, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, Flow, FlowKey, FlowValue,
+    SetWord, Translation, UDP_HAS_OVERFLOWED, UdpState, flow_digest,
 };
 
 use crate::{
+    endpoint::{Endpoint, digest},
+    lookup::Service,
     maps::{UDP_FLOWS, UDP_SOCKETS, count},
-    sock_addr::Endpoint,
-    subprogram::{copy, digest, opaque},
-    table::{NOWHERE, Service, cproxy_has},
+    search::{NOWHERE, cproxy_digest_at, cproxy_has},
+    select::{cproxy_affine, cproxy_any},
+    subprogram::{copy, opaque},
 };
 
 /// Not an index of a flow.
@@ -60,7 +65,7 @@ fn position(digests: &[u32; FLOWS_PER_SOCKET], digest: u32) -> Option<usize> {
 /// The index of a digest, or [`FLOWS_PER_SOCKET`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET], digest: u32) -> u32 {
+extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET], digest: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(digests) = (unsafe { digests.as_ref() }) else { return NONE };
     digests.iter().position(|&known| known == digest).map_or(NONE, |index| index as u32)
@@ -70,7 +75,7 @@ pub(crate) extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET]
 #[inline(always)]
 pub(crate) fn touch(state: &mut UdpState, index: usize) {
     state.clock = state.clock.wrapping_add(1);
-    // SAFETY: in range, as whoever has the index knows.
+    // SAFETY: in range: each caller has found the index among the flows.
     unsafe {
         *state.used.get_unchecked_mut(index) = state.clock;
         if *state.backends.get_unchecked(index) == 0 {
@@ -84,7 +89,7 @@ pub(crate) fn touch(state: &mut UdpState, index: usize) {
 extern "C" fn cproxy_claim(state: *mut UdpState, index: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    // What the caller knows, said again for the verifier.
+    // The caller has checked it; the verifier must see it checked here.
     let index = opaque(index as u64) as usize;
     if index >= FLOWS_PER_SOCKET {
         return 0;
@@ -102,7 +107,7 @@ extern "C" fn cproxy_claim(state: *mut UdpState, index: u32) -> u32 {
 /// The flow's backend serves no more: only what is under way from there is still the VIP's.
 #[inline(always)]
 pub(crate) fn retire(state: &mut UdpState, index: usize) {
-    // SAFETY: in range, as whoever has the index knows.
+    // SAFETY: in range: each caller has found the index among the flows.
     unsafe { *state.vips.get_unchecked_mut(index) = 0 };
 }
 
@@ -114,7 +119,7 @@ pub(crate) fn retire_to(state: &mut UdpState, vip: &Endpoint) {
     }
 }
 
-/// What comes from this address from now on is nobody else's.
+/// Datagrams of this address from now on belong to no VIP.
 #[inline(always)]
 pub(crate) fn shadow(state: &mut UdpState, backend: &Endpoint) {
     cproxy_shadow(state, flow_digest(digest(backend)));
@@ -125,7 +130,7 @@ pub(crate) fn shadow(state: &mut UdpState, backend: &Endpoint) {
 extern "C" fn cproxy_shadow(state: *mut UdpState, digest: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    // Whoever sends elsewhere lets the time of its other flows pass.
+    // Each datagram that is sent elsewhere makes the other flows older.
     state.clock = state.clock.wrapping_add(1);
     if let Some(index) = position(&state.backends, digest) {
         // SAFETY: in range.
@@ -142,7 +147,7 @@ pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, flow: &Trans
     }
 }
 
-/// Remembers whom a socket was connected to, for what is still under way.
+/// Remembers a past peer of a connected socket, for datagrams under way.
 #[inline(always)]
 pub(crate) fn remember_past(state: &mut UdpState, flow: &Translation) {
     cproxy_remember(state, flow, 0, 0);
@@ -263,7 +268,7 @@ extern "C" fn cproxy_overflow_to(socket_cookie: u64, vip: *const Endpoint, word:
     flow.slot
 }
 
-/// What comes from this address from now on is not the VIP's that `UDP_FLOWS` has for it.
+/// Datagrams of this address from now on do not belong to the VIP that `UDP_FLOWS` has for it.
 #[inline(always)]
 pub(crate) fn forget_overflowed(ctx: &SockAddrContext, state: &UdpState, backend: &Endpoint) {
     if state.flags & UDP_HAS_OVERFLOWED != 0 {
@@ -302,4 +307,34 @@ pub(crate) fn overflowed_from(ctx: &SockAddrContext, state: &UdpState, backend: 
     // the map, as it would show none a moment later.
     let found = unsafe { found.read_volatile() };
     Some(Endpoint::new(&found.address, found.port))
+}
+
+impl Service {
+    /// The slot of the backend that the client has; else of any, or of the next one if one of these flows has that: two
+    /// VIPs with one backend could not be told apart by its replies.
+    #[inline(always)]
+    pub(crate) fn choose_beside(&self, ctx: &SockAddrContext, flows: &UdpState) -> u32 {
+        // SAFETY: a helper that takes the context.
+        let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
+        cproxy_beside(flows, self.word.0, self.affinity.0, netns_cookie)
+    }
+}
+
+/// See [`Service::choose_beside`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, affinity: u64, netns_cookie: u64) -> u32 {
+    if Affinity(affinity).seconds() != 0 {
+        return cproxy_affine(word, affinity, netns_cookie);
+    }
+    let first = cproxy_any(word);
+    let word = SetWord(word);
+    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    let Some(flows) = (unsafe { flows.as_ref() }) else { return first };
+    if cproxy_position(&flows.backends, flow_digest(cproxy_digest_at(first))) == FLOWS_PER_SOCKET as u32 {
+        return first;
+    }
+    // Whether the next one is free is not asked: of two VIPs with two backends it is.
+    let next = first + 1;
+    if next < word.first_slot() + word.eligible() { next } else { word.first_slot() }
 }

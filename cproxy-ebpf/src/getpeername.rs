@@ -4,9 +4,10 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{PROTOCOL_TCP, Translation};
 
 use crate::{
+    endpoint::Endpoint,
     flows,
     peer::{self, leads_to},
-    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, protocol, rewrite},
+    sock_addr::{ALLOW, Family, V4, V6, endpoint, protocol, rewrite},
     tcp,
 };
 

@@ -10,15 +10,15 @@
 //! FRONTENDS    hash        FrontendKey  -> SetId
 //! SETS         array       SetId        -> Set           (a word that is switched atomically, and session affinity)
 //! BACKENDS     array       slot         -> Backend
-//! SETTINGS     array       0            -> Settings      (seed, filter, how is chosen, who is left alone)
+//! SETTINGS     array       0            -> Settings      (seed, filter, balance, exclusions)
 //!
 //! written by the programs
-//! TCP_OWNERS   array       place        -> u64           (the cookie of the socket whose place it is, 0: nobody's)
+//! TCP_OWNERS   array       place        -> u64           (cookie of the socket that has the place, 0: free)
 //!                          TCP_WITHOUT_PLACE -> u64      (1 as soon as a TCP socket is in SOCKETS)
-//! TCP_PEERS    array       place        -> Translation   (whom that socket is connected to)
-//! SOCKETS      sk_storage               -> SocketState   (whom any other socket is connected to; also: the agent's mark)
-//! UDP_SOCKETS  sk_storage               -> UdpState      (whom an unconnected socket sends to)
-//! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (what does not fit into UDP_SOCKETS)
+//! TCP_PEERS    array       place        -> Translation   (peer of that socket)
+//! SOCKETS      sk_storage               -> SocketState   (peer of a socket without a place; the agent's mark)
+//! UDP_SOCKETS  sk_storage               -> UdpState      (flows of an unconnected socket)
+//! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (flows that do not fit into UDP_SOCKETS)
 //! AFFINITY     LRU hash    AffinityKey  -> AffinityEntry
 //! TURNS        array       turn_of(set) -> u64           (how many choices were made in turn)
 //! COUNTERS     per CPU     Counter      -> u64
@@ -44,7 +44,7 @@ pub const SETS_MAX: u32 = 262_144;
 pub const BACKENDS_MIN: u32 = 1_536;
 /// Most slots in `BACKENDS`: 96 MiB of them.
 pub const BACKENDS_MAX: u32 = 4_194_304;
-/// Most clients with session affinity that `AFFINITY` holds; beyond them, who has been idle longest is forgotten.
+/// Most clients with session affinity that `AFFINITY` holds; beyond them, the one that has been idle longest is forgotten.
 pub const AFFINITY_MAX: u32 = 512;
 /// Most entries of `UDP_FLOWS`; each flow takes two.
 pub const UDP_FLOWS_MAX: u32 = 1_024;
@@ -74,7 +74,7 @@ pub const fn is_v4(address: &[u32; 4]) -> bool {
     address[0] == 0 && address[1] == 0 && address[2] == V4_MAPPED_WORD
 }
 
-/// What a client connects to: the key of `FRONTENDS`. 20 bytes.
+/// Address, port and protocol of a frontend: the key of `FRONTENDS`. 20 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrontendKey {
@@ -111,7 +111,7 @@ pub struct Backend {
 }
 
 /// A digest of an address and a port, both in network order. Different backends may share one; it takes 2^16 backends in
-/// one set to make that likely, and whoever meets it compares the address too.
+/// one set to make that likely, so the address is compared, too.
 #[inline(always)]
 #[must_use]
 pub const fn digest(address: &[u32; 4], port: u16) -> u32 {
@@ -136,7 +136,7 @@ pub struct Set {
 ///
 /// Bits 0..31 are the first slot in `BACKENDS`; bit 31 says what a set without eligible backends does: drop (1) or refuse
 /// (0); bits 32..48 count the eligible backends, which come first; bits 48..64 count those that come after them: they
-/// still serve whom they serve, but get nobody new. Each of the two runs is sorted by digest.
+/// still serve their clients, but get no new ones. Each of the two runs is sorted by digest.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SetWord(pub u64);
@@ -231,7 +231,7 @@ pub struct AffinityKey {
     pub netns_cookie: u64,
 }
 
-/// Whom a client has: the value of `AFFINITY`, one word that is only ever exchanged whole. Bits 0..32 are the backend's
+/// Backend of a client: the value of `AFFINITY`, one word that is only ever exchanged whole. Bits 0..32 are the backend's
 /// digest; bits 32..64 when it last opened a connection, in [`affinity_time`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,7 +272,7 @@ pub const fn affinity_time(monotonic_ns: u64) -> u32 {
     (monotonic_ns >> AFFINITY_TIME_SHIFT) as u32
 }
 
-/// What a socket asked for and what it got. 40 bytes.
+/// Translation of a socket's destination: VIP and backend. 40 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Translation {
@@ -288,9 +288,9 @@ pub struct Translation {
     pub slot: u32,
 }
 
-/// What cproxy knows of a socket that has no place of its own: the value of `SOCKETS`. 44 bytes.
+/// State of a socket that has no place of its own: the value of `SOCKETS`. 44 bytes.
 ///
-/// `peer` is what the last `connect()` asked for and got, and is believed only where it matches the address that the
+/// `peer` is the translation of the last `connect()`, and is believed only where it matches the address that the
 /// kernel has. Where a socket with state connects to no Service, both sides of it are that address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -323,7 +323,7 @@ pub const fn tcp_places(cookie: u64) -> [u32; 2] {
 /// How many Services one UDP socket remembers by itself: as many as fit into the 440 bytes that the kernel allocates anyway.
 pub const FLOWS_PER_SOCKET: usize = 7;
 
-/// Whom an unconnected UDP socket sends to: the value of `UDP_SOCKETS`. 404 bytes. A flow is one index of the four arrays.
+/// Flows of an unconnected UDP socket: the value of `UDP_SOCKETS`. 404 bytes. A flow is one index of the four arrays.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpState {
@@ -403,7 +403,7 @@ pub struct FlowValue {
     pub slot: u32,
 }
 
-/// What the agent tells the programs: the one element of `SETTINGS`. 160 bytes; fields of 8 bytes are written and read
+/// Settings of the agent for the programs: the one element of `SETTINGS`. 160 bytes; fields of 8 bytes are written and read
 /// whole, the others before the programs are attached.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -487,14 +487,14 @@ pub const fn filter_bit(address: &[u32; 4]) -> u64 {
     filter_bit_of_prefix(if is_v4(address) { filter_prefix_v4(address) } else { filter_prefix_v6(address) })
 }
 
-/// What of an IPv4 address decides about its bit.
+/// Prefix of an IPv4 address that decides about its bit.
 #[inline(always)]
 #[must_use]
 pub const fn filter_prefix_v4(address: &[u32; 4]) -> u32 {
     u32::from_be(address[3]) >> 16
 }
 
-/// What of an IPv6 address decides about its bit.
+/// Prefix of an IPv6 address, folded, that decides about its bit.
 #[inline(always)]
 #[must_use]
 pub const fn filter_prefix_v6(address: &[u32; 4]) -> u32 {
@@ -508,7 +508,7 @@ pub const fn filter_bit_of_prefix(prefix: u32) -> u64 {
     1 << (prefix.wrapping_mul(0x9e37_79b1) >> 26)
 }
 
-/// What `COUNTERS` counts, by index.
+/// Indices of `COUNTERS`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {

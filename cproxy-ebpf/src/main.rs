@@ -4,15 +4,19 @@
 #![feature(asm_experimental_arch)]
 
 mod connect;
+mod endpoint;
+mod exclude;
 mod flows;
 mod getpeername;
+mod lookup;
 mod maps;
 mod peer;
 mod recvmsg;
+mod search;
+mod select;
 mod sendmsg;
 mod sock_addr;
 mod subprogram;
-mod table;
 mod tcp;
 
 #[cfg(not(test))]

@@ -1,12 +1,14 @@
-//! Whom a socket is connected to that has no place for that (`tcp`), and which are the agent's: `SOCKETS`. The kernel holds the socket's lock while any of our hooks runs
-//! (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG` and its `_LOCK` forms), so nobody else changes a socket's state.
+//! Per-socket state in `SOCKETS`: peers without a TCP slot, and the agent's mark.
+//!
+//! The kernel holds the socket's lock while any of our hooks runs
+//! (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG` and its `_LOCK` forms), so no other program changes its state meanwhile.
 
 use aya_ebpf::programs::SockAddrContext;
 use cproxy_ebpf::{SOCKET_UNTRANSLATED, SocketState, Translation};
 
 use crate::{
+    endpoint::{Endpoint, is_same},
     maps::SOCKETS,
-    sock_addr::{Endpoint, is_same},
 };
 
 /// The socket's state, if it has any.
@@ -48,13 +50,13 @@ pub(crate) fn is_translated(translation: &Translation) -> bool {
     !is_same(&translation.vip, translation.vip_port, &translation.backend, translation.backend_port)
 }
 
-/// What a connect to no Service leaves in a socket that has state.
+/// Records a connect to an address that is no Service, in a socket that has state.
 #[inline(always)]
 pub(crate) fn set_untranslated(peer: &mut Translation, destination: &Endpoint) {
     set_translated(peer, destination, &destination.address, destination.port, 0);
 }
 
-/// What a connect to a Service leaves.
+/// Records a connect to a Service.
 #[inline(always)]
 pub(crate) fn set_translated(peer: &mut Translation, vip: &Endpoint, backend: &[u32; 4], port: u16, slot: u32) {
     for word in 0..4 {

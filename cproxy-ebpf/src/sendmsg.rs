@@ -9,11 +9,13 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
 
 use crate::{
+    endpoint::Endpoint,
     flows,
+    lookup::{Service, cproxy_flow_serves, look_up, may_be_service},
     maps::{backend, count},
     peer::{self, is_for, is_untranslated},
-    sock_addr::{ALLOW, Endpoint, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
-    table::{NOWHERE, Service, cproxy_flow_serves, look_up, may_be_service},
+    search::NOWHERE,
+    sock_addr::{ALLOW, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
 };
 
 #[cgroup_sock_addr(sendmsg4)]
@@ -84,7 +86,7 @@ fn to_other(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
 
 #[inline(always)]
 fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, service: &Service) -> i32 {
-    // Without memory for the flow its answers would show the backend, and whoever waits for them would wait in vain.
+    // Without memory for the flow its answers would show the backend, and an application that waits for the VIP's would wait in vain.
     let Some(state) = flows::state_or_new(ctx) else {
         count(Counter::StateLost);
         return service.deny();

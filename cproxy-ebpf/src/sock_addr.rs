@@ -9,7 +9,10 @@ use aya_ebpf::{
 };
 use cproxy_ebpf::{Counter, PROTOCOL_TCP, PROTOCOL_UDP, v4_mapped};
 
-use crate::{maps::count, subprogram::opaque};
+use crate::{
+    endpoint::{Endpoint, is_same},
+    maps::count,
+};
 
 /// The kernel goes on with the address as it now is.
 pub(crate) const ALLOW: i32 = 1;
@@ -19,7 +22,7 @@ const DENY: i32 = 0;
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
-/// `IPPROTO_MPTCP`: a TCP socket to whoever it talks to (include/uapi/linux/in.h).
+/// `IPPROTO_MPTCP`: a TCP socket to its peers (include/uapi/linux/in.h).
 const IPPROTO_MPTCP: u32 = 262;
 
 /// `TCP_ESTABLISHED` (include/net/tcp_states.h): also the state of a UDP socket that is connected.
@@ -29,38 +32,6 @@ const ESTABLISHED: u32 = 1;
 /// verifier then removes what is behind it.
 #[unsafe(no_mangle)]
 static ERRNO_HELPER: u8 = 1;
-
-/// An address and a port, both in network order. 20 bytes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Endpoint {
-    pub(crate) address: [u32; 4],
-    pub(crate) port: u16,
-    pub(crate) zero: u16,
-}
-
-impl Endpoint {
-    #[inline(always)]
-    pub(crate) fn new(address: &[u32; 4], port: u16) -> Self {
-        Self { address: *address, port, zero: 0 }
-    }
-
-    #[inline(always)]
-    pub(crate) fn is(&self, address: &[u32; 4], port: u16) -> bool {
-        is_same(&self.address, self.port, address, port)
-    }
-}
-
-/// Whether two addresses and ports are the same: one branch, not six.
-#[inline(always)]
-pub(crate) fn is_same(address: &[u32; 4], port: u16, other: &[u32; 4], other_port: u16) -> bool {
-    let differences = (address[0] ^ other[0])
-        | (address[1] ^ other[1])
-        | (address[2] ^ other[2])
-        | (address[3] ^ other[3])
-        | (port ^ other_port) as u32;
-    opaque(differences as u64) == 0
-}
 
 /// Which words of the context a hook may touch: the verifier checks that.
 pub(crate) trait Family {
@@ -125,7 +96,7 @@ impl Family for V6 {
     }
 }
 
-/// What the application, or the kernel, has put there.
+/// The address that the application, or the kernel, has put there.
 #[inline(always)]
 pub(crate) fn endpoint<F: Family>(ctx: &SockAddrContext) -> Endpoint {
     // SAFETY: the verifier checks every access to the context.
@@ -154,7 +125,7 @@ pub(crate) fn protocol(ctx: &SockAddrContext) -> Option<u8> {
     }
 }
 
-/// Whether this is whom the kernel has the socket connected to at this moment.
+/// Whether the kernel has the socket connected to this address at this moment.
 #[inline(always)]
 pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpoint) -> bool {
     // SAFETY: the verifier checks every access to the context and the socket, which is never null in these hooks.
@@ -166,7 +137,7 @@ pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpo
     }
 }
 
-/// As if the VIP were a host on which nobody listens, or, if it drops, one to which there is no way.
+/// As if the VIP were a host without a listener, or, if it drops, one to which there is no way.
 #[inline(always)]
 pub(crate) fn deny(drops: bool) -> i32 {
     cproxy_deny(drops as u32);

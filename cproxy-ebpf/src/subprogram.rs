@@ -1,4 +1,4 @@
-//! What the functions have in common that the verifier checks once, not at each of their callers.
+//! Functions that the verifier checks once, not at each of their callers, and helpers of theirs.
 //!
 //! A function that is global, by the linkage in the object's BTF, is verified by itself, with arguments of which only the
 //! type is known (kernel 5.13: pointers to memory of a known size). Its callers go on with an unknown number, so what it
@@ -6,8 +6,6 @@
 //! a kernel without a JIT pays for at start, and what a large program is refused for.
 
 use cproxy_ebpf::Translation;
-
-use crate::sock_addr::Endpoint;
 
 /// Copies field by field: a copy of the whole would become a loop over its bytes.
 #[inline(always)]
@@ -45,17 +43,4 @@ pub(crate) fn compare_and_exchange(value: *mut u64, expected: u64, new: u64) -> 
         );
     }
     found
-}
-
-/// [`cproxy_ebpf::digest`], once.
-#[inline(always)]
-pub(crate) fn digest(endpoint: &Endpoint) -> u32 {
-    cproxy_digest(endpoint)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn cproxy_digest(endpoint: *const Endpoint) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
-    unsafe { endpoint.as_ref() }.map_or(0, |endpoint| cproxy_ebpf::digest(&endpoint.address, endpoint.port))
 }

@@ -1,4 +1,4 @@
-//! Whom a TCP socket is connected to: at one of two places of an array, which is the socket's from its first `connect()` to
+//! Peers of TCP sockets: at one of two places of an array, which is the socket's from its first `connect()` to
 //! a Service until it is closed, or, where both are another's, in its storage.
 //!
 //! Socket storage alone would do, and cost more than all the rest of the programs: the kernel allocates it anew for each
@@ -15,15 +15,15 @@ use cproxy_ebpf::{PROTOCOL_TCP, TCP_WITHOUT_PLACE, Translation, tcp_places};
 use crate::{
     maps::{TCP_OWNERS, TCP_PEERS},
     peer::{self, is_untranslated},
+    search::NOWHERE,
     sock_addr::ALLOW,
     subprogram::compare_and_exchange,
-    table::NOWHERE,
 };
 
-/// Nobody's.
+/// Owner of a free place.
 const FREE: u64 = 0;
 
-/// Whom the socket was connected to last, if that is known. Nothing of the agent's own sockets.
+/// Translation of the socket's last connect, if there is one; none of the agent's own sockets.
 #[inline(always)]
 pub(crate) fn peer(ctx: &SockAddrContext) -> Option<&mut Translation> {
     let place = cproxy_tcp_place(cookie(ctx.as_ptr()));
@@ -44,7 +44,7 @@ pub(crate) fn new_peer(ctx: &SockAddrContext) -> Option<&mut Translation> {
         return at(place);
     }
     if let Some(is_any) = TCP_OWNERS.get_ptr_mut(TCP_WITHOUT_PLACE) {
-        // SAFETY: a live value; nobody writes anything else there.
+        // SAFETY: a live value; 1 is all that is ever written there.
         unsafe { is_any.write_volatile(1) };
     }
     peer::state_or_new(ctx).map(|state| &mut state.peer)
@@ -65,7 +65,7 @@ fn cproxy_release(ctx: SockContext) -> i32 {
         let cookie = cookie(ctx.as_ptr());
         let place = cproxy_tcp_place(cookie);
         if let Some(owner) = TCP_OWNERS.get_ptr_mut(place) {
-            // An exchange, not a store: whoever takes the place writes after what this socket has written.
+            // An exchange, not a store: the next owner of the place writes after this socket.
             compare_and_exchange(owner, cookie, FREE);
         }
     }

@@ -13,7 +13,7 @@ use cproxy_core::{
     Event, KernelTable, NodeContext, ResourceKind, Store, TablePlanner,
     api::{EndpointSlice, Service},
 };
-use cproxy_datapath::bpf;
+use cproxy_datapath::bpf::KernelMaps;
 use serde_json::{Value, json};
 
 use self::counting::{ALLOCATIONS, BYTES, PEAK_BYTES};
@@ -70,7 +70,7 @@ fn synced(services: u32) -> (Store, TablePlanner) {
     };
     list(ResourceKind::Services, &service_event);
     list(ResourceKind::EndpointSlices, &|index| slice_event(index, 0));
-    let mut table = TablePlanner::new(bpf::Table::LIMITS, KernelTable::default());
+    let mut table = TablePlanner::new(KernelMaps::LIMITS, KernelTable::default());
     table.sync_by(&store, &mut drop);
     (store, table)
 }

@@ -8,7 +8,7 @@ use cproxy::report::{self, ReportRow};
 use cproxy_core::{
     Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, TablePlanner, resolve,
 };
-use cproxy_datapath::bpf;
+use cproxy_datapath::bpf::KernelMaps;
 
 /// The Service that keeps its last backends, so that it is not what a full recomputation says.
 const PROTECTED: (&str, &str) = ("default", "kubernetes");
@@ -20,7 +20,7 @@ const CRAMPED: Limits = Limits {
     slots: 4,
     run_backends: 2,
     reserved: Reserve { sets: 0, slots: 0 },
-    ..bpf::Table::LIMITS
+    ..KernelMaps::LIMITS
 };
 
 /// What the agent does with a store: a table that follows it, and one for which there is no room.
@@ -33,7 +33,7 @@ pub struct Follower {
 impl Default for Follower {
     fn default() -> Self {
         let table = |limits| TablePlanner::new(limits, KernelTable::default());
-        Self { table: table(bpf::Table::LIMITS), cramped: table(CRAMPED), is_synced: false }
+        Self { table: table(KernelMaps::LIMITS), cramped: table(CRAMPED), is_synced: false }
     }
 }
 

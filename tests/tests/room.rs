@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use cproxy_datapath::bpf::{PinDir, Table};
+use cproxy_datapath::bpf::{KernelMaps, PinDir};
 use cproxy_tests::{
     Done, Server, echo,
     manifest::{self, Service, Slice},
@@ -88,7 +88,7 @@ fn ask() {
 
 /// How large the maps are that have little in them.
 fn least() -> (u64, u64) {
-    let least = Table::LIMITS.least;
+    let least = KernelMaps::LIMITS.least;
     (least.frontends.into(), least.slots.into())
 }
 

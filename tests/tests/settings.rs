@@ -11,7 +11,7 @@ use std::{
 };
 
 use cproxy_core::Filter;
-use cproxy_datapath::bpf::{PinDir, Table, excluded_cgroup};
+use cproxy_datapath::bpf::{KernelReader, PinDir, excluded_cgroup};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
@@ -136,7 +136,7 @@ fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
     manifest::write(&sandbox.manifest_dir(), "web.json", []);
     let _agent = start_agent(&sandbox);
     assert_eq!(ask(at(VIP, 81)), "the VIP itself");
-    let table = Table::snapshot(&PinDir::new(&sandbox.pin_dir())).unwrap();
+    let table = KernelReader::read_table(&PinDir::new(&sandbox.pin_dir())).unwrap();
     assert_eq!((table.frontends.len(), table.addresses.len(), table.filter), (0, 0, Filter::default()));
 }
 
@@ -161,7 +161,7 @@ fn affinity_policy_and_what_serves_are_read_back_from_the_kernel() {
     assert_eq!((&rows[0]["session_affinity_seconds"], &rows[0]["action"]), (&json!(60), &json!("forward")));
     assert_eq!(rows[0]["backends"], resolved[0]["backends"]);
     assert_eq!((&rows[1]["session_affinity_seconds"], &rows[1]["action"]), (&json!(null), &json!("drop")));
-    let table = Table::snapshot(&PinDir::new(&sandbox.pin_dir())).unwrap();
+    let table = KernelReader::read_table(&PinDir::new(&sandbox.pin_dir())).unwrap();
     let runs: Vec<_> =
         table.sets.values().map(|set| (set.members.eligible().len(), set.members.serving().len())).collect();
     assert!(runs.contains(&(300, 40)) && runs.contains(&(0, 1)), "{runs:?}");

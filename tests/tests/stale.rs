@@ -20,8 +20,8 @@ use std::{
 use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
 use cproxy_core::{Backend, Protocol, Retired, parse_address};
 use cproxy_datapath::{
-    bpf::{PinDir, Table},
-    sockets::{Mode, Outcome, pass, probe},
+    bpf::{KernelReader, PinDir},
+    sockets::{Mode, Outcome, probe, terminate_stale},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
 use cproxy_tests::{
@@ -87,9 +87,8 @@ impl Stale {
         let wanted =
             [0, 1].map(|family: usize| pods.iter().map(|&number| pod(number).addresses()[family]).collect::<Vec<_>>());
         self.world.write(objects(endpoints));
-        let table = Table::open(&self.pins).unwrap();
         eventually(SYNC, "the table follows", || {
-            let table = table.read().unwrap();
+            let table = KernelReader::read_table(&self.pins).unwrap();
             let address = |backend: &Backend| IpAddr::from(backend.address);
             let members = |set: &u32| table.sets[set].members.backends.iter().map(address).collect::<Vec<_>>();
             let sets: Vec<_> = table.frontends.values().map(members).collect();
@@ -111,7 +110,7 @@ impl Stale {
     }
 
     fn pass(&self, mode: Mode) -> Outcome {
-        pass(&self.pins, &any(mode)).unwrap()
+        terminate_stale(&self.pins, &any(mode)).unwrap()
     }
 
     /// How many a pass closes, which must leave none.
@@ -465,8 +464,8 @@ fn sockets_that_a_kernel_cannot_close_are_counted() {
     let pins = &stale.pins;
     let on_a_poor_kernel = || {
         forbid_netlink();
-        let counts =
-            [Mode::Udp, Mode::All].map(|mode| pass(pins, &any(mode)).map(|outcome| (outcome.closed, outcome.left)));
+        let counts = [Mode::Udp, Mode::All]
+            .map(|mode| terminate_stale(pins, &any(mode)).map(|outcome| (outcome.closed, outcome.left)));
         (counts.map(Result::unwrap), probe(Some(pins)))
     };
     let (counts, can) = thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
@@ -498,7 +497,7 @@ fn this_kernel_can_do_everything() {
 #[test]
 fn without_a_table_there_is_no_pass() {
     let sandbox = Sandbox::new("cproxy-test");
-    let error = pass(&PinDir::new(&sandbox.pin_dir()), &any(Mode::Udp)).unwrap_err().to_string();
+    let error = terminate_stale(&PinDir::new(&sandbox.pin_dir()), &any(Mode::Udp)).unwrap_err().to_string();
     assert!(error.starts_with("cannot tell stale sockets: cannot use ") && error.contains("FRONTENDS"), "{error}");
 }
 
@@ -744,7 +743,7 @@ fn only_sockets_to_backends_that_have_retired_are_asked_for() {
     let udp = [2, 3].map(|pod| Form::ALL.map(|form| stale.translated_udp(form, pod)));
     let tcp = [2, 3].map(|pod| Form::ALL.map(|form| stale.translated_tcp(form, pod)));
     let pass = |stale: &Stale, retired| {
-        let Outcome { closed, left, .. } = pass(&stale.pins, &retired).unwrap();
+        let Outcome { closed, left, .. } = terminate_stale(&stale.pins, &retired).unwrap();
         (closed, left)
     };
     // A backend that retires from one frontend may serve another.

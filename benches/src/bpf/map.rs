@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-use super::{BPF_MAP_GET_FD_BY_ID, BPF_MAP_LOOKUP_ELEM, bpf, bpf_fd, fdinfo, field, obj_get};
+use cproxy_datapath::bpf::syscalls::{bpf, bpf_cmd, no_arguments, obj_get};
+
+use super::{fd_by_id, fdinfo, field};
 
 /// A map, not one that has a value for each CPU.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ impl Map {
     /// # Errors
     /// There is no such map.
     pub fn open(pin: &Path) -> io::Result<Self> {
-        Self::of(obj_get(pin)?)
+        Self::of(obj_get(pin, 0)?)
     }
 
     /// The map that is in the only place of this one, which is a map of maps.
@@ -28,14 +30,8 @@ impl Map {
     /// # Errors
     /// There is none, or this is no map of maps.
     pub fn inner(&self) -> io::Result<Self> {
-        #[repr(C)]
-        struct Attr {
-            id: u32,
-            next_id: u32,
-            open_flags: u32,
-        }
         let id = u32::from_ne_bytes(self.get(&0_u32.to_ne_bytes())?);
-        Self::of(bpf_fd(BPF_MAP_GET_FD_BY_ID, &mut Attr { id, next_id: 0, open_flags: 0 })?)
+        Self::of(fd_by_id(bpf_cmd::BPF_MAP_GET_FD_BY_ID, id)?)
     }
 
     /// The value of a key.
@@ -43,27 +39,16 @@ impl Map {
     /// # Errors
     /// There is no such key; or keys or values have another size than is asked for.
     pub fn get<const N: usize>(&self, key: &[u8]) -> io::Result<[u8; N]> {
-        #[repr(C)]
-        struct Attr {
-            map_fd: u32,
-            zero: u32,
-            key: u64,
-            value: u64,
-            flags: u64,
-        }
         if (key.len(), N) != (self.key_bytes, self.value_bytes) {
             return Err(io::Error::other("the map has keys or values of another size"));
         }
         // The kernel writes `value_bytes`, which are as many.
         let mut value = [0; N];
-        let mut attr = Attr {
-            map_fd: self.fd.as_raw_fd() as u32,
-            zero: 0,
-            key: key.as_ptr() as u64,
-            value: value.as_mut_ptr() as u64,
-            flags: 0,
-        };
-        bpf(BPF_MAP_LOOKUP_ELEM, &mut attr)?;
+        let mut attr = no_arguments();
+        attr.__bindgen_anon_2.map_fd = self.fd.as_raw_fd() as u32;
+        attr.__bindgen_anon_2.key = key.as_ptr() as u64;
+        attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
+        bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr)?;
         Ok(value)
     }
 

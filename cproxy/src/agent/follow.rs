@@ -6,7 +6,7 @@ use cproxy_core::{
     Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, TablePlanner,
 };
 use cproxy_datapath::{
-    bpf::{self, PinDir},
+    bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
 };
 use cproxy_wire::LastHeard;
@@ -16,9 +16,9 @@ use tokio::{
 };
 
 use super::{
-    AgentError, Pins, notify,
+    AgentError, notify,
     run_dir::RunDir,
-    stale::{Closer, Gauges, Handover},
+    stale::{Gauges, Handover, SocketTerminator},
     timeline::{Phase, Timeline},
 };
 use crate::{admin::Question, memory, report};
@@ -51,7 +51,8 @@ enum State {
 pub(super) struct Follower {
     store: Store,
     table: TablePlanner,
-    maps: bpf::Table,
+    pins: PinDir,
+    maps: KernelMaps,
     run_dir: RunDir,
     state: State,
     /// How far the maps may grow: not at all for a while after there was no memory for it.
@@ -76,23 +77,25 @@ pub(super) struct Follower {
 impl Follower {
     /// Takes over what is in the kernel.
     pub(super) fn open(
-        pins: &Pins,
+        lock: &PinLock,
         store: Store,
         run_dir: RunDir,
         timeline: Timeline,
         heard: LastHeard,
         mode: Mode,
     ) -> Result<Self, AgentError> {
-        let maps = bpf::Table::open(&pins.dir)?;
-        let kernel = KernelTable { is_new: pins.are_new, ..maps.read()? };
-        let table = TablePlanner::new(bpf::Table::LIMITS, kernel);
+        let pins = lock.pins().clone();
+        let kernel = KernelTable { is_new: lock.is_empty(), ..KernelReader::read_table(&pins)? };
+        let maps = KernelMaps::open(lock)?;
+        let table = TablePlanner::new(KernelMaps::LIMITS, kernel);
         Ok(Self {
             store,
             table,
+            pins,
             maps,
             run_dir,
             state: State::FirstSync,
-            limits: bpf::Table::LIMITS,
+            limits: KernelMaps::LIMITS,
             grows_again_at: None,
             compacts_at: None,
             is_ready: false,
@@ -101,7 +104,7 @@ impl Follower {
             reported: BTreeSet::new(),
             reported_revision: None,
             handover: Arc::new(Handover::new(mode)),
-            has_predecessor: !pins.are_new,
+            has_predecessor: !lock.is_empty(),
             gauges: Arc::default(),
             heard,
         })
@@ -113,10 +116,10 @@ impl Follower {
         Ok(self.reseed()?)
     }
 
-    fn reseed(&mut self) -> Result<(), bpf::TableError> {
+    fn reseed(&mut self) -> Result<(), TableError> {
         let mut seed = [0; size_of::<u64>()];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::INSECURE)
-            .map_err(|error| bpf::TableError::Seed(error.into()))?;
+            .map_err(|error| TableError::Seed(error.into()))?;
         self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
     }
 
@@ -137,8 +140,8 @@ impl Follower {
     }
 
     /// The background task that closes sockets to retired backends.
-    pub(super) fn closer(&self, pins: PinDir) -> Closer {
-        Closer { pins, handover: self.handover.clone(), gauges: self.gauges.clone() }
+    pub(super) fn terminator(&self) -> SocketTerminator {
+        SocketTerminator { pins: self.pins.clone(), handover: self.handover.clone(), gauges: self.gauges.clone() }
     }
 
     /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.
@@ -211,7 +214,7 @@ impl Follower {
     fn write(&mut self) -> Result<(), AgentError> {
         let now = Instant::now();
         if self.grows_again_at.is_some_and(|at| at <= now) {
-            (self.limits, self.grows_again_at) = (bpf::Table::LIMITS, None);
+            (self.limits, self.grows_again_at) = (KernelMaps::LIMITS, None);
             self.state = State::InDoubt { retry_at: now };
         }
         let is_waiting = matches!(self.state, State::InDoubt { retry_at } if now < retry_at);
@@ -220,7 +223,7 @@ impl Follower {
         }
         match self.write_now().and_then(|()| self.compact(now)) {
             Ok(()) => self.written(),
-            Err(error @ bpf::TableError::NoMemory { .. }) => {
+            Err(error @ TableError::NoMemory { .. }) => {
                 tracing::error!(
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
                 );
@@ -241,7 +244,7 @@ impl Follower {
     }
 
     /// Gives the memory back of maps that have been mostly empty for a while.
-    fn compact(&mut self, now: Instant) -> Result<(), bpf::TableError> {
+    fn compact(&mut self, now: Instant) -> Result<(), TableError> {
         match self.compacts_at {
             Some(at) if at > now => {}
             Some(_) => {
@@ -262,10 +265,10 @@ impl Follower {
         [retry_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
     }
 
-    fn write_now(&mut self) -> Result<(), bpf::TableError> {
+    fn write_now(&mut self) -> Result<(), TableError> {
         let dirty = self.store.take_dirty();
         if let State::InDoubt { .. } = self.state {
-            self.table = TablePlanner::new(self.limits, self.maps.read()?);
+            self.table = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
             self.reported_revision = None;
         }
         self.timeline.end(Phase::List);
@@ -294,7 +297,7 @@ impl Follower {
     }
 
     /// Writes the whole table. After an error nothing more is written, and the table is read back.
-    fn sync(&mut self) -> Result<(), bpf::TableError> {
+    fn sync(&mut self) -> Result<(), TableError> {
         let (maps, mut outcome) = (&mut self.maps, Ok(()));
         self.table.sync_by(&self.store, &mut |ops| {
             if outcome.is_ok() {

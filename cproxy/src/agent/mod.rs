@@ -128,10 +128,8 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
         tracing::warn!("{problem}");
     }
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
-    let dir = PinDir::new(&environment.pin_dir);
     // Held until the end: the only agent on these pins. The run directory has a lock of its own.
-    let lock = dir.lock()?;
-    let pins = Pins { dir, are_new: lock.is_empty() };
+    let lock = PinDir::new(&environment.pin_dir).lock()?;
     let run_dir = RunDir::create(&config.run_dir)?;
     let listener = run_dir.listen()?;
     timeline.end(Phase::Prepare);
@@ -140,33 +138,26 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
     // The source alone keeps the channel open: its end is noticed.
     let others = sender.downgrade();
-    start(source, own.node_name.clone(), &pins.dir, heard.clone(), sender)?;
+    start(source, own.node_name.clone(), lock.pins(), heard.clone(), sender)?;
     install(&environment, &lock).await?;
     tell_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before it is known.
     if own.pod_ips.is_empty() {
-        let found = OwnAddresses::find(SocketMark::new(&pins.dir), api_server);
+        let found = OwnAddresses::find(SocketMark::new(lock.pins()), api_server);
         own.pod_ips = found.addresses();
         drop(tokio::spawn(found.follow(others)));
     }
     let mut follower =
-        Follower::open(&pins, Store::new(own.clone()), run_dir, timeline, heard, config.terminate_sockets)?;
+        Follower::open(&lock, Store::new(own.clone()), run_dir, timeline, heard, config.terminate_sockets)?;
     follower.configure(exclusions, config.balance)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(own.pod_ips.clone()));
         follower.bootstrap(&store)?;
     }
     follower.opened();
-    drop(tokio::spawn(follower.closer(pins.dir.clone()).run()));
+    drop(tokio::spawn(follower.terminator().run()));
     follow_until_stopped(follower, events, listener).await
-}
-
-/// Where the kernel's objects are.
-struct Pins {
-    dir: PinDir,
-    /// Nothing was there before this agent.
-    are_new: bool,
 }
 
 /// A source that has been found usable and not yet been started.

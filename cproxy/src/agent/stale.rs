@@ -77,13 +77,13 @@ impl Gauges {
 }
 
 /// Whoever closes them.
-pub(super) struct Closer {
+pub(super) struct SocketTerminator {
     pub(super) pins: PinDir,
     pub(super) handover: Arc<Handover>,
     pub(super) gauges: Arc<Gauges>,
 }
 
-impl Closer {
+impl SocketTerminator {
     /// Works for ever.
     pub(super) async fn run(self) {
         // Looked for again each time, so that what is said to be left open is so.
@@ -93,7 +93,7 @@ impl Closer {
             tokio::time::sleep(DELAY).await;
             let mut retired = self.handover.take();
             retired.add_all(unfinished);
-            let pass = self.pass(retired.clone()).await;
+            let pass = self.terminate(retired.clone()).await;
             unfinished = if pass.is_finished() { Retired::default() } else { retired };
             tokio::time::sleep(pass.rest()).await;
             if pass.is_to_be_repeated() {
@@ -102,9 +102,9 @@ impl Closer {
         }
     }
 
-    async fn pass(&self, retired: Retired) -> Passed {
+    async fn terminate(&self, retired: Retired) -> Passed {
         let pins = self.pins.clone();
-        let outcome = match tokio::task::spawn_blocking(move || sockets::pass(&pins, &retired)).await {
+        let outcome = match tokio::task::spawn_blocking(move || sockets::terminate_stale(&pins, &retired)).await {
             Ok(Ok(outcome)) => {
                 self.note(outcome);
                 Some(outcome)

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use cproxy_core::{Frontend, KernelSet};
 use cproxy_datapath::{
-    bpf::{PinDir, Table, read_counters},
+    bpf::{KernelReader, PinDir, read_counters},
     sockets,
 };
 
@@ -55,7 +55,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
-    let kernel = Table::snapshot(pins)?;
+    let kernel = KernelReader::read_table(pins)?;
     let mut frontends: Vec<_> = kernel.frontends.into_iter().collect();
     frontends.sort_unstable();
     let names = names(options);
@@ -70,7 +70,7 @@ fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 }
 
 fn backends(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
-    let rows = backend_rows(&Table::snapshot(pins)?, &names(options));
+    let rows = backend_rows(&KernelReader::read_table(pins)?, &names(options));
     print(&match options.output {
         Format::Table => backends_text(&rows),
         Format::Json => format!("{}\n", backends_json(&rows)?),

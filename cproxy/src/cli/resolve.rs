@@ -11,7 +11,7 @@ use cproxy_core::{
     self, KernelTable, ObjectName, Problem, ServiceName, Store, TablePlanner,
     api::{EndpointSlice, Service},
 };
-use cproxy_datapath::bpf;
+use cproxy_datapath::bpf::KernelMaps;
 
 use super::{Format, OwnOptions, print, print_rows};
 use crate::{
@@ -41,7 +41,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let files = Files::read(&options.manifests, wanted)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // As the agent does it, for what only shows when the Services are put together.
-    let mut table = TablePlanner::new(bpf::Table::LIMITS, KernelTable::default());
+    let mut table = TablePlanner::new(KernelMaps::LIMITS, KernelTable::default());
     drop(table.sync(&store));
     let duplicates = files.duplicates();
     let no_node = files.missing_node();

@@ -1,4 +1,4 @@
-//! The user side of the socket programs: what the kernel must offer, loading, pins, maps, and the sockets that are
+//! The user side of the socket programs: kernel features, loading, pins, maps, and the sockets that are
 //! connected through them.
 
 pub mod bpf;

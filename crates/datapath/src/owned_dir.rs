@@ -25,7 +25,7 @@ pub fn create(dir: &Path) -> io::Result<OwnedFd> {
     open(dir)
 }
 
-/// Opens a directory of this user's; one of root's if nobody but root can write it.
+/// Opens a directory of this user's; one of root's if only root can write it.
 ///
 /// # Errors
 /// It is another user's, a symbolic link, or cannot be opened.
@@ -35,7 +35,7 @@ pub fn open(dir: &Path) -> io::Result<OwnedFd> {
     Ok(opened)
 }
 
-/// Opens a directory, whoever made it.
+/// Opens a directory of any user.
 ///
 /// # Errors
 /// It is a symbolic link, or cannot be opened.

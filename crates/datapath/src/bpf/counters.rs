@@ -1,9 +1,12 @@
-//! What the programs have counted.
+//! Counters of the programs.
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use aya::maps::{Array, HashMap, Map, MapError, PerCpuArray};
 use cproxy_ebpf::{Counter, FlowKey, FlowValue, TCP_PLACES, UDP_FLOWS_MAX};
 
-use super::{PinDir, TableError};
+use super::{
+    PinDir, TableError,
+    open::{Access, open_map},
+};
 
 /// Their names in the JSON contract.
 const NAMES: [(Counter, &str); 7] = [
@@ -23,7 +26,7 @@ const NAMES: [(Counter, &str); 7] = [
 pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableError> {
     let open = |name: &'static str| {
         let failed = move |error| TableError::Open(pins.object(name), error);
-        Ok::<_, TableError>((MapData::from_pin(pins.object(name)).map_err(failed)?, failed))
+        Ok::<_, TableError>((open_map(&pins.object(name), Access::ReadOnly).map_err(failed)?, failed))
     };
     let (map, failed) = open("COUNTERS")?;
     let map = PerCpuArray::<_, u64>::try_from(Map::PerCpuArray(map)).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! What the machine must offer, checked and made before anything is loaded, so that an error names the one thing that
+//! Requirements on the machine, checked and made before anything is loaded, so that an error names the one thing that
 //! is missing and nothing is left half attached.
 
 use std::{
@@ -24,14 +24,14 @@ const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
 /// Mount point of cgroup2 below the run directory, for machines that have no other.
 const CGROUP2_DIR: &str = "cgroup2";
 
-/// What came last of all that the programs cannot do without: functions of theirs that are given pointers to memory, in
+/// The newest kernel feature that the programs cannot do without: functions of theirs that get pointers to memory, in
 /// 5.13. Before it: the atomic compare-and-exchange (5.12), getpeername hooks and CAP_BPF (5.8), links on cgroups, network
 /// namespace cookies and ancestors of the current cgroup in these hooks (5.7), arrays that can be mapped (5.5), socket
-/// storage in them (5.3). Tried on 6.18 and on a 6.1 without JIT and BTF; where an architecture's JIT compiler lacks the
+/// storage in them (5.3). Tested on 6.18 and on a 6.1 without JIT and BTF; where an architecture's JIT compiler lacks the
 /// exchange (arm64 before 5.18), loading tells.
 const KERNEL_MIN: (u32, u32) = (5, 13);
 
-/// What this process may do, among other things.
+/// Capabilities of this process, among other things.
 const STATUS: &str = "/proc/self/status";
 
 /// Bits of `CapEff` (include/uapi/linux/capability.h).
@@ -40,7 +40,7 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_PERFMON: u64 = 1 << 38;
 const CAP_BPF: u64 = 1 << 39;
 
-/// Why cproxy cannot work here, and what to do.
+/// Reason why cproxy cannot work here, with advice.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
     /// The kernel lacks helpers.

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cgroup_is_named_with_its_flag() {
+    fn a_directory_that_is_no_cgroup_is_named_with_its_flag() {
         for dir in ["/proc", "/nowhere/at/all"] {
             let error = excluded_cgroup(Path::new(dir)).unwrap_err().to_string();
             assert!(error.starts_with(&format!("--exclude-cgroup {dir}: ")), "{error}");

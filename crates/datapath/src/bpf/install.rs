@@ -1,4 +1,4 @@
-//! Loads the programs, attaches them and pins everything: what the short-lived child does.
+//! Installation, by the short-lived child: loads the programs, attaches them and pins everything.
 //!
 //! All programs are loaded before the first is attached, and what an attempt has made is removed when it fails, so
 //! nothing is ever half attached. Where our links are pinned already (a restart, another build of the same layout),
@@ -24,9 +24,10 @@ use aya::{
 use cproxy_ebpf::TCP_PLACES;
 
 use super::{
-    growing::{self, Growing},
+    map_spec::RESIZABLE,
     pins::{NEW, PinDir},
     probe::Features,
+    resizable::ResizableMap,
     root_cause,
     syscalls::{link_cgroup_id, link_update, obj_get},
 };
@@ -70,7 +71,7 @@ impl Program {
 /// Whether the programs may call `bpf_set_retval`: a constant of theirs, 1 unless it is written before they are loaded.
 const ERRNO_HELPER: &str = "ERRNO_HELPER";
 
-/// Why the programs are not attached.
+/// Failure to install the programs.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// The object could not be loaded, its maps not be made.
@@ -90,9 +91,9 @@ pub enum InstallError {
     Load {
         /// The program.
         program: &'static str,
-        /// What `bpf(2)` said.
+        /// Error of `bpf(2)`.
         reason: String,
-        /// What the verifier said: many lines, for a bug report. Nothing, where the kernel knows no such programs at all.
+        /// The verifier's log: many lines, for a bug report. Empty where the kernel knows no such programs at all.
         verifier_log: String,
     },
     /// It could not be attached.
@@ -140,11 +141,11 @@ pub fn try_load(features: Features) -> Result<Loaded, InstallError> {
 /// The id of the cgroup that each pinned link is on, 0 if that is gone; an error if there is no such link.
 #[must_use]
 pub fn attached(pins: &PinDir) -> Vec<(Program, io::Result<u64>)> {
-    let cgroup_id = |name| obj_get(&pins.object(name)).and_then(|link| link_cgroup_id(link.as_fd()));
+    let cgroup_id = |name| obj_get(&pins.object(name), 0).and_then(|link| link_cgroup_id(link.as_fd()));
     Program::ALL.map(|program| (program, cgroup_id(program.link))).into()
 }
 
-/// What this attempt has pinned.
+/// Pins that this attempt has made.
 #[derive(Default)]
 struct Made(Vec<PathBuf>);
 
@@ -186,7 +187,7 @@ fn install_all(
     Ok(counts)
 }
 
-/// Nobody hears of it any more when sockets of the cgroup are released that the programs were on before: their places
+/// No program runs any more when sockets of the cgroup are released that the programs were on before: their places
 /// would never be free again, and one that lives on would be shown what it was connected to then.
 fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
     let failed = |error: MapError| InstallError::Object(root_cause(&error));
@@ -203,17 +204,16 @@ fn while_maps_are_made<R>(
     work: impl FnOnce() -> Result<R, InstallError>,
 ) -> Result<R, InstallError> {
     let failed = |error: &dyn std::fmt::Display| InstallError::FirstMaps(error.to_string());
-    let kinds = [growing::FRONTENDS, growing::SETS, growing::BACKENDS];
-    for kind in kinds {
-        made.0.extend(kind.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
+    for spec in RESIZABLE {
+        made.0.extend(spec.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
     }
     thread::scope(|scope| {
-        let spawn = |kind| {
+        let spawn = |spec| {
             let thread = thread::Builder::new().stack_size(STACK_BYTES);
-            let spawned = thread.spawn_scoped(scope, move || Growing::prepare(pins, kind));
+            let spawned = thread.spawn_scoped(scope, move || ResizableMap::prepare(pins, spec));
             spawned.map_err(|error| failed(&format_args!("no thread: {error}")))
         };
-        let threads = kinds.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
+        let threads = RESIZABLE.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
         let done = work();
         for thread in threads {
             let made = thread.join().map_err(|_| failed(&"a thread has panicked"))?;
@@ -248,7 +248,7 @@ fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
 enum Hook<'o> {
     /// It may change an address.
     Address(&'o mut CgroupSockAddr),
-    /// It is told of a socket.
+    /// It runs for a socket.
     Socket(&'o mut CgroupSock),
 }
 
@@ -300,7 +300,7 @@ fn find(object: &mut Ebpf, program: Program) -> Result<Hook<'_>, InstallError> {
     }
 }
 
-/// What became of a hook's link.
+/// Outcome for a hook's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attached {
     /// There was none, or one on the same cgroup.
@@ -321,7 +321,7 @@ fn attach(
         |error: &dyn std::fmt::Display| InstallError::Attach(program.name, cgroup.to_owned(), error.to_string());
     let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
     let pin = pins.object(program.link);
-    if let Ok(link) = obj_get(&pin)
+    if let Ok(link) = obj_get(&pin, 0)
         && is_on(link.as_fd(), &dir)
     {
         let fd = hook.fd().map_err(|error| failed(&error))?;
@@ -348,7 +348,7 @@ fn pin_over(link: FdLink, program: Program, pins: &PinDir, made: &mut Made) -> R
     let failed = |path: &Path, error: &dyn std::error::Error| {
         InstallError::Io(path.to_owned(), io::Error::other(root_cause(error)))
     };
-    // What an attempt that was killed has left; mostly there is nothing.
+    // A leftover of an attempt that was killed; mostly there is none.
     fs::remove_file(&temporary).ok();
     if !pin.exists() {
         made.0.push(pin.clone());

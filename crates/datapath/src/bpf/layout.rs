@@ -1,5 +1,5 @@
-//! The layout of the maps belongs to its version: what lies in the pin directory of a version is read by any agent of that
-//! version, whoever wrote it.
+//! The layout of the maps belongs to its version: any agent of a version reads the maps in the pin directory of that
+//! version, also those of another build.
 
 use std::{collections::BTreeMap, fmt::Write};
 

@@ -1,4 +1,4 @@
-//! Whom the memory of maps is charged to.
+//! The memory cgroup that maps are charged to.
 //!
 //! The kernel charges what a map allocates, for as long as it lives, to the memory cgroup of the process that made it
 //! (kernel/bpf/syscall.c, `bpf_map_kzalloc`). For us that would be the agent's, and what the programs keep with sockets of
@@ -20,7 +20,7 @@ pub fn leave_memory_cgroup() -> io::Result<()> {
     let hierarchy = Hierarchy::of_memory(&fs::read_to_string("/proc/self/cgroup")?);
     let mounts = mountinfo::list()?.into_iter().filter(|mount| hierarchy.is_on(mount));
     let root = mounts.map(|mount| mount.point).find(|point| hierarchy.is_root(point));
-    // "0" is whoever writes.
+    // "0" is the writing process.
     fs::write(root.ok_or(io::ErrorKind::NotFound)?.join("cgroup.procs"), "0")
 }
 

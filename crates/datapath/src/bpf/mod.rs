@@ -5,19 +5,26 @@
 
 mod cgroups;
 mod counters;
+mod encoding;
 mod environment;
+mod error;
 mod exclusions;
-mod growing;
 mod install;
 mod kernel_btf;
+mod kernel_maps;
 #[cfg(test)]
 mod layout;
-mod lookup;
+mod map_spec;
+mod mapping;
 mod memory_cgroup;
+mod open;
 mod pins;
 mod probe;
-mod syscalls;
-mod tables;
+mod reader;
+mod resizable;
+mod socket_mark;
+mod socket_states;
+pub mod syscalls;
 
 /// The innermost error, which is the one that says something.
 fn root_cause(error: &dyn std::error::Error) -> String {
@@ -26,11 +33,14 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 
 pub use counters::read_counters;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
+pub use error::TableError;
 pub use exclusions::{CgroupError, excluded_cgroup};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};
 pub use kernel_btf::hide_kernel_btf;
-pub use lookup::{Lookup, LookupError, Serving, Snapshot, SocketStates};
+pub use kernel_maps::KernelMaps;
 pub use memory_cgroup::leave_memory_cgroup;
 pub use pins::{PinDir, PinError, PinLock};
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
-pub use tables::{SocketMark, Table, TableError};
+pub use reader::{KernelReader, Serving, SetCache};
+pub use socket_mark::SocketMark;
+pub use socket_states::SocketStates;

@@ -11,21 +11,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{MapInfo, MapType};
-use cproxy_ebpf::{
-    AFFINITY_MAX, AffinityEntry, AffinityKey, COUNTERS_MAX, FlowKey, FlowValue, LAYOUT_VERSION, Settings, SocketState,
-    TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX, UdpState,
-};
+use aya::maps::MapInfo;
+use cproxy_ebpf::LAYOUT_VERSION;
 use rustix::fs::FlockOperation;
 
 use super::{
     environment::is_bpffs,
-    growing::{self, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    map_spec::{MapShape, NAMED, RESIZABLE},
     syscalls::{link_detach, obj_get},
 };
 use crate::owned_dir;
 
-/// Why the pins cannot be used.
+/// Failure to use the pins.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// Another layout's programs are attached.
@@ -41,13 +38,13 @@ pub enum PinError {
         path: PathBuf,
         /// The pin directory.
         dir: PathBuf,
-        /// What differs.
+        /// The difference.
         difference: String,
     },
     /// Nothing is installed.
     #[error("{0}: no cproxy table is installed there: start `cproxy run` or pass its --pin-dir")]
     NotInstalled(PathBuf),
-    /// Nothing can be pinned there, so what is there is not ours.
+    /// Nothing can be pinned there, so nothing there is ours.
     #[error(
         "{0} is not on a bpf filesystem (bpffs): nothing of cproxy can be there; pass the --pin-dir of `cproxy run`"
     )]
@@ -71,115 +68,27 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Behind a link's name while it is not yet in its place.
 pub(super) const NEW: &str = "_new";
 
-/// What a map must look like to be ours.
-struct Layout {
-    name: &'static str,
-    map_type: MapType,
-    key_bytes: u32,
-    value_bytes: u32,
-    entries: u32,
-    flags: u32,
-}
-
-impl Layout {
-    /// Of a map that holds one other map.
-    const fn of_maps(name: &'static str) -> Self {
-        Self { name, map_type: MapType::ArrayOfMaps, key_bytes: 4, value_bytes: 4, entries: 1, flags: 0 }
-    }
-}
-
-const LAYOUTS: [Layout; 12] = [
-    Layout::of_maps(growing::FRONTENDS.name),
-    Layout::of_maps(growing::SETS.name),
-    Layout::of_maps(growing::BACKENDS.name),
-    Layout {
-        name: "SETTINGS",
-        map_type: MapType::Array,
-        key_bytes: 4,
-        value_bytes: size_of::<Settings>() as u32,
-        entries: 1,
-        flags: BPF_F_MMAPABLE,
-    },
-    Layout {
-        name: "TCP_OWNERS",
-        map_type: MapType::Array,
-        key_bytes: 4,
-        value_bytes: size_of::<u64>() as u32,
-        entries: TCP_PLACES + 1,
-        flags: 0,
-    },
-    Layout {
-        name: "TCP_PEERS",
-        map_type: MapType::Array,
-        key_bytes: 4,
-        value_bytes: size_of::<Translation>() as u32,
-        entries: TCP_PLACES,
-        flags: 0,
-    },
-    Layout {
-        name: "SOCKETS",
-        map_type: MapType::SkStorage,
-        key_bytes: 4,
-        value_bytes: size_of::<SocketState>() as u32,
-        entries: 0,
-        flags: BPF_F_NO_PREALLOC,
-    },
-    Layout {
-        name: "UDP_SOCKETS",
-        map_type: MapType::SkStorage,
-        key_bytes: 4,
-        value_bytes: size_of::<UdpState>() as u32,
-        entries: 0,
-        flags: BPF_F_NO_PREALLOC,
-    },
-    Layout {
-        name: "UDP_FLOWS",
-        map_type: MapType::LruHash,
-        key_bytes: size_of::<FlowKey>() as u32,
-        value_bytes: size_of::<FlowValue>() as u32,
-        entries: UDP_FLOWS_MAX,
-        flags: 0,
-    },
-    Layout {
-        name: "AFFINITY",
-        map_type: MapType::LruHash,
-        key_bytes: size_of::<AffinityKey>() as u32,
-        value_bytes: size_of::<AffinityEntry>() as u32,
-        entries: AFFINITY_MAX,
-        flags: 0,
-    },
-    Layout {
-        name: "TURNS",
-        map_type: MapType::Array,
-        key_bytes: 4,
-        value_bytes: size_of::<u64>() as u32,
-        entries: TURNS_MAX,
-        flags: 0,
-    },
-    Layout {
-        name: "COUNTERS",
-        map_type: MapType::PerCpuArray,
-        key_bytes: 4,
-        value_bytes: size_of::<u64>() as u32,
-        entries: COUNTERS_MAX,
-        flags: 0,
-    },
-];
-
 /// A pin directory.
 #[derive(Clone, Debug)]
 pub struct PinDir {
     dir: PathBuf,
 }
 
-/// Whoever holds it is the only agent on a pin directory; the kernel gives it up with the process.
+/// The lock of the one agent on a pin directory; the kernel releases it with the process.
 #[derive(Debug)]
 pub struct PinLock {
+    pins: PinDir,
     dir: OwnedFd,
     is_empty: bool,
 }
 
 impl PinLock {
+    /// The pin directory.
+    #[must_use]
+    pub fn pins(&self) -> &PinDir {
+        &self.pins
+    }
+
     /// Whether nothing was pinned there: no program uses any map of ours.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -216,7 +125,7 @@ impl PinDir {
 
     /// The names of the maps that the programs name.
     pub(super) fn map_names() -> impl Iterator<Item = &'static str> {
-        LAYOUTS.iter().map(|layout| layout.name)
+        NAMED.iter().map(|(name, _)| *name)
     }
 
     /// Whether a link of ours has this name, or had it when its installation was broken off.
@@ -226,7 +135,7 @@ impl PinDir {
 
     /// Whether we pin something under this name.
     fn is_ours(name: &str, links: &[&str]) -> bool {
-        let mut inner = [&growing::FRONTENDS, &growing::SETS, &growing::BACKENDS].into_iter().flat_map(|map| map.pins);
+        let mut inner = RESIZABLE.iter().flat_map(|map| map.pins);
         Self::is_link(name, links) || Self::map_names().any(|map| map == name) || inner.any(|pin| pin == name)
     }
 
@@ -239,14 +148,14 @@ impl PinDir {
             return Err(PinError::OtherLayout(self.dir.clone(), version));
         }
         let versioned = self.versioned();
-        // Nobody else may hold its lock, nor take away what is pinned: on many machines all users can write to a bpffs.
+        // No other user may hold its lock, nor remove pins: on many machines all users can write to a bpffs.
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&versioned);
         made.map_err(|error| PinError::Io(versioned.clone(), error))?;
         owned_dir::open(&self.dir).map_err(|error| PinError::Io(self.dir.clone(), error))?;
-        let lock = self.flock(&versioned)?;
-        owned_dir::check_owner(&lock.dir).map_err(|error| PinError::Io(versioned.clone(), error))?;
+        let dir = self.flock(&versioned)?;
+        owned_dir::check_owner(&dir).map_err(|error| PinError::Io(versioned.clone(), error))?;
         self.check_maps()?;
-        Ok(PinLock { is_empty: list(&versioned)?.is_empty(), ..lock })
+        Ok(PinLock { pins: self.clone(), dir, is_empty: list(&versioned)?.is_empty() })
     }
 
     /// Fails unless a complete table of this layout is pinned.
@@ -278,7 +187,7 @@ impl PinDir {
             let dir = self.dir.join(&version);
             let lock = self.flock(&dir)?;
             // Its user may have led it elsewhere by now.
-            let opened = |name: &str| owned_dir::path_in(&lock.dir, name);
+            let opened = |name: &str| owned_dir::path_in(&lock, name);
             if !is_bpffs(&opened(".")) {
                 return Err(PinError::NoBpffs(dir));
             }
@@ -291,7 +200,7 @@ impl PinDir {
                 let path = dir.join(&name);
                 if is_ours {
                     // Of a map this is an error, and of a link on a cgroup that is gone.
-                    obj_get(&opened(&name)).and_then(|object| link_detach(object.as_fd())).ok();
+                    obj_get(&opened(&name), 0).and_then(|object| link_detach(object.as_fd())).ok();
                     fs::remove_file(opened(&name)).map_err(|error| PinError::Io(path.clone(), error))?;
                     removed.push(path);
                 } else {
@@ -305,7 +214,7 @@ impl PinDir {
         Ok((removed, foreign))
     }
 
-    fn flock(&self, versioned: &Path) -> Result<PinLock, PinError> {
+    fn flock(&self, versioned: &Path) -> Result<OwnedFd, PinError> {
         let io = |error: io::Error| PinError::Io(versioned.to_owned(), error);
         let dir = owned_dir::open_any(versioned).map_err(io)?;
         let deadline = Instant::now() + DYING;
@@ -317,7 +226,7 @@ impl PinDir {
         }
         match locked {
             // A kernel without file locks (CONFIG_FILE_LOCKING) cannot tell two agents apart; one is no worse for that.
-            Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(PinLock { dir, is_empty: false }),
+            Ok(()) | Err(rustix::io::Errno::NOSYS) => Ok(dir),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(PinError::Locked(self.dir.clone())),
             Err(error) => Err(io(error.into())),
         }
@@ -325,13 +234,13 @@ impl PinDir {
 
     /// A map that is pinned where ours should be is used only if it is like ours: aya itself would take any.
     fn check_maps(&self) -> Result<(), PinError> {
-        for layout in LAYOUTS {
-            let path = self.object(layout.name);
+        for (name, shape) in NAMED {
+            let path = self.object(name);
             if !path.exists() {
                 continue;
             }
             let info = MapInfo::from_pin(&path).map_err(|error| PinError::Map(path.clone(), error))?;
-            if let Some(difference) = difference(&layout, &info) {
+            if let Some(difference) = difference(shape, &info) {
                 return Err(PinError::OtherMap { path, dir: self.dir.clone(), difference });
             }
         }
@@ -350,14 +259,14 @@ impl PinDir {
     }
 }
 
-fn difference(layout: &Layout, info: &MapInfo) -> Option<String> {
-    let is = (info.map_type().ok(), info.key_size(), info.value_size(), info.max_entries(), info.map_flags());
-    let should = (Some(layout.map_type), layout.key_bytes, layout.value_bytes, layout.entries, layout.flags);
-    let text = |(map_type, key, value, entries, flags): (Option<MapType>, u32, u32, u32, u32)| {
-        let map_type = map_type.map_or_else(|| "another type".to_owned(), |map_type| format!("{map_type:?}"));
-        format!("{map_type}, {key} byte keys, {value} byte values, {entries} entries, flags {flags:#x}")
+fn difference(expected: MapShape, info: &MapInfo) -> Option<String> {
+    let found = MapShape::of(info);
+    let text = |shape: MapShape| {
+        let MapShape { map_type, key_bytes, value_bytes, entries, flags } = shape;
+        format!("{map_type:?}, {key_bytes} byte keys, {value_bytes} byte values, {entries} entries, flags {flags:#x}")
     };
-    (is != should).then(|| format!("it is {}; expected {}", text(is), text(should)))
+    let found_text = || found.map_or_else(|| "another type".to_owned(), text);
+    (found != Some(expected)).then(|| format!("it is {}; expected {}", found_text(), text(expected)))
 }
 
 /// The names in a directory, sorted; none if it does not exist.

@@ -1,24 +1,16 @@
-//! What the kernel can do, asked of the kernel: nothing is attached, pinned or left behind.
+//! Features of the kernel, found by asking it: nothing is attached, pinned or left behind.
 
 use std::io;
 
 pub use aya::maps::MapType;
 use aya::sys::is_map_supported;
 
+use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_insn, bpf_prog_type};
+
 use super::{
     root_cause,
-    syscalls::{Instruction, try_program},
+    syscalls::{call, exit, load_program, move_to},
 };
-
-/// Hooks (include/uapi/linux/bpf.h, `enum bpf_attach_type`).
-const CGROUP_INET4_CONNECT: u32 = 10;
-const CGROUP_UDP4_SENDMSG: u32 = 14;
-
-/// `r0 = 0; exit`
-const DENY: [Instruction; 2] = [move_to(0, 0), Instruction { opcode: 0x95, registers: 0, offset: 0, immediate: 0 }];
-/// `r1 = -ECONNREFUSED; call bpf_set_retval` (`enum bpf_func_id`)
-const SET_ERRNO: [Instruction; 2] =
-    [move_to(1, -libc::ECONNREFUSED), Instruction { opcode: 0x85, registers: 0, offset: 0, immediate: 187 }];
 
 /// The types of the maps that the programs use, by the names that `bpftool feature` has for them.
 pub const MAP_TYPES: [(&str, MapType); 6] = [
@@ -30,7 +22,7 @@ pub const MAP_TYPES: [(&str, MapType); 6] = [
     ("array_of_maps", MapType::ArrayOfMaps),
 ];
 
-/// What not every kernel has, and the programs can do without.
+/// Features that not every kernel has, and that the programs can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// The programs may choose the error with which a call fails; otherwise it is EPERM.
@@ -52,9 +44,9 @@ impl Features {
 /// # Errors
 /// The kernel could not be asked.
 pub fn has_errno_helper() -> io::Result<bool> {
-    let program = [SET_ERRNO, DENY].concat();
-    for hook in [CGROUP_INET4_CONNECT, CGROUP_UDP4_SENDMSG] {
-        match try_program(hook, &program) {
+    let set_errno = [move_to(1, -libc::ECONNREFUSED), call(bpf_func_id::BPF_FUNC_set_retval), move_to(0, 0), exit()];
+    for hook in [bpf_attach_type::BPF_CGROUP_INET4_CONNECT, bpf_attach_type::BPF_CGROUP_UDP4_SENDMSG] {
+        match verify(hook, &set_errno) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
             result => result?,
         }
@@ -67,7 +59,7 @@ pub fn has_errno_helper() -> io::Result<bool> {
 /// # Errors
 /// It refuses the smallest one.
 pub fn has_hooks() -> io::Result<()> {
-    try_program(CGROUP_INET4_CONNECT, &DENY)
+    verify(bpf_attach_type::BPF_CGROUP_INET4_CONNECT, &[move_to(0, 0), exit()])
 }
 
 /// Whether the kernel can make maps of a type.
@@ -78,6 +70,7 @@ pub fn has_map_type(map_type: MapType) -> io::Result<bool> {
     is_map_supported(map_type).map_err(|error| io::Error::other(root_cause(&error)))
 }
 
-const fn move_to(register: u8, immediate: i32) -> Instruction {
-    Instruction { opcode: 0xb7, registers: register, offset: 0, immediate }
+/// Has the verifier check a program for a hook. Loaded, it is gone again at once.
+fn verify(hook: bpf_attach_type, instructions: &[bpf_insn]) -> io::Result<()> {
+    load_program(bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR, hook as u32, instructions, "").map(drop)
 }

@@ -1,8 +1,8 @@
-//! The few `bpf(2)` calls that aya does not offer.
+//! The few `bpf(2)` calls that aya does not offer, with the kernel's structures as aya has them.
 
 use std::{
-    ffi::CString,
-    io,
+    ffi::{CString, c_char},
+    io, mem,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -10,219 +10,211 @@ use std::{
     path::Path,
 };
 
-/// Commands of `bpf(2)` (include/uapi/linux/bpf.h, `enum bpf_cmd`).
-const BPF_MAP_CREATE: libc::c_long = 0;
-const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
-const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
-const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_OBJ_PIN: libc::c_long = 6;
-const BPF_OBJ_GET: libc::c_long = 7;
-const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-const BPF_LINK_UPDATE: libc::c_long = 29;
-const BPF_LINK_DETACH: libc::c_long = 34;
+use aya::Pod;
+use aya_obj::generated::{BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_JMP, BPF_K, BPF_MOV, bpf_func_id, bpf_link_info};
+pub use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_type, bpf_stats_type};
 
-/// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR` (`enum bpf_prog_type`).
-const PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+use super::map_spec::MapShape;
 
-/// One instruction of a program (`struct bpf_insn`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Instruction {
-    pub(super) opcode: u8,
-    /// Destination in the lower half, source in the upper.
-    pub(super) registers: u8,
-    pub(super) offset: i16,
-    pub(super) immediate: i32,
+/// Arguments of a call: all zero.
+#[must_use]
+pub fn no_arguments() -> bpf_attr {
+    // SAFETY: a union of structures of integers.
+    unsafe { mem::zeroed() }
 }
 
-/// Has the verifier judge a program for a hook (`enum bpf_attach_type`). Loaded, it is gone again at once.
-pub(super) fn try_program(attach_type: u32, instructions: &[Instruction]) -> io::Result<()> {
-    #[repr(C)]
-    struct Attr {
-        prog_type: u32,
-        insn_cnt: u32,
-        insns: u64,
-        license: u64,
-        log_level: u32,
-        log_size: u32,
-        log_buf: u64,
-        kern_version: u32,
-        prog_flags: u32,
-        prog_name: [u8; 16],
-        prog_ifindex: u32,
-        expected_attach_type: u32,
+/// Calls `bpf(2)`. Memory that the arguments point to must outlive the call.
+///
+/// # Errors
+/// As the command has them.
+pub fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
+    let command = command as libc::c_long;
+    // SAFETY: `attr` is live and of the size given. The kernel refuses one that is longer than its own, unless the rest is
+    // zero; it is, since no older kernel has a command that sets it.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<bpf_attr>()) };
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        value => Ok(value as i32),
     }
-    let mut attr = Attr {
-        prog_type: PROG_TYPE_CGROUP_SOCK_ADDR,
-        insn_cnt: instructions.len() as u32,
-        insns: instructions.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log_buf: 0,
-        kern_version: 0,
-        prog_flags: 0,
-        prog_name: [0; 16],
-        prog_ifindex: 0,
-        expected_attach_type: attach_type,
-    };
-    let fd = bpf(BPF_PROG_LOAD, &mut attr)?;
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(())
 }
 
-/// What a map is like.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MapShape {
-    /// `enum bpf_map_type`.
-    pub(super) map_type: u32,
-    pub(super) key_bytes: u32,
-    pub(super) value_bytes: u32,
-    pub(super) entries: u32,
-    pub(super) flags: u32,
-}
-
-/// Makes a map; tools show it under the first 15 bytes of this name.
-pub(super) fn map_create(shape: MapShape, name: &str) -> io::Result<OwnedFd> {
-    #[repr(C)]
-    struct Attr {
-        map_type: u32,
-        key_size: u32,
-        value_size: u32,
-        max_entries: u32,
-        map_flags: u32,
-        inner_map_fd: u32,
-        numa_node: u32,
-        map_name: [u8; 16],
-    }
-    let mut map_name = [0; 16];
-    map_name.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
-    let mut attr = Attr {
-        map_type: shape.map_type,
-        key_size: shape.key_bytes,
-        value_size: shape.value_bytes,
-        max_entries: shape.entries,
-        map_flags: shape.flags,
-        inner_map_fd: 0,
-        numa_node: 0,
-        map_name,
-    };
-    let fd = bpf(BPF_MAP_CREATE, &mut attr)?;
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+/// Calls `bpf(2)` for a command that returns a descriptor.
+///
+/// # Errors
+/// As the command has them.
+pub fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attr)?;
+    // SAFETY: the kernel has just returned this descriptor, and nothing else uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-#[repr(C)]
-struct Element {
-    map_fd: u32,
-    padding: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
+/// `register = immediate`
+#[must_use]
+pub fn move_to(register: u8, immediate: i32) -> bpf_insn {
+    instruction(BPF_ALU64 | BPF_MOV | BPF_K, register, immediate)
+}
+
+/// A call of a helper.
+pub(super) fn call(helper: bpf_func_id) -> bpf_insn {
+    instruction(BPF_JMP | BPF_CALL, 0, helper as i32)
+}
+
+/// The end of a program.
+#[must_use]
+pub fn exit() -> bpf_insn {
+    instruction(BPF_JMP | BPF_EXIT, 0, 0)
+}
+
+fn instruction(code: u32, destination: u8, immediate: i32) -> bpf_insn {
+    bpf_insn {
+        code: code as u8,
+        _bitfield_align_1: [],
+        _bitfield_1: bpf_insn::new_bitfield_1(destination, 0),
+        off: 0,
+        imm: immediate,
+    }
+}
+
+/// Loads a program for a hook.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn load_program(
+    program_type: bpf_prog_type,
+    attach_type: u32,
+    instructions: &[bpf_insn],
+    name: &str,
+) -> io::Result<OwnedFd> {
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_3.prog_type = program_type as u32;
+    attr.__bindgen_anon_3.insn_cnt = instructions.len() as u32;
+    attr.__bindgen_anon_3.insns = instructions.as_ptr() as u64;
+    attr.__bindgen_anon_3.license = c"GPL".as_ptr() as u64;
+    attr.__bindgen_anon_3.prog_name = object_name(name);
+    attr.__bindgen_anon_3.expected_attach_type = attach_type;
+    bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr)
+}
+
+/// Creates a map; tools show it under the first 15 bytes of this name.
+pub(super) fn map_create(shape: MapShape, name: &str) -> io::Result<OwnedFd> {
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_1.map_type = shape.map_type as u32;
+    attr.__bindgen_anon_1.key_size = shape.key_bytes;
+    attr.__bindgen_anon_1.value_size = shape.value_bytes;
+    attr.__bindgen_anon_1.max_entries = shape.entries;
+    attr.__bindgen_anon_1.map_flags = shape.flags;
+    attr.__bindgen_anon_1.map_name = object_name(name);
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
+}
+
+fn object_name(name: &str) -> [c_char; 16] {
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from as c_char);
+    bytes
 }
 
 /// The id of the only map in a map of maps; `None` if it has none.
 pub(super) fn inner_map_id(outer: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let (key, mut id) = (0u32, 0u32);
-    let (key, value) = ((&raw const key) as u64, (&raw mut id) as u64);
-    let mut attr = Element { map_fd: outer.as_raw_fd() as u32, padding: 0, key, value, flags: 0 };
-    match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_2.map_fd = outer.as_raw_fd() as u32;
+    attr.__bindgen_anon_2.key = (&raw const key) as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw mut id) as u64;
+    match bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr) {
         Ok(_) => Ok(Some(id)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
+/// Reads elements of an array that follow one another (`BPF_MAP_LOOKUP_BATCH`, kernel 5.6).
+pub(super) fn array_elements<T: Pod>(map: BorrowedFd<'_>, first: u32, count: u32) -> io::Result<Vec<T>> {
+    let Some(last) = count.checked_sub(1) else { return Ok(Vec::new()) };
+    // The kernel begins behind a key, or at the first without one.
+    let (before, mut end) = (first.wrapping_sub(1), 0u32);
+    let mut keys = vec![0u32; count as usize];
+    let mut values = Vec::<T>::with_capacity(count as usize);
+    let mut attr = no_arguments();
+    attr.batch.in_batch = if first == 0 { 0 } else { (&raw const before) as u64 };
+    attr.batch.out_batch = (&raw mut end) as u64;
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = count;
+    attr.batch.map_fd = map.as_raw_fd() as u32;
+    match bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) {
+        // The array ends there.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // SAFETY: an integer, which the kernel has written.
+    if unsafe { attr.batch.count } != count || keys.last() != Some(&(first + last)) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: the kernel has written as many values; any bytes are one.
+    unsafe { values.set_len(count as usize) };
+    Ok(values)
+}
+
 /// Puts a map into a map of maps, in the place of the one that is there. When it returns, no program uses that one any more:
 /// the kernel waits for all that run (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
 pub(super) fn set_inner_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
     let (key, fd) = (0u32, inner.as_raw_fd() as u32);
-    let (key, value) = ((&raw const key) as u64, (&raw const fd) as u64);
-    let mut attr = Element { map_fd: outer.as_raw_fd() as u32, padding: 0, key, value, flags: 0 };
-    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
-}
-
-#[repr(C)]
-struct Object {
-    pathname: u64,
-    bpf_fd: u32,
-    file_flags: u32,
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_2.map_fd = outer.as_raw_fd() as u32;
+    attr.__bindgen_anon_2.key = (&raw const key) as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw const fd) as u64;
+    bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
 }
 
 /// Pins an object.
 pub(super) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let mut attr = Object { pathname: path.as_ptr() as u64, bpf_fd: object.as_raw_fd() as u32, file_flags: 0 };
-    bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.bpf_fd = object.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Opens a pinned object.
-pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+/// Opens a pinned object. The flags, `BPF_F_RDONLY` or 0, are for maps.
+///
+/// # Errors
+/// There is none, or it may not be opened.
+pub fn obj_get(path: &Path, flags: u32) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let mut attr = Object { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
-    let fd = bpf(BPF_OBJ_GET, &mut attr)?;
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.file_flags = flags;
+    bpf_fd(bpf_cmd::BPF_OBJ_GET, &mut attr)
 }
 
-/// Puts another program behind an attached link: the next call of the hook runs it, none runs neither.
+/// Puts another program behind an attached link: the next call of the hook runs it, and each call runs one of the two.
 pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    #[repr(C)]
-    struct Attr {
-        link_fd: u32,
-        new_prog_fd: u32,
-        flags: u32,
-        old_prog_fd: u32,
-    }
-    let mut attr =
-        Attr { link_fd: link.as_raw_fd() as u32, new_prog_fd: program.as_raw_fd() as u32, flags: 0, old_prog_fd: 0 };
-    bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+    let mut attr = no_arguments();
+    attr.link_update.link_fd = link.as_raw_fd() as u32;
+    attr.link_update.__bindgen_anon_1.new_prog_fd = program.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
 /// Detaches a link; when it returns, the hook runs without the program (kernel 5.9). Closing the last descriptor of a link
 /// detaches it too, but later, from a work queue (kernel/bpf/syscall.c, `bpf_link_put`).
-pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
-    #[repr(C)]
-    struct Attr {
-        link_fd: u32,
-    }
-    bpf(BPF_LINK_DETACH, &mut Attr { link_fd: link.as_raw_fd() as u32 }).map(drop)
+///
+/// # Errors
+/// It is no link, or is detached already.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = no_arguments();
+    attr.link_detach.link_fd = link.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr).map(drop)
 }
 
 /// The id of the cgroup that a link is on: the inode number of its directory, or 0 if it is gone.
 pub(super) fn link_cgroup_id(link: BorrowedFd<'_>) -> io::Result<u64> {
-    /// `struct bpf_link_info` with its `cgroup` member.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Info {
-        link_type: u32,
-        id: u32,
-        prog_id: u32,
-        padding: u32,
-        cgroup_id: u64,
-        attach_type: u32,
-        padding_end: u32,
-    }
-    #[repr(C)]
-    struct Attr {
-        bpf_fd: u32,
-        info_len: u32,
-        info: u64,
-    }
-    let mut info = Info::default();
-    let mut attr =
-        Attr { bpf_fd: link.as_raw_fd() as u32, info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
-    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    Ok(info.cgroup_id)
-}
-
-fn bpf<Attr>(command: libc::c_long, attr: &mut Attr) -> io::Result<i32> {
-    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of the size given; the kernel takes the rest as
-    // zero. What it points to outlives the call, since each caller holds it in a local.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
-    match result {
-        -1 => Err(io::Error::last_os_error()),
-        value => Ok(value as i32),
-    }
+    // SAFETY: a structure of integers and unions of them.
+    let mut info: bpf_link_info = unsafe { mem::zeroed() };
+    let mut attr = no_arguments();
+    attr.info.bpf_fd = link.as_raw_fd() as u32;
+    attr.info.info_len = size_of::<bpf_link_info>() as u32;
+    attr.info.info = (&raw mut info) as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    // SAFETY: integers; our links are all on cgroups.
+    Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
 }

@@ -1,4 +1,4 @@
-//! A conversation with the kernel's socket monitoring, in the network namespace in which it was opened.
+//! Requests to the kernel's socket monitoring, in the network namespace in which it was opened.
 
 use std::os::fd::OwnedFd;
 
@@ -8,16 +8,18 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with},
 };
 
-use super::message::{Kind, Message, Shown, SocketId, Wanted, destroy_request, dump_request, parse};
+use super::diag_message::{
+    DiagReply, DumpQuery, SocketFamily, SocketId, SocketInfo, encode_destroy, encode_dump, parse,
+};
 
 /// More than the kernel puts into one datagram (net/netlink/af_netlink.c, `netlink_dump`).
 const DATAGRAM_BYTES: usize = 64 * 1024;
 
 /// A socket that has a peer, as a dump has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Listed {
+pub(super) struct DumpedSocket {
     pub(super) id: SocketId,
-    pub(super) shown: Shown,
+    pub(super) info: SocketInfo,
     /// Its socket storage, if the request asked for it.
     pub(super) stored: Option<Translation>,
 }
@@ -38,44 +40,44 @@ impl Diag {
         Ok(Self { socket, sequence: 0, buffer: vec![0; DATAGRAM_BYTES] })
     }
 
-    /// Shows the sockets that are wanted, as they come. One that comes or goes meanwhile may be shown or not.
-    pub(super) fn dump(&mut self, wanted: &Wanted<'_>, show: &mut dyn FnMut(&Listed)) -> Result<(), Errno> {
-        let sequence = self.next();
-        self.ask(&dump_request(wanted, sequence))?;
-        self.answer(sequence, show)
+    /// Shows the sockets of a query, as they come. One that comes or goes meanwhile may be shown or not.
+    pub(super) fn dump(&mut self, query: &DumpQuery<'_>, show: &mut dyn FnMut(&DumpedSocket)) -> Result<(), Errno> {
+        let sequence = self.next_sequence();
+        self.send(&encode_dump(query, sequence))?;
+        self.read_replies(sequence, show)
     }
 
     /// Fails as a dump would, without looking at any socket.
-    pub(super) fn try_dump(&mut self, kind: Kind) -> Result<(), Errno> {
-        self.dump(&Wanted { kind, states: 0, filter: None, storage: None }, &mut |_| {})
+    pub(super) fn try_dump(&mut self, kind: SocketFamily) -> Result<(), Errno> {
+        self.dump(&DumpQuery { kind, states: 0, filter: None, storage: None }, &mut |_| {})
     }
 
-    /// Closes a socket under its owner, who sees ECONNABORTED. ENOENT: nobody has this id (any more).
-    pub(super) fn destroy(&mut self, kind: Kind, id: &SocketId) -> Result<(), Errno> {
-        let sequence = self.next();
-        self.ask(&destroy_request(kind, id, sequence))?;
-        self.answer(sequence, &mut |_| {})
+    /// Closes a socket under its owner, who sees ECONNABORTED. ENOENT: no socket has this id (any more).
+    pub(super) fn destroy(&mut self, kind: SocketFamily, id: &SocketId) -> Result<(), Errno> {
+        let sequence = self.next_sequence();
+        self.send(&encode_destroy(kind, id, sequence))?;
+        self.read_replies(sequence, &mut |_| {})
     }
 
-    fn next(&mut self) -> u32 {
+    fn next_sequence(&mut self) -> u32 {
         self.sequence = self.sequence.wrapping_add(1);
         self.sequence
     }
 
-    fn ask(&self, request: &[u8]) -> Result<(), Errno> {
+    fn send(&self, request: &[u8]) -> Result<(), Errno> {
         retry_on_intr(|| send(&self.socket, request, SendFlags::empty())).map(drop)
     }
 
-    fn answer(&mut self, sequence: u32, show: &mut dyn FnMut(&Listed)) -> Result<(), Errno> {
+    fn read_replies(&mut self, sequence: u32, show: &mut dyn FnMut(&DumpedSocket)) -> Result<(), Errno> {
         loop {
             let buffer = &mut self.buffer;
             // With TRUNC the length is that of the datagram, also where it is longer than the buffer.
             let (_, length) = retry_on_intr(|| recv(&self.socket, buffer.as_mut_slice(), RecvFlags::TRUNC))?;
             for message in buffer.get(..length).and_then(|bytes| parse(bytes, sequence)).ok_or(Errno::BADMSG)? {
                 match message {
-                    Message::Socket(id, shown, stored) => show(&Listed { id, shown, stored }),
-                    Message::End(result) => return result,
-                    Message::Other => {}
+                    DiagReply::Socket(id, info, stored) => show(&DumpedSocket { id, info, stored }),
+                    DiagReply::End(result) => return result,
+                    DiagReply::Other => {}
                 }
             }
         }
@@ -91,14 +93,14 @@ mod tests {
     use rustix::net::sockopt::socket_cookie;
 
     use super::*;
-    use crate::sockets::message::{AddressPort, CONNECTED, INET};
+    use crate::sockets::diag_message::{AddressPort, CONNECTED, INET};
 
     /// The peers of all connected UDP sockets, by cookie.
     fn peers(diag: &mut Diag) -> HashMap<u64, AddressPort> {
         let mut peers = HashMap::new();
-        let kind = Kind { family: INET, protocol: Protocol::Udp };
-        let wanted = Wanted { kind, states: CONNECTED, filter: None, storage: None };
-        diag.dump(&wanted, &mut |socket| peers.extend([(socket.id.cookie(), socket.shown.peer)])).unwrap();
+        let kind = SocketFamily { family: INET, protocol: Protocol::Udp };
+        let query = DumpQuery { kind, states: CONNECTED, filter: None, storage: None };
+        diag.dump(&query, &mut |socket| peers.extend([(socket.id.cookie(), socket.info.peer)])).unwrap();
         peers
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cproxy_core::{Address, Backend, Family};
 
-use super::message::{INET, INET6};
+use super::diag_message::{INET, INET6};
 
 /// Instructions (include/uapi/linux/inet_diag.h). Each says how many bytes further the next one is, if what it asks is so
 /// and if it is not. A socket passes that gets exactly to the end.
@@ -31,7 +31,7 @@ pub(super) fn connected_to(backends: &BTreeSet<Backend>, family: u8) -> Option<V
     (!program.is_empty()).then_some(program)
 }
 
-/// Takes the branch of what is not so.
+/// Jumps over so many bytes, by the branch of a condition that is false.
 fn jump(over: usize) -> Vec<u8> {
     instruction(INET_DIAG_BC_JMP, INSTRUCTION_BYTES, INSTRUCTION_BYTES + over)
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::sockets::{
         diag::Diag,
-        message::{CONNECTED, Kind, Wanted},
+        diag_message::{CONNECTED, DumpQuery, SocketFamily},
     };
 
     fn backend(address: &str, port: u16) -> Backend {
@@ -98,9 +98,9 @@ mod tests {
             let mut passed = BTreeSet::new();
             for family in [INET, INET6] {
                 let filter = connected_to(&backends, family).unwrap();
-                let kind = Kind { family, protocol: Protocol::Udp };
-                let wanted = Wanted { kind, states: CONNECTED, filter: Some(&filter), storage: None };
-                Diag::open().unwrap().dump(&wanted, &mut |socket| passed.extend([socket.id.cookie()])).unwrap();
+                let kind = SocketFamily { family, protocol: Protocol::Udp };
+                let query = DumpQuery { kind, states: CONNECTED, filter: Some(&filter), storage: None };
+                Diag::open().unwrap().dump(&query, &mut |socket| passed.extend([socket.id.cookie()])).unwrap();
             }
             let is_passed: Vec<_> =
                 sockets.iter().map(|socket| passed.contains(&socket_cookie(socket).unwrap())).collect();

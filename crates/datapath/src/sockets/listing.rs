@@ -1,4 +1,4 @@
-//! The sockets that are connected through us, for whoever asks; nothing is closed.
+//! The list of translated sockets; nothing is closed.
 
 use std::{collections::HashMap, fs, io, ops::ControlFlow, os::fd::OwnedFd};
 
@@ -6,13 +6,12 @@ use cproxy_core::{Backend, Frontend, Protocol, RetiredBackends};
 use rustix::{net::sockopt::socket_cookie, process::Pid};
 
 use super::{
-    SocketsError,
-    judge::{Judge, Verdict, endpoint, is_stale},
-    lists::{Entry, Lists},
-    namespaces, no_proc, on_own_thread,
+    SocketsError, namespaces, no_proc, on_own_thread,
     owners::{self, Descriptor},
+    socket_lists::{ListedSocket, SocketLists},
+    staleness::{StaleCheck, TranslationState, endpoint, is_stale},
 };
-use crate::bpf::{Lookup, LookupError, PinDir, Serving, SocketStates};
+use crate::bpf::{KernelReader, PinDir, Serving, SocketStates, TableError};
 
 /// How often the table is read before it counts as restless.
 const TRIES: u32 = 10;
@@ -20,9 +19,9 @@ const TRIES: u32 = 10;
 /// A socket that was connected through us to where it is connected now.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TranslatedSocket {
-    /// Whom the application believes to be connected to.
+    /// The frontend that the application connected to.
     pub frontend: Frontend,
-    /// Whom it is connected to.
+    /// The backend that it is connected to.
     pub backend: Backend,
     /// Its own address and port.
     pub local: Backend,
@@ -34,7 +33,7 @@ pub struct TranslatedSocket {
     pub uid: u32,
     /// A process that has it among its descriptors.
     pub pid: u32,
-    /// What that process calls itself; `None` if it has ended meanwhile.
+    /// Name of that process; `None` if it has ended meanwhile.
     pub command: Option<String>,
 }
 
@@ -49,7 +48,7 @@ pub enum BackendState {
     NoFrontend,
 }
 
-/// What was found.
+/// All translated sockets that were found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
     /// Sorted by frontend, backend and own address.
@@ -58,8 +57,8 @@ pub struct Listing {
     pub unseen: u32,
 }
 
-/// Lists the sockets of the machine that are connected through us. Blocks, usually for milliseconds. It takes root, as
-/// [`super::pass`] does.
+/// Lists the translated sockets of the machine. Blocks, usually for milliseconds. It takes root, as
+/// [`super::terminate_stale`] does.
 ///
 /// # Errors
 /// The table, /proc, the list of sockets or what is kept with them could not be read.
@@ -67,21 +66,21 @@ pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
     owners::probe().map_err(SocketsError::Owners)?;
     let mut tries = (0..TRIES).map(|_| list_once(pins));
     // The agent may replace the table meanwhile; it does so seldom.
-    let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(LookupError::Replaced))));
-    settled.unwrap_or(Err(SocketsError::Table(LookupError::Replaced)))
+    let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(TableError::Replaced))));
+    settled.unwrap_or(Err(SocketsError::Table(TableError::Replaced)))
 }
 
 fn list_once(pins: &PinDir) -> Result<Listing, SocketsError> {
-    let (table, states) = (Lookup::open(pins)?, SocketStates::open(pins)?);
-    on_own_thread(|| Census::default().take(&mut Judge::new(&table, &states), &states))
+    let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
+    on_own_thread(|| ListingPass::default().run(&mut StaleCheck::new(&reader, &states), &states))
 }
 
 /// Sockets whose owners are not known yet.
 #[derive(Default)]
-struct Census {
+struct ListingPass {
     /// By inode, which no two sockets share; subflows share that of their MPTCP connection, and one of them was connected
     /// through us.
-    by_inode: HashMap<u64, Listed>,
+    by_inode: HashMap<u64, PendingSocket>,
     sockets: Vec<TranslatedSocket>,
     /// The first one, which is no reason to leave out the others.
     failure: Option<SocketsError>,
@@ -89,28 +88,28 @@ struct Census {
 
 /// A socket that has a peer.
 #[derive(Clone, Copy)]
-struct Listed {
-    entry: Entry,
+struct PendingSocket {
+    entry: ListedSocket,
     /// The inode number of its network namespace.
     netns: u64,
-    /// The verdict by the list; without one, a descriptor is needed.
-    verdict: Option<Verdict>,
+    /// The state that the list gave; without it, a descriptor is needed.
+    state: Option<TranslationState>,
 }
 
-impl Census {
+impl ListingPass {
     /// The calling thread ends in another network namespace. An error comes after all that could be shown.
-    fn take(mut self, judge: &mut Judge<'_>, states: &SocketStates) -> Result<Listing, SocketsError> {
+    fn run(mut self, check: &mut StaleCheck<'_>, states: &SocketStates) -> Result<Listing, SocketsError> {
         let refused = namespaces::visit_all(|netns| {
-            let mut lists = Lists::open(states.storage());
+            let mut lists = SocketLists::open(states.storage());
             for protocol in [Protocol::Udp, Protocol::Tcp] {
-                let listed = self.list(judge, &mut lists, protocol, netns);
-                self.note(listed);
+                let listed = self.list(check, &mut lists, protocol, netns);
+                self.record(listed);
             }
         });
         self.by_inode.remove(&0);
         let mut unseen = refused.map_err(no_proc)?;
         if !self.by_inode.is_empty() {
-            unseen += owners::each_socket(|descriptor| self.look_at(judge, descriptor)).map_err(no_proc)?;
+            unseen += owners::each_socket(|descriptor| self.inspect(check, descriptor)).map_err(no_proc)?;
         }
         self.sockets.sort_unstable();
         self.failure.map_or(Ok(Listing { sockets: self.sockets, unseen }), Err)
@@ -118,75 +117,79 @@ impl Census {
 
     fn list(
         &mut self,
-        judge: &mut Judge<'_>,
-        lists: &mut Lists<'_>,
+        check: &mut StaleCheck<'_>,
+        lists: &mut SocketLists<'_>,
         protocol: Protocol,
         netns: u64,
     ) -> Result<(), SocketsError> {
         let mut failed = Ok(());
         lists.each(protocol, &RetiredBackends::Any, &mut |entry| {
-            let mut verdict = None;
+            let mut state = None;
             if protocol == Protocol::Tcp && entry.id.is_some() {
-                let asked = judge.asked_by_listed(entry);
-                match asked.and_then(|asked| judge.verdict(asked.as_slice(), entry.shown.peer, protocol)) {
+                let asked = check.translation_of_listed(entry);
+                match asked.and_then(|asked| check.resolve(asked.as_slice(), entry.info.peer, protocol)) {
                     Ok(None) => return,
-                    Ok(known) => verdict = known,
+                    Ok(known) => state = known,
                     Err(error) => return failed = Err(error),
                 }
             }
-            self.by_inode.insert(entry.shown.inode, Listed { entry: *entry, netns, verdict });
+            self.by_inode.insert(entry.info.inode, PendingSocket { entry: *entry, netns, state });
         })?;
         failed
     }
 
-    fn look_at(&mut self, judge: &mut Judge<'_>, descriptor: &Descriptor<'_>) -> io::Result<ControlFlow<()>> {
-        if let Some(&listed) = self.by_inode.get(&descriptor.inode)
+    fn inspect(&mut self, check: &mut StaleCheck<'_>, descriptor: &Descriptor<'_>) -> io::Result<ControlFlow<()>> {
+        if let Some(&pending) = self.by_inode.get(&descriptor.inode)
             && let Some(socket) = descriptor.duplicate()?
-            && listed.is(&socket)
+            && pending.is(&socket)
         {
             self.by_inode.remove(&descriptor.inode);
-            let verdict = listed.verdict_by(judge, &socket);
-            let found = verdict.map(|verdict| Some(TranslatedSocket::of(&listed, &verdict?, descriptor.owner())));
+            let state = pending.resolve_by(check, &socket);
+            let found = state.map(|state| Some(TranslatedSocket::of(&pending, &state?, descriptor.owner())));
             let noted = found.map(|found| self.sockets.extend(found));
-            self.note(noted);
+            self.record(noted);
         }
         Ok(if self.by_inode.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    fn note(&mut self, result: Result<(), SocketsError>) {
+    fn record(&mut self, result: Result<(), SocketsError>) {
         if let Err(error) = result {
             self.failure.get_or_insert(error);
         }
     }
 }
 
-impl Listed {
+impl PendingSocket {
     /// Whether the descriptor is of the socket that was listed. That of an MPTCP connection is of none of its subflows.
     fn is(&self, socket: &OwnedFd) -> bool {
-        self.verdict.is_some() || self.entry.id.is_none_or(|id| socket_cookie(socket) == Ok(id.cookie()))
+        self.state.is_some() || self.entry.id.is_none_or(|id| socket_cookie(socket) == Ok(id.cookie()))
     }
 
-    fn verdict_by(&self, judge: &mut Judge<'_>, socket: &OwnedFd) -> Result<Option<Verdict>, SocketsError> {
-        let Entry { kind, shown, .. } = self.entry;
-        if self.verdict.is_some() {
-            return Ok(self.verdict);
+    fn resolve_by(
+        &self,
+        check: &mut StaleCheck<'_>,
+        socket: &OwnedFd,
+    ) -> Result<Option<TranslationState>, SocketsError> {
+        let ListedSocket { kind, info, .. } = self.entry;
+        if self.state.is_some() {
+            return Ok(self.state);
         }
-        let asked = judge.asked_by(socket, kind.protocol)?;
-        judge.verdict(&asked, shown.peer, kind.protocol)
+        let asked = check.translations_of(socket, kind.protocol)?;
+        check.resolve(&asked, info.peer, kind.protocol)
     }
 }
 
 impl TranslatedSocket {
-    fn of(Listed { entry, netns, .. }: &Listed, verdict: &Verdict, owner: Pid) -> Self {
+    fn of(PendingSocket { entry, netns, .. }: &PendingSocket, state: &TranslationState, owner: Pid) -> Self {
         let protocol = entry.kind.protocol;
-        let Backend { address, port } = endpoint((verdict.frontend.address, verdict.frontend.port));
+        let Backend { address, port } = endpoint((state.frontend.address, state.frontend.port));
         Self {
             frontend: Frontend { address, port, protocol },
-            backend: endpoint(entry.shown.peer),
-            local: endpoint(entry.shown.local),
+            backend: endpoint(entry.info.peer),
+            local: endpoint(entry.info.local),
             netns: *netns,
-            state: BackendState::of(verdict.serving, protocol),
-            uid: entry.shown.uid,
+            state: BackendState::of(state.serving, protocol),
+            uid: entry.info.uid,
             pid: owner.as_raw_nonzero().get().unsigned_abs(),
             command: command(owner),
         }

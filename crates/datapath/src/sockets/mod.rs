@@ -1,33 +1,33 @@
-//! Closing stale sockets: those connected through us to a backend that no longer serves.
+//! Closes sockets that we translated and whose backend left the VIP's set, matched by address and cookie.
 //!
 //! A connected UDP socket learns nothing when its backend goes: its datagrams vanish, for ever. So it is closed under the
-//! application, which sees ECONNABORTED when it receives, or EDESTADDRREQ when it sends, and connects anew. One [`pass`] asks
-//! the whole machine for sockets that are connected to backends that have retired:
+//! application, which sees ECONNABORTED when it receives, or EDESTADDRREQ when it sends, and connects anew.
+//! [`terminate_stale`] asks the whole machine for sockets that are connected to backends that have retired:
 //!
-//! 1. In each network namespace (`namespaces`), the kernel lists them (`lists`), with the peer that the packets really go to,
-//!    an inode and a cookie. Of a TCP socket the cookie, or what the kernel shows that is stored with it, tells which VIP the
-//!    application asked for.
-//! 2. Of a UDP socket only a descriptor does: its owner is found by the inode, and by a duplicate the state that the programs
-//!    keep with it (`owners`).
-//! 3. Who was connected by us to where the socket is connected now, and is no longer in the set of that VIP (`judge`), is
-//!    closed by its addresses and its cookie: no other socket, nor one that has reconnected, is ever hit (`closing`).
+//! 1. In each network namespace (`namespaces`), the kernel lists them (`socket_lists`), with the peer that the packets really
+//!    go to, an inode and a cookie. For a TCP socket the cookie, or the socket storage that the kernel shows, leads to the VIP
+//!    that the application connected to.
+//! 2. For a UDP socket only a descriptor does: its owner is found by the inode, and a duplicate of the descriptor gives the
+//!    state that the programs keep with the socket (`owners`).
+//! 3. A socket whose present peer is the backend of its translation, and no longer in the set of that VIP (`staleness`), is
+//!    closed by its addresses and its cookie: no other socket, nor one that has reconnected, is ever hit (`terminate`).
 //!
 //! A kernel that cannot list sockets shows them in `/proc/net` (`proc_net`); they are then counted, not closed.
 //!
-//! [`list`] shows all that were connected by us.
+//! [`list`] shows all translated sockets.
 
-mod closing;
 mod diag;
+mod diag_message;
 mod filter;
-mod judge;
 mod listing;
-mod lists;
-mod message;
 mod namespaces;
 mod owners;
 mod probe;
 mod proc_net;
 mod processes;
+mod socket_lists;
+mod staleness;
+mod terminate;
 
 use std::{io, thread, time::Duration};
 
@@ -39,10 +39,10 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use self::closing::Pass;
-use crate::bpf::{Lookup, LookupError, PinDir, SocketStates};
+use self::terminate::TerminationPass;
+use crate::bpf::{KernelReader, PinDir, SocketStates, TableError};
 
-/// Which stale sockets are closed.
+/// Stale sockets to close.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// None.
@@ -55,7 +55,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether sockets of a protocol are.
+    /// Whether stale sockets of a protocol are closed.
     #[must_use]
     pub fn closes(self, protocol: Protocol) -> bool {
         match self {
@@ -66,7 +66,7 @@ impl Mode {
     }
 }
 
-/// What a pass did.
+/// Outcome of a pass over all sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Sockets that were closed.
@@ -81,12 +81,12 @@ pub struct Outcome {
     pub cpu: Duration,
 }
 
-/// Why there was no pass, or no list.
+/// Failure to close or list sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
     /// The table could not be read.
     #[error("cannot tell stale sockets: {0}")]
-    Table(#[from] LookupError),
+    Table(#[from] TableError),
     /// No thread, or no /proc.
     #[error("cannot look for sockets: {0}: {1}")]
     Io(&'static str, io::Error),
@@ -105,13 +105,13 @@ pub enum SocketsError {
 ///
 /// # Errors
 /// The table, /proc or the list of sockets could not be read.
-pub fn pass(pins: &PinDir, retired: &Retired) -> Result<Outcome, SocketsError> {
+pub fn terminate_stale(pins: &PinDir, retired: &Retired) -> Result<Outcome, SocketsError> {
     if retired.is_empty() {
         return Ok(Outcome::default());
     }
-    let (table, states) = (Lookup::open(pins)?, SocketStates::open(pins)?);
+    let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
     on_own_thread(|| {
-        let outcome = Pass::new(&table, &states, retired).run()?;
+        let outcome = TerminationPass::new(&reader, &states, retired).run()?;
         let cpu = clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default();
         Ok(Outcome { cpu, ..outcome })
     })

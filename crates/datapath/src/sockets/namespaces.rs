@@ -21,14 +21,14 @@ use super::processes::{Numbers, buffer, inode_at, inode_of, is_gone, open_direct
 /// One that lives only by an open descriptor or by the sockets in it is not found.
 pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
     let proc = open_proc()?;
-    let mut tour = Tour { visit, met: HashSet::new(), refused: 0 };
+    let mut visitor = NamespaceVisitor { visit, met: HashSet::new(), refused: 0 };
     // Where the thread is already takes no privilege.
     let here = inode_at(&proc, "thread-self/ns/net", "net")?.unwrap_or_default();
-    (tour.visit)(here);
-    tour.met.insert(here);
+    (visitor.visit)(here);
+    visitor.met.insert(here);
     for process in Numbers::of(&proc, &mut buffer()) {
         let process = process?;
-        tour.stop_by_link(&proc, &format!("{process}/ns/net"));
+        visitor.visit_by_link(&proc, &format!("{process}/ns/net"));
         let threads = format!("{process}/task");
         // It may be gone at any moment, and so may its threads.
         if has_one_thread(&proc, &threads) {
@@ -36,13 +36,13 @@ pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
         }
         let Ok(threads) = open_directory(&proc, &threads) else { continue };
         for thread in Numbers::of(&threads, &mut buffer()).map_while(Result::ok) {
-            tour.stop_by_link(&threads, &format!("{thread}/ns/net"));
+            visitor.visit_by_link(&threads, &format!("{thread}/ns/net"));
         }
     }
     for (netns, mount) in mountinfo::list()?.iter().filter_map(|mount| Some((network_namespace(mount)?, mount))) {
-        tour.stop(netns, CWD, &mount.point);
+        visitor.visit_once(netns, CWD, &mount.point);
     }
-    Ok(tour.refused)
+    Ok(visitor.refused)
 }
 
 /// Most processes have: the links of such a directory are two and one for each thread (fs/proc/base.c, `proc_task_getattr`).
@@ -50,26 +50,26 @@ fn has_one_thread(proc: &OwnedFd, threads: &str) -> bool {
     statat(proc, threads, AtFlags::empty()).is_ok_and(|directory| directory.st_nlink == 3)
 }
 
-struct Tour<V> {
+struct NamespaceVisitor<V> {
     visit: V,
     met: HashSet<u64>,
     refused: u32,
 }
 
-impl<V: FnMut(u64)> Tour<V> {
-    fn stop_by_link(&mut self, directory: &OwnedFd, link: &str) {
+impl<V: FnMut(u64)> NamespaceVisitor<V> {
+    fn visit_by_link(&mut self, directory: &OwnedFd, link: &str) {
         if let Ok(Some(netns)) = inode_at(directory, link, "net") {
-            self.stop(netns, directory, link);
+            self.visit_once(netns, directory, link);
         }
     }
 
-    fn stop(&mut self, netns: u64, directory: impl AsFd, path: impl Arg) {
+    fn visit_once(&mut self, netns: u64, directory: impl AsFd, path: impl Arg) {
         if self.met.contains(&netns) {
             return;
         }
         match enter(directory, path) {
             Ok(()) => (self.visit)(netns),
-            // Whoever was in it is gone; somebody else may still be.
+            // That process is gone; another one may still be in the namespace.
             Err(error) if is_gone(&error) => return,
             Err(_) => self.refused += 1,
         }

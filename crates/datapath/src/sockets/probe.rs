@@ -1,16 +1,16 @@
-//! What this kernel and these privileges allow of closing stale sockets; nothing is closed to find out.
+//! Abilities to close stale sockets, by this kernel and these privileges; nothing is closed to find out.
 
 use cproxy_core::Protocol;
 use rustix::io::Errno;
 
 use super::{
     diag::Diag,
-    message::{INET, Kind, SocketId},
+    diag_message::{INET, SocketFamily, SocketId},
     owners,
 };
 use crate::bpf::{PinDir, SocketStates};
 
-/// What can be done, each with the reason where it cannot.
+/// Abilities of the kernel and of this process, each with the reason where it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// UDP sockets can be listed.
@@ -19,7 +19,7 @@ pub struct Abilities {
     pub tcp_diag: Result<(), String>,
     /// Sockets can be closed under their owner.
     pub destroy: Result<(), String>,
-    /// What the programs keep with other processes' sockets can be read; without it no stale socket is even counted.
+    /// The state of other processes' sockets can be read; without it no stale socket is even counted.
     pub storages: Result<(), String>,
 }
 
@@ -27,13 +27,13 @@ pub struct Abilities {
 /// their descriptors can be duplicated.
 #[must_use]
 pub fn probe(pins: Option<&PinDir>) -> Abilities {
-    let kind = |protocol| Kind { family: INET, protocol };
+    let kind = |protocol| SocketFamily { family: INET, protocol };
     let list = |protocol, option| {
         let listed = Diag::open().and_then(|mut diag| diag.try_dump(kind(protocol)));
         listed.map_err(|error| reason(error, option))
     };
-    // Nobody has this id: a kernel that can close sockets looks for it in vain, one that cannot says so.
-    let destroy = Diag::open().and_then(|mut diag| diag.destroy(kind(Protocol::Udp), &SocketId::NOBODY));
+    // No socket has this id: a kernel that can close sockets looks for it in vain, one that cannot says so.
+    let destroy = Diag::open().and_then(|mut diag| diag.destroy(kind(Protocol::Udp), &SocketId::NONE));
     let udp_diag = list(Protocol::Udp, "CONFIG_INET_UDP_DIAG");
     Abilities {
         destroy: match (destroy, &udp_diag) {

@@ -1,4 +1,4 @@
-//! What `/proc/net` shows of sockets, for kernels without socket monitoring: enough to list and count, not to close.
+//! Sockets as `/proc/net` shows them, for kernels without socket monitoring: enough to list and count, not to close.
 
 use std::{
     fs::File,
@@ -8,10 +8,10 @@ use std::{
 use cproxy_core::Protocol;
 use cproxy_ebpf::v4_mapped;
 
-use super::message::{AddressPort, CONNECTED, INET, Kind, Shown};
+use super::diag_message::{AddressPort, CONNECTED, INET, SocketFamily, SocketInfo};
 
 /// Shows the connected sockets of a kind, in the calling thread's network namespace.
-pub(super) fn each(kind: Kind, show: &mut dyn FnMut(Shown)) {
+pub(super) fn each(kind: SocketFamily, show: &mut dyn FnMut(SocketInfo)) {
     let path = match (kind.protocol, kind.family) {
         (Protocol::Udp, INET) => "/proc/thread-self/net/udp",
         (Protocol::Udp, _) => "/proc/thread-self/net/udp6",
@@ -22,8 +22,8 @@ pub(super) fn each(kind: Kind, show: &mut dyn FnMut(Shown)) {
     let Ok(file) = File::open(path) else { return };
     let (mut reader, mut line) = (BufReader::new(file), String::new());
     while reader.read_line(&mut line).is_ok_and(|length| length != 0) {
-        if let Some(shown) = parse_line(&line) {
-            show(shown);
+        if let Some(info) = parse_line(&line) {
+            show(info);
         }
         line.clear();
     }
@@ -31,14 +31,14 @@ pub(super) fn each(kind: Kind, show: &mut dyn FnMut(Shown)) {
 
 /// A line of `/proc/net/{udp,udp6,tcp,tcp6}` (net/ipv4/udp.c, `udp4_format_sock`): a socket that has a peer and
 /// an inode.
-fn parse_line(line: &str) -> Option<Shown> {
+fn parse_line(line: &str) -> Option<SocketInfo> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (local, peer) = (address_port(fields.next()?)?, address_port(fields.next()?)?);
     let state = u32::from_str_radix(fields.next()?, 16).ok()?;
     let uid = fields.nth(3)?.parse().ok()?;
     let inode = fields.nth(1)?.parse().ok()?;
     let is_connected = 1u32.checked_shl(state).is_some_and(|bit| bit & CONNECTED != 0);
-    (is_connected && inode != 0).then_some(Shown { local, peer, uid, inode })
+    (is_connected && inode != 0).then_some(SocketInfo { local, peer, uid, inode })
 }
 
 /// The kernel writes the port as a number, the words of the address as it has them in memory.
@@ -68,11 +68,11 @@ mod tests {
         socket.connect("127.0.0.9:4660").unwrap();
         let stat = rustix::fs::fstat(socket.as_fd()).unwrap();
         let text = fs::read_to_string("/proc/thread-self/net/udp").unwrap();
-        let ours: Vec<_> = text.lines().filter_map(parse_line).filter(|shown| shown.inode == stat.st_ino).collect();
+        let ours: Vec<_> = text.lines().filter_map(parse_line).filter(|info| info.inode == stat.st_ino).collect();
         let address = |host| v4_mapped(u32::from_ne_bytes([127, 0, 0, host]));
         let (local, peer) = (socket.local_addr().unwrap().port().to_be(), 0x1234u16.to_be());
         let expected =
-            Shown { local: (address(1), local), peer: (address(9), peer), uid: stat.st_uid, inode: stat.st_ino };
+            SocketInfo { local: (address(1), local), peer: (address(9), peer), uid: stat.st_uid, inode: stat.st_ino };
         assert_eq!(ours, [expected]);
     }
 
@@ -85,7 +85,7 @@ mod tests {
         let mapped = "0000000000000000FFFF000009007F0A:0035";
         let address = [0, 0, 0xffff_0000, 0x0900_7f0a];
         let port = 53u16.to_be();
-        let expected = Shown { local: ([0; 4], port), peer: (address, port), uid: 4_711, inode: 9 };
+        let expected = SocketInfo { local: ([0; 4], port), peer: (address, port), uid: 4_711, inode: 9 };
         assert_eq!(line(mapped, "01", "9"), Some(expected));
         for (state, inode) in [("07", "9"), ("0A", "9"), ("01", "0"), ("01", "x"), ("FF", "9"), ("", "")] {
             assert_eq!(line(mapped, state, inode), None, "{state} {inode}");

@@ -25,7 +25,7 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 
-/// Attributes of a request, and what is in the second: which maps' values are wanted.
+/// Attributes of a request; the second lists the maps whose values are wanted.
 const INET_DIAG_REQ_BYTECODE: u16 = 1;
 const INET_DIAG_REQ_SK_BPF_STORAGES: u16 = 2;
 const SK_DIAG_BPF_STORAGE_REQ_MAP_FD: u16 = 1;
@@ -47,9 +47,9 @@ const NLA_F_NESTED: u16 = 1 << 15;
 /// connected UDP sockets), SYN sent, both FIN waits, close wait, last ACK, closing.
 pub(super) const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 
-/// Which sockets are meant.
+/// Sockets of an address family and a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct SocketFamily {
     /// [`INET`] or [`INET6`].
     pub(super) family: u8,
     pub(super) protocol: Protocol,
@@ -72,7 +72,7 @@ pub(super) struct SocketId([u8; ID_BYTES]);
 
 impl SocketId {
     /// Fits no socket: their cookies are not 0.
-    pub(super) const NOBODY: Self = Self([0; ID_BYTES]);
+    pub(super) const NONE: Self = Self([0; ID_BYTES]);
 
     /// Tells sockets apart as long as the machine runs.
     pub(super) fn cookie(&self) -> u64 {
@@ -101,7 +101,7 @@ impl SocketId {
 
 /// A socket that has a peer, as the kernel shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(super) struct SocketInfo {
     pub(super) local: AddressPort,
     /// Where packets really go.
     pub(super) peer: AddressPort,
@@ -113,9 +113,9 @@ pub(super) struct Shown {
 
 /// One message of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Message {
-    /// A socket, and what it has asked for if that is stored with it.
-    Socket(SocketId, Shown, Option<Translation>),
+pub(super) enum DiagReply {
+    /// A socket, and its translation if that is stored with it.
+    Socket(SocketId, SocketInfo, Option<Translation>),
     /// The end: of a dump, or of anything that went wrong.
     End(Result<(), Errno>),
     /// Of no interest here.
@@ -124,23 +124,23 @@ pub(super) enum Message {
 
 /// The contents of a dump.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted<'w> {
-    pub(super) kind: Kind,
+pub(super) struct DumpQuery<'w> {
+    pub(super) kind: SocketFamily,
     /// In one of these states.
     pub(super) states: u32,
-    /// Of a form as [`super::filter`] makes it; everybody without one.
+    /// Of a form as [`super::filter`] makes it; all sockets without one.
     pub(super) filter: Option<&'w [u8]>,
-    /// The map of what sockets have stored: wanted too. The kernel shows it for TCP alone.
+    /// The map whose values are wanted, too. The kernel shows them for TCP alone.
     pub(super) storage: Option<RawFd>,
 }
 
-/// A request for all sockets that are wanted.
-pub(super) fn dump_request(wanted: &Wanted<'_>, sequence: u32) -> Vec<u8> {
-    let mut request = request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, wanted.kind, wanted.states, &SocketId::NOBODY, sequence);
-    if let Some(filter) = wanted.filter {
+/// A request for all sockets of a query.
+pub(super) fn encode_dump(query: &DumpQuery<'_>, sequence: u32) -> Vec<u8> {
+    let mut request = request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, query.kind, query.states, &SocketId::NONE, sequence);
+    if let Some(filter) = query.filter {
         append(&mut request, INET_DIAG_REQ_BYTECODE, filter);
     }
-    if let Some(map) = wanted.storage {
+    if let Some(map) = query.storage {
         let mut maps = Vec::new();
         append(&mut maps, SK_DIAG_BPF_STORAGE_REQ_MAP_FD, &map.to_ne_bytes());
         append(&mut request, INET_DIAG_REQ_SK_BPF_STORAGES, &maps);
@@ -149,11 +149,11 @@ pub(super) fn dump_request(wanted: &Wanted<'_>, sequence: u32) -> Vec<u8> {
 }
 
 /// A request to close exactly this socket under its owner.
-pub(super) fn destroy_request(kind: Kind, id: &SocketId, sequence: u32) -> Vec<u8> {
+pub(super) fn encode_destroy(kind: SocketFamily, id: &SocketId, sequence: u32) -> Vec<u8> {
     with_length(request(SOCK_DESTROY, NLM_F_ACK, kind, u32::MAX, id, sequence))
 }
 
-fn request(message: u16, flags: u16, kind: Kind, states: u32, id: &SocketId, sequence: u32) -> Vec<u8> {
+fn request(message: u16, flags: u16, kind: SocketFamily, states: u32, id: &SocketId, sequence: u32) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     bytes.extend(message.to_ne_bytes());
     bytes.extend((flags | NLM_F_REQUEST).to_ne_bytes());
@@ -178,9 +178,9 @@ fn with_length(mut request: Vec<u8>) -> Vec<u8> {
     request
 }
 
-/// Reads what the kernel answered to the request with this number; answers to others are left out. `None` when it is
+/// Decodes the replies to the request with this number; answers to others are left out. `None` when it is
 /// not in the form it should be.
-pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<Message>> {
+pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<DiagReply>> {
     let mut messages = Vec::new();
     while !bytes.is_empty() {
         let length = u32_at(bytes, 0)? as usize;
@@ -194,23 +194,23 @@ pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<Message>> {
     Some(messages)
 }
 
-fn message(kind: u16, payload: &[u8]) -> Option<Message> {
+fn message(kind: u16, payload: &[u8]) -> Option<DiagReply> {
     Some(match kind {
         SOCK_DIAG_BY_FAMILY => socket(payload)?,
         // 0 is an acknowledgement.
-        NLMSG_ERROR => Message::End(result(i32_at(payload, 0)?)),
+        NLMSG_ERROR => DiagReply::End(result(i32_at(payload, 0)?)),
         // The kernel's older way to end had no payload.
-        NLMSG_DONE => Message::End(result(i32_at(payload, 0).unwrap_or_default())),
-        _ => Message::Other,
+        NLMSG_DONE => DiagReply::End(result(i32_at(payload, 0).unwrap_or_default())),
+        _ => DiagReply::Other,
     })
 }
 
-fn socket(payload: &[u8]) -> Option<Message> {
+fn socket(payload: &[u8]) -> Option<DiagReply> {
     let (diag, attributes) = payload.split_at_checked(DIAG_BYTES)?;
     let id = SocketId(diag.get(4..4 + ID_BYTES)?.try_into().ok()?);
     let (family, uid, inode) = (*diag.first()?, u32_at(diag, 64)?, u32_at(diag, 68)?.into());
-    let Some((local, peer)) = id.local(family).zip(id.peer(family)) else { return Some(Message::Other) };
-    Some(Message::Socket(id, Shown { local, peer, uid, inode }, stored(attributes)))
+    let Some((local, peer)) = id.local(family).zip(id.peer(family)) else { return Some(DiagReply::Other) };
+    Some(DiagReply::Socket(id, SocketInfo { local, peer, uid, inode }, stored(attributes)))
 }
 
 /// The socket's translation, where the kernel shows its storage.
@@ -270,14 +270,14 @@ mod tests {
 
     use super::*;
 
-    /// What Linux 6.18 answered: an IPv6 socket connected to [::ffff:127.0.0.9]:4660, the end of that dump, and the end
+    /// Replies of Linux 6.18: an IPv6 socket connected to [::ffff:127.0.0.9]:4660, the end of that dump, and the end
     /// of one of a protocol that it does not know.
     const SOCKET: &str = "7c0000001400020007000000bd7300000a010000d429123400000000000000000000ffff7f00000100000000000000000000\
                           ffff7f000009000000000900000000000000000000000000000000000000000000001ee00e00050008000000000008000f00\
                           000000000c00150001000000000000000600160010000000";
     const END: &str = "140000000300020007000000bd73000000000000";
     const UNKNOWN: &str = "140000000300020007000000bd730000feffffff";
-    const UDP6: Kind = Kind { family: INET6, protocol: Protocol::Udp };
+    const UDP6: SocketFamily = SocketFamily { family: INET6, protocol: Protocol::Udp };
 
     fn bytes(hex: &str) -> Vec<u8> {
         let digits: Vec<_> = hex.chars().filter_map(|digit| digit.to_digit(16)).collect();
@@ -286,15 +286,15 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn the_kernels_own_messages_are_understood() {
+    fn the_kernels_own_messages_are_decoded() {
         let answer = parse(&[bytes(SOCKET), bytes(END)].concat(), 7).unwrap();
-        let [Message::Socket(id, shown, None), Message::End(Ok(()))] = answer[..] else { panic!("{answer:?}") };
+        let [DiagReply::Socket(id, info, None), DiagReply::End(Ok(()))] = answer[..] else { panic!("{answer:?}") };
         let at = |host, port: u16| (v4_mapped(u32::from_ne_bytes([127, 0, 0, host])), port.to_be());
-        assert_eq!(shown, Shown { local: at(1, 0xd429), peer: at(9, 4660), uid: 0, inode: 0x000e_e01e });
+        assert_eq!(info, SocketInfo { local: at(1, 0xd429), peer: at(9, 4660), uid: 0, inode: 0x000e_e01e });
         assert_eq!(id.cookie(), 9);
-        assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap(), [Message::End(Err(Errno::NOENT))]);
+        assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap(), [DiagReply::End(Err(Errno::NOENT))]);
         assert_eq!(parse(&bytes(END), 8).unwrap(), [], "an answer to another request");
-        let destroy = destroy_request(UDP6, &id, 8);
+        let destroy = encode_destroy(UDP6, &id, 8);
         assert_eq!(
             (destroy.len(), &destroy[24..72]),
             (72, &bytes(SOCKET)[20..68]),
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn the_peer_of_an_ipv4_socket_is_in_the_one_form() {
-        let mut id = SocketId::NOBODY;
+        let mut id = SocketId::NONE;
         id.0[2..4].copy_from_slice(&[0x12, 0x34]);
         id.0[20..24].copy_from_slice(&[10, 244, 0, 7]);
         let address = v4_mapped(u32::from_ne_bytes([10, 244, 0, 7]));
@@ -321,18 +321,18 @@ mod tests {
             bytes.extend([1u32.to_ne_bytes(), 0u32.to_ne_bytes(), code.to_ne_bytes()].concat());
             parse(&bytes, 1).unwrap()
         };
-        assert_eq!(error(0), [Message::End(Ok(()))]);
-        assert_eq!(error(-95), [Message::End(Err(Errno::OPNOTSUPP))]);
+        assert_eq!(error(0), [DiagReply::End(Ok(()))]);
+        assert_eq!(error(-95), [DiagReply::End(Err(Errno::OPNOTSUPP))]);
         for code in [i32::MIN, -4096, 1, i32::MAX] {
-            assert_eq!(error(code), [Message::End(Err(Errno::BADMSG))]);
+            assert_eq!(error(code), [DiagReply::End(Err(Errno::BADMSG))]);
         }
     }
 
     #[test]
     fn requests_say_their_length_and_have_what_narrows_them() {
         for (protocol, number) in [(Protocol::Udp, 17), (Protocol::Tcp, 6)] {
-            let kind = Kind { family: INET, protocol };
-            let request = |filter, storage| dump_request(&Wanted { kind, states: CONNECTED, filter, storage }, 1);
+            let kind = SocketFamily { family: INET, protocol };
+            let request = |filter, storage| encode_dump(&DumpQuery { kind, states: CONNECTED, filter, storage }, 1);
             for (request, length) in [
                 (request(None, None), 72),
                 (request(Some(&[0; 8]), None), 84),
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_with_a_socket_is_understood() {
+    fn socket_storage_is_decoded() {
         let asked = Translation { vip: [1, 2, 3, 4], vip_port: 5, backend: [6, 7, 8, 9], backend_port: 10, slot: 11 };
         let words = |words: [u32; 4]| words.map(u32::to_ne_bytes).concat();
         let ports = [asked.vip_port.to_ne_bytes(), asked.backend_port.to_ne_bytes()].concat();
@@ -371,7 +371,7 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn what_is_cut_off_is_not_taken() {
+    fn truncated_messages_are_refused() {
         let whole = bytes(SOCKET);
         for length in 1..whole.len() {
             assert_eq!(parse(&whole[..length], 7), None, "{length} bytes");

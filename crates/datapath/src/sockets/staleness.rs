@@ -1,4 +1,4 @@
-//! Whether a socket was connected through us, and whether whom it got still serves.
+//! Staleness of a socket: its translation, and whether the backend still serves.
 
 use std::io;
 
@@ -6,38 +6,42 @@ use cproxy_core::{Address, Backend, Protocol};
 use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Translation};
 use rustix::{fd::OwnedFd, net::sockopt::socket_protocol};
 
-use super::{SocketsError, lists::Entry, message::AddressPort};
-use crate::bpf::{Lookup, Serving, Snapshot, SocketStates};
+use super::{SocketsError, diag_message::AddressPort, socket_lists::ListedSocket};
+use crate::bpf::{KernelReader, Serving, SetCache, SocketStates};
 
-/// The table as of now, and what the programs know of sockets.
-pub(super) struct Judge<'t> {
-    table: Snapshot<'t>,
+/// The sets as of now, and the state that the programs keep of sockets.
+pub(super) struct StaleCheck<'t> {
+    sets: SetCache<'t>,
     states: &'t SocketStates,
 }
 
-/// The frontend that a socket was connected to, and whether whom it got there still serves it.
+/// The frontend of a translated socket, and whether its backend still serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub(super) struct TranslationState {
     pub(super) frontend: FrontendKey,
     pub(super) serving: Serving,
 }
 
-impl<'t> Judge<'t> {
-    pub(super) fn new(table: &'t Lookup, states: &'t SocketStates) -> Self {
-        Self { table: table.snapshot(), states }
+impl<'t> StaleCheck<'t> {
+    pub(super) fn new(reader: &'t KernelReader, states: &'t SocketStates) -> Self {
+        Self { sets: reader.sets(), states }
     }
 
-    /// The wish of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that shows the cookie,
+    /// The translation of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that shows the cookie,
     /// and what is stored with the socket. Without an inode it has none: its application has closed it, and what it has written
     /// is still on its way. (A subflow shows the inode that its connection had, closed or not.)
-    pub(super) fn asked_by_listed(&self, entry: &Entry) -> Result<Option<Translation>, SocketsError> {
-        let Some(id) = entry.id.filter(|_| entry.shown.inode != 0) else { return Ok(None) };
+    pub(super) fn translation_of_listed(&self, entry: &ListedSocket) -> Result<Option<Translation>, SocketsError> {
+        let Some(id) = entry.id.filter(|_| entry.info.inode != 0) else { return Ok(None) };
         let place = self.states.at_place(id.cookie()).map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
         Ok(place.or(entry.stored))
     }
 
-    /// The wishes of a socket, by a descriptor: that of the last `connect()` comes first.
-    pub(super) fn asked_by(&self, socket: &OwnedFd, protocol: Protocol) -> Result<Vec<Translation>, SocketsError> {
+    /// The translations of a socket, by a descriptor: that of the last `connect()` comes first.
+    pub(super) fn translations_of(
+        &self,
+        socket: &OwnedFd,
+        protocol: Protocol,
+    ) -> Result<Vec<Translation>, SocketsError> {
         let asked = match protocol {
             Protocol::Tcp => self.states.of_tcp(socket).map(|asked| asked.into_iter().collect()),
             Protocol::Udp => self.states.of_udp(socket),
@@ -46,15 +50,15 @@ impl<'t> Judge<'t> {
     }
 
     /// Nothing if the socket is not connected through us.
-    pub(super) fn verdict(
+    pub(super) fn resolve(
         &mut self,
         asked: &[Translation],
         peer: AddressPort,
         protocol: Protocol,
-    ) -> Result<Option<Verdict>, SocketsError> {
-        let Some(asked) = asked_for(asked, peer) else { return Ok(None) };
+    ) -> Result<Option<TranslationState>, SocketsError> {
+        let Some(asked) = current_translation(asked, peer) else { return Ok(None) };
         let frontend = frontend(&asked, protocol);
-        Ok(Some(Verdict { frontend, serving: self.table.serves(frontend, peer)? }))
+        Ok(Some(TranslationState { frontend, serving: self.sets.serving(frontend, peer)? }))
     }
 
     /// Whether a socket is connected through us to a peer that does not serve.
@@ -64,8 +68,8 @@ impl<'t> Judge<'t> {
         peer: AddressPort,
         protocol: Protocol,
     ) -> Result<bool, SocketsError> {
-        let verdict = self.verdict(asked, peer, protocol)?;
-        Ok(verdict.is_some_and(|verdict| is_stale(verdict.serving, protocol)))
+        let state = self.resolve(asked, peer, protocol)?;
+        Ok(state.is_some_and(|state| is_stale(state.serving, protocol)))
     }
 
     /// Whether a socket is stale if it is connected to one of those that it got.
@@ -98,14 +102,14 @@ pub(super) fn protocol_of(socket: &OwnedFd) -> io::Result<Option<Protocol>> {
     })
 }
 
-/// From the kernel's order of bytes.
+/// A peer, from network order.
 pub(super) fn endpoint((address, port): AddressPort) -> Backend {
     Backend { address: Address::from_words(address), port: u16::from_be(port) }
 }
 
 /// The translation that led the socket to its present peer. The last `connect()` comes first: a socket that connected to
 /// the peer itself is not ours, whatever came before.
-fn asked_for(asked: &[Translation], peer: AddressPort) -> Option<Translation> {
+fn current_translation(asked: &[Translation], peer: AddressPort) -> Option<Translation> {
     let asked = *asked.iter().find(|asked| (asked.backend, asked.backend_port) == peer)?;
     ((asked.vip, asked.vip_port) != peer).then_some(asked)
 }
@@ -132,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn only_who_was_translated_to_the_present_peer_is_ours() {
+    fn only_a_translation_to_the_present_peer_counts() {
         let translated = state(VIP, BACKEND);
-        assert_eq!(asked_for(&[translated], BACKEND), Some(translated));
+        assert_eq!(current_translation(&[translated], BACKEND), Some(translated));
         let same_port_elsewhere = (v4_mapped(3), 8080);
         for (state, peer, why) in [
             (translated, same_port_elsewhere, "it has reconnected"),
@@ -143,14 +147,14 @@ mod tests {
             (state(BACKEND, BACKEND), BACKEND, "it went to the backend itself"),
             (Translation::default(), BACKEND, "it is only marked"),
         ] {
-            assert_eq!(asked_for(&[state], peer), None, "{why}");
+            assert_eq!(current_translation(&[state], peer), None, "{why}");
         }
         // The Service and its backend differ in the port alone.
-        assert!(asked_for(&[state((BACKEND.0, 80), BACKEND)], BACKEND).is_some());
+        assert!(current_translation(&[state((BACKEND.0, 80), BACKEND)], BACKEND).is_some());
         // The last connect has failed, and the socket stays what it was; or it has gone to the backend itself.
         let elsewhere = state((v4_mapped(9), 80), same_port_elsewhere);
-        assert_eq!(asked_for(&[elsewhere, translated], BACKEND), Some(translated));
-        assert_eq!(asked_for(&[state(BACKEND, BACKEND), translated], BACKEND), None);
+        assert_eq!(current_translation(&[elsewhere, translated], BACKEND), Some(translated));
+        assert_eq!(current_translation(&[state(BACKEND, BACKEND), translated], BACKEND), None);
     }
 
     #[test]

@@ -9,30 +9,29 @@ use rustix::io::Errno;
 
 use super::{
     SocketsError,
-    diag::{Diag, Listed},
-    filter,
-    message::{CONNECTED, INET, INET6, Kind, Shown, SocketId, Wanted},
-    proc_net,
+    diag::{Diag, DumpedSocket},
+    diag_message::{CONNECTED, DumpQuery, INET, INET6, SocketFamily, SocketId, SocketInfo},
+    filter, proc_net,
 };
 
 /// A socket that has a peer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) kind: Kind,
-    pub(super) shown: Shown,
-    /// By what it can be closed; `/proc/net` does not tell.
+pub(super) struct ListedSocket {
+    pub(super) kind: SocketFamily,
+    pub(super) info: SocketInfo,
+    /// The id by which it can be closed; `/proc/net` does not show it.
     pub(super) id: Option<SocketId>,
     /// Socket storage of a TCP socket.
     pub(super) stored: Option<Translation>,
 }
 
 /// The lists of the network namespace in which they were opened, in which the thread must stay.
-pub(super) struct Lists<'m> {
+pub(super) struct SocketLists<'m> {
     diag: Result<Diag, Errno>,
     storage: BorrowedFd<'m>,
 }
 
-impl<'m> Lists<'m> {
+impl<'m> SocketLists<'m> {
     /// Opens those of the calling thread's network namespace. `storage` is the map that has what sockets have stored.
     pub(super) fn open(storage: BorrowedFd<'m>) -> Self {
         Self { diag: Diag::open(), storage }
@@ -41,7 +40,7 @@ impl<'m> Lists<'m> {
     /// Whether the kernel can list sockets of a protocol by itself.
     pub(super) fn can_list(&mut self, protocol: Protocol) -> bool {
         let tried = self.diag.as_mut().map_err(|error| *error);
-        !tried.and_then(|diag| diag.try_dump(Kind { family: INET, protocol })).is_err_and(is_unable)
+        !tried.and_then(|diag| diag.try_dump(SocketFamily { family: INET, protocol })).is_err_and(is_unable)
     }
 
     /// Shows the sockets of a protocol that are connected to one of these backends.
@@ -49,16 +48,16 @@ impl<'m> Lists<'m> {
         &mut self,
         protocol: Protocol,
         peers: &RetiredBackends,
-        show: &mut dyn FnMut(&Entry),
+        show: &mut dyn FnMut(&ListedSocket),
     ) -> Result<(), SocketsError> {
-        [INET, INET6].into_iter().try_for_each(|family| self.each_of(Kind { family, protocol }, peers, show))
+        [INET, INET6].into_iter().try_for_each(|family| self.each_of(SocketFamily { family, protocol }, peers, show))
     }
 
     fn each_of(
         &mut self,
-        kind: Kind,
+        kind: SocketFamily,
         peers: &RetiredBackends,
-        show: &mut dyn FnMut(&Entry),
+        show: &mut dyn FnMut(&ListedSocket),
     ) -> Result<(), SocketsError> {
         let filter = match peers {
             RetiredBackends::Any => None,
@@ -69,13 +68,13 @@ impl<'m> Lists<'m> {
         };
         // Of UDP the kernel shows nothing that is stored.
         let storage = (kind.protocol == Protocol::Tcp).then(|| self.storage.as_raw_fd());
-        let wanted = Wanted { kind, states: CONNECTED, filter: filter.as_deref(), storage };
-        let mut listed = |Listed { id, shown, stored }: &Listed| {
-            show(&Entry { kind, shown: *shown, id: Some(*id), stored: *stored });
+        let query = DumpQuery { kind, states: CONNECTED, filter: filter.as_deref(), storage };
+        let mut listed = |DumpedSocket { id, info, stored }: &DumpedSocket| {
+            show(&ListedSocket { kind, info: *info, id: Some(*id), stored: *stored });
         };
-        match self.diag.as_mut().map_err(|error| *error).and_then(|diag| diag.dump(&wanted, &mut listed)) {
+        match self.diag.as_mut().map_err(|error| *error).and_then(|diag| diag.dump(&query, &mut listed)) {
             Err(error) if is_unable(error) => {
-                proc_net::each(kind, &mut |shown| show(&Entry { kind, shown, id: None, stored: None }));
+                proc_net::each(kind, &mut |info| show(&ListedSocket { kind, info, id: None, stored: None }));
                 Ok(())
             }
             outcome => outcome.map_err(SocketsError::List),
@@ -83,7 +82,7 @@ impl<'m> Lists<'m> {
     }
 
     /// Closes a socket under its owner.
-    pub(super) fn destroy(&mut self, kind: Kind, id: &SocketId) -> Result<(), Errno> {
+    pub(super) fn destroy(&mut self, kind: SocketFamily, id: &SocketId) -> Result<(), Errno> {
         self.diag.as_mut().map_err(|error| *error)?.destroy(kind, id)
     }
 }

@@ -1,0 +1,349 @@
+//! The pinned maps as the agent uses them. [`KernelMaps::apply`] is the one function in the project that writes them.
+
+use std::{
+    mem::offset_of,
+    os::fd::AsFd,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use aya::maps::{HashMap, Map, MapData, MapError};
+use cproxy_core::{
+    Address, Backend, Balance, ExcludedCgroup, Exclusions, Frontend, Limits, Members, Op, Reserve, Room,
+};
+use cproxy_ebpf::{
+    Affinity as AffinityWord, BACKENDS_MAX, BACKENDS_MIN, Backend as BackendSlot, ExcludedCgroup as CgroupSlot,
+    FRONTENDS_MAX, FRONTENDS_MIN, FrontendKey, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN, Set, SetId,
+    SetWord, Settings, filter_bit,
+};
+
+use super::{
+    encoding::{address_key, backend_slot, key},
+    error::TableError,
+    map_spec::{BACKENDS, FRONTENDS, SETS},
+    mapping::Mapping,
+    open::{Access, open_map},
+    pins::PinLock,
+    resizable::ResizableMap,
+};
+
+/// The open maps.
+pub struct KernelMaps {
+    frontends: HashMap<MapData, FrontendKey, SetId>,
+    sets: MappedArray,
+    backends: MappedArray,
+    settings: MappedArray,
+    room: Room,
+    /// Through these the programs find the first three: `FRONTENDS`, `SETS`, `BACKENDS`.
+    outer: [ResizableMap; 3],
+    ids: [u32; 3],
+}
+
+/// An array map, and its memory.
+#[derive(Debug)]
+struct MappedArray {
+    map: MapData,
+    memory: Mapping,
+}
+
+impl KernelMaps {
+    /// Limits of the maps.
+    pub const LIMITS: Limits = Limits {
+        frontends: FRONTENDS_MAX,
+        // Set 0 is that of keys without a port.
+        sets: SETS_MAX - 1,
+        slots: BACKENDS_MAX,
+        // ClusterIPs always have the other half.
+        external_frontends: FRONTENDS_MAX / 2,
+        // With a fifth of that for what the agent keeps, 10 MiB.
+        service_slots: BACKENDS_MAX / 16,
+        // More than any API server has.
+        reserved: Reserve { sets: 64, slots: 4_096 },
+        may_replace: true,
+        least: Room { frontends: FRONTENDS_MIN, sets: SETS_MIN, slots: BACKENDS_MIN },
+        run_backends: SET_BACKENDS_MAX,
+        filter_bit: |address| filter_bit(&address.words()),
+    };
+
+    /// Opens the pinned maps. The lock is the proof that no other agent writes them.
+    ///
+    /// # Errors
+    /// A map is missing or may not be used.
+    pub fn open(lock: &PinLock) -> Result<Self, TableError> {
+        let pins = lock.pins();
+        let outer = |spec| ResizableMap::open(pins, spec, Access::ReadWrite);
+        let outer = [outer(FRONTENDS)?, outer(SETS)?, outer(BACKENDS)?];
+        let [of_frontends, of_sets, of_backends] = &outer;
+        let (frontends, sets, backends) = (of_frontends.current()?, of_sets.current()?, of_backends.current()?);
+        let settings = pins.object("SETTINGS");
+        let open_settings =
+            open_map(&settings, Access::ReadWrite).map_err(|error| TableError::Open(settings, error))?;
+        Ok(Self {
+            room: Room { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
+            ids: [frontends.id, sets.id, backends.id],
+            frontends: typed(frontends.map)?,
+            sets: MappedArray::new(sets.map, "SETS", sets.entries as usize * size_of::<Set>())?,
+            backends: MappedArray::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
+            settings: MappedArray::new(open_settings, "SETTINGS", size_of::<Settings>())?,
+            outer,
+        })
+    }
+
+    /// How much the maps can hold now.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.room
+    }
+
+    /// Writes the operations in their order. After an error the caller must read the table back before it goes on.
+    ///
+    /// # Errors
+    /// The first write that failed; none after it was tried.
+    pub fn apply(&mut self, ops: &[Op]) -> Result<(), TableError> {
+        ops.iter().try_for_each(|op| self.apply_one(op))
+    }
+
+    fn apply_one(&mut self, op: &Op) -> Result<(), TableError> {
+        let failed = |what: &dyn std::fmt::Display| {
+            let what = what.to_string();
+            move |error| TableError::Write(what, error)
+        };
+        match op {
+            Op::WriteBackends { first_slot, members } => self.write_backends(*first_slot, members),
+            Op::PublishSet { set, first_slot, eligible, serving, drops } => {
+                let word = SetWord::new(*first_slot, *eligible, *serving, *drops);
+                self.store(self.set_field(*set, offset_of!(Set, word)), word.0, format_args!("set {set}"))
+            }
+            Op::SetAffinity { set, affinity } => {
+                let word = AffinityWord::new(affinity.id, affinity.seconds);
+                self.store(self.set_field(*set, offset_of!(Set, affinity)), word.0, format_args!("set {set}"))
+            }
+            Op::PutFrontend { frontend, set } => {
+                self.frontends.insert(key(*frontend), set, 0).map_err(failed(frontend))
+            }
+            Op::PutAddress(address) => {
+                self.frontends.insert(address_key(*address), SET_UNKNOWN_PORT, 0).map_err(failed(address))
+            }
+            Op::DeleteFrontend { frontend } => self.delete(&key(*frontend)).map_err(failed(frontend)),
+            Op::DeleteAddress(address) => self.delete(&address_key(*address)).map_err(failed(address)),
+            Op::SetFilter(filter) => {
+                self.store_setting(offset_of!(Settings, filter_v4), filter.v4)?;
+                self.store_setting(offset_of!(Settings, filter_v6), filter.v6)
+            }
+            Op::RaiseEpoch => self.raise_epoch(),
+            Op::SetSeed(seed) => self.store_setting(offset_of!(Settings, seed), *seed),
+            Op::SetBalance(balance) => {
+                let balance = match balance {
+                    Balance::Random => cproxy_ebpf::Balance::Random,
+                    Balance::RoundRobin => cproxy_ebpf::Balance::RoundRobin,
+                };
+                self.store_setting(offset_of!(Settings, balance), balance as u64)
+            }
+            Op::SetExclusions(exclusions) => self.exclude(exclusions),
+            Op::ReplaceFrontends { room, frontends, addresses } => self.replace_frontends(*room, frontends, addresses),
+            Op::ResizeSets(room) => {
+                let ([_, outer, _], [_, id, _]) = (&self.outer, &mut self.ids);
+                (self.sets, *id) = resized(outer, &self.sets, *room)?;
+                self.room.sets = *room;
+                Ok(())
+            }
+            Op::ResizeBackends(room) => {
+                let ([.., outer], [.., id]) = (&self.outer, &mut self.ids);
+                (self.backends, *id) = resized(outer, &self.backends, *room)?;
+                self.room.slots = *room;
+                Ok(())
+            }
+            Op::Drain => self.drain(),
+        }
+    }
+
+    fn replace_frontends(
+        &mut self,
+        room: u32,
+        frontends: &[(Frontend, u32)],
+        addresses: &[Address],
+    ) -> Result<(), TableError> {
+        let [outer, ..] = &self.outer;
+        let map = outer.create(room)?;
+        // The typed map keeps its descriptor to itself.
+        let fd = map.fd().as_fd().try_clone_to_owned().map_err(TableError::Descriptor)?;
+        let mut map = typed(map)?;
+        let frontends = frontends.iter().map(|&(frontend, set)| (key(frontend), set));
+        let addresses = addresses.iter().map(|&address| (address_key(address), SET_UNKNOWN_PORT));
+        for (key, set) in frontends.chain(addresses) {
+            map.insert(key, set, 0).map_err(|error| TableError::Write("FRONTENDS".to_owned(), error))?;
+        }
+        let [id, ..] = &mut self.ids;
+        *id = outer.replace(fd.as_fd())?;
+        (self.frontends, self.room.frontends) = (map, room);
+        Ok(())
+    }
+
+    /// Waits until every program that runs now has ended.
+    fn drain(&self) -> Result<(), TableError> {
+        let [_, outer, _] = &self.outer;
+        outer.wait_for_programs(&self.sets.map)
+    }
+
+    fn delete(&mut self, key: &FrontendKey) -> Result<(), MapError> {
+        match self.frontends.remove(key) {
+            Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
+            error => error,
+        }
+    }
+
+    fn write_backends(&self, first_slot: u32, members: &Members) -> Result<(), TableError> {
+        let runs = [members.eligible(), members.serving()];
+        for (slot, backend) in (first_slot as usize..).zip(runs.into_iter().flat_map(by_digest)) {
+            let out_of_range = || TableError::OutOfRange(format!("slot {slot}"));
+            let target =
+                self.backends.memory.element::<BackendSlot>(slot, size_of::<BackendSlot>()).ok_or_else(out_of_range)?;
+            // SAFETY: in range and aligned; no set refers to this slot, so no program reads it.
+            unsafe { target.write_volatile(backend) };
+        }
+        Ok(())
+    }
+
+    fn set_field(&self, set: u32, offset_bytes: usize) -> Option<&AtomicU64> {
+        self.sets.memory.word((set as usize).checked_mul(size_of::<Set>())?.checked_add(offset_bytes)?)
+    }
+
+    fn store_setting(&self, offset_bytes: usize, value: u64) -> Result<(), TableError> {
+        self.store(self.settings.memory.word(offset_bytes), value, format_args!("SETTINGS, byte {offset_bytes}"))
+    }
+
+    fn store(&self, word: Option<&AtomicU64>, value: u64, what: std::fmt::Arguments<'_>) -> Result<(), TableError> {
+        word.ok_or_else(|| TableError::OutOfRange(what.to_string()))?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Writes the exclusions. None is in force while the elements change: a program must not read one that is half written.
+    fn exclude(&mut self, exclusions: &Exclusions) -> Result<(), TableError> {
+        let Some(settings) = self.settings.memory.element::<Settings>(0, size_of::<Settings>()) else {
+            return Err(TableError::OutOfRange("SETTINGS".to_owned()));
+        };
+        // SAFETY: the whole map; only this agent writes it, and programs read single integers of it.
+        let now = unsafe { settings.read_volatile() };
+        let wanted = with_exclusions(now, exclusions);
+        let counts = |of: &Settings| [of.excluded_cgroup_count, of.excluded_uid_count, of.excluded_port_count];
+        if now == wanted || [counts(&now), counts(&wanted)] == [[0; 3]; 2] {
+            return Ok(());
+        }
+        self.set_counts([0; 3])?;
+        self.drain()?;
+        let uncounted = Settings { excluded_cgroup_count: 0, excluded_uid_count: 0, excluded_port_count: 0, ..wanted };
+        // SAFETY: as above; of what a program may read now, every byte keeps its value.
+        unsafe { settings.write_volatile(uncounted) };
+        self.set_counts(counts(&wanted))?;
+        // Flows that were found before are to be left alone, too.
+        self.raise_epoch()
+    }
+
+    fn raise_epoch(&self) -> Result<(), TableError> {
+        let index = offset_of!(Settings, epoch) / size_of::<u32>();
+        let word = self.settings.memory.element::<u32>(index, size_of::<u32>());
+        let word = word.ok_or_else(|| TableError::OutOfRange("SETTINGS".to_owned()))?;
+        // SAFETY: in range, aligned, alive as long as `self`; both sides access it as one word.
+        unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn set_counts(&self, counts: [u32; 3]) -> Result<(), TableError> {
+        let first = offset_of!(Settings, excluded_cgroup_count) / size_of::<u32>();
+        for (index, count) in (first..).zip(counts) {
+            let word = self.settings.memory.element::<u32>(index, size_of::<u32>());
+            let word = word.ok_or_else(|| TableError::OutOfRange("SETTINGS".to_owned()))?;
+            // SAFETY: in range, aligned, alive as long as `self`; both sides access it as one word.
+            unsafe { AtomicU32::from_ptr(word) }.store(count, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+/// A run as it lies in `BACKENDS`: sorted by digest, neighbours of one digest by address and port.
+fn by_digest(run: &[Backend]) -> Vec<BackendSlot> {
+    let mut slots: Vec<_> = run.iter().copied().map(backend_slot).collect();
+    slots.sort_by_key(|slot| slot.digest);
+    slots
+}
+
+/// The settings with these exclusions. There are no more than there are places; unused places match no process and no port.
+fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
+    let slot = |cgroup: &ExcludedCgroup| CgroupSlot { id: cgroup.id, level: cgroup.level, zero: 0 };
+    let no_cgroup = CgroupSlot { id: u64::MAX, level: 0, zero: 0 };
+    let (excluded_cgroup_count, excluded_cgroups) = filled(no_cgroup, exclusions.cgroups.iter().map(slot));
+    let (excluded_uid_count, excluded_uids) = filled(u32::MAX, exclusions.uids.iter().copied());
+    let (excluded_port_count, excluded_ports) = filled(0, exclusions.ports.iter().map(|port| port.to_be()));
+    Settings {
+        excluded_cgroup_count,
+        excluded_uid_count,
+        excluded_port_count,
+        excluded_cgroups,
+        excluded_uids,
+        excluded_ports,
+        ..settings
+    }
+}
+
+fn filled<T: Copy, const MAX: usize>(nobody: T, values: impl Iterator<Item = T>) -> (u32, [T; MAX]) {
+    let mut array = [nobody; MAX];
+    let mut count = 0;
+    for (element, value) in array.iter_mut().zip(values) {
+        *element = value;
+        count += 1;
+    }
+    (count, array)
+}
+
+fn typed(map: MapData) -> Result<HashMap<MapData, FrontendKey, SetId>, TableError> {
+    HashMap::try_from(Map::HashMap(map)).map_err(|error| TableError::Read("FRONTENDS", error))
+}
+
+/// An array of another size in the place of one; what fits is copied.
+fn resized(outer: &ResizableMap, old: &MappedArray, room: u32) -> Result<(MappedArray, u32), TableError> {
+    let (name, map) = (outer.name(), outer.create(room)?);
+    let size_bytes = room as usize * outer.value_bytes();
+    let new = MappedArray::new(map, name, size_bytes)?;
+    new.memory.copy_from(&old.memory);
+    let id = outer.replace(new.map.fd().as_fd())?;
+    Ok((new, id))
+}
+
+impl MappedArray {
+    fn new(map: MapData, name: &'static str, size_bytes: usize) -> Result<Self, TableError> {
+        let memory = Mapping::new(&map, name, size_bytes)?;
+        Ok(Self { map, memory })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_core::parse_address;
+
+    use super::*;
+    use crate::bpf::encoding::backend;
+
+    #[test]
+    fn a_run_is_sorted_by_digest() {
+        let numbered = |host: u8| Backend { address: parse_address(&format!("10.0.0.{host}")).unwrap(), port: 8080 };
+        let run: Vec<_> = (0..100).map(numbered).collect();
+        let slots = by_digest(&run);
+        assert!(slots.is_sorted_by_key(|slot| slot.digest) && !run.is_sorted_by_key(|b| backend_slot(*b).digest));
+        let mut back: Vec<_> = slots.into_iter().map(backend).collect();
+        back.sort_unstable();
+        assert_eq!(back, run);
+    }
+
+    #[test]
+    fn exclusions_take_their_places_and_leave_the_rest_alone() {
+        // SAFETY: integers only.
+        let before = Settings { seed: 7, filter_v4: 8, excluded_uid_count: 9, ..unsafe { std::mem::zeroed() } };
+        let cgroups = vec![ExcludedCgroup { id: 5, level: 2 }];
+        let after = with_exclusions(before, &Exclusions { cgroups, uids: Vec::new(), ports: vec![80, 443] });
+        assert_eq!((after.seed, after.filter_v4), (7, 8));
+        assert_eq!((after.excluded_cgroup_count, after.excluded_uid_count, after.excluded_port_count), (1, 0, 2));
+        assert_eq!(after.excluded_cgroups[0], CgroupSlot { id: 5, level: 2, zero: 0 });
+        assert_eq!(after.excluded_cgroups[1].id, u64::MAX);
+        assert_eq!(after.excluded_uids, [u32::MAX; cproxy_ebpf::EXCLUSIONS_MAX]);
+        assert_eq!(after.excluded_ports[..3], [80u16.to_be(), 443u16.to_be(), 0]);
+    }
+}

@@ -1,0 +1,100 @@
+//! The pinned maps of this layout: type, sizes and flags of each.
+
+use aya::maps::{MapInfo, MapType};
+use aya_obj::generated::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
+use cproxy_ebpf::{
+    AFFINITY_MAX, AffinityEntry, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, FRONTENDS_MIN, FlowKey, FlowValue,
+    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX,
+    UdpState,
+};
+
+/// Type, sizes and flags of a map (`BPF_MAP_CREATE`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MapShape {
+    pub(super) map_type: MapType,
+    pub(super) key_bytes: u32,
+    pub(super) value_bytes: u32,
+    pub(super) entries: u32,
+    pub(super) flags: u32,
+}
+
+impl MapShape {
+    /// The shape of a map; `None` if its type is one that aya does not know.
+    pub(super) fn of(info: &MapInfo) -> Option<Self> {
+        Some(Self {
+            map_type: info.map_type().ok()?,
+            key_bytes: info.key_size(),
+            value_bytes: info.value_size(),
+            entries: info.max_entries(),
+            flags: info.map_flags(),
+        })
+    }
+}
+
+/// A map that the agent replaces by a larger or a smaller one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MapSpec {
+    pub(super) name: &'static str,
+    /// The map in force is pinned under one of these names.
+    pub(super) pins: [&'static str; 2],
+    /// With the least number of entries.
+    pub(super) shape: MapShape,
+}
+
+pub(super) const FRONTENDS: MapSpec = MapSpec {
+    name: "FRONTENDS",
+    pins: ["FRONTENDS_0", "FRONTENDS_1"],
+    shape: MapShape {
+        map_type: MapType::Hash,
+        key_bytes: size_of::<FrontendKey>() as u32,
+        value_bytes: size_of::<SetId>() as u32,
+        entries: FRONTENDS_MIN,
+        flags: BPF_F_NO_PREALLOC,
+    },
+};
+
+pub(super) const SETS: MapSpec = MapSpec {
+    name: "SETS",
+    pins: ["SETS_0", "SETS_1"],
+    shape: array(size_of::<Set>(), SETS_MIN, BPF_F_MMAPABLE | BPF_F_INNER_MAP),
+};
+
+pub(super) const BACKENDS: MapSpec = MapSpec {
+    name: "BACKENDS",
+    pins: ["BACKENDS_0", "BACKENDS_1"],
+    shape: array(size_of::<Backend>(), BACKENDS_MIN, BPF_F_MMAPABLE | BPF_F_INNER_MAP),
+};
+
+/// The maps that can be replaced.
+pub(super) const RESIZABLE: [MapSpec; 3] = [FRONTENDS, SETS, BACKENDS];
+
+/// The maps that the programs name; those that can be replaced are in a map of one map.
+pub(super) const NAMED: [(&str, MapShape); 12] = [
+    (FRONTENDS.name, OUTER),
+    (SETS.name, OUTER),
+    (BACKENDS.name, OUTER),
+    ("SETTINGS", array(size_of::<Settings>(), 1, BPF_F_MMAPABLE)),
+    ("TCP_OWNERS", array(size_of::<u64>(), TCP_PLACES + 1, 0)),
+    ("TCP_PEERS", array(size_of::<Translation>(), TCP_PLACES, 0)),
+    ("SOCKETS", socket_storage(size_of::<SocketState>())),
+    ("UDP_SOCKETS", socket_storage(size_of::<UdpState>())),
+    ("UDP_FLOWS", lru_hash(size_of::<FlowKey>(), size_of::<FlowValue>(), UDP_FLOWS_MAX)),
+    ("AFFINITY", lru_hash(size_of::<AffinityKey>(), size_of::<AffinityEntry>(), AFFINITY_MAX)),
+    ("TURNS", array(size_of::<u64>(), TURNS_MAX, 0)),
+    ("COUNTERS", MapShape { map_type: MapType::PerCpuArray, ..array(size_of::<u64>(), COUNTERS_MAX, 0) }),
+];
+
+const OUTER: MapShape = MapShape { map_type: MapType::ArrayOfMaps, ..array(size_of::<u32>(), 1, 0) };
+
+const fn array(value_bytes: usize, entries: u32, flags: u32) -> MapShape {
+    MapShape { map_type: MapType::Array, key_bytes: 4, value_bytes: value_bytes as u32, entries, flags }
+}
+
+const fn socket_storage(value_bytes: usize) -> MapShape {
+    MapShape { map_type: MapType::SkStorage, ..array(value_bytes, 0, BPF_F_NO_PREALLOC) }
+}
+
+const fn lru_hash(key_bytes: usize, value_bytes: usize, entries: u32) -> MapShape {
+    let (key_bytes, value_bytes) = (key_bytes as u32, value_bytes as u32);
+    MapShape { map_type: MapType::LruHash, key_bytes, value_bytes, entries, flags: 0 }
+}

@@ -1,0 +1,232 @@
+//! The pinned maps as `cproxy get`, passes over sockets and the agent's start read them: through descriptors that the kernel
+//! does not write by.
+
+use std::{
+    collections::{HashMap as StdHashMap, HashSet, btree_map::Entry},
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+use aya::{
+    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError},
+    sys::SyscallError,
+};
+use cproxy_core::{Address, Affinity, Filter, KernelSet, KernelTable, Members, Room};
+use cproxy_ebpf::{
+    Affinity as AffinityWord, Backend as BackendSlot, FrontendKey, PROTOCOL_ANY, Set, SetId, SetWord, Settings,
+};
+
+use super::{
+    encoding::{backend, frontend},
+    error::{TRIES_MAX, TableError},
+    map_spec::{BACKENDS, FRONTENDS, MapSpec, SETS},
+    open::{Access, open_map},
+    pins::PinDir,
+    resizable::{Current, ResizableMap},
+    syscalls::array_elements,
+};
+
+/// Whether a backend still belongs to a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// There is no such frontend.
+    NoFrontend,
+    /// It is in the frontend's set: eligible, or still serving the clients that it has.
+    Yes,
+    /// It is in neither run of the set.
+    No,
+}
+
+/// An address and a port, both in network order.
+type Member = ([u32; 4], u16);
+
+/// The open maps of the table, for reading.
+pub struct KernelReader {
+    frontends: HashMap<MapData, FrontendKey, SetId>,
+    sets: Array<MapData, Set>,
+    backends: Array<MapData, BackendSlot>,
+    settings: Array<MapData, Settings>,
+    room: Room,
+    outer: [(ResizableMap, u32); 3],
+}
+
+impl KernelReader {
+    /// Opens the pinned maps.
+    ///
+    /// # Errors
+    /// A map is missing or may not be used.
+    pub fn open(pins: &PinDir) -> Result<Self, TableError> {
+        let (frontends, of_frontends) = open_resizable(pins, FRONTENDS)?;
+        let (sets, of_sets) = open_resizable(pins, SETS)?;
+        let (backends, of_backends) = open_resizable(pins, BACKENDS)?;
+        let settings = pins.object("SETTINGS");
+        let open_settings =
+            open_map(&settings, Access::ReadOnly).map_err(|error| TableError::Open(settings.clone(), error))?;
+        Ok(Self {
+            room: Room { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
+            outer: [(of_frontends, frontends.id), (of_sets, sets.id), (of_backends, backends.id)],
+            frontends: typed(pins, FRONTENDS.name, Map::HashMap(frontends.map))?,
+            sets: typed(pins, SETS.name, Map::Array(sets.map))?,
+            backends: typed(pins, BACKENDS.name, Map::Array(backends.map))?,
+            settings: typed(pins, "SETTINGS", Map::Array(open_settings))?,
+        })
+    }
+
+    /// The whole table as of now, read anew where the agent has replaced a map meanwhile.
+    ///
+    /// # Errors
+    /// A map is missing or may not be used.
+    pub fn read_table(pins: &PinDir) -> Result<KernelTable, TableError> {
+        for _ in 0..TRIES_MAX {
+            match Self::open(pins)?.table() {
+                Err(TableError::Replaced) => {}
+                table => return table,
+            }
+        }
+        Err(TableError::Restless)
+    }
+
+    /// The sets as of now; each is read when it is first asked for.
+    #[must_use]
+    pub fn sets(&self) -> SetCache<'_> {
+        SetCache { reader: self, sets: StdHashMap::new(), started: Instant::now() }
+    }
+
+    /// The whole table. A frontend whose set points outside the maps has no set here, so the agent writes it anew.
+    fn table(&self) -> Result<KernelTable, TableError> {
+        let mut table = KernelTable { filter: self.filter()?, room: self.room, ..KernelTable::default() };
+        for entry in self.frontends.iter() {
+            let (key, set) = entry.map_err(|error| TableError::Read(FRONTENDS.name, error))?;
+            if key.protocol == PROTOCOL_ANY {
+                table.addresses.insert(Address::from_words(key.address));
+            }
+            let Some(frontend) = frontend(&key) else { continue };
+            table.frontends.insert(frontend, set);
+            if let Entry::Vacant(vacant) = table.sets.entry(set)
+                && let Some(kernel_set) = self.set(set)?
+            {
+                vacant.insert(kernel_set);
+            }
+        }
+        // Ids of sets belong to the maps that they were read from.
+        self.check_current()?;
+        Ok(table)
+    }
+
+    fn filter(&self) -> Result<Filter, TableError> {
+        let settings = self.settings.get(&0, 0).map_err(|error| TableError::Read("SETTINGS", error))?;
+        Ok(Filter { v4: settings.filter_v4, v6: settings.filter_v6 })
+    }
+
+    /// The backends of a frontend's set, in both runs; `None` without such a frontend. Slots, and sets too, get a new
+    /// content only after nothing refers to them: what has been read is valid if both references are still the same.
+    fn members(&self, frontend: &FrontendKey) -> Result<Option<HashSet<Member>>, TableError> {
+        for _ in 0..TRIES_MAX {
+            let Some(reference) = self.reference(frontend)? else { break };
+            let members = self.members_of(reference.1);
+            if self.reference(frontend)? == Some(reference) {
+                self.check_current()?;
+                return members.map(Some);
+            }
+        }
+        self.check_current()?;
+        self.reference(frontend)?.map_or(Ok(None), |_| Err(TableError::RestlessSet))
+    }
+
+    /// Fails if the programs use other maps by now than those that have been read.
+    fn check_current(&self) -> Result<(), TableError> {
+        let is_current = self.outer.iter().all(|(outer, id)| outer.is_current(*id));
+        if is_current { Ok(()) } else { Err(TableError::Replaced) }
+    }
+
+    fn reference(&self, frontend: &FrontendKey) -> Result<Option<(SetId, SetWord)>, TableError> {
+        let Some(set) = found(self.frontends.get(frontend, 0), FRONTENDS.name)? else { return Ok(None) };
+        let word = self.sets.get(&set, 0).map_err(|error| TableError::Read("SETS", error))?.word;
+        Ok(Some((set, SetWord(word))))
+    }
+
+    fn members_of(&self, word: SetWord) -> Result<HashSet<Member>, TableError> {
+        let backends = self.run(word.first_slot(), word.eligible() + word.serving())?;
+        Ok(backends.into_iter().map(|backend| (backend.address, backend.port)).collect())
+    }
+
+    /// A set; `None` if it or its backends lie outside the maps.
+    fn set(&self, set: SetId) -> Result<Option<KernelSet>, TableError> {
+        let Some(Set { word, affinity }) = found(self.sets.get(&set, 0), SETS.name)? else { return Ok(None) };
+        let (word, affinity) = (SetWord(word), AffinityWord(affinity));
+        let (eligible, serving) = (word.eligible(), word.serving());
+        if u64::from(word.first_slot()) + u64::from(eligible + serving) > self.room.slots.into() {
+            return Ok(None);
+        }
+        // As the model has them.
+        let sorted = |first_slot, count| {
+            let mut run: Vec<_> = self.run(first_slot, count)?.into_iter().map(backend).collect();
+            run.sort_unstable();
+            Ok::<_, TableError>(run)
+        };
+        let (eligible, serving) =
+            (sorted(word.first_slot(), eligible)?, sorted(word.first_slot() + eligible, serving)?);
+        Ok(Some(KernelSet {
+            first_slot: word.first_slot(),
+            members: Members::new(&eligible, &serving, word.drops()),
+            affinity: Affinity { id: affinity.id(), seconds: affinity.seconds() },
+        }))
+    }
+
+    /// The content of slots. The agent may be writing them; see [`Self::members`].
+    fn run(&self, first_slot: u32, count: u32) -> Result<Vec<BackendSlot>, TableError> {
+        let backends = array_elements(self.backends.map().fd().as_fd(), first_slot, count);
+        backends.map_err(|io_error| {
+            TableError::Read(BACKENDS.name, SyscallError { call: "BPF_MAP_LOOKUP_BATCH", io_error }.into())
+        })
+    }
+}
+
+/// Cache of the sets of frontends, a few milliseconds old at most; see [`KernelReader::sets`].
+pub struct SetCache<'r> {
+    reader: &'r KernelReader,
+    sets: StdHashMap<FrontendKey, Option<HashSet<Member>>>,
+    started: Instant,
+}
+
+/// A backend that has come back meanwhile serves.
+const AGE_MAX: Duration = Duration::from_millis(5);
+
+impl SetCache<'_> {
+    /// Whether the backend, an address and a port in network order, still serves the clients that it got from the frontend.
+    ///
+    /// # Errors
+    /// A map could not be read.
+    pub fn serving(&mut self, frontend: FrontendKey, backend: Member) -> Result<Serving, TableError> {
+        if self.started.elapsed() > AGE_MAX {
+            self.sets.clear();
+            self.started = Instant::now();
+        }
+        let members = match self.sets.entry(frontend) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(self.reader.members(&frontend)?),
+        };
+        Ok(match members {
+            None => Serving::NoFrontend,
+            Some(members) if members.contains(&backend) => Serving::Yes,
+            Some(_) => Serving::No,
+        })
+    }
+}
+
+fn found<T>(result: Result<T, MapError>, map: &'static str) -> Result<Option<T>, TableError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound | MapError::OutOfBounds { .. }) => Ok(None),
+        Err(error) => Err(TableError::Read(map, error)),
+    }
+}
+
+fn open_resizable(pins: &PinDir, spec: MapSpec) -> Result<(Current, ResizableMap), TableError> {
+    let resizable = ResizableMap::open(pins, spec, Access::ReadOnly)?;
+    Ok((resizable.current()?, resizable))
+}
+
+fn typed<M: TryFrom<Map, Error = MapError>>(pins: &PinDir, name: &str, map: Map) -> Result<M, TableError> {
+    M::try_from(map).map_err(|error| TableError::Open(pins.object(name), error))
+}
