@@ -147,6 +147,11 @@ pub fn ask_peer(socket: &UdpSocket) -> io::Result<String> {
     String::from_utf8(answer).map_err(io::Error::other)
 }
 
+/// Whether a call failed with ECONNREFUSED.
+pub fn is_refused<T>(result: io::Result<T>) -> bool {
+    result.is_err_and(|error| error.raw_os_error() == Some(libc::ECONNREFUSED))
+}
+
 fn require_same(shown: SocketAddr, asked: SocketAddr) -> io::Result<()> {
     if shown == asked { Ok(()) } else { Err(io::Error::other(format!("the socket shows {shown}, not {asked}"))) }
 }

@@ -7,7 +7,6 @@ use std::{
     fs,
     net::{SocketAddr, TcpStream, UdpSocket},
     process::Command,
-    time::Duration,
 };
 
 use cproxy_datapath::bpf::{self, Features, PinDir, Program};
@@ -15,10 +14,9 @@ use cproxy_tests::{
     manifest::{self, Service},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
     sandbox::{Placement, Sandbox},
+    world::{SYNC, start_agent},
 };
 use serde_json::Value;
-
-const SYNC: Duration = Duration::from_secs(10);
 
 /// Names that are a contract; more may come.
 const NAMES: [&str; 23] = [
@@ -273,8 +271,7 @@ fn a_kernel_without_the_errno_helper_refuses_with_eperm() {
     let sandbox = Sandbox::new("cproxy-test");
     let service = Service::new("idle").cluster_ips(["10.96.0.10", "fd00:10:96::a"]).tcp("a", 80, 80).udp("b", 80, 80);
     manifest::write(&sandbox.manifest_dir(), "idle.json", [service.into()]);
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let _agent = start_agent(&sandbox);
     let vips = ["10.96.0.10:80", "[fd00:10:96::a]:80", "[::ffff:10.96.0.10]:80"].map(|vip| vip.parse().unwrap());
     assert_eq!(errors(&vips), [ECONNREFUSED; 6]);
 

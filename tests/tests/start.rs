@@ -11,11 +11,11 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{self, Agent, Daemon, Signal, cproxy, cproxy_binary},
     sandbox::{Placement, Sandbox},
+    world::{SYNC, start_agent},
 };
 
 const VIP: &str = "10.96.0.10";
 const POD: &str = "10.244.0.1";
-const SYNC: Duration = Duration::from_secs(10);
 
 fn write_service(sandbox: &Sandbox, endpoint: Endpoint) {
     let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
@@ -59,8 +59,7 @@ fn wait_ends_when_the_table_is_complete() {
     let mut early = waiter(&sandbox, &["--timeout", "20s"]);
     let mut served = waiter(&sandbox, &["--timeout", "20s", "--for", "default/web, default/web"]);
     assert_eq!(early.exit_status(), None);
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let mut agent = start_agent(&sandbox);
     assert!(early.wait(SYNC).unwrap().success(), "{}", early.log());
 
     assert_eq!(
@@ -133,8 +132,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
 fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
     let sandbox = Sandbox::new("cproxy-test");
     write_service(&sandbox, Endpoint::not_ready(POD));
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let mut agent = start_agent(&sandbox);
     agent.signal(Signal::STOP);
     for timeout in ["0", "2s"] {
         let start = Instant::now();
@@ -177,8 +175,7 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
     assert_eq!(code, 1);
     assert!(message.contains("the agent has ended: invalid value 'nonsense' for '--apiserver"), "{message}");
 
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let _agent = start_agent(&sandbox);
     // The state of the agent before is gone.
     assert_ready(&sandbox, &[]);
 }

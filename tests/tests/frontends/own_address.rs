@@ -145,10 +145,7 @@ fn an_address_is_known_before_anything_is_served() {
     let sandbox = Sandbox::new("cproxy-test");
     sandbox.ip(LINK);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", restricted_to(INSIDE));
-    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-        clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n\
-        contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\n";
-    let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", kubeconfig);
+    let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).arg("--bootstrap").arg(bootstrap).start();
     // A loopback address is nobody's own: the default route it is.
     agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
