@@ -177,7 +177,7 @@ fn tcp_owners(sandbox: &Sandbox) -> (Vec<u64>, bool) {
 fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
     const MANY: usize = TCP_PLACES as usize * 5 / 4;
     setrlimit(Resource::Nofile, Rlimit { current: Some(3 * MANY as u64), ..getrlimit(Resource::Nofile) }).unwrap();
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.add_addresses(pod(1).addresses());
     manifest::write(&sandbox.manifest_dir(), "web.json", web_with([1]));
     let _agent = start_agent(&sandbox);
@@ -280,7 +280,7 @@ fn other_socket_types_are_left_alone() {
 
 #[test]
 fn one_port_number_serves_two_protocols_and_names_match_by_name() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let _servers = serve_pods(&sandbox, 1..=NODES);
     let dns = Service::new("dns").cluster_ips([WEB.v4]).tcp("dns-tcp", 53, 0).udp("dns", 53, 0);
     let tcp_slice = Slice::v4("dns").name("dns-1").tcp("dns-tcp", 8080).ready([pod(1).v4]);
@@ -395,7 +395,7 @@ fn a_map_without_its_pin_is_made_anew() {
 
 #[test]
 fn cleanup_of_a_directory_that_cannot_be_ours_touches_nothing() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let file = sandbox.dir().join("app/v1/report.csv");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(&file, "data").unwrap();
@@ -422,7 +422,7 @@ fn the_choice_is_even() {
 
 #[test]
 fn bootstrap_is_served_until_the_first_complete_sync() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let _servers = serve_pods(&sandbox, 1..=NODES);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", web_with([3]));
     // An API server that nobody runs.
@@ -452,7 +452,7 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
 #[test]
 fn the_agent_resolves_names_over_untranslated_sockets() {
     const NAMESERVER: &str = "10.96.0.53";
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.add_address(NAMESERVER);
     let mut dnsmasq = Command::new("dnsmasq");
     dnsmasq.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--bind-interfaces"]);

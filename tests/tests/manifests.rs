@@ -40,7 +40,7 @@ fn wait_backends(sandbox: &Sandbox, expected: &str) {
 /// A change below the mount, as a host makes it in what it shares, raises no event above it.
 #[test]
 fn changes_by_others_are_found_on_a_shared_file_system() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let [host, guest] = ["host", "guest"].map(|name| sandbox.dir().join(name));
     fs::create_dir(&host).unwrap();
     fs::create_dir(&guest).unwrap();
@@ -73,7 +73,7 @@ fn wake_ups(agent: &RunningAgent) -> String {
 
 #[test]
 fn at_rest_nothing_wakes_an_agent_with_manifests_of_its_own_machine() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox.manifest_dir(), "a", 1);
     let mut agent = start_agent(&sandbox);
     // Work that follows a start has ended by then.

@@ -47,7 +47,7 @@ fn waiter(sandbox: &Sandbox, flags: &[&str]) -> Daemon {
 
 #[test]
 fn wait_ends_when_the_table_is_complete() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::not_ready(POD));
     let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
     assert_eq!(code, 1);
@@ -76,7 +76,7 @@ fn wait_ends_when_the_table_is_complete() {
 
 #[test]
 fn the_policy_decides_what_happens_when_the_time_is_over() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let (code, message) = wait(&sandbox, &["--timeout", "1ms", "--on-timeout", "start"]);
     assert_eq!(code, 0);
     assert!(message.ends_with("; going on without it (--on-timeout start)\n"), "{message}");
@@ -93,7 +93,7 @@ fn the_policy_decides_what_happens_when_the_time_is_over() {
 
 #[test]
 fn the_policy_decides_about_wrong_settings_of_the_machine() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let file = sandbox.dir().join("cproxy.conf");
     let wait = |text: &str| {
         std::fs::write(&file, text).unwrap();
@@ -130,7 +130,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
 
 #[test]
 fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::not_ready(POD));
     let mut agent = start_agent(&sandbox);
     agent.signal(Signal::STOP);
@@ -148,7 +148,7 @@ fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
 
 #[test]
 fn wait_ends_at_once_when_the_agent_cannot_run_here() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).cgroup("/proc").start();
     assert!(!agent.wait(SYNC).unwrap().success());
@@ -182,7 +182,7 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
 
 #[test]
 fn the_init_system_is_told_when_the_agent_is_ready() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let path = sandbox.dir().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -197,7 +197,7 @@ fn the_init_system_is_told_when_the_agent_is_ready() {
 
 #[test]
 fn settings_come_from_a_file_unless_somebody_nearer_says_otherwise() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let file = sandbox.dir().join("cproxy.conf");
     let start = |text: &str| {

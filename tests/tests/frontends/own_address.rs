@@ -127,7 +127,7 @@ fn given_addresses_are_the_only_ones() {
 
 #[test]
 fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.ip(LINK);
     manifest::write(&sandbox.manifest_dir(), "web.json", restricted_to(INSIDE));
     let without_netlink = || {
@@ -142,7 +142,7 @@ fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
 
 #[test]
 fn an_address_is_known_before_anything_is_served() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.ip(LINK);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", restricted_to(INSIDE));
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
@@ -160,7 +160,7 @@ fn an_address_is_known_before_anything_is_served() {
 #[test]
 fn a_thousand_load_balancers_follow_the_address_together() {
     const SERVICES: u16 = 1_000;
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let balancer = |number: u16| {
         let [high, low] = number.to_be_bytes();
         let service = Service::new(&format!("web-{number}")).cluster_ips([Ipv4Addr::new(10, 97, high, low)]);
