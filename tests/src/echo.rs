@@ -60,7 +60,7 @@ pub fn udp(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server
     })
 }
 
-/// What a [`tcp`] server says first.
+/// The first two lines of a [`tcp`] server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The server's name.

@@ -218,7 +218,7 @@ impl Sandbox {
     /// passes the neighbour's interface, not its network stack. `number` tells several apart.
     ///
     /// # Errors
-    /// What `ip` complains about: the kernel may have no macvlan.
+    /// The complaint of `ip`: the kernel may have no macvlan.
     pub fn behind_macvlan(&self, neighbour: &Netns, number: u8) -> io::Result<Netns> {
         let pod = Netns::create();
         let link = neighbour.run(|| Command::new("ip").args(["-oneline", "link", "show", "far"]).output())?;

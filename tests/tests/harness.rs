@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 5));
 
-/// What must be gone once a sandbox is.
+/// Traces of a sandbox, which go with it.
 struct Traces {
     cgroup: PathBuf,
     directory: PathBuf,

@@ -132,7 +132,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
     assert_eq!(served(&sandbox).len(), 301);
 }
 
-/// What an agent leaves that was killed before it put a new map in force.
+/// The remains of an agent that was killed before it put a new map in force.
 #[test]
 fn a_replacement_that_was_broken_off_is_no_harm() {
     let sandbox = Sandbox::for_test();

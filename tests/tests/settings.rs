@@ -1,5 +1,5 @@
-//! What the agent tells the programs besides the table: who is left alone, how choices are made, what is local; and what
-//! the programs count.
+//! Settings that the agent gives the programs besides the table: exclusions, how backends are chosen, the node; and the
+//! counters of the programs.
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 

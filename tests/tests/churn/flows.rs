@@ -142,14 +142,14 @@ fn start_agent(sandbox: &Sandbox) -> RunningAgent {
     agent
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Storm {
     history: History,
     is_over: AtomicBool,
     counts: [AtomicU64; 6],
 }
 
-/// What is counted, by its place in [`Storm::counts`].
+/// Names of the counts, by their places in [`Storm::counts`].
 const COUNTED: [&str; 6] =
     ["TCP", "connected UDP", "closed because the pod left", "unconnected UDP", "kept", "moved because the pod left"];
 const TCP: usize = 0;
@@ -272,7 +272,7 @@ fn connected_datagram(storm: &Storm, service: u8, form: usize, name: &str) {
     }
 }
 
-/// What a connected UDP socket says that was closed from outside: ECONNABORTED once, and then that it is not connected.
+/// The errors of a connected UDP socket that was closed from outside: ECONNABORTED once, and then not connected.
 fn is_closed(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::CONNABORTED, Errno::NOTCONN, Errno::DESTADDRREQ]

@@ -44,7 +44,7 @@ fn hands() -> Hands {
 }
 
 impl Hands {
-    /// Who gets a message that `socket` sends, to somebody or to whom it is connected to; reads the answer too.
+    /// The server that gets a message from `socket`, sent to `to` or to its peer; reads the answer too.
     fn server(&self, socket: &Socket, to: Option<SocketAddr>) -> String {
         let token = fresh_token();
         socket.send_one(&token, to).unwrap();
@@ -121,7 +121,7 @@ fn a_descriptor_sent_to_another_process_brings_what_the_socket_knows() {
     });
 }
 
-/// What the child does; it must not allocate, since it is a copy of one thread of many.
+/// The work of the child; it must not allocate, since it is a copy of one thread of many.
 fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8; 8]) -> Result<(), Step> {
     let shown = form.shown(vip(1), PORT);
     let peer = socket.peer().ok();
@@ -132,7 +132,7 @@ fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8;
     check(Step::Source, answer.name().is_none_or(|source| source == shown))
 }
 
-/// What has gone wrong in a child: its exit code.
+/// The step that failed in a child: its exit code.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Descriptor = 1,
