@@ -15,7 +15,7 @@ use crate::{
     server::{Server, Signals},
 };
 
-/// What is answered to one request.
+/// The answer to one request.
 pub struct Reply {
     code: u16,
     chunks: Box<dyn Iterator<Item = Vec<u8>> + Send>,

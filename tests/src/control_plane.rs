@@ -37,7 +37,7 @@ pub const KUBERNETES_VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
 /// Which addresses Services get.
 const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:10:96::/112";
 
-/// What the API server's certificate is good for.
+/// Names and addresses in the API server's certificate.
 const NAMES: [&str; 11] = [
     NAME,
     "192.0.2.1",
@@ -254,7 +254,7 @@ impl ControlPlane<'_> {
         });
     }
 
-    /// What the API server answers to a GET by `admin`.
+    /// The API server's answer to a GET by `admin`.
     fn get_raw(&self, path: &str) -> Result<String, String> {
         let output = self.try_kubectl("admin", &["get", "--raw", path], "");
         if output.code == 0 { Ok(output.stdout) } else { Err(output.stderr) }
@@ -305,7 +305,7 @@ fn start_etcd(sandbox: &Sandbox, binaries: &Path) -> Daemon {
     Daemon::spawn(sandbox, "etcd", Placement::Unhooked, command)
 }
 
-/// What the agent needs, bound to the user `cproxy`.
+/// The rights that the agent needs, bound to the user `cproxy`.
 fn agent_rights() -> [Value; 2] {
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -9,7 +9,7 @@ use std::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use serde_json::json;
 
-/// Who may log in: user and groups.
+/// Users that may log in, with their groups.
 const USERS: [(&str, &str); 4] =
     [("admin", "system:masters"), ("cproxy", ""), ("system:kube-proxy", ""), ("nobody", "")];
 
@@ -72,7 +72,7 @@ impl Credentials {
     }
 }
 
-/// What `user` shows the API server.
+/// The credentials that `user` shows the API server.
 ///
 /// # Panics
 /// When there is no such user.

@@ -60,7 +60,7 @@ pub fn udp(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server
     })
 }
 
-/// What a [`tcp`] server says first.
+/// The first two lines of a [`tcp`] server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The server's name.
@@ -145,6 +145,11 @@ pub fn ask_peer(socket: &UdpSocket) -> io::Result<String> {
     let length = socket.recv(&mut answer)?;
     answer.truncate(length);
     String::from_utf8(answer).map_err(io::Error::other)
+}
+
+/// Whether a call failed with ECONNREFUSED.
+pub fn is_refused<T>(result: io::Result<T>) -> bool {
+    result.is_err_and(|error| error.raw_os_error() == Some(libc::ECONNREFUSED))
 }
 
 fn require_same(shown: SocketAddr, asked: SocketAddr) -> io::Result<()> {

@@ -35,7 +35,7 @@ pub const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 /// How the first process of these guests is called; it hands over to `/init` of the image.
 const FIRST_PROCESS: &str = "guest/init";
 
-/// What the vendor's part of a guest does before cproxy's begins.
+/// The vendor's part of a guest, which runs before cproxy's begins.
 const SET_UP: &str = r#"#!/bin/busybox sh
 echo "guest: the kernel has started its first process"
 /bin/busybox mkdir -p /dev /proc /sys
@@ -92,7 +92,7 @@ impl Kernel {
     }
 }
 
-/// What a guest is to be started with.
+/// The kernel, image and parameters of a guest.
 #[derive(Debug)]
 pub struct GuestImage<'s> {
     sandbox: &'s Sandbox,
@@ -195,7 +195,7 @@ impl<'s> GuestImage<'s> {
         self
     }
 
-    /// What the image's `/init` runs: words without spaces in them.
+    /// The command that the image's `/init` runs: words without spaces in them.
     #[must_use]
     pub fn workload(mut self, words: impl Into<String>) -> Self {
         self.workload = Some(words.into());
@@ -322,7 +322,7 @@ impl Guest {
         self.console.text()
     }
 
-    /// What the console has, and when it came.
+    /// The lines of the console, and when they came.
     pub fn lines(&self) -> Vec<(Duration, String)> {
         self.console.lines().clone()
     }
@@ -339,7 +339,7 @@ impl Drop for Guest {
     }
 }
 
-/// What a serial line brings, each line with its time.
+/// The lines of a serial port, each with its time.
 #[derive(Debug)]
 struct Console {
     lines: Arc<Mutex<Vec<(Duration, String)>>>,

@@ -1,4 +1,4 @@
-//! What the live tests, the demonstration and the benchmarks stand on: a place of their own inside this machine
+//! The harness of live tests, the demonstration and the benchmarks: a place of their own inside this machine
 //! ([`sandbox`]), the programs that run in it ([`process`], [`echo`], [`witness`], [`http`]), a real Kubernetes control
 //! plane ([`control_plane`]), the objects that are fed to it ([`manifest`], [`population`], [`writer`]), virtual machines
 //! ([`guest`], [`outside`]) and what a program costs ([`usage`], [`pinned`]).

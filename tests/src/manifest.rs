@@ -307,6 +307,15 @@ pub fn write_text(directory: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
+/// Writes a kubeconfig for the API server at `server`, with a token, to `directory/kubeconfig`.
+pub fn write_kubeconfig(directory: &Path, server: &str) -> PathBuf {
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n"
+    );
+    write_text(directory, "kubeconfig", &text)
+}
+
 /// Appends to a JSON array, which is made if there is none.
 fn push(array: &mut Value, item: Value) {
     match array {

@@ -1,4 +1,4 @@
-//! What is outside of the guests: a control plane, pods, and a nameserver that is a pod, too.
+//! The world outside guests: a control plane, pods, and a nameserver that is a pod, too.
 
 use std::{process::Command, time::Duration};
 
@@ -20,7 +20,7 @@ pub const API_SERVER: &str = "cproxy.apiserver=https://api.test:6443";
 /// Where the agent finds its token, without being told.
 pub const SECRETS: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
-/// What a pod has for its resolver; the guest's own knows the API server.
+/// A pod's resolv.conf; the guest's own knows the API server.
 const RESOLV_CONF: &str = "nameserver 10.96.0.10
 search default.svc.cluster.local svc.cluster.local cluster.local
 options ndots:5

@@ -117,7 +117,7 @@ impl Daemon {
         self.child.wait().unwrap_or_else(|error| panic!("cannot wait for {}: {error}", self.name))
     }
 
-    /// What the process has written so far.
+    /// The output of the process so far.
     pub fn log(&self) -> String {
         fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
@@ -219,7 +219,7 @@ fn scratch_file(sandbox: &Sandbox, name: &str, extension: &str) -> PathBuf {
     sandbox.dir().join(format!("{name}-{number}.{extension}"))
 }
 
-/// What a command that has ended left behind.
+/// The exit code and output of a command that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     /// The exit code; 128 and the signal's number if a signal ended it.
@@ -314,7 +314,7 @@ pub fn cproxy_with_input<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], input: 
     run(sandbox, Placement::Hooked, command, input, COMMAND_TIMEOUT)
 }
 
-/// What `cproxy run` is to be started with. The sandbox's cgroup, pin directory and run directory are always given.
+/// The arguments and environment of `cproxy run`. The sandbox's cgroup, pin directory and run directory are always given.
 #[derive(Debug)]
 pub struct Agent<'s> {
     sandbox: &'s Sandbox,

@@ -24,6 +24,9 @@ use crate::{
 /// One sandbox at a time: the cgroup is a property of the whole process.
 static OCCUPIED: Mutex<()> = Mutex::new(());
 
+/// The prefix of the tests' sandboxes. `cargo xtask test` looks for what they leave behind.
+pub const TEST_PREFIX: &str = "cproxy-test";
+
 /// Tells the sandboxes of one process apart.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -84,6 +87,14 @@ impl Sandbox {
         let sandbox = Self { cgroup, directory, netns, _occupied: occupied };
         sandbox.ip("link set lo up\n");
         sandbox
+    }
+
+    /// A sandbox of a test.
+    ///
+    /// # Panics
+    /// As [`Sandbox::new`].
+    pub fn for_test() -> Self {
+        Self::new(TEST_PREFIX)
     }
 
     /// The cgroup this process is in, where programs are attached.
@@ -207,7 +218,7 @@ impl Sandbox {
     /// passes the neighbour's interface, not its network stack. `number` tells several apart.
     ///
     /// # Errors
-    /// What `ip` complains about: the kernel may have no macvlan.
+    /// The complaint of `ip`: the kernel may have no macvlan.
     pub fn behind_macvlan(&self, neighbour: &Netns, number: u8) -> io::Result<Netns> {
         let pod = Netns::create();
         let link = neighbour.run(|| Command::new("ip").args(["-oneline", "link", "show", "far"]).output())?;

@@ -71,7 +71,7 @@ impl Drop for Server {
     }
 }
 
-/// What a server and its threads share.
+/// State that a server and its threads share.
 #[derive(Clone, Debug)]
 pub(crate) struct Signals {
     /// An eventfd: readable, and never read, once the server is to end.

@@ -1,4 +1,4 @@
-//! What a process costs, as the kernel tells it.
+//! The cost of a process, as the kernel counts it.
 
 use std::{collections::HashMap, ffi::OsString, fs, time::Duration};
 
@@ -7,7 +7,7 @@ use rustix::param::clock_ticks_per_second;
 /// The memory of a process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// What is resident now.
+    /// Resident now.
     pub resident: u64,
     /// The part of it that no file is behind: it cannot be taken away when memory is short.
     pub anonymous: u64,

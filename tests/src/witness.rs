@@ -13,7 +13,7 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// What a client sends; no two messages are the same.
+/// A client's message; no two are the same.
 pub type Token = [u8; 8];
 
 /// How long an answer is: the token, and the server's name filled up with spaces.
@@ -81,12 +81,12 @@ impl Witness {
         })
     }
 
-    /// Who has received a token so far.
+    /// The servers that have received a token so far.
     pub fn receipts(&self, token: Token) -> Vec<Receipt> {
         self.notes().get(&token).cloned().unwrap_or_default()
     }
 
-    /// Who has received a token, once somebody has; nobody after `timeout`.
+    /// The servers that have received a token, once one has; none after `timeout`.
     pub fn wait(&self, token: Token, timeout: Duration) -> Vec<Receipt> {
         drop(self.notebook.noted.wait_timeout_while(self.notes(), timeout, |notes| !notes.contains_key(&token)));
         self.receipts(token)
@@ -102,7 +102,7 @@ impl Witness {
     }
 }
 
-/// What the server `name` answers to a token.
+/// The answer of the server `name` to a token.
 pub fn answer(token: Token, name: &str) -> [u8; ANSWER_BYTES] {
     let mut answer = [b' '; ANSWER_BYTES];
     let bytes = token.iter().chain(name.as_bytes());

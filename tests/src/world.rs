@@ -17,9 +17,6 @@ use crate::{
     server::Server,
 };
 
-/// The name prefix of sandboxes.
-pub const PREFIX: &str = "cproxy-test";
-
 /// How long the agent may take to follow.
 pub const SYNC: Duration = Duration::from_secs(10);
 
@@ -245,7 +242,7 @@ pub struct World {
 impl World {
     /// A world to be built: a sandbox with nothing in it.
     pub fn builder() -> Builder {
-        Builder { servers: Vec::new(), arguments: Vec::new(), sandbox: Sandbox::new(PREFIX) }
+        Builder { servers: Vec::new(), arguments: Vec::new(), sandbox: Sandbox::for_test() }
     }
 
     /// A world with these pods, all of them ready behind `web`.

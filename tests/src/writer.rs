@@ -21,7 +21,7 @@ pub struct Writer {
     client: Client,
 }
 
-/// What to do with an object.
+/// A change of an object.
 #[derive(Clone, Copy)]
 enum Verb {
     Create,

@@ -81,7 +81,7 @@ fn run_args(sandbox: &Sandbox) -> Vec<String> {
 
 #[test]
 fn wrong_usage_is_one_line_and_exit_code_2() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let cases: [(&[&str], &str); 15] = [
         (&["run", "--manifest", "x"], "--manifest"),
         (&["run", "--kubeconfig"], "--kubeconfig"),
@@ -110,7 +110,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
 
 #[test]
 fn a_kubeconfig_that_cannot_be_used_is_named() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let file = |name: &str, text: &str| manifest::write_text(sandbox.dir(), name, text).display().to_string();
     let missing = sandbox.dir().join("nowhere").display().to_string();
     run_fails(&sandbox, &["--kubeconfig", &missing], 1, &[&missing, "No such file"]);
@@ -148,21 +148,21 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
 /// What is shipped has no tables to unwind Rust code by.
 #[test]
 fn an_error_is_one_line_also_where_backtraces_are_wanted() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let output = under(&sandbox, "env", &["RUST_BACKTRACE=full"], &["resolve", "--manifests", "/nowhere"]);
     assert_fails(&output, 1, &["/nowhere"]);
 }
 
 #[test]
 fn outside_a_pod_without_any_source_it_says_what_to_pass() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     run_fails(&sandbox, &[], 1, &["--kubeconfig", "--manifests"]);
     run_fails(&sandbox, &["--apiserver", "https://127.0.0.1:1"], 1, &["--kubeconfig", "serviceaccount"]);
 }
 
 #[test]
 fn a_missing_privilege_or_kernel_feature_is_named() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let args = run_args(&sandbox);
     let args: Vec<_> = std::iter::once("run").chain(args.iter().map(String::as_str)).collect();
 
@@ -195,7 +195,7 @@ fn script(sandbox: &Sandbox, text: &str) -> Output {
 
 #[test]
 fn without_cgroup2_in_the_kernel_it_says_so() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let output = script(
         &sandbox,
         "grep -v cgroup2 /proc/filesystems >$dir/filesystems; mount --bind $dir/filesystems /proc/filesystems
@@ -208,7 +208,7 @@ fn without_cgroup2_in_the_kernel_it_says_so() {
 
 #[test]
 fn cgroup2_and_bpffs_are_mounted_where_they_are_missing() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     // In a mount namespace of its own: what is mounted there goes with it. The programs are attached to the sandbox's
     // cgroup for bpffs, and for cgroup2 only the mount is looked at (attaching to the root would hook this machine).
     let bpffs = script(
@@ -231,7 +231,7 @@ fn cgroup2_and_bpffs_are_mounted_where_they_are_missing() {
 
 #[test]
 fn a_run_directory_that_cannot_be_written_is_named_before_anything_is_attached() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let output = script(
         &sandbox,
         "mkdir $dir/readonly; mount -t tmpfs -o ro none $dir/readonly
@@ -243,7 +243,7 @@ fn a_run_directory_that_cannot_be_written_is_named_before_anything_is_attached()
 
 #[test]
 fn a_pin_directory_of_another_layout_is_left_alone() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let manifests = good(&sandbox).display().to_string();
     let pin_dir = sandbox.pin_dir().display().to_string();
     fs::create_dir_all(sandbox.pin_dir().join("v99")).unwrap();
@@ -265,7 +265,7 @@ fn a_pin_directory_of_another_layout_is_left_alone() {
 
 #[test]
 fn a_failing_installation_leaves_nothing() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     fs::create_dir_all(pins(&sandbox).versioned()).unwrap();
     let pin_dir = sandbox.pin_dir().display().to_string();
     let output = cproxy(&sandbox, &["install", "--cgroup", "/tmp", "--pin-dir", &pin_dir]);
@@ -275,7 +275,7 @@ fn a_failing_installation_leaves_nothing() {
 
 #[test]
 fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let manifests = good(&sandbox);
     let mut agent = Agent::new(&sandbox).manifests(&manifests).start();
     agent.wait_ready(SYNC);
@@ -302,7 +302,7 @@ fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
 
 #[test]
 fn manifests_that_cannot_be_used_are_named() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let missing = sandbox.dir().join("nowhere.yaml").display().to_string();
     run_fails(&sandbox, &["--manifests", &missing], 1, &[&missing, "No such file"]);
     assert_fails(&cproxy(&sandbox, &["resolve", "--manifests", &missing]), 1, &[&missing]);
@@ -320,7 +320,7 @@ fn manifests_that_cannot_be_used_are_named() {
 
 #[test]
 fn a_service_that_cannot_be_explained_is_told_why() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let headless = Service::new("headless").headless().tcp("http", 80, 80);
     let external = Service::new("external").cluster_ips(["10.96.0.11"]).spec("type", json!("ExternalName"));
     let other = Service::new("other").cluster_ips(["10.96.0.12"]).label("service.kubernetes.io/service-proxy-name", "");
@@ -345,7 +345,7 @@ fn a_service_that_cannot_be_explained_is_told_why() {
 
 #[test]
 fn a_bad_object_harms_only_itself_and_is_named() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let no_ports = Service::new("portless").cluster_ips(["10.96.0.11"]);
     let bad_port = Service::new("odd").cluster_ips(["10.96.0.12"]).tcp("high", 80, 80).port("sctp", "SCTP", 81, 81);
     let bad_ip = Service::new("lost").cluster_ips(["10.96.0.999"]).tcp("http", 80, 80);
@@ -396,7 +396,7 @@ fn a_bad_object_harms_only_itself_and_is_named() {
 
 #[test]
 fn a_file_that_breaks_keeps_its_last_good_content() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let file = good(&sandbox);
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     agent.wait_ready(SYNC);
@@ -427,7 +427,7 @@ fn a_file_that_breaks_keeps_its_last_good_content() {
 
 #[test]
 fn a_manifest_directory_that_goes_and_comes_back_is_followed() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let dir = sandbox.dir().join("outer/inner");
     fs::create_dir_all(&dir).unwrap();
     manifest::write(&dir, "web.json", web());
@@ -466,7 +466,7 @@ fn a_manifest_directory_that_goes_and_comes_back_is_followed() {
 
 #[test]
 fn every_flag_can_come_from_the_environment() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let mut agent = Agent::new(&sandbox).env("CPROXY_MANIFESTS", good(&sandbox)).start();
     agent.wait_ready(SYNC);
     assert!(pins(&sandbox).object("connect4").exists());

@@ -86,7 +86,7 @@ fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
 /// A VM's network may be made after everything in it has started.
 #[test]
 fn a_network_that_comes_late_ends_the_pause_between_attempts() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, streamed);
     let address = |verb| {
         let mut ip = Command::new("ip");
@@ -130,7 +130,7 @@ fn peak_kib(agent: &RunningAgent) -> u64 {
 
 /// The most memory that an agent has that follows a healthy server: what a debug build has anyway.
 fn usual_peak_kib() -> u64 {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, listed);
     let mut agent = start(&sandbox, &api);
     assert_serves(&sandbox, &mut agent);
@@ -157,7 +157,7 @@ fn at_first(
 #[test]
 fn a_healthy_server_is_followed_either_way() {
     for well in [streamed, listed] {
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, well);
         let mut agent = start(&sandbox, &api);
         assert_serves(&sandbox, &mut agent);
@@ -168,7 +168,7 @@ fn a_healthy_server_is_followed_either_way() {
 #[test]
 fn a_list_of_100_megabytes_takes_no_more_memory_than_its_longest_object() {
     let usual = usual_peak_kib();
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         if is_watch(target) || !target.contains("/services?") {
             return listed(target);
@@ -201,7 +201,7 @@ fn an_answer_without_end_is_given_up_and_named() {
     let answers: [(Answer, &str); 4] =
         [(Box::new(line), "watch"), (Box::new(event), "watch"), (Box::new(item), "list"), (Box::new(metadata), "list")];
     for (answer, verb) in answers {
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, answer);
         let mut agent = start(&sandbox, &api);
         let line = agent.wait_log("one object is longer than 8388608 bytes; trying again", PATIENCE);
@@ -235,7 +235,7 @@ fn a_broken_or_meaningless_answer_is_asked_for_again() {
         (Box::new(at_first(1, is_list, |_| Reply::text(r#"{"items":[]}"#), listed)), "without resourceVersion"),
     ];
     for (answer, complaint) in answers {
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, answer);
         let mut agent = start(&sandbox, &api);
         assert_serves(&sandbox, &mut agent);
@@ -247,7 +247,7 @@ fn a_broken_or_meaningless_answer_is_asked_for_again() {
 
 #[test]
 fn an_object_that_cannot_be_read_does_not_end_the_watch() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         if !is_list_streamed(target) || !target.contains("/services?") {
             return streamed(target);
@@ -265,7 +265,7 @@ fn an_object_that_cannot_be_read_does_not_end_the_watch() {
 
 #[test]
 fn objects_of_another_kind_change_nothing_and_are_named() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         let mut other = object(target);
         other["kind"] = "Pod".into();
@@ -283,7 +283,7 @@ fn objects_of_another_kind_change_nothing_and_are_named() {
 
 #[test]
 fn pages_are_followed_and_start_anew_when_they_have_expired() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let mut has_expired = false;
     let api = Api::serve(&sandbox, move |target| {
         if is_watch(target) || !target.contains("/services?") {
@@ -319,7 +319,7 @@ fn pages_are_followed_and_start_anew_when_they_have_expired() {
 #[test]
 fn a_server_that_does_not_know_a_field_is_asked_without_it() {
     for well in [streamed, listed] {
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, move |target| {
             if target.contains("fieldSelector=spec.clusterIP") { Reply::error(400) } else { well(target) }
         });
@@ -335,7 +335,7 @@ fn a_server_that_does_not_know_a_field_is_asked_without_it() {
 /// Kubernetes 1.36 with an etcd that is too old for it.
 #[test]
 fn a_stream_that_fails_once_it_has_begun_is_listed() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         let failure = json!({"kind": "Status", "status": "Failure", "message": "etcd is too old", "code": 500});
         match target {
@@ -353,7 +353,7 @@ fn a_stream_that_fails_once_it_has_begun_is_listed() {
 
 #[test]
 fn an_object_deleted_while_a_list_is_streamed_is_gone() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         if !is_list_streamed(target) || !target.contains("/services?") {
             return streamed(target);
@@ -370,7 +370,7 @@ fn an_object_deleted_while_a_list_is_streamed_is_gone() {
 
 #[test]
 fn an_unreadable_event_is_not_asked_for_at_the_same_place_for_ever() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let mut lists = 0;
     let api = Api::serve(&sandbox, move |target| {
         if !target.contains("/services?") {
@@ -432,7 +432,7 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
     };
     let answers: [Answer; 3] = [Box::new(in_list), Box::new(in_stream), Box::new(in_watch)];
     for answer in answers {
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, answer);
         let mut agent = start(&sandbox, &api);
         agent.wait_log("Service default/long: longer than 8388608 bytes; ignored", PATIENCE);
@@ -444,7 +444,7 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
 /// A pod's environment is about its applications.
 #[test]
 fn proxies_of_the_environment_are_no_concern_of_the_agent() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, streamed);
     let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--pod-ip", "10.244.0.9"]);
     let agent = agent.env("HTTPS_PROXY", "http://192.0.2.9:3128").env("https_proxy", "no URL at all");
@@ -455,7 +455,7 @@ fn proxies_of_the_environment_are_no_concern_of_the_agent() {
 
 #[test]
 fn a_server_that_ignores_the_wish_for_a_streamed_list_is_listed() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         if !is_list_streamed(target) {
             return listed(target);
@@ -474,7 +474,7 @@ fn a_watch_that_is_too_old_is_listed_anew() {
     let answers: [fn(&str, &Value) -> Reply; 2] =
         [|_, gone| Reply::chunks([event("ERROR", gone)]), |_, _| Reply::error(410)];
     for answer in answers {
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::for_test();
         let (mut is_first, mut has_gone, gone) = (true, false, gone.clone());
         let api = Api::serve(&sandbox, move |target| {
             if !target.contains("/services?") {

@@ -7,7 +7,6 @@ use std::{
     fs,
     net::{SocketAddr, TcpStream, UdpSocket},
     process::Command,
-    time::Duration,
 };
 
 use cproxy_datapath::bpf::{self, Features, PinDir, Program};
@@ -15,10 +14,9 @@ use cproxy_tests::{
     manifest::{self, Service},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
     sandbox::{Placement, Sandbox},
+    world::{SYNC, start_agent},
 };
 use serde_json::Value;
-
-const SYNC: Duration = Duration::from_secs(10);
 
 /// Names that are a contract; more may come.
 const NAMES: [&str; 23] = [
@@ -87,7 +85,7 @@ fn assert_missing(output: &Output, names: &[&str], words: &[&str]) {
 
 #[test]
 fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let output = cproxy(&sandbox, &["check"]).success();
     let found = requirements(&output);
     for name in NAMES {
@@ -107,7 +105,7 @@ fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
 
 #[test]
 fn without_privileges_it_names_the_capabilities_and_what_it_could_not_try() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let none = script(&sandbox, "exec setpriv --bounding-set=-all --inh-caps=-all $cproxy check");
     assert_missing(
         &none,
@@ -129,7 +127,7 @@ fn without_privileges_it_names_the_capabilities_and_what_it_could_not_try() {
 
 #[test]
 fn a_file_system_that_can_be_mounted_is_not_missing_and_is_not_mounted() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let bare = format!(
         "mount -t tmpfs none /sys/fs/bpf; {WITHOUT_CGROUP2}
          unset CPROXY_CGROUP CPROXY_PIN_DIR; export CPROXY_RUN_DIR=$dir/new"
@@ -162,7 +160,7 @@ fn confined(sandbox: &Sandbox, outside: &str, inside: &str) -> Output {
 
 #[test]
 fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     // In front of the private mount, and behind it; with a blank in its name.
     for (name, outside, inside) in [
         (
@@ -186,7 +184,7 @@ fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
 /// As in a container that has no mount of the machine's cgroups.
 #[test]
 fn a_cgroup_below_the_root_is_said_loudly_by_all() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
     manifest::write(&sandbox.manifest_dir(), "web.json", [service.into()]);
     let inside = "mkdir $dir/own; mount -t cgroup2 none $dir/own
@@ -206,7 +204,7 @@ fn a_cgroup_below_the_root_is_said_loudly_by_all() {
 
 #[test]
 fn each_thing_that_is_missing_has_its_own_line() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let old = script(&sandbox, "exec setarch --uname-2.6 $cproxy check");
     assert_missing(&old, &["kernel"], &["kernel 2.6.", "too old", "5.13"]);
     let nowhere = sandbox.dir().display().to_string();
@@ -220,7 +218,7 @@ fn each_thing_that_is_missing_has_its_own_line() {
 
 #[test]
 fn it_says_where_the_hooks_are_and_that_they_are_gone() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let attached = || {
         let output = cproxy(&sandbox, &["check"]);
         let (state, detail) = requirements(&output)["attached"];
@@ -270,11 +268,10 @@ fn errors(vips: &[SocketAddr]) -> Vec<Option<i32>> {
 fn a_kernel_without_the_errno_helper_refuses_with_eperm() {
     const EPERM: Option<i32> = Some(1);
     const ECONNREFUSED: Option<i32> = Some(111);
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let service = Service::new("idle").cluster_ips(["10.96.0.10", "fd00:10:96::a"]).tcp("a", 80, 80).udp("b", 80, 80);
     manifest::write(&sandbox.manifest_dir(), "idle.json", [service.into()]);
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let _agent = start_agent(&sandbox);
     let vips = ["10.96.0.10:80", "[fd00:10:96::a]:80", "[::ffff:10.96.0.10]:80"].map(|vip| vip.parse().unwrap());
     assert_eq!(errors(&vips), [ECONNREFUSED; 6]);
 

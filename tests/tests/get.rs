@@ -237,7 +237,7 @@ fn nothing_writes_to_maps() {
 
 #[test]
 fn a_missing_table_or_capability_is_named_in_one_line() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     for what in ["backends", "sockets"] {
         let output = cproxy(&sandbox, &["get", what]);
         assert_failed(&output, &["no cproxy table is installed there", "cproxy run", "--pin-dir"]);
@@ -272,7 +272,7 @@ fn assert_failed(output: &Output, words: &[&str]) {
 /// behind another Service.
 #[test]
 fn backends_are_told_with_the_frontends_that_lead_to_them() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let web = Service::new("web").cluster_ips([WEB.v4]).tcp("http", 80, TCP).spec("externalIPs", json!(["192.0.2.10"]));
     let slice = Slice::v4("web").tcp("http", TCP).ready([pod(1).v4, pod(10).v4]);
     let slice = slice.endpoint(Endpoint::terminating(pod(2).v4, true)).endpoint(Endpoint::not_ready(pod(3).v4));

@@ -17,17 +17,15 @@ use cproxy_tests::{
     manifest::{Endpoint, Service, Slice, write, write_text},
     memory::MemoryLimit,
     process::{Agent, Daemon, eventually, run},
-    sandbox::{Netns, Placement, Sandbox},
+    sandbox::{Netns, Placement, Sandbox, TEST_PREFIX},
 };
-
-const PREFIX: &str = "cproxy-test";
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 5));
 
-/// What must be gone once a sandbox is.
+/// Traces of a sandbox, which go with it.
 struct Traces {
     cgroup: PathBuf,
     directory: PathBuf,
@@ -80,7 +78,7 @@ fn is_running(pid: u32) -> bool {
 #[test]
 fn a_sandbox_leaves_nothing_behind() {
     let before = (own_cgroup(), thread_namespace());
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let traces = Traces::of(&sandbox);
     std::fs::write(sandbox.pin_dir().with_file_name("unused"), "").unwrap_err();
     std::fs::create_dir(sandbox.pin_dir()).unwrap();
@@ -109,7 +107,7 @@ fn a_sandbox_leaves_nothing_behind_after_a_panic() {
     // Makes the bpffs busy while it is to be unmounted.
     let mut held = None;
     let result = catch_unwind(AssertUnwindSafe(|| {
-        let sandbox = Sandbox::new(PREFIX);
+        let sandbox = Sandbox::for_test();
         let hooked = Daemon::spawn(&sandbox, "hooked", Placement::Hooked, sleeper());
         let unhooked = Daemon::spawn(&sandbox, "unhooked", Placement::Unhooked, sleeper());
         held = Some(std::fs::File::open(sandbox.dir().join("bpf")).unwrap());
@@ -124,7 +122,7 @@ fn a_sandbox_leaves_nothing_behind_after_a_panic() {
 
 #[test]
 fn a_memory_limit_holds_and_leaves_nothing_behind() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let limit = MemoryLimit::new(&sandbox, 8 << 20, Path::new("/bin/sh"));
     let run_limited = |script: &str| {
         let mut command = Command::new(limit.launcher());
@@ -147,7 +145,7 @@ fn a_memory_limit_holds_and_leaves_nothing_behind() {
 const SACRIFICED: &str = "CPROXY_TEST_SACRIFICED";
 
 fn a_sandbox_whose_owner_is_killed() -> ! {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     drop(sandbox.child_in(sleeper()).spawn());
     println!("{}\n{}", sandbox.cgroup().display(), sandbox.dir().display());
     std::process::abort();
@@ -163,16 +161,16 @@ fn the_leftovers_of_a_killed_process_are_swept_by_the_next() {
     other.args(["--exact", THIS, "--nocapture", "--test-threads=1"]).env(SACRIFICED, "1");
     let output = other.output().unwrap();
     let left = String::from_utf8(output.stdout).unwrap();
-    let left = left.lines().filter(|line| line.contains(PREFIX)).filter_map(|line| line.split_whitespace().last());
+    let left = left.lines().filter(|line| line.contains(TEST_PREFIX)).filter_map(|line| line.split_whitespace().last());
     let left = left.map(PathBuf::from).collect::<Vec<_>>();
     assert_eq!(left.iter().map(|path| path.exists()).collect::<Vec<_>>(), [true, true], "{left:?}");
-    drop(Sandbox::new(PREFIX));
+    drop(Sandbox::for_test());
     assert_eq!(left.iter().map(|path| path.exists()).collect::<Vec<_>>(), [false, false], "{left:?}");
 }
 
 #[test]
 fn children_are_where_they_were_put() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cgroup_of = |placement| {
         let mut command = Command::new("sh");
         command.args(["-c", "cat >&2; grep ^0:: /proc/self/cgroup; readlink /proc/self/ns/net; exit 3"]);
@@ -188,7 +186,7 @@ fn children_are_where_they_were_put() {
 
 #[test]
 fn a_daemon_is_watched() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut command = Command::new("sh");
     command.args(["-c", "trap 'echo bye; exit 7' TERM; echo hello; while :; do sleep 0.01; done"]);
     let mut daemon = Daemon::spawn(&sandbox, "talker", Placement::Hooked, command);
@@ -203,7 +201,7 @@ fn a_daemon_is_watched() {
 #[test]
 fn an_agent_is_told_where_it_is() {
     use std::os::unix::fs::PermissionsExt;
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let script = "#!/bin/sh\necho \"$@\"\ntest \"$8\" = --fail && exit 9\n: >\"$7/ready\"\nexec sleep 1000\n";
     let stub = write_text(sandbox.dir(), "stub", script);
     std::fs::set_permissions(&stub, PermissionsExt::from_mode(0o755)).unwrap();
@@ -224,7 +222,7 @@ fn an_agent_is_told_where_it_is() {
 
 #[test]
 fn servers_are_reached_inside_the_sandbox_and_only_there() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let addresses = [POD, "2001:db8::5".parse().unwrap()];
     sandbox.add_addresses(addresses);
     for address in addresses {
@@ -249,7 +247,7 @@ fn servers_are_reached_inside_the_sandbox_and_only_there() {
 
 #[test]
 fn a_namespace_can_be_entered_through_its_path() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let outside = Netns::current();
     assert!(outside.path().exists());
     let mut nsenter = Command::new("nsenter");
@@ -260,7 +258,7 @@ fn a_namespace_can_be_entered_through_its_path() {
 
 #[test]
 fn manifests_appear_in_one_step() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let objects = [
         Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080).into(),
         Slice::v4("web").tcp("http", 8080).ready([POD]).endpoint(Endpoint::terminating(POD, true).node("n")).into(),
@@ -274,7 +272,7 @@ fn manifests_appear_in_one_step() {
 
 #[test]
 fn the_control_plane_is_real() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let started = Instant::now();
     let mut control_plane = ControlPlane::start(&sandbox);
     println!("the control plane took {:?} to start", started.elapsed());

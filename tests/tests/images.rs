@@ -224,7 +224,7 @@ const SIGINT_AND_SIGQUIT: u64 = 0b110;
 
 #[test]
 fn init_runs_the_workload_when_services_work() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let root = guest(&sandbox);
     let workload = "echo \"arguments: $*\"; echo '{}' | /etc/cproxy/hook && echo hook passed; cproxy get services\n\
                     kill \"$(pidof cproxy)\"; sleep 2; cproxy wait && echo it is back\n\
@@ -258,7 +258,7 @@ fn init_runs_the_workload_when_services_work() {
 
 #[test]
 fn the_sysv_script_starts_stops_and_tells() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let root = guest(&sandbox);
     let text = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
                 mount -t sysfs sysfs /sys; mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf\n\

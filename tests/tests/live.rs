@@ -52,10 +52,6 @@ fn all_pods_answer(what: &str, mut ask: impl FnMut() -> io::Result<String>) {
     assert_eq!(seen, expected, "{what}");
 }
 
-fn refused<T>(result: io::Result<T>) -> bool {
-    matches!(result.map_err(|error| error.raw_os_error()), Err(Some(code)) if code == rustix::io::Errno::CONNREFUSED.raw_os_error())
-}
-
 #[test]
 fn connects_of_every_form_reach_every_pod() {
     let live = start();
@@ -72,8 +68,8 @@ fn a_frontend_without_backends_refuses_at_once() {
     let live = start();
     live.set_pods([]);
     for (form, vip) in vips(80) {
-        assert!(refused(TcpStream::connect(vip)), "TCP {form:?}");
-        assert!(refused(echo::ask_connected_udp(vip)), "UDP {form:?}");
+        assert!(echo::is_refused(TcpStream::connect(vip)), "TCP {form:?}");
+        assert!(echo::is_refused(echo::ask_connected_udp(vip)), "UDP {form:?}");
     }
     live.set_pods([2]);
     for (form, vip) in vips(80) {
@@ -121,8 +117,8 @@ fn a_port_that_no_service_has_is_refused_on_a_cluster_ip() {
     live.sandbox.add_addresses(WEB.addresses());
     let _servers = WEB.addresses().map(|address| echo::tcp(&live.sandbox, (address, 81), "the VIP itself"));
     for (form, vip) in vips(81) {
-        assert!(refused(echo::ask_name(vip)), "{form:?}");
-        assert!(refused(echo::ask_connected_udp(vip)), "{form:?}");
+        assert!(echo::is_refused(echo::ask_name(vip)), "{form:?}");
+        assert!(echo::is_refused(echo::ask_connected_udp(vip)), "{form:?}");
     }
     // A resolver that asks for a route to an address connects a UDP socket to a port that nobody has (RFC 6724).
     for (form, vip) in [0, 9, 65_535].into_iter().flat_map(vips) {
@@ -181,7 +177,7 @@ fn tcp_owners(sandbox: &Sandbox) -> (Vec<u64>, bool) {
 fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
     const MANY: usize = TCP_PLACES as usize * 5 / 4;
     setrlimit(Resource::Nofile, Rlimit { current: Some(3 * MANY as u64), ..getrlimit(Resource::Nofile) }).unwrap();
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.add_addresses(pod(1).addresses());
     manifest::write(&sandbox.manifest_dir(), "web.json", web_with([1]));
     let _agent = start_agent(&sandbox);
@@ -284,7 +280,7 @@ fn other_socket_types_are_left_alone() {
 
 #[test]
 fn one_port_number_serves_two_protocols_and_names_match_by_name() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let _servers = serve_pods(&sandbox, 1..=NODES);
     let dns = Service::new("dns").cluster_ips([WEB.v4]).tcp("dns-tcp", 53, 0).udp("dns", 53, 0);
     let tcp_slice = Slice::v4("dns").name("dns-1").tcp("dns-tcp", 8080).ready([pod(1).v4]);
@@ -325,7 +321,7 @@ fn readiness_and_termination_decide_who_gets_connections() {
     assert_eq!(echo::ask_name(vips(80)[0].1).unwrap(), "pod-3");
     put([Endpoint::not_ready(pod(1).v4), Endpoint::not_ready(pod(2).v4), Endpoint::terminating(pod(3).v4, false)]);
     serving_are(&[]);
-    assert!(refused(TcpStream::connect(vips(80)[0].1)));
+    assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)));
 }
 
 #[test]
@@ -361,7 +357,7 @@ fn cleanup_removes_what_is_ours_and_nothing_else() {
     assert!(cleanup.stderr.contains("somebody_elses"), "{}", cleanup.stderr);
     assert!(foreign.exists());
     live.sandbox.add_address(WEB.v4);
-    assert!(refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
+    assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
     std::fs::remove_file(&foreign).unwrap();
     cproxy(&live.sandbox, &["cleanup"]).success();
     assert!(!live.sandbox.pin_dir().exists());
@@ -379,7 +375,7 @@ fn cleanup_removes_a_link_that_never_came_into_its_place() {
     assert_eq!(cleanup.stderr, "");
     assert!(!live.sandbox.pin_dir().exists());
     live.sandbox.add_address(WEB.v4);
-    assert!(refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
+    assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
 }
 
 /// Where installing was broken off, or somebody has removed it.
@@ -399,7 +395,7 @@ fn a_map_without_its_pin_is_made_anew() {
 
 #[test]
 fn cleanup_of_a_directory_that_cannot_be_ours_touches_nothing() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let file = sandbox.dir().join("app/v1/report.csv");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(&file, "data").unwrap();
@@ -424,21 +420,13 @@ fn the_choice_is_even() {
     drop(live);
 }
 
-fn unreachable_kubeconfig(server: &str) -> String {
-    format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n\
-         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n"
-    )
-}
-
 #[test]
 fn bootstrap_is_served_until_the_first_complete_sync() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let _servers = serve_pods(&sandbox, 1..=NODES);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", web_with([3]));
     // An API server that nobody runs.
-    let text = unreachable_kubeconfig("https://127.0.0.1:1");
-    let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", &text);
+    let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
     agent.wait_log("cannot watch services at https://127.0.0.1:1", SYNC);
     agent.wait_log("of --bootstrap until the first complete sync", SYNC);
@@ -464,7 +452,7 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
 #[test]
 fn the_agent_resolves_names_over_untranslated_sockets() {
     const NAMESERVER: &str = "10.96.0.53";
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.add_address(NAMESERVER);
     let mut dnsmasq = Command::new("dnsmasq");
     dnsmasq.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--bind-interfaces"]);
@@ -474,11 +462,14 @@ fn the_agent_resolves_names_over_untranslated_sockets() {
     let dns = Service::new("dns").cluster_ips([NAMESERVER]).udp("dns", 53, 53).tcp("dns-tcp", 53, 53);
     manifest::write(&sandbox.manifest_dir(), "dns.json", [dns.into()]);
     start_agent(&sandbox).stop();
-    assert!(refused(echo::ask_connected_udp(SocketAddr::new(NAMESERVER.parse().unwrap(), 53))), "its Service is down");
+    assert!(
+        echo::is_refused(echo::ask_connected_udp(SocketAddr::new(NAMESERVER.parse().unwrap(), 53))),
+        "its Service is down"
+    );
 
     let resolv_conf =
         manifest::write_text(sandbox.dir(), "resolv.conf", "nameserver 10.96.0.53\nsearch example.test\n");
-    let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", &unreachable_kubeconfig("https://api:1"));
+    let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://api:1");
     let mut script = Command::new("unshare");
     script.args(["--mount", "sh", "-euc"]);
     script.arg("mount --bind $resolv_conf /etc/resolv.conf; exec $cproxy run --kubeconfig $kubeconfig");

@@ -6,12 +6,12 @@ use std::{fs, path::Path, process::Command, thread, time::Duration};
 
 use cproxy_tests::{
     manifest::{self, Service, Slice},
-    process::{Agent, Daemon, RunningAgent, cproxy, eventually},
+    process::{Agent, Daemon, RunningAgent, eventually},
     sandbox::{Placement, Sandbox},
+    world::{SYNC, rows, start_agent},
 };
 use rustix::fs::statfs;
 
-const SYNC: Duration = Duration::from_secs(10);
 /// Two looks, and what the file system keeps for a second.
 const LOOKS: Duration = Duration::from_secs(30);
 /// Magic number of `statfs(2)` (include/uapi/linux/magic.h).
@@ -25,9 +25,9 @@ fn write_service(dir: &Path, name: &str, number: u8) {
 
 /// The backends of all frontends.
 fn backends(sandbox: &Sandbox) -> String {
-    let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
-    let rows = rows.as_array().unwrap().iter().filter_map(|row| row.pointer("/backends/0/address"));
-    rows.map(|address| format!("{} ", address.as_str().unwrap())).collect()
+    let rows = rows(sandbox, "services");
+    let addresses = rows.iter().filter_map(|row| row.pointer("/backends/0/address"));
+    addresses.map(|address| format!("{} ", address.as_str().unwrap())).collect()
 }
 
 fn wait_backends(sandbox: &Sandbox, expected: &str) {
@@ -40,7 +40,7 @@ fn wait_backends(sandbox: &Sandbox, expected: &str) {
 /// A change below the mount, as a host makes it in what it shares, raises no event above it.
 #[test]
 fn changes_by_others_are_found_on_a_shared_file_system() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let [host, guest] = ["host", "guest"].map(|name| sandbox.dir().join(name));
     fs::create_dir(&host).unwrap();
     fs::create_dir(&guest).unwrap();
@@ -73,10 +73,9 @@ fn wake_ups(agent: &RunningAgent) -> String {
 
 #[test]
 fn at_rest_nothing_wakes_an_agent_with_manifests_of_its_own_machine() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox.manifest_dir(), "a", 1);
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let mut agent = start_agent(&sandbox);
     // Work that follows a start has ended by then.
     thread::sleep(Duration::from_secs(3));
     let before = wake_ups(&agent);

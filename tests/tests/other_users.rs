@@ -61,7 +61,7 @@ fn place(sandbox: &Sandbox, name: &str, mode: u32) -> (PathBuf, PathBuf) {
 
 #[test]
 fn other_users_can_wait_for_the_agent_and_cannot_keep_it_from_starting() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let mut before = agent(&sandbox).start();
     before.wait_ready(SYNC);
     before.stop();
@@ -84,7 +84,7 @@ fn other_users_can_wait_for_the_agent_and_cannot_keep_it_from_starting() {
 
 #[test]
 fn a_run_directory_of_another_user_is_refused_and_nothing_in_it_is_followed() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let (_, precious) = place(&sandbox, "open", 0o777);
     let links = "mkdir $dir/open/run; for name in .ready .new failed; do ln -s $dir/precious $dir/open/run/$name; done";
     as_other_user(&sandbox, links).success();
@@ -106,7 +106,7 @@ fn a_run_directory_of_another_user_is_refused_and_nothing_in_it_is_followed() {
 /// As an `emptyDir` is: the kubelet lets everybody write there.
 #[test]
 fn in_a_run_directory_that_all_can_write_no_link_is_followed() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let (run_dir, precious) = place(&sandbox, "shared", 0o777);
     let links = "for name in .ready .new ready limited failed unusable cproxy.sock; do ln -s $dir/precious $dir/shared/$name; done";
     as_other_user(&sandbox, links).success();
@@ -130,7 +130,7 @@ fn in_a_run_directory_that_all_can_write_no_link_is_followed() {
 
 #[test]
 fn a_pin_directory_of_another_user_is_refused_and_cleanup_follows_nothing() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let (treasure, _) = place(&sandbox, "treasure", 0o755);
     fs::write(treasure.join("file"), PRECIOUS).unwrap();
     as_other_user(&sandbox, "mkdir $dir/bpf/cproxy").success();

@@ -94,7 +94,7 @@ fn least() -> (u64, u64) {
 
 #[test]
 fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let _server = serve(&sandbox);
     let mut agent = start_agent(&sandbox);
     assert_eq!(room(&sandbox), least());
@@ -132,10 +132,10 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
     assert_eq!(served(&sandbox).len(), 301);
 }
 
-/// What an agent leaves that was killed before it put a new map in force.
+/// The remains of an agent that was killed before it put a new map in force.
 #[test]
 fn a_replacement_that_was_broken_off_is_no_harm() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let _server = serve(&sandbox);
     let mut agent = start_agent(&sandbox);
     agent.kill();
@@ -156,7 +156,7 @@ fn a_replacement_that_was_broken_off_is_no_harm() {
 
 #[test]
 fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let _server = serve(&sandbox);
     start_agent(&sandbox).kill();
     thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! What the agent tells the programs besides the table: who is left alone, how choices are made, what is local; and what
-//! the programs count.
+//! Settings that the agent gives the programs besides the table: exclusions, how backends are chosen, the node; and the
+//! counters of the programs.
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
@@ -68,7 +68,7 @@ fn ports_and_users_are_left_alone() {
 
 #[test]
 fn cgroups_are_left_alone_with_all_below_them() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let excluded = sandbox.cgroup().join("left-alone");
     let below = excluded.join("below");
     std::fs::create_dir_all(&below).unwrap();
@@ -97,7 +97,7 @@ fn cgroups_are_left_alone_with_all_below_them() {
 
 #[test]
 fn wrong_exclusions_are_named_before_anything_is_attached() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     manifest::write(&sandbox.manifest_dir(), "web.json", []);
     let manifests = sandbox.manifest_dir().display().to_string();
     let many = ["7"; 9].join(",");
@@ -142,7 +142,7 @@ fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
 
 #[test]
 fn affinity_policy_and_what_serves_are_read_back_from_the_kernel() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let sticky = Service::new("sticky").cluster_ips([VIP]).tcp("http", 80, 8080).client_ip_affinity(60);
     let local = Service::new("local").cluster_ips(["10.96.0.11"]).tcp("http", 80, 8080);
     let local = local.spec("internalTrafficPolicy", json!("Local"));

@@ -496,7 +496,7 @@ fn this_kernel_can_do_everything() {
 
 #[test]
 fn without_a_table_there_is_no_pass() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let error = terminate_stale(&PinDir::new(&sandbox.pin_dir()), &any(Mode::Udp)).unwrap_err().to_string();
     assert!(error.starts_with("cannot tell stale sockets: cannot use ") && error.contains("FRONTENDS"), "{error}");
 }
@@ -815,7 +815,7 @@ impl<'s> Closing<'s> {
 
 #[test]
 fn no_pass_is_made_for_backends_that_close_no_socket() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     Closing::write(&sandbox, &[1, 2], &[1, 2]);
     let closing = Closing::start(&sandbox);
     // As long as one that should not be would take to come.
@@ -842,7 +842,7 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
     const MANY: [u64; 2] = [4_500, 12_000];
     let descriptors = MANY.iter().sum::<u64>() + 1_000;
     setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) }).unwrap();
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
     Closing::write(&sandbox, &[1], &[3]);
     let closing = Closing::start(&sandbox);
@@ -876,7 +876,7 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
 
 #[test]
 fn sockets_left_open_are_counted_until_they_are_closed() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
     Closing::write(&sandbox, &[1], &[3]);
     let on_a_poor_kernel = || {

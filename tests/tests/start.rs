@@ -11,11 +11,11 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{self, Agent, Daemon, Signal, cproxy, cproxy_binary},
     sandbox::{Placement, Sandbox},
+    world::{SYNC, start_agent},
 };
 
 const VIP: &str = "10.96.0.10";
 const POD: &str = "10.244.0.1";
-const SYNC: Duration = Duration::from_secs(10);
 
 fn write_service(sandbox: &Sandbox, endpoint: Endpoint) {
     let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
@@ -47,7 +47,7 @@ fn waiter(sandbox: &Sandbox, flags: &[&str]) -> Daemon {
 
 #[test]
 fn wait_ends_when_the_table_is_complete() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::not_ready(POD));
     let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
     assert_eq!(code, 1);
@@ -59,8 +59,7 @@ fn wait_ends_when_the_table_is_complete() {
     let mut early = waiter(&sandbox, &["--timeout", "20s"]);
     let mut served = waiter(&sandbox, &["--timeout", "20s", "--for", "default/web, default/web"]);
     assert_eq!(early.exit_status(), None);
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let mut agent = start_agent(&sandbox);
     assert!(early.wait(SYNC).unwrap().success(), "{}", early.log());
 
     assert_eq!(
@@ -77,7 +76,7 @@ fn wait_ends_when_the_table_is_complete() {
 
 #[test]
 fn the_policy_decides_what_happens_when_the_time_is_over() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let (code, message) = wait(&sandbox, &["--timeout", "1ms", "--on-timeout", "start"]);
     assert_eq!(code, 0);
     assert!(message.ends_with("; going on without it (--on-timeout start)\n"), "{message}");
@@ -94,7 +93,7 @@ fn the_policy_decides_what_happens_when_the_time_is_over() {
 
 #[test]
 fn the_policy_decides_about_wrong_settings_of_the_machine() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let file = sandbox.dir().join("cproxy.conf");
     let wait = |text: &str| {
         std::fs::write(&file, text).unwrap();
@@ -131,10 +130,9 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
 
 #[test]
 fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::not_ready(POD));
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let mut agent = start_agent(&sandbox);
     agent.signal(Signal::STOP);
     for timeout in ["0", "2s"] {
         let start = Instant::now();
@@ -150,7 +148,7 @@ fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
 
 #[test]
 fn wait_ends_at_once_when_the_agent_cannot_run_here() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).cgroup("/proc").start();
     assert!(!agent.wait(SYNC).unwrap().success());
@@ -177,15 +175,14 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
     assert_eq!(code, 1);
     assert!(message.contains("the agent has ended: invalid value 'nonsense' for '--apiserver"), "{message}");
 
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let _agent = start_agent(&sandbox);
     // The state of the agent before is gone.
     assert_ready(&sandbox, &[]);
 }
 
 #[test]
 fn the_init_system_is_told_when_the_agent_is_ready() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let path = sandbox.dir().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -200,7 +197,7 @@ fn the_init_system_is_told_when_the_agent_is_ready() {
 
 #[test]
 fn settings_come_from_a_file_unless_somebody_nearer_says_otherwise() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let file = sandbox.dir().join("cproxy.conf");
     let start = |text: &str| {

@@ -22,8 +22,6 @@ use cproxy_tests::{
 
 use self::{budget::Figures, cluster::Cluster};
 
-const PREFIX: &str = "cproxy-test";
-
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
@@ -49,7 +47,7 @@ const LARGE_START: Duration = Duration::from_secs(6);
 #[test]
 fn a_small_cluster_takes_little_kernel_memory() {
     require_shipped();
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     cluster.create(SMALL, 0..SMALL.services);
     let (agent, start) = cluster.start_agent();
@@ -65,7 +63,7 @@ fn a_small_cluster_takes_little_kernel_memory() {
 #[test]
 fn a_large_cluster_takes_no_more_than_its_share_and_gives_it_back() {
     require_shipped();
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     cluster.create(LARGE, 0..LARGE.services);
     let (agent, start) = cluster.start_agent();
@@ -83,7 +81,7 @@ fn a_large_cluster_takes_no_more_than_its_share_and_gives_it_back() {
 
 #[test]
 fn no_program_is_too_much_for_the_verifier() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let requirements = cproxy(&sandbox, &["check", "-o", "json"]).json();
     let details = requirements.as_array().unwrap().iter().filter_map(|requirement| {
         let name = requirement["name"].as_str()?.strip_prefix("program_")?.to_owned();

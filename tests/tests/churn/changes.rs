@@ -1,4 +1,4 @@
-//! What changes while the storm rages: the manifests, and the agent that follows them.
+//! Changes while the storm rages: the manifests, and the agent that follows them.
 
 use std::{fmt, fs, thread, time::Duration};
 
@@ -77,7 +77,7 @@ const ALL: [Change; 13] = [
     Change::Restart,
 ];
 
-/// What has been done.
+/// Counts of changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Made {
     changes: usize,
@@ -221,7 +221,7 @@ impl<'s> Changes<'s> {
         self.put(service, Set { count, ..before });
     }
 
-    /// What it has, or had before it was deleted, or nothing.
+    /// The set that it has, or had before it was deleted, or nothing.
     fn latest(&self, service: usize) -> Set {
         let nothing = Set { first: service as u32 * BACKENDS_OF_SERVICE, count: 1, port: 0 };
         self.storm.history.latest_set(service).unwrap_or(nothing)

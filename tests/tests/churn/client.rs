@@ -65,7 +65,7 @@ impl Form {
         Ok(socket)
     }
 
-    /// Who it is that has this address.
+    /// The backend that has this address.
     fn backend(self, server: SocketAddr, ports: [u16; 2]) -> Result<Backend, String> {
         let number = self.family().number(server.ip());
         let port = ports.iter().position(|port| *port == server.port());
@@ -74,7 +74,7 @@ impl Form {
     }
 }
 
-/// What came of a connect, and between which moments it was made.
+/// The outcome of a connect, and the moments between which it was made.
 pub(crate) struct Attempt {
     pub(crate) from: Instant,
     pub(crate) to: Instant,
@@ -85,7 +85,7 @@ pub(crate) struct Attempt {
 pub(crate) struct Client {
     v4: UdpSocket,
     v6: UdpSocket,
-    /// Whom they got last, and when they asked.
+    /// The backends they got last, and when they asked.
     last: [[Option<(Backend, Instant)>; SERVICES]; FORMS.len()],
     questions: u64,
 }
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Whom the lasting socket had before, and since when it must have kept it.
+    /// The backend that the lasting socket had before, and since when it must have kept it.
     pub(crate) fn succeed(&mut self, form: Form, service: usize, attempt: &Attempt) -> Option<(Backend, Instant)> {
         let now = match attempt.meeting {
             Ok(Meeting::Reached(backend)) => Some((backend, attempt.from)),

@@ -20,7 +20,7 @@ use cproxy_tests::{
     nonce,
     process::{Agent, RunningAgent, eventually},
     sandbox::{Netns, Sandbox},
-    world::{self, PORT, PREFIX, UDP, cluster_ip, has_pods, pod, pod_name, pod_number, rows, service, slices_of},
+    world::{self, PORT, UDP, cluster_ip, has_pods, pod, pod_name, pod_number, rows, service, slices_of},
 };
 use serde_json::Value;
 
@@ -46,7 +46,7 @@ enum State {
     Terminating,
 }
 
-/// Whoever was behind each Service at one time.
+/// The pods behind each Service at one time.
 type Generation = BTreeMap<u8, BTreeMap<u8, State>>;
 
 /// All generations, the latest last, and what is known of where the kernel is.
@@ -142,14 +142,14 @@ fn start_agent(sandbox: &Sandbox) -> RunningAgent {
     agent
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Storm {
     history: History,
     is_over: AtomicBool,
     counts: [AtomicU64; 6],
 }
 
-/// What is counted, by its place in [`Storm::counts`].
+/// Names of the counts, by their places in [`Storm::counts`].
 const COUNTED: [&str; 6] =
     ["TCP", "connected UDP", "closed because the pod left", "unconnected UDP", "kept", "moved because the pod left"];
 const TCP: usize = 0;
@@ -173,7 +173,7 @@ impl Storm {
 fn no_flow_fails_or_goes_astray_while_pods_come_and_go() {
     let first = generation(0);
     let pods: Vec<u8> = SERVICES.into_iter().flat_map(pods_of).chain([LONER]).collect();
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let _servers: Vec<_> = pods.into_iter().flat_map(|pod| serve(&sandbox, pod)).collect();
     write(&sandbox, &first);
     let mut agent = start_agent(&sandbox);
@@ -272,7 +272,7 @@ fn connected_datagram(storm: &Storm, service: u8, form: usize, name: &str) {
     }
 }
 
-/// What a connected UDP socket says that was closed from outside: ECONNABORTED once, and then that it is not connected.
+/// The errors of a connected UDP socket that was closed from outside: ECONNABORTED once, and then not connected.
 fn is_closed(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::CONNABORTED, Errno::NOTCONN, Errno::DESTADDRREQ]

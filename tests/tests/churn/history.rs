@@ -1,4 +1,4 @@
-//! What was in force when, for each Service, and whether what a connect met can be explained by that.
+//! The sets that were in force when, for each Service, and whether they explain the backend that a connect met.
 
 use std::{
     sync::RwLock,
@@ -10,7 +10,7 @@ use crate::world::{Backend, SERVICES, Set};
 /// A connect may meet a set for so long after its successor has been seen in the kernel.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
-/// What a client meets.
+/// The outcome of a connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
     /// A backend answered.
@@ -61,7 +61,7 @@ impl History {
         }
     }
 
-    /// What was announced last.
+    /// The set that was announced last.
     pub(crate) fn latest(&self, service: usize) -> Option<Set> {
         self.0[service].read().unwrap().last()?.set
     }

@@ -1,4 +1,4 @@
-//! What the kernel's table holds, as `cproxy get` tells.
+//! The kernel's table, as `cproxy get` shows it.
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 

@@ -38,8 +38,6 @@ use cproxy_tests::{
 
 use self::{changes::Changes, servers::Servers, storm::Storm};
 
-const PREFIX: &str = "cproxy-test";
-
 /// How many connects are made at least, and how often each change, in an ordinary and in a long run.
 const LEAST: (u64, usize) = (50_000, 1);
 const LEAST_IN_SOAK: (u64, usize) = (1_000_000, 5);
@@ -50,7 +48,7 @@ fn no_connect_fails_or_goes_astray_in_the_churn() {
     let (connects, rounds) = if random::is_soak() { LEAST_IN_SOAK } else { LEAST };
     eprintln!("CPROXY_SEED={seed}");
     let started = Instant::now();
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     world::prepare(&sandbox);
     let _servers = Servers::start(&sandbox);
     let storm = Storm::default();

@@ -26,7 +26,7 @@ const THREADS: usize = 2;
 /// How often a server looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a server says: its address in 16 bytes, then its port. A UDP server repeats the question before.
+/// The answer of a server: its address in 16 bytes, then its port. A UDP server repeats the question before.
 pub(crate) const ANSWER_BYTES: usize = 18;
 pub(crate) const QUESTION_BYTES: usize = 8;
 

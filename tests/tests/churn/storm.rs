@@ -21,7 +21,7 @@ use crate::{
 /// Threads that connect.
 const THREADS: u64 = 6;
 
-/// What the threads share.
+/// State that the threads share.
 #[derive(Debug, Default)]
 pub(crate) struct Storm {
     pub(crate) history: History,

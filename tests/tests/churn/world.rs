@@ -49,7 +49,7 @@ impl Set {
     }
 }
 
-/// Who answered.
+/// The backend that answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backend {
     pub(crate) number: u32,

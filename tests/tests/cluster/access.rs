@@ -10,7 +10,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::fixture::{Cluster, PATIENCE, PREFIX};
+use crate::fixture::{Cluster, PATIENCE};
 
 const RESOURCES: [(&str, &str); 2] = [("services", ""), ("endpointslices", "discovery.k8s.io")];
 
@@ -28,7 +28,7 @@ fn wait_complaints(agent: &mut RunningAgent, times: usize, words: &[&str]) {
 
 #[test]
 fn missing_rights_are_named_and_used_once_they_are_granted() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let mut agent = Agent::new(&sandbox).kubeconfig(cluster.control_plane.kubeconfig_for("nobody")).start();
     wait_complaints(&mut agent, 1, &["not permitted", "list", "watch"]);
@@ -68,7 +68,7 @@ fn start_in_pod(cluster: &Cluster<'_>, environment: &[(&str, &str)]) -> Daemon {
 
 #[test]
 fn a_pods_service_account_is_enough() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let server = cluster.control_plane.server_url();
     let (host, port) = (ADDRESS.to_string(), PORT.to_string());
@@ -97,7 +97,7 @@ fn kubeconfig_with(cluster: &Cluster<'_>, name: &str, change: impl FnOnce(&mut V
 
 #[test]
 fn credentials_may_come_from_a_file_or_a_command() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let token = cluster.control_plane.token("cproxy");
     let (version, kind) = ("client.authentication.k8s.io/v1", "ExecCredential");
@@ -139,7 +139,7 @@ fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str
 
 #[test]
 fn a_wrong_token_and_a_wrong_authority_are_named() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let server = cluster.control_plane.server_url();
     let token = kubeconfig_with(&cluster, "wrong-token", |config| {

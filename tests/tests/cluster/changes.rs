@@ -8,7 +8,7 @@ use cproxy_tests::{
 use serde_json::{Value, json};
 
 use crate::{
-    fixture::{Cluster, PREFIX, assert_no_service},
+    fixture::{Cluster, assert_no_service},
     rows,
 };
 
@@ -26,7 +26,7 @@ fn slice(slice: Slice) -> Slice {
 
 #[test]
 fn a_service_is_followed_from_creation_to_deletion() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let _agent = cluster.start_agent();
     let rows = [
@@ -125,7 +125,7 @@ fn part(name: &str, port: u16) -> Slice {
 
 #[test]
 fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let _agent = cluster.start_agent();
     // The slice comes before its Service.
@@ -204,7 +204,7 @@ fn cluster_ip() -> Value {
 
 #[test]
 fn objects_that_are_not_ours_are_left_out_while_they_are_not() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let agent = cluster.start_agent();
     let rows = [

@@ -8,13 +8,13 @@ use cproxy_tests::{
 };
 
 use crate::{
-    fixture::{Cluster, PREFIX, assert_no_service},
+    fixture::{Cluster, assert_no_service},
     rows,
 };
 
 #[test]
 fn after_cleanup_nothing_is_translated_until_the_agent_is_back() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let mut agent = cluster.start_agent();
     cluster.apply(Service::new("web").cluster_ips(["10.96.0.10", "fd00:10:96::10"]).tcp("http", 80, 8080));

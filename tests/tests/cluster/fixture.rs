@@ -18,8 +18,6 @@ use tokio::runtime::Runtime;
 
 use crate::rows::{self, Pods, Row};
 
-pub(crate) const PREFIX: &str = "cproxy-test";
-
 /// Longer than anything here takes, the agent's pauses between attempts included.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 

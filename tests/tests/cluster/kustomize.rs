@@ -5,8 +5,6 @@ use std::path::Path;
 
 use cproxy_tests::{control_plane::ControlPlane, sandbox::Sandbox};
 
-use crate::fixture::PREFIX;
-
 const ACCOUNT: &str = "system:serviceaccount:kube-system:cproxy";
 
 fn rendered(control_plane: &ControlPlane<'_>, directory: &str) -> String {
@@ -27,7 +25,7 @@ fn may(control_plane: &ControlPlane<'_>, request: &[&str]) -> bool {
 
 #[test]
 fn the_overlays_are_taken_by_the_api_server_and_give_just_the_rights_that_are_needed() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let control_plane = ControlPlane::start(&sandbox);
     // The harness has rights of the same name for its own user.
     control_plane.kubectl(&["delete", "clusterrole,clusterrolebinding", "cproxy"], "");

@@ -8,7 +8,7 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::fixture::{Cluster, PATIENCE, PREFIX};
+use crate::fixture::{Cluster, PATIENCE};
 
 /// Has the API server log each request once it is answered.
 const LOG_REQUESTS: &str = "--v=3";
@@ -38,7 +38,7 @@ fn expect(cluster: &Cluster<'_>, rows: &[String]) {
 
 #[test]
 fn a_server_that_streams_lists_is_asked_for_nothing_else() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start_with(&sandbox, &[LOG_REQUESTS]);
     let rows = apply_some(&cluster);
     let mut agent = cluster.start_agent();
@@ -60,7 +60,7 @@ fn a_server_that_streams_lists_is_asked_for_nothing_else() {
 
 #[test]
 fn a_server_that_streams_no_lists_sends_them_from_its_cache() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start_with(&sandbox, &[LOG_REQUESTS, "--feature-gates=WatchList=false"]);
     let mut rows = apply_some(&cluster);
     let mut agent = cluster.start_agent();

@@ -5,11 +5,11 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::fixture::{Cluster, PATIENCE, PREFIX};
+use crate::fixture::{Cluster, PATIENCE};
 
 #[test]
 fn kubernetes_1_30_is_followed_through_changes_and_an_outage() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start_oldest(&sandbox);
     let version = cluster.control_plane.kubectl(&["get", "--raw", "/version"], "");
     assert!(version.contains("v1.30."), "{version}");

@@ -17,7 +17,7 @@ use kube::{
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::fixture::{PATIENCE, PREFIX};
+use crate::fixture::PATIENCE;
 
 const SERVICES: usize = 5_000;
 const ENDPOINTS: usize = 10;
@@ -31,7 +31,7 @@ const AFTERWARDS: Duration = Duration::from_secs(2);
 
 #[test]
 fn five_thousand_services_fit_into_little_memory() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let control_plane = ControlPlane::start(&sandbox);
     create(&control_plane, (0..SERVICES).flat_map(objects).collect());
     let limit = MemoryLimit::new(&sandbox, LIMIT_BYTES, &cproxy_binary());

@@ -9,7 +9,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::fixture::{Cluster, PATIENCE, PREFIX, assert_no_service};
+use crate::fixture::{Cluster, PATIENCE, assert_no_service};
 
 const NODE_IP: &str = "192.0.2.10";
 const NODE_IP_V6: &str = "2001:db8::10";
@@ -46,7 +46,7 @@ fn start_agent(cluster: &Cluster<'_>) -> RunningAgent {
 
 #[test]
 fn zone_and_addresses_of_the_node_are_followed() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     apply_service(&cluster);
     apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
@@ -92,7 +92,7 @@ fn zone_and_addresses_of_the_node_are_followed() {
 
 #[test]
 fn an_agent_whose_node_does_not_exist_does_without_until_it_does() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     apply_service(&cluster);
     let mut agent = start_agent(&cluster);
@@ -119,7 +119,7 @@ fn rights(rules: Value) -> [Value; 2] {
 
 #[test]
 fn an_agent_that_may_not_read_its_node_does_without_until_it_may() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start(&sandbox);
     apply_service(&cluster);
     apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
@@ -158,7 +158,7 @@ fn an_agent_that_may_not_read_its_node_does_without_until_it_may() {
 
 #[test]
 fn an_outage_of_the_api_server_changes_nothing_about_the_node() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start(&sandbox);
     apply_service(&cluster);
     apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);

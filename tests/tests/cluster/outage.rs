@@ -8,12 +8,12 @@ use cproxy_tests::{
 
 use crate::{
     client::while_a_client_connects,
-    fixture::{Cluster, PATIENCE, PREFIX},
+    fixture::{Cluster, PATIENCE},
 };
 
 #[test]
 fn an_outage_of_the_api_server_changes_nothing_and_is_survived() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start(&sandbox);
     let mut agent = cluster.start_agent();
     for (name, vip, pod) in [("stays", "10.96.0.10", "10.244.0.1"), ("web", "10.96.0.11", "10.244.0.2")] {

@@ -6,11 +6,11 @@ use cproxy_tests::{
 };
 use serde_json::json;
 
-use crate::fixture::{Cluster, PATIENCE, PREFIX};
+use crate::fixture::{Cluster, PATIENCE};
 
 #[test]
 fn the_route_to_the_api_server_says_which_address_is_the_own_one() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
     let service = service.spec("type", json!("LoadBalancer")).spec("allocateLoadBalancerNodePorts", json!(false));

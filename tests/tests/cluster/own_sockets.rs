@@ -10,11 +10,11 @@ use cproxy_tests::{
     sandbox::{Placement, Sandbox},
 };
 
-use crate::fixture::{Cluster, PATIENCE, PREFIX};
+use crate::fixture::{Cluster, PATIENCE};
 
 #[test]
 fn the_agents_own_connections_are_never_translated() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     // No API server would take this Service: its ClusterIP is the API server's own address. Port 9 is where the agent
     // connects to when it looks for the route to there.
@@ -41,7 +41,7 @@ fn the_agents_own_connections_are_never_translated() {
 
 #[test]
 fn default_kubernetes_is_for_everybody_but_the_agent() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let vip = format!("https://{KUBERNETES_VIP}");
     let mut agent = cluster.start_agent();

@@ -10,7 +10,7 @@ use cproxy_tests::{
 
 use crate::{
     client::while_a_client_connects,
-    fixture::{Cluster, PATIENCE, PREFIX, assert_no_service},
+    fixture::{Cluster, PATIENCE, assert_no_service},
 };
 
 /// A Service with one port and one pod.
@@ -27,7 +27,7 @@ fn end(agent: &mut RunningAgent, signal: Signal) {
 
 #[test]
 fn a_restarted_agent_catches_up_and_nobody_notices() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let mut agent = cluster.start_agent();
     apply(&cluster, "stays", "10.96.0.10", "10.244.0.1");
@@ -63,7 +63,7 @@ fn a_restarted_agent_catches_up_and_nobody_notices() {
 
 #[test]
 fn nothing_changes_before_the_first_complete_sync() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start(&sandbox);
     let mut agent = cluster.start_agent();
     apply(&cluster, "stays", "10.96.0.10", "10.244.0.1");

@@ -127,7 +127,7 @@ fn given_addresses_are_the_only_ones() {
 
 #[test]
 fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.ip(LINK);
     manifest::write(&sandbox.manifest_dir(), "web.json", restricted_to(INSIDE));
     let without_netlink = || {
@@ -142,13 +142,10 @@ fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
 
 #[test]
 fn an_address_is_known_before_anything_is_served() {
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     sandbox.ip(LINK);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", restricted_to(INSIDE));
-    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-        clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n\
-        contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\n";
-    let kubeconfig = manifest::write_text(sandbox.dir(), "kubeconfig", kubeconfig);
+    let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).arg("--bootstrap").arg(bootstrap).start();
     // A loopback address is nobody's own: the default route it is.
     agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
@@ -163,7 +160,7 @@ fn an_address_is_known_before_anything_is_served() {
 #[test]
 fn a_thousand_load_balancers_follow_the_address_together() {
     const SERVICES: u16 = 1_000;
-    let sandbox = Sandbox::new("cproxy-test");
+    let sandbox = Sandbox::for_test();
     let balancer = |number: u16| {
         let [high, low] = number.to_be_bytes();
         let service = Service::new(&format!("web-{number}")).cluster_ips([Ipv4Addr::new(10, 97, high, low)]);

@@ -1,4 +1,4 @@
-//! What policies of a Service mean for its different frontends, and for whom they mean nothing.
+//! Policies of a Service: the frontends and clients to which each applies.
 
 use std::{
     io,
@@ -119,7 +119,7 @@ fn a_client_keeps_its_backend_whichever_frontend_it_uses() {
     }
 }
 
-/// What stood before a change, through each kind of frontend in both families.
+/// Connections and flows from before a change, through each kind of frontend in both families.
 struct Standing {
     tcp: Vec<TcpStream>,
     connected: Vec<(UdpSocket, String)>,

@@ -1,4 +1,4 @@
-//! Who is reached through which address.
+//! The backends that each address leads to.
 
 use std::{collections::BTreeSet, io, net::SocketAddr};
 

@@ -6,7 +6,7 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::common::{PATIENCE, PREFIX, said};
+use crate::common::{PATIENCE, said};
 
 const WORKLOAD: &str = "#!/bin/sh\necho 'workload: running'\n";
 
@@ -28,7 +28,7 @@ fn assert_said(console: &str, words: &[&str]) {
 
 #[test]
 fn a_guest_without_what_it_needs_says_what_is_missing() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
 
     let without_network = || outside.guest().parameter("cproxy.apiserver=https://192.0.2.1:6443").without_network();
@@ -55,7 +55,7 @@ fn a_guest_without_what_it_needs_says_what_is_missing() {
 
 #[test]
 fn an_api_server_that_comes_late_is_followed_then() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut outside = Outside::start(&sandbox);
     outside.control_plane.stop_api_server();
     let image = outside.guest().parameter(API_SERVER).parameter("cproxy.timeout=1s");
@@ -70,7 +70,7 @@ fn an_api_server_that_comes_late_is_followed_then() {
 
 #[test]
 fn a_root_that_cannot_be_written_is_enough() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
     let image = outside.guest().parameter(API_SERVER).parameter("GUEST_INIT=/guest/read-only");
     let read_only =
@@ -84,7 +84,7 @@ fn a_root_that_cannot_be_written_is_enough() {
 /// Ctrl-Alt-Del, as Firecracker sends it, is this signal.
 #[test]
 fn shutting_down_does_not_wait_for_services() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let image = GuestImage::new(&sandbox, &Kernel::from_env())
         .parameter("cproxy.manifests=/nowhere")
         .parameter("cproxy.timeout=300s")

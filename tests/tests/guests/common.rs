@@ -2,9 +2,6 @@
 
 use std::{fs, time::Duration};
 
-/// What begins the names of the sandboxes here.
-pub(crate) const PREFIX: &str = "cproxy-test";
-
 /// Long enough for a guest that emulates its processor on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 

@@ -13,7 +13,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::common::{PATIENCE, PREFIX, said};
+use crate::common::{PATIENCE, said};
 
 const VIP: &str = "10.96.0.20";
 const POD: &str = "10.244.0.1";
@@ -255,7 +255,7 @@ fn guest<'s>(sandbox: &'s Sandbox, image: &OciImage) -> GuestImage<'s> {
 
 #[test]
 fn the_sidecar_serves_processes_outside_of_its_container_or_says_that_it_does_not() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     sandbox.add_address(POD);
     let _pod = http::serve(&sandbox, (POD, 8080), "pod-1");
     let console = guest(&sandbox, &OciImage::from_env()).start().wait_end(PATIENCE);

@@ -7,7 +7,7 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-use crate::common::{PATIENCE, PREFIX, report, said};
+use crate::common::{PATIENCE, report, said};
 
 /// Says what there is when it starts.
 const WORKLOAD: &str = r#"
@@ -22,7 +22,7 @@ echo "check: $(cproxy check -o json | tr -d '\n')"
 
 #[test]
 fn the_workload_finds_services_by_name_from_its_first_moment() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
     let console = pod(outside.guest().parameter(API_SERVER), WORKLOAD).start().wait_end(PATIENCE);
     let found = said(&console, "workload: ");
@@ -63,7 +63,7 @@ fn report_kernel(console: &str) {
 
 #[test]
 fn bootstrap_services_are_served_before_the_first_sync() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
     let image = outside
         .guest()

@@ -12,7 +12,7 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-use crate::common::{PATIENCE, PREFIX, said};
+use crate::common::{PATIENCE, said};
 
 /// systemd, what tells its state, and, since 255, what it starts services with.
 const PROGRAMS: [&str; 3] = ["/usr/lib/systemd/systemd", "/usr/bin/systemctl", "/usr/lib/systemd/systemd-executor"];
@@ -76,7 +76,7 @@ fn web() -> [Value; 2] {
 
 #[test]
 fn a_container_runtime_starts_when_services_work() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     sandbox.add_address(POD);
     let _pod = http::serve(&sandbox, (POD, 8080), "pod-1");
     let image = guest(&sandbox, "multi-user.target")
@@ -105,7 +105,7 @@ fn a_container_runtime_starts_when_services_work() {
 
 #[test]
 fn the_policy_decides_about_a_container_runtime_without_services() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     sandbox.add_address(SILENT.split(':').next().unwrap());
     let _silent = TcpListener::bind(SILENT).unwrap();
     let authority = rcgen::generate_simple_self_signed(["silent".to_owned()]).unwrap().cert.pem();
@@ -136,7 +136,7 @@ fn the_policy_decides_about_a_container_runtime_without_services() {
 /// container's process.
 #[test]
 fn katas_agent_does_not_wait_for_services_and_its_hook_does() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     sandbox.add_address(POD);
     let _pod = http::serve(&sandbox, (POD, 8080), "pod-1");
     let hook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/kata/prestart/10-cproxy");

@@ -36,8 +36,6 @@ use self::{
     universe::{Change, Universe},
 };
 
-const PREFIX: &str = "cproxy-test";
-
 /// How many changes are made, in an ordinary and in a long run.
 const CHANGES: usize = 300;
 const CHANGES_IN_SOAK: usize = 3_000;
@@ -47,7 +45,7 @@ fn kube_proxy_and_cproxy_agree_on_random_objects() {
     let seed = random::seed();
     let wanted = if random::is_soak() { CHANGES_IN_SOAK } else { CHANGES };
     eprintln!("CPROXY_SEED={seed}");
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start(&sandbox);
     let mut universe = Universe::new(seed);
     let mut tally = Tally::default();

@@ -1,4 +1,4 @@
-//! What a UDP socket remembers: whom it talks to, for how long, and under which name.
+//! Flows of a UDP socket: their backends, how long they last, and the addresses they show.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -372,7 +372,7 @@ fn sixty_four_sockets_do_not_mix_their_answers_up() {
     }
 }
 
-/// What a socket knows ends with it, not with its number.
+/// The state of a socket ends with it, not with its number.
 #[test]
 fn a_descriptor_that_is_used_again_knows_nothing() {
     let _world = World::start([1], ready("web", 1, &[1]));

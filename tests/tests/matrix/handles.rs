@@ -44,7 +44,7 @@ fn hands() -> Hands {
 }
 
 impl Hands {
-    /// Who gets a message that `socket` sends, to somebody or to whom it is connected to; reads the answer too.
+    /// The server that gets a message from `socket`, sent to `to` or to its peer; reads the answer too.
     fn server(&self, socket: &Socket, to: Option<SocketAddr>) -> String {
         let token = fresh_token();
         socket.send_one(&token, to).unwrap();
@@ -71,60 +71,57 @@ fn subjects(form: Form) -> Vec<Subject> {
     subjects
 }
 
-#[test]
-fn a_duplicate_is_the_same_socket() {
+/// Hands each kind of socket in each form to `test`, with the server that it has asked before.
+fn each_subject(test: impl Fn(&Hands, Form, Socket, Option<SocketAddr>, String)) {
     let hands = hands();
     for form in Form::ALL {
         for (what, socket, to) in subjects(form) {
             let _case = Case::new(format!("{what} {form}"));
             let server = hands.server(&socket, to);
-            let duplicate = socket.duplicate().unwrap();
-            assert_eq!(hands.server(&duplicate, to), server);
-            assert_eq!(duplicate.peer().ok(), socket.peer().ok());
-            // What happens by way of one is so for the other.
-            duplicate.disconnect().unwrap();
-            duplicate.connect(form.address(vip(2), PORT)).unwrap();
-            assert_eq!(socket.peer().unwrap(), form.shown(vip(2), PORT));
-            drop(duplicate);
-            assert!(["pod-4", "pod-5", "pod-6"].contains(&&*hands.server(&socket, None)));
+            test(&hands, form, socket, to, server);
         }
     }
+}
+
+#[test]
+fn a_duplicate_is_the_same_socket() {
+    each_subject(|hands, form, socket, to, server| {
+        let duplicate = socket.duplicate().unwrap();
+        assert_eq!(hands.server(&duplicate, to), server);
+        assert_eq!(duplicate.peer().ok(), socket.peer().ok());
+        // What happens by way of one is so for the other.
+        duplicate.disconnect().unwrap();
+        duplicate.connect(form.address(vip(2), PORT)).unwrap();
+        assert_eq!(socket.peer().unwrap(), form.shown(vip(2), PORT));
+        drop(duplicate);
+        assert!(["pod-4", "pod-5", "pod-6"].contains(&&*hands.server(&socket, None)));
+    });
 }
 
 #[test]
 fn a_child_process_inherits_what_a_socket_knows() {
-    let hands = hands();
-    for form in Form::ALL {
-        for (what, socket, to) in subjects(form) {
-            let _case = Case::new(format!("{what} {form}"));
-            let server = hands.server(&socket, to);
-            let token = fresh_token();
-            in_child(|| use_in_child(&socket, form, to, token));
-            assert_eq!(hands.witness.wait(token, patience())[0].server, server);
-            assert_eq!(hands.server(&socket, to), server, "the parent's");
-        }
-    }
+    each_subject(|hands, form, socket, to, server| {
+        let token = fresh_token();
+        in_child(|| use_in_child(&socket, form, to, token));
+        assert_eq!(hands.witness.wait(token, patience())[0].server, server);
+        assert_eq!(hands.server(&socket, to), server, "the parent's");
+    });
 }
 
 #[test]
 fn a_descriptor_sent_to_another_process_brings_what_the_socket_knows() {
-    let hands = hands();
-    for form in Form::ALL {
-        for (what, socket, to) in subjects(form) {
-            let _case = Case::new(format!("{what} {form}"));
-            let server = hands.server(&socket, to);
-            let token = fresh_token();
-            let (ours, theirs) =
-                rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-            send_descriptor(&ours, &socket);
-            drop(socket);
-            in_child(|| use_in_child(&Socket::from(receive_descriptor(&theirs)?), form, to, token));
-            assert_eq!(hands.witness.wait(token, patience())[0].server, server);
-        }
-    }
+    each_subject(|hands, form, socket, to, server| {
+        let token = fresh_token();
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        send_descriptor(&ours, &socket);
+        drop(socket);
+        in_child(|| use_in_child(&Socket::from(receive_descriptor(&theirs)?), form, to, token));
+        assert_eq!(hands.witness.wait(token, patience())[0].server, server);
+    });
 }
 
-/// What the child does; it must not allocate, since it is a copy of one thread of many.
+/// The work of the child; it must not allocate, since it is a copy of one thread of many.
 fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8; 8]) -> Result<(), Step> {
     let shown = form.shown(vip(1), PORT);
     let peer = socket.peer().ok();
@@ -135,7 +132,7 @@ fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8;
     check(Step::Source, answer.name().is_none_or(|source| source == shown))
 }
 
-/// What has gone wrong in a child: its exit code.
+/// The step that failed in a child: its exit code.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Descriptor = 1,

@@ -18,7 +18,7 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{self, RunningAgent, eventually},
     sandbox::{Placement, Sandbox},
-    world::{PREFIX, SYNC, TCP, counter, rows, start_agent_with},
+    world::{SYNC, TCP, counter, rows, start_agent_with},
 };
 use serde_json::{Value, json};
 
@@ -176,7 +176,7 @@ impl World {
     /// A sandbox with addresses for these hosts, and nothing attached.
     pub(crate) fn new(hosts: impl IntoIterator<Item = Host>) -> Self {
         LOST_ANSWERS.store(0, Ordering::Relaxed);
-        let sandbox = Sandbox::new(PREFIX);
+        let sandbox = Sandbox::for_test();
         sandbox.add_addresses(hosts.into_iter().flat_map(Host::addresses));
         Self { agent: None, generation: Cell::new(0), sandbox }
     }

@@ -17,7 +17,7 @@ use cproxy_tests::{
     nonce,
     process::{self, Daemon, Output, RunningAgent, eventually},
     sandbox::{Placement, Sandbox},
-    world::{self, PREFIX, cluster_ip, rows, start_agent},
+    world::{self, cluster_ip, rows, start_agent},
 };
 use serde_json::Value;
 
@@ -120,7 +120,7 @@ impl Cluster {
     /// With other pods and Services, which `manifests` writes. Each pod has an HTTP server, one that greets, and one that
     /// repeats questions, all in both families.
     pub(crate) fn with(pods: &[u8], manifests: impl FnOnce(&Sandbox)) -> Self {
-        let sandbox = Sandbox::new(PREFIX);
+        let sandbox = Sandbox::for_test();
         sandbox.add_addresses(pods.iter().flat_map(|&pod| pod_addresses(pod)));
         let mut servers = Vec::new();
         for (pod, address) in pods.iter().flat_map(|&pod| pod_addresses(pod).map(|address| (pod, address))) {

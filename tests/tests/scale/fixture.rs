@@ -92,7 +92,7 @@ pub(crate) fn connect(address: &str, port: u16) -> io::Result<()> {
 
 pub(crate) fn is_refused(address: &str, port: u16) -> bool {
     let address = SocketAddr::new(address.parse().unwrap(), port);
-    TcpStream::connect(address).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    echo::is_refused(TcpStream::connect(address))
 }
 
 /// That a frontend has so many backends.

@@ -7,7 +7,6 @@ use cproxy_tests::{
     process::{Agent, RunningAgent, cproxy},
     sandbox::Sandbox,
     usage::Memory,
-    world::PREFIX,
 };
 use serde_json::{Value, json};
 
@@ -47,10 +46,10 @@ fn peak_bytes(agent: &RunningAgent) -> u64 {
 fn assert_harmless(what: &str, objects: Vec<Value>) {
     let kubernetes = small("kubernetes", "10.96.0.1");
     let without = {
-        let sandbox = Sandbox::new(PREFIX);
+        let sandbox = Sandbox::for_test();
         peak_bytes(&start(&sandbox, small("web", WEB).into_iter().chain(kubernetes.clone())))
     };
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let agent = start(&sandbox, objects.into_iter().chain(small("web", WEB)).chain(kubernetes));
     let table = cproxy(&sandbox, &["get", "services"]).success().stdout;
     let rows: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -131,7 +130,7 @@ fn very_many_objects_with_mistakes_fill_no_log() {
         service["spec"]["clusterIP"] = json!("10.96.0.999");
         service
     };
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let mut agent = start(&sandbox, (0..5_000).map(wrong).chain(small("web", WEB)));
     agent.wait_log("messages were left out", PATIENCE);
     let lines = agent.log().lines().count();

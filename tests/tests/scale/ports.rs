@@ -11,7 +11,7 @@ use crate::fixture::{Fixture, PATIENCE, POD_PORT, Table, WEB, WEB_PODS, connect,
 /// Every port there is.
 const ALL_PORTS: usize = 65_535;
 
-/// What the API server allows in one slice.
+/// The most that the API server allows in one slice.
 const SLICE_PORTS: usize = 100;
 const SLICE_ENDPOINTS: usize = 1_000;
 

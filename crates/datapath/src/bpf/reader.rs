@@ -2,7 +2,7 @@
 //! does not write by.
 
 use std::{
-    collections::{HashMap as StdHashMap, HashSet, btree_map::Entry},
+    collections::{HashMap as StdHashMap, HashSet, btree_map, hash_map::Entry},
     os::fd::AsFd,
     time::{Duration, Instant},
 };
@@ -102,7 +102,7 @@ impl KernelReader {
             }
             let Some(frontend) = frontend(&key) else { continue };
             table.frontends.insert(frontend, set);
-            if let Entry::Vacant(vacant) = table.sets.entry(set)
+            if let btree_map::Entry::Vacant(vacant) = table.sets.entry(set)
                 && let Some(kernel_set) = self.set(set)?
             {
                 vacant.insert(kernel_set);

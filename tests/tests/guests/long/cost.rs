@@ -9,7 +9,7 @@ use cproxy_tests::{
     writer::Writer,
 };
 
-use crate::common::{PREFIX, report, said};
+use crate::common::{report, said};
 
 /// A list of five thousand Services takes its time on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -68,7 +68,7 @@ fn measure(outside: &Outside<'_>, parameters: &[&str]) -> Measured {
 
 #[test]
 fn a_small_guest_hardly_notices() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
     let writer = Writer::new(&outside.control_plane);
     let mut measured = BTreeMap::new();

@@ -7,7 +7,7 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::common::{PATIENCE, PREFIX, said};
+use crate::common::{PATIENCE, said};
 
 /// What is said where an option is missing.
 const WORDS: [(&str, &str); 2] = [("CGROUP_BPF", "CONFIG_CGROUP_BPF"), ("CGROUPS", "cgroup2")];
@@ -16,7 +16,7 @@ const WORDS: [(&str, &str); 2] = [("CGROUP_BPF", "CONFIG_CGROUP_BPF"), ("CGROUPS
 fn a_kernel_that_lacks_an_option_is_told_in_a_line() {
     let kernels =
         std::env::var("CPROXY_LACKING_KERNELS").expect("CPROXY_LACKING_KERNELS is not set: run `cargo xtask vm test`");
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     for kernel in kernels.split(',') {
         let (option, directory) = kernel.split_once('=').unwrap();
         let words = WORDS.iter().find(|(name, _)| *name == option).unwrap().1;

@@ -8,14 +8,14 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::common::{PREFIX, report, said};
+use crate::common::{report, said};
 
 /// Interpreted programs on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
 #[test]
 fn every_socket_call_is_as_on_any_other_kernel() {
-    let sandbox = Sandbox::new(PREFIX);
+    let sandbox = Sandbox::for_test();
     let matrix = std::env::var_os("CPROXY_MATRIX").map(PathBuf::from);
     let matrix = matrix.expect("CPROXY_MATRIX is not set: run `cargo xtask vm test`");
     let path = std::env::var_os("PATH").unwrap_or_default();
