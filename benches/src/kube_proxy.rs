@@ -1,13 +1,13 @@
 //! kube-proxy as it is deployed, with its defaults.
 
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::process::Command;
+use std::{os::unix::fs::symlink, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result};
-use cproxy_tests::control_plane::NODE;
-use cproxy_tests::process::Daemon;
-use cproxy_tests::sandbox::{NEIGHBOURS_CIDR, Netns, Placement, Sandbox};
+use cproxy_tests::{
+    control_plane::NODE,
+    process::Daemon,
+    sandbox::{NEIGHBOURS_CIDR, Netns, Placement, Sandbox},
+};
 use serde_json::{Value, json};
 
 /// The program behind all commands of the iptables that writes iptables' rules.

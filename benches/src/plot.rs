@@ -7,11 +7,10 @@ mod scale;
 
 use std::fmt::Write as _;
 
+use scale::Scale;
 use serde_json::{Value, json};
 
-use crate::paired::Estimate;
-use crate::summary::percentiles;
-use scale::Scale;
+use crate::{paired::Estimate, summary::percentiles};
 
 /// The plot area, and what surrounds it; all in px.
 const AREA_WIDTH: f64 = 560.0;

@@ -3,22 +3,23 @@
 mod figure;
 mod verdict;
 
-use std::env;
-use std::ffi::OsStr;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::machine::Machine;
-use crate::paired::Estimate;
-use crate::plot::Chart;
-
-pub use self::figure::Figure;
-pub use self::verdict::{Target, Verdict};
+pub use self::{
+    figure::Figure,
+    verdict::{Target, Verdict},
+};
+use crate::{machine::Machine, paired::Estimate, plot::Chart};
 
 /// A note for every report of a run with `--quick`.
 const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";

@@ -1,15 +1,19 @@
 //! The Service that is changed, and who answers behind its ClusterIP.
 
-use std::io::{self, BufRead as _, BufReader};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    io::{self, BufRead as _, BufReader},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
-use cproxy_tests::echo::{self, Server};
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::sandbox::Netns;
+use cproxy_tests::{
+    echo::{self, Server},
+    manifest::{Service, Slice},
+    sandbox::Netns,
+};
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
 

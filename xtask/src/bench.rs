@@ -8,9 +8,12 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::kernels::{self, LINUX_6_1};
-use crate::vm::Fixture;
-use crate::{agent, control_plane, run, setup};
+use crate::{
+    agent, control_plane,
+    kernels::{self, LINUX_6_1},
+    run, setup,
+    vm::Fixture,
+};
 
 /// Which benchmark, and what to tell it.
 #[derive(Args)]

@@ -5,8 +5,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use crate::steps::{Step, Steps};
-use crate::{agent, control_plane, paths, run, setup};
+use crate::{
+    agent, control_plane, paths, run, setup,
+    steps::{Step, Steps},
+};
 
 /// The programs, by their targets' names.
 const AGENT: &str = "cproxy";

@@ -7,18 +7,19 @@ mod stamp;
 mod tar;
 mod tree;
 
-use std::fs;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
-use self::stamp::Stamp;
-use self::tree::Tree;
+use self::{stamp::Stamp, tree::Tree};
 use crate::{agent, kernels, paths, run, setup};
 
 /// Where the agent is in a guest.

@@ -6,14 +6,18 @@ mod build;
 mod modules;
 mod packages;
 
-use std::fs::{self, File};
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, File},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 
-pub(crate) use self::build::built;
-pub(crate) use self::packages::{LINUX_6_1, LINUX_6_12, packaged, packaged_for_kube_proxy};
+pub(crate) use self::{
+    build::built,
+    packages::{LINUX_6_1, LINUX_6_12, packaged, packaged_for_kube_proxy},
+};
 use crate::paths;
 
 /// The kernel's image in its directory.

@@ -1,19 +1,24 @@
 //! `cargo xtask vm`: guests with kernels of their own, in QEMU, which emulates the processor and so needs nothing of the
 //! machine.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::kernels::{self, LINUX_6_1, LINUX_6_12};
-use crate::test::summary::{self, Outcome};
-use crate::{agent, control_plane, image, paths, run, setup, test};
+use crate::{
+    agent, control_plane, image,
+    kernels::{self, LINUX_6_1, LINUX_6_12},
+    paths, run, setup, test,
+    test::summary::{self, Outcome},
+};
 
 /// The variables that tell tests what to start a guest with.
 const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";

@@ -1,8 +1,10 @@
 //! Maps that are pinned, for looking up.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
+};
 
 use super::{BPF_MAP_GET_FD_BY_ID, BPF_MAP_LOOKUP_ELEM, bpf, bpf_fd, fdinfo, field, obj_get};
 

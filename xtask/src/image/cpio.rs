@@ -3,8 +3,10 @@
 
 use anyhow::{Context as _, Result};
 
-use super::stamp::Stamp;
-use super::tree::{Entry, Tree};
+use super::{
+    stamp::Stamp,
+    tree::{Entry, Tree},
+};
 
 const MAGIC: &str = "070701";
 /// The name that ends an archive.

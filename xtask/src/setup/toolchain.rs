@@ -2,9 +2,11 @@
 //! the standard library's sources: rustup's nightly with `rust-src`, or Debian's rustc with its source package. What
 //! was found is written to a file that the agent's build script reads.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{self, Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{self, Command},
+};
 
 use anyhow::{Context as _, Result, bail};
 

@@ -12,21 +12,23 @@ mod measure;
 mod peer;
 mod report;
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::Parser;
-use cproxy_benches::report::{Report, check_output};
-use cproxy_benches::{kube_proxy, node, subject};
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::cproxy_binary;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::writer::Writer;
+use cproxy_benches::{
+    kube_proxy, node,
+    report::{Report, check_output},
+    subject,
+};
+use cproxy_tests::{
+    control_plane::ControlPlane, population::Shape, process::cproxy_binary, sandbox::Sandbox, writer::Writer,
+};
 
-use crate::measure::{Found, Plan};
-use crate::peer::Peer;
+use crate::{
+    measure::{Found, Plan},
+    peer::Peer,
+};
 
 const PREFIX: &str = "cproxy-bench";
 

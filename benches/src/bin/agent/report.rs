@@ -1,15 +1,18 @@
 //! Tables, charts and every sample.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Figure, Report, Table};
+use cproxy_benches::{
+    plot::{Axis, Chart, Point, Series},
+    report::{Figure, Report, Table},
+};
 use serde_json::{Map, Value, json};
 
-use crate::Column;
-use crate::measure::{Burst, Found, Plan};
-use crate::peer::Peer;
+use crate::{
+    Column,
+    measure::{Burst, Found, Plan},
+    peer::Peer,
+};
 
 const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "disk_mib", meaning: "on disk, MiB", of: |found| vec![mib(found.bytes_on_disk)] },

@@ -16,21 +16,23 @@
 mod cases;
 mod place;
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use cproxy_benches::bpf::{Program, enable_statistics};
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Axis, Chart, Series};
-use cproxy_benches::report::{Report, Table, Target, Verdict, check_output};
+use cproxy_benches::{
+    bpf::{Program, enable_statistics},
+    paired::Estimate,
+    plot::{Axis, Chart, Series},
+    report::{Report, Table, Target, Verdict, check_output},
+};
 use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
-use crate::cases::{CALLS, Case, Meter, SUITES, Subject, Suite, TO_SERVICE};
-use crate::place::{Attached, HOOKS, Peers, Place, Programs};
+use crate::{
+    cases::{CALLS, Case, Meter, SUITES, Subject, Suite, TO_SERVICE},
+    place::{Attached, HOOKS, Peers, Place, Programs},
+};
 
 /// Rounds of `--quick`.
 const QUICK_ROUNDS: usize = 3;

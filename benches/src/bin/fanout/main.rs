@@ -10,21 +10,23 @@ mod measure;
 mod report;
 mod table;
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use cproxy_benches::report::{Report, check_output};
-use cproxy_benches::{node, subject};
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::cproxy_binary;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::writer::Writer;
+use cproxy_benches::{
+    node,
+    report::{Report, check_output},
+    subject,
+};
+use cproxy_tests::{
+    control_plane::ControlPlane, population::Shape, process::cproxy_binary, sandbox::Sandbox, writer::Writer,
+};
 
-use crate::fleet::Kind;
-use crate::measure::{Place, Plan};
+use crate::{
+    fleet::Kind,
+    measure::{Place, Plan},
+};
 
 const PREFIX: &str = "cproxy-bench";
 

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Figure, Report, Table};
+use cproxy_benches::{
+    paired::Estimate,
+    plot::{Axis, Chart, Point, Series},
+    report::{Figure, Report, Table},
+};
 use cproxy_tests::population::Shape;
 use serde_json::{Value, json};
 
-use crate::fleet::Kind;
-use crate::measure::{Found, Plan};
+use crate::{
+    fleet::Kind,
+    measure::{Found, Plan},
+};
 
 const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "first_ready_s", meaning: "all started at once: first ready, s", of: |found| first(&found.ready) },

@@ -1,13 +1,18 @@
 //! connect(2), call by call.
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::arena::{Arena, Peer};
-use cproxy_benches::report::{Report, Target};
-use cproxy_benches::summary::percentiles;
+use cproxy_benches::{
+    arena::{Arena, Peer},
+    report::{Report, Target},
+    summary::percentiles,
+};
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Measured, Metric, Rounds};
-use crate::{Plan, servers};
+use crate::{
+    Plan,
+    contest::{self, Measured, Metric, Rounds},
+    servers,
+};
 
 /// Connections of one peer in one round.
 const BATCH: u32 = 1_000;

@@ -1,14 +1,15 @@
 //! Peers measured in turns: in every round each has one, and what a round finds is compared with what the direct
 //! connection had in the same round.
 
-use std::fmt;
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 use anyhow::Result;
-use cproxy_benches::arena::{Arena, Peer, Stand, Subject};
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Report, Table, Target, Verdict};
+use cproxy_benches::{
+    arena::{Arena, Peer, Stand, Subject},
+    paired::Estimate,
+    plot::{Axis, Chart, Point, Series},
+    report::{Report, Table, Target, Verdict},
+};
 use serde_json::{Map, Value, json};
 
 /// More than this between the quarters of the direct connection's own samples, as a part of their median: a noisy machine.

@@ -1,30 +1,34 @@
 //! All peers in one virtual machine, since IPVS is in few kernels that developers have. The processor is emulated, and a
 //! nanosecond of its clocks is an instruction that it has carried out: its times are counts of instructions.
 
-use std::fs;
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
+use std::{
+    fs, io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
-use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, marker};
-use cproxy_benches::kube_proxy::KubeProxy;
-use cproxy_benches::node;
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Point, Series};
-use cproxy_benches::report::{Report, Table};
-use cproxy_tests::control_plane::{ADDRESS, ControlPlane, PORT};
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::cproxy_binary;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::writer::Writer;
+use cproxy_benches::{
+    arena::{Arena, Cluster, Peer, Subject, marker},
+    kube_proxy::KubeProxy,
+    node,
+    paired::Estimate,
+    plot::{Point, Series},
+    report::{Report, Table},
+};
+use cproxy_tests::{
+    control_plane::{ADDRESS, ControlPlane, PORT},
+    guest::{GuestImage, Kernel},
+    population::Shape,
+    process::cproxy_binary,
+    sandbox::Sandbox,
+    writer::Writer,
+};
 use serde_json::{Value, json};
 
-use crate::contest::Rounds;
-use crate::{PREFIX, Plan, balance, connect, contest, redis, servers, wrk};
+use crate::{PREFIX, Plan, balance, connect, contest, contest::Rounds, redis, servers, wrk};
 
 const SERVICES: [u32; 2] = [10, 5_000];
 const PEERS: [Peer; 5] = [Peer::Direct, Peer::Cproxy, Peer::Iptables, Peer::Nftables, Peer::Ipvs];

@@ -14,12 +14,12 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Parser};
-use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, worker};
-use cproxy_benches::report::{self, Report};
-use cproxy_tests::population::Shape;
-use cproxy_tests::sandbox::Sandbox;
-
 use contest::Rounds;
+use cproxy_benches::{
+    arena::{Arena, Cluster, Peer, Subject, worker},
+    report::{self, Report},
+};
+use cproxy_tests::{population::Shape, sandbox::Sandbox};
 
 const PREFIX: &str = "cproxy-bench";
 

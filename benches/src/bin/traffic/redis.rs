@@ -1,19 +1,20 @@
 //! redis: connections that stay, short ones, a client behind a macvlan, and connections that are idle for long.
 
-use std::fs;
-use std::net::SocketAddr;
-use std::process::Command;
-use std::thread;
-use std::time::Duration;
+use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::arena::{Arena, Peer};
-use cproxy_benches::report::{Report, Table};
+use cproxy_benches::{
+    arena::{Arena, Peer},
+    report::{Report, Table},
+};
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::{Value, json};
 
-use crate::contest::{self, Metric, Rounds};
-use crate::{PREFIX, Plan, servers};
+use crate::{
+    PREFIX, Plan,
+    contest::{self, Metric, Rounds},
+    servers,
+};
 
 const ROUNDS: Rounds = Rounds::of_all(20);
 const SERVICES: [u32; 2] = [10, 5_000];

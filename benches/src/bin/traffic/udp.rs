@@ -1,15 +1,17 @@
 //! DNS over UDP, and one stream of many bytes.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::Value;
 
-use crate::contest::{self, Metric, Rounds};
-use crate::{PREFIX, Plan, servers};
+use crate::{
+    PREFIX, Plan,
+    contest::{self, Metric, Rounds},
+    servers,
+};
 
 const ROUNDS: Rounds = Rounds::of_all(7);
 const SECONDS: u32 = 3;

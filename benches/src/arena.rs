@@ -6,30 +6,33 @@
 
 pub mod worker;
 
-use std::ffi::OsStr;
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    ffi::OsStr,
+    fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::echo::{self, Server};
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy};
-use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
-use cproxy_tests::usage::cpu_time;
-use cproxy_tests::writer::Writer;
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    echo::{self, Server},
+    manifest::{self, Service, Slice},
+    population::Shape,
+    process::{Agent, Daemon, RunningAgent, cproxy},
+    sandbox::{Netns, Placement, Sandbox},
+    usage::cpu_time,
+    writer::Writer,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use self::worker::Worker;
-use crate::kube_proxy::KubeProxy;
-use crate::{node, rest};
+use crate::{kube_proxy::KubeProxy, node, rest};
 
 /// Longer than anybody takes to follow the API server.
 const TIMEOUT: Duration = Duration::from_secs(900);
