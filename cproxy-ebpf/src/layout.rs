@@ -93,7 +93,7 @@ fn enums(line: Line<'_>) {
     }
 }
 
-/// What both sides compute in the same way, by examples.
+/// Sample results of the shared functions.
 fn functions(line: Line<'_>) {
     let (v4, v6) = (v4_mapped(0x0102_0304), [1, 2, 3, 4]);
     let word = SetWord::new(0x0102_0304, 0x0506, 0x0708, true);

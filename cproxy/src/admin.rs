@@ -40,7 +40,7 @@ const CONNECTIONS_MAX: usize = 4;
 /// A question to the one task that owns the table, and where its answer goes.
 #[derive(Debug)]
 pub enum Question {
-    /// What is in the table? The answer is JSON, so that there is only one copy of it.
+    /// The table's frontends as JSON text, of which there is one copy.
     Services(oneshot::Sender<Vec<u8>>),
     /// What has the agent counted?
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),

@@ -1,61 +1,59 @@
-//! What `cproxy run` was asked to do, validated; no I/O.
+//! Validated configuration of `cproxy run`; no I/O.
 
 use std::{fmt, path::PathBuf};
 
-use crate::{
-    k8s::ApiServer,
-    model::{Balance, Own},
-    sockets::Mode,
-};
+use cproxy_core::{Balance, NodeContext};
+use cproxy_datapath::sockets::Mode;
+use cproxy_wire::ApiServer;
 
-/// Where Services and EndpointSlices come from.
+/// Source of Services and EndpointSlices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ObjectSource {
     /// An API server.
     ApiServer(ApiServer),
     /// Files and directories.
     Manifests(Vec<PathBuf>),
 }
 
-/// Whose sockets, and which destinations, are left alone.
+/// Processes and destinations that are left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exclude {
-    /// Processes in or below these cgroup2 directories.
+    /// cgroup2 directories: processes in or below them.
     pub cgroups: Vec<PathBuf>,
-    /// Processes of these users.
+    /// User ids of processes.
     pub uids: Vec<u32>,
-    /// Destinations with these ports.
+    /// Destination ports.
     pub ports: Vec<u16>,
 }
 
-/// Everything `cproxy run` needs.
+/// Configuration of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where objects come from.
-    pub source: Source,
-    /// A manifest that is served until the first complete sync.
+    /// Source of the objects.
+    pub source: ObjectSource,
+    /// Manifest to serve until the first complete sync.
     pub bootstrap: Option<PathBuf>,
-    /// The place: the own node, its addresses and the VM's, as far as they are given.
-    pub own: Own,
-    /// Where to attach; `None`: the cgroup2 root.
+    /// Node name, node IPs and VM IPs, as far as they are given.
+    pub own: NodeContext,
+    /// cgroup to attach to; `None`: the cgroup2 root.
     pub cgroup: Option<PathBuf>,
-    /// Who is left alone.
+    /// Exclusions.
     pub exclude: Exclude,
-    /// How a backend is chosen for a new connection.
+    /// Choice of a backend for a new connection.
     pub balance: Balance,
-    /// Which stale sockets are closed.
+    /// Stale sockets to close.
     pub terminate_sockets: Mode,
-    /// Where maps and links are pinned.
+    /// Directory of pinned maps and links.
     pub pin_dir: PathBuf,
-    /// Where `ready` and `cproxy.sock` appear.
+    /// Run directory, with `ready` and `cproxy.sock`.
     pub run_dir: PathBuf,
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
-            Source::ApiServer(server) => server.fmt(f)?,
-            Source::Manifests(paths) => {
+            ObjectSource::ApiServer(server) => server.fmt(f)?,
+            ObjectSource::Manifests(paths) => {
                 let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
                 write!(f, "manifests {}", paths.join(", "))?;
             }

@@ -8,18 +8,11 @@
 
 pub mod admin;
 pub mod agent;
-pub mod bpf;
 pub mod cli;
 pub mod config;
-pub mod k8s;
 mod log_limit;
 pub mod manifests;
 pub mod memory;
-pub mod model;
-mod mountinfo;
-pub mod network_changes;
 pub mod own_address;
-mod owned_dir;
 pub mod report;
-pub mod sockets;
 pub mod wait;

@@ -5,11 +5,9 @@ mod sockets;
 
 use std::{collections::HashMap, io::Write, net::IpAddr};
 
-use serde::{Deserialize, Serialize, Serializer as _};
-
-use crate::model::{Action, Backend, Explanation, Frontend, FrontendName, KernelSet, Protocol, Row, printable};
-
 pub use backends::{BackendFrontend, BackendRow, backend_rows, backends_json, backends_text};
+use cproxy_core::{Action, Backend, Explanation, Frontend, FrontendName, KernelSet, Protocol, Row, printable};
+use serde::{Deserialize, Serialize, Serializer as _};
 pub use sockets::{SocketRow, sockets_json, sockets_text};
 
 /// What an agent has told of frontends; nothing without one.
@@ -108,14 +106,6 @@ impl ReportRow {
 /// The output cannot be written to.
 pub fn write_json(rows: impl Iterator<Item = ReportRow>, output: impl Write) -> serde_json::Result<()> {
     serde_json::Serializer::pretty(output).collect_seq(rows)
-}
-
-/// The rows as the JSON array of the contract.
-///
-/// # Errors
-/// Never for these types.
-pub fn json(rows: &[ReportRow]) -> serde_json::Result<String> {
-    serde_json::to_string_pretty(rows)
 }
 
 /// The JSON array of the contract, without backends: one row at a time, since there may be very many.
@@ -256,8 +246,9 @@ fn some_of(count: usize, names: impl Iterator<Item = String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_core::{Affinity, Members, parse_address};
+
     use super::*;
-    use crate::model::{Affinity, Members, parse_address};
 
     fn row(address: &str, backends: usize, seconds: u32) -> ReportRow {
         let frontend = Frontend { address: parse_address(address).unwrap(), port: 80, protocol: Protocol::Tcp };
@@ -268,8 +259,9 @@ mod tests {
 
     #[test]
     fn json_is_the_contract() {
-        let json = json(&[row("FD00:0:0::1", 1, 0)]).unwrap();
-        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let mut json = Vec::new();
+        write_json([row("FD00:0:0::1", 1, 0)].into_iter(), &mut json).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&json).unwrap();
         let expected = serde_json::json!([{
             "service": null, "port_name": null, "protocol": "TCP", "address": "fd00::1", "port": 80, "source": null,
             "action": "forward", "session_affinity_seconds": null,

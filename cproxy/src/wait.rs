@@ -8,12 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cproxy_core::{Action, ServiceName, printable};
 use rustix::fs::{Mode, OFlags};
 
-use crate::{
-    admin,
-    model::{Action, ServiceName, printable},
-};
+use crate::admin;
 
 /// In the run directory: the table has been complete since this agent started.
 pub const READY: &str = "ready";
@@ -92,7 +90,7 @@ enum Missing {
     Service(ServiceName),
 }
 
-/// What a Service does that has endpoints.
+/// Action of a frontend with endpoints.
 const FORWARD: &str = Action::Forward.as_str();
 
 fn missing(wanted: &Wanted, left: Duration) -> Result<Option<Missing>, WaitError> {

@@ -3,16 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
+#[path = "../../crates/wire/tests/counting/mod.rs"]
 mod counting;
 
 use std::{collections::BTreeSet, time::Instant};
 
-use cproxy::{
-    bpf,
-    k8s::objects::{EndpointSlice, Service},
-    manifests::{Wanted, parse},
-    model::{Event, KernelTable, Kind, Own, Store, Table},
+use cproxy::manifests::{Wanted, parse};
+use cproxy_core::{
+    Event, KernelTable, NodeContext, ResourceKind, Store, TablePlanner,
+    api::{EndpointSlice, Service},
 };
+use cproxy_datapath::bpf;
 use serde_json::{Value, json};
 
 use self::counting::{ALLOCATIONS, BYTES, PEAK_BYTES};
@@ -60,16 +61,16 @@ fn slice_event(index: u32, unready: u32) -> Event {
     Event::EndpointSlice(Box::<EndpointSlice>::new(serde_json::from_value(slice(index, unready)).unwrap()))
 }
 
-fn synced(services: u32) -> (Store, Table) {
-    let mut store = Store::new(Own::default());
+fn synced(services: u32) -> (Store, TablePlanner) {
+    let mut store = Store::new(NodeContext::default());
     let mut list = |kind, object: &dyn Fn(u32) -> Event| {
         store.apply(Event::ListStarted(kind));
         (0..services).for_each(|index| drop(store.apply(object(index))));
         store.apply(Event::ListDone(kind));
     };
-    list(Kind::Services, &service_event);
-    list(Kind::EndpointSlices, &|index| slice_event(index, 0));
-    let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
+    list(ResourceKind::Services, &service_event);
+    list(ResourceKind::EndpointSlices, &|index| slice_event(index, 0));
+    let mut table = TablePlanner::new(bpf::Table::LIMITS, KernelTable::default());
     table.sync_by(&store, &mut drop);
     (store, table)
 }
@@ -85,7 +86,7 @@ fn allocations(services: u32) -> Vec<usize> {
         let ops = table.update(&store, dirty);
         // As the agent does after each batch.
         assert!(table.update(&store, BTreeSet::new()).is_empty());
-        assert!(!table.take_other_problems());
+        assert_eq!(table.problems_revision(), 0);
         let count = ALLOCATIONS.get() - before;
         assert!((1..=3).contains(&ops.len()), "{ops:?}");
         count

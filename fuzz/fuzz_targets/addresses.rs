@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use cproxy::model::{Address, AddressRange, Family, parse_address};
+use cproxy_core::{Address, AddressRange, Family, parse_address};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &str| {

@@ -10,19 +10,20 @@
 
 #![no_main]
 
-use cproxy::{
-    k8s::objects::{EndpointSlice, Node, Service},
-    model::{Event, Kind, ObjectName, Own, Store, parse_address},
+use cproxy_core::{
+    Event, ObjectName, NodeContext, ResourceKind, Store,
+    api::{EndpointSlice, Node, Object, Service},
+    parse_address,
 };
 use cproxy_fuzz::{Follower, check_problems};
-use kube::core::{ObjectList, Resource, WatchEvent};
+use kube::core::{ObjectList, WatchEvent};
 use libfuzzer_sys::fuzz_target;
 use serde_json::from_str;
 
 fuzz_target!(|input: &str| {
     let mut lines = input.lines();
     let node_name = lines.next().filter(|name| !name.is_empty()).map(str::to_owned);
-    let mut store = Store::new(Own { node_name, ..Own::default() });
+    let mut store = Store::new(NodeContext { node_name, ..NodeContext::default() });
     let mut follower = Follower::default();
     for line in lines.chain([""]) {
         match line {
@@ -41,9 +42,9 @@ fn events(line: &str) -> Vec<Event> {
         Some('s') => watched(rest, service, Event::ServiceDeleted),
         Some('e') => watched(rest, slice, Event::EndpointSliceDeleted),
         Some('n') => watched(rest, node, |name| Event::NodeDeleted(name.name.to_string())),
-        Some('S') => listed(rest, Kind::Services, service),
-        Some('E') => listed(rest, Kind::EndpointSlices, slice),
-        Some('N') => listed(rest, Kind::Nodes, node),
+        Some('S') => listed(rest, ResourceKind::Services, service),
+        Some('E') => listed(rest, ResourceKind::EndpointSlices, slice),
+        Some('N') => listed(rest, ResourceKind::Nodes, node),
         Some('(') => kind(rest).map(Event::ListStarted).into_iter().collect(),
         Some(')') => kind(rest).map(Event::ListDone).into_iter().collect(),
         Some('p') => vec![Event::PodIps(rest.split(' ').filter_map(parse_address).collect())],
@@ -63,25 +64,21 @@ fn node(object: Node) -> Event {
     Event::Node(Box::new(object))
 }
 
-fn kind(letter: &str) -> Option<Kind> {
+fn kind(letter: &str) -> Option<ResourceKind> {
     match letter {
-        "s" => Some(Kind::Services),
-        "e" => Some(Kind::EndpointSlices),
-        "n" => Some(Kind::Nodes),
+        "s" => Some(ResourceKind::Services),
+        "e" => Some(ResourceKind::EndpointSlices),
+        "n" => Some(ResourceKind::Nodes),
         _ => None,
     }
 }
 
 /// One line of a watch's answer.
-fn watched<K: Resource + serde::de::DeserializeOwned>(
-    json: &str,
-    applied: fn(K) -> Event,
-    deleted: fn(ObjectName) -> Event,
-) -> Vec<Event> {
+fn watched<K: Object>(json: &str, applied: fn(K) -> Event, deleted: fn(ObjectName) -> Event) -> Vec<Event> {
     match from_str(json) {
         Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => vec![applied(object)],
         Ok(WatchEvent::Deleted(object)) => {
-            let meta = object.meta();
+            let meta = object.metadata();
             let name = |name: &Option<String>| name.clone().unwrap_or_default();
             vec![deleted(ObjectName::new(&name(&meta.namespace), name(&meta.name)))]
         }
@@ -90,7 +87,11 @@ fn watched<K: Resource + serde::de::DeserializeOwned>(
 }
 
 /// The answer to a list.
-fn listed<K: Clone + serde::de::DeserializeOwned>(json: &str, kind: Kind, applied: fn(K) -> Event) -> Vec<Event> {
+fn listed<K: Clone + serde::de::DeserializeOwned>(
+    json: &str,
+    kind: ResourceKind,
+    applied: fn(K) -> Event,
+) -> Vec<Event> {
     let Ok(list) = from_str::<ObjectList<K>>(json) else { return Vec::new() };
     let objects = list.items.into_iter().map(applied);
     [Event::ListStarted(kind)].into_iter().chain(objects).chain([Event::ListDone(kind)]).collect()

@@ -4,10 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use cproxy::{
-    manifests::{Wanted, parse},
-    model::{Event, Kind, Own, Problem, Store, resolve},
-};
+use cproxy::manifests::{Wanted, parse};
+use cproxy_core::{Event, NodeContext, Problem, ResourceKind, Store, resolve};
 use cproxy_fuzz::{Follower, check_problems};
 use libfuzzer_sys::fuzz_target;
 
@@ -29,7 +27,7 @@ fuzz_target!(|text: &str| {
 });
 
 fn store(events: impl IntoIterator<Item = Event>) -> Store {
-    let mut store = Store::new(Own { node_name: Some("here".to_owned()), ..Own::default() });
+    let mut store = Store::new(NodeContext { node_name: Some("here".to_owned()), ..NodeContext::default() });
     for event in events {
         check_problems(&store.apply(event));
     }
@@ -50,7 +48,9 @@ fn are_unique(events: &[Event]) -> bool {
     events.iter().all(|event| match event {
         Event::Row(row) => names.insert((row.kind(), Some(row.name()))),
         // Of those that can be read only the own one is there.
-        Event::Node(_) | Event::Unreadable { kind: Kind::Nodes, .. } => names.insert((Kind::Nodes, None)),
+        Event::Node(_) | Event::Unreadable { kind: ResourceKind::Nodes, .. } => {
+            names.insert((ResourceKind::Nodes, None))
+        }
         Event::Unreadable { kind, name, .. } => names.insert((*kind, name.as_ref())),
         _ => true,
     })

@@ -1,9 +1,9 @@
-//! What an API server sends, cut into objects while it comes in. The first byte says where chunks end; the rest is what
-//! is sent.
+//! Splits an API server's response into objects. The first byte of the input is the length of chunks; the rest is the
+//! response.
 
 #![no_main]
 
-use cproxy::k8s::split::{Items, Lines, Part, Piece, SplitError};
+use cproxy_wire::split::{Items, Lines, Part, Piece, SplitError};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, from_slice};
 
@@ -21,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(lines(&[sent]), lines(&sent.chunks(size).collect::<Vec<_>>()), "chunks make no difference");
 });
 
-/// What is a list, and has nothing twice, comes out as any other parser reads it.
+/// Compares a list without duplicate members with another parser's result.
 fn check(list: &serde_json::Map<String, Value>, sent: &[u8], parts: &Result<Vec<Vec<u8>>, SplitError>) {
     let is_plain =
         !sent.contains(&b'\\') && [&b"\"items\""[..], b"\"metadata\""].iter().all(|name| count(sent, name) <= 1);
@@ -48,7 +48,7 @@ fn items(chunks: &[&[u8]]) -> Result<Vec<Vec<u8>>, SplitError> {
     items.finish().map(|()| parts)
 }
 
-/// A piece's bytes; what is not whole ends in a NUL, which is no JSON.
+/// Bytes of a piece. A beginning ends in a NUL, which is not JSON.
 fn bytes(piece: Piece<'_>) -> Vec<u8> {
     let (Piece::Whole(bytes) | Piece::Head(bytes)) = piece;
     assert!(bytes.len() <= LONGEST_BYTES);

@@ -4,11 +4,9 @@ pub mod simulated;
 
 use std::collections::BTreeSet;
 
-use cproxy::{
-    bpf,
-    model::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, Table, resolve},
-    report::{self, ReportRow},
-};
+use cproxy::report::{self, ReportRow};
+use cproxy_core::{Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, TablePlanner, resolve};
+use cproxy_datapath::bpf;
 
 /// The Service that keeps its last backends, so that it is not what a full recomputation says.
 const PROTECTED: (&str, &str) = ("default", "kubernetes");
@@ -25,14 +23,14 @@ const CRAMPED: Limits = Limits {
 
 /// What the agent does with a store: a table that follows it, and one for which there is no room.
 pub struct Follower {
-    table: Table,
-    cramped: Table,
+    table: TablePlanner,
+    cramped: TablePlanner,
     is_synced: bool,
 }
 
 impl Default for Follower {
     fn default() -> Self {
-        let table = |limits| Table::new(limits, KernelTable::default());
+        let table = |limits| TablePlanner::new(limits, KernelTable::default());
         Self { table: table(bpf::Table::LIMITS), cramped: table(CRAMPED), is_synced: false }
     }
 }
@@ -88,8 +86,9 @@ fn check_rows(rows: &[Row]) {
     let report: Vec<_> = rows.iter().map(ReportRow::from).collect();
     let text = report::text(report.iter().cloned());
     assert!(!text.replace('\n', "").contains(char::is_control), "{text:?} has control characters");
-    let json = report::json(&report).unwrap();
-    assert_eq!(serde_json::from_str::<Vec<ReportRow>>(&json).unwrap(), report);
+    let mut json = Vec::new();
+    report::write_json(report.iter().cloned(), &mut json).unwrap();
+    assert_eq!(serde_json::from_slice::<Vec<ReportRow>>(&json).unwrap(), report);
 }
 
 fn check_row(row: &Row) {

@@ -1,7 +1,7 @@
-//! An API server in memory that answers anything, statefully, and what must hold of who follows it.
+//! Stateful API server in memory that misbehaves as a script says, and the invariants of an agent that follows it.
 //!
-//! A script is pairs of bytes, an action and its argument: objects change, the server forgets what was, requests fail and
-//! answers break off in all the ways there are. Time is tokio's, which stands still while anybody has something to do.
+//! A script is pairs of bytes, an action and its argument: objects change, the server forgets old versions, requests fail
+//! and responses break off in every way. Time is tokio's paused clock, which only advances while every task waits.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,10 +13,8 @@ use std::{
     time::Duration,
 };
 
-use cproxy::{
-    k8s::{LastHeard, objects, watch},
-    model::{Event, Kind, ObjectName, Own, Problem, Store},
-};
+use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
+use cproxy_wire::{LastHeard, watch};
 use http::{Request, Response, Uri};
 use http_body::Frame;
 use kube::{Client, client::Body};
@@ -29,74 +27,74 @@ use tokio::{
 type Bytes = <Body as http_body::Body>::Data;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The own Node's name.
+/// Name of the agent's Node.
 const NODE: &str = "own";
-/// So many objects of a kind there may be; the last Service is headless.
+/// Number of objects of a kind, at most; the last Service is headless.
 const SLOTS: usize = 4;
-/// A script's other actions are not carried out.
+/// Actions of a script that are carried out.
 const ACTIONS_MAX: usize = 60;
-/// Longer than an object may be.
+/// Length of an object that is too long.
 const TOO_LONG: usize = 9 << 20;
-/// So long that nobody waits for the end.
+/// Length of an object that counts as endless.
 const ENDLESS: usize = 400 << 20;
-/// In each script; they take their time.
+/// Long objects per script, since each takes time.
 const LONG_ONES_MAX: usize = 1;
 
-/// As long as everything that can be in the way at the end: silence, and the longest pauses.
+/// Time to converge in after the last action: the longest silence and the longest pauses.
 const PATIENCE: Duration = Duration::from_secs(40 * 60);
-/// For so long, and so often at most, is a server asked that behaves.
+/// Bound on the requests to a server that behaves.
 const REST: Duration = Duration::from_secs(600);
 const REST_REQUESTS_MAX: usize = 20;
 
-/// How the server takes the wish for a streamed list.
+/// Response to a request for a streamed list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streaming {
-    /// It does so.
+    /// The list is streamed.
     Served,
-    /// It says that it does not.
+    /// The request is refused.
     Refused,
-    /// It does as if it had not been asked.
+    /// The parameter is ignored.
     Ignored,
-    /// It begins, and then says that it cannot.
+    /// The response begins, then ends with an error event.
     Failing,
 }
 
-/// What goes wrong with one request, or with what is being answered to one.
+/// Fault of one request or of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// An error instead of the answer.
+    /// An error instead of the response.
     Refuse(u16),
-    /// No answer.
+    /// No connection.
     Unreachable,
-    /// None, for ever.
+    /// No response, for ever.
     Mute,
-    /// The answer ends in good order.
+    /// The response ends regularly.
     End,
     /// The connection is closed in the middle.
     Cut,
-    /// The same with an error.
+    /// The connection is reset.
     Reset,
-    /// Nothing more comes.
+    /// The response stalls.
     Stall,
-    /// An event that says what is wrong.
+    /// An error event.
     ErrorEvent(u16),
-    /// What is not even JSON.
+    /// A line that is not JSON.
     Garbage,
     /// Half an object.
     Half,
     /// An object of another kind.
     Foreign,
-    /// A bookmark that does not say of when it is.
+    /// A bookmark without a version.
     Versionless,
-    /// What is too long, and has no name.
+    /// A line that is too long, without a name.
     TooLong,
-    /// What has no end.
+    /// A line without an end.
     Endless,
     /// The list ends some time after its last object.
     Late,
 }
 
-/// How an object is sent.
+/// Form of an object in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Good,
@@ -111,27 +109,27 @@ struct Object {
     form: Form,
 }
 
-/// One change, as a watch tells it.
+/// One change, as a watch sends it.
 #[derive(Clone, Debug)]
 struct Change {
-    kind: Kind,
+    kind: ResourceKind,
     slot: usize,
     name: &'static str,
     object: Object,
-    /// It is sent as what cannot be read, each time.
+    /// It is always sent in an unreadable form.
     is_poisoned: bool,
 }
 
-/// What the server knows, and how it is.
+/// Objects, history and faults of the server.
 #[derive(Debug)]
 struct State {
     version: u64,
-    /// Watches from before this one are too old.
+    /// Watches from before this version are too old.
     forgotten: u64,
     history: Vec<Change>,
-    objects: BTreeMap<(Kind, usize), Object>,
-    faults: BTreeMap<Kind, VecDeque<Fault>>,
-    /// The answer to everything, and how many seconds it asks for.
+    objects: BTreeMap<(ResourceKind, usize), Object>,
+    faults: BTreeMap<ResourceKind, VecDeque<Fault>>,
+    /// Status of every response, and its Retry-After in seconds.
     outage: Option<(u16, Option<u32>)>,
     streaming: Streaming,
     knows_fields: bool,
@@ -139,46 +137,46 @@ struct State {
     asked: Vec<(Instant, Asked)>,
 }
 
-/// What a request is for.
+/// A request that the server has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Of this kind.
-    pub kind: Kind,
-    /// A list, as a watch or for itself.
+    /// Requested kind.
+    pub kind: ResourceKind,
+    /// Kind of request.
     pub how: How,
-    /// With what spares objects.
+    /// It has the field selector that leaves out headless Services.
     is_sparing: bool,
 }
 
-/// How objects are asked for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// A list from the cache.
     Listed,
     /// A list as the start of a watch.
     Streamed,
-    /// Changes from here on.
+    /// Changes after this version.
     Watched(u64),
 }
 
-/// The server, for all who talk to it.
+/// Handle to the server.
 #[derive(Clone, Debug)]
 pub struct Server {
     state: Arc<Mutex<State>>,
     changed: Arc<changes::Sender<()>>,
 }
 
-/// The server, and who follows it.
+/// Server and an agent that follows it.
 pub struct Simulation {
     /// The server.
     pub server: Server,
-    /// When it was heard.
+    /// Last contact of the agent.
     pub heard: LastHeard,
     store: Arc<Mutex<Store>>,
     start: Instant,
 }
 
-/// Plays a script and panics if something does not hold. Call it inside a runtime with paused time.
+/// Plays a script; panics if an invariant does not hold. Call it inside a runtime with paused time.
 pub async fn play(script: &[u8]) {
     let simulation = Simulation::start();
     let mut actions = 0;
@@ -193,10 +191,10 @@ pub async fn play(script: &[u8]) {
 }
 
 impl Simulation {
-    /// A server with a few objects, and who follows it.
+    /// Starts a server with a few objects, and an agent.
     pub fn start() -> Self {
         let server = Server::new();
-        let own = Own { node_name: Some(NODE.to_owned()), ..Own::default() };
+        let own = NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() };
         let (heard, store) = (LastHeard::default(), Arc::new(Mutex::new(Store::new(own))));
         let (sender, mut events) = mpsc::channel(4);
         let url = Uri::from_static("https://simulated:6443");
@@ -211,7 +209,7 @@ impl Simulation {
         Self { server, heard, store, start: Instant::now() }
     }
 
-    /// Waits until what is known is what the server has.
+    /// Waits until the agent knows exactly what the server has.
     pub async fn converge(&self) {
         let (start, expected) = (Instant::now(), self.server.store());
         while let Err(difference) = self.compare(&expected) {
@@ -220,7 +218,7 @@ impl Simulation {
         }
     }
 
-    /// Everything is as it should be, and stays so, and the server is left alone.
+    /// Checks that the agent stays in sync and sends few requests.
     async fn check_rest(&self, actions: usize) {
         let asked = self.server.asked().len();
         let seconds = usize::try_from(self.start.elapsed().as_secs()).unwrap_or(usize::MAX);
@@ -233,7 +231,7 @@ impl Simulation {
         assert!(silent.is_some_and(|seconds| seconds <= 310), "silent for {silent:?}");
     }
 
-    /// What differs between what is known and what the server has.
+    /// Differences between the agent's store and the server's.
     fn compare(&self, expected: &Store) -> Result<(), String> {
         let store = lock(&self.store);
         let problems: Vec<String> = store.problems().map(Problem::to_string).collect();
@@ -244,7 +242,8 @@ impl Simulation {
             return differs("lists".to_owned(), &"not all", &"all");
         }
         for slot in 0..SLOTS {
-            let [service, slice] = [Kind::Services, Kind::EndpointSlices].map(|kind| object_name(kind, slot));
+            let [service, slice] =
+                [ResourceKind::Services, ResourceKind::EndpointSlices].map(|kind| object_name(kind, slot));
             let (known, there) = (store.service_row(&service), expected.service_row(&service));
             if known != there {
                 return differs(service.to_string(), &known, &there);
@@ -276,30 +275,30 @@ impl Server {
             asked: Vec::new(),
         };
         let server = Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(changes::Sender::new(())) };
-        for kind in [Kind::Services, Kind::EndpointSlices] {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices] {
             (0..SLOTS).for_each(|slot| server.lock().put(kind, slot, 1, Form::Good));
         }
-        server.lock().put(Kind::Nodes, 0, 1, Form::Good);
+        server.lock().put(ResourceKind::Nodes, 0, 1, Form::Good);
         server
     }
 
-    /// What has been asked for, and when.
+    /// Requests so far, with their times.
     pub fn asked(&self) -> Vec<(Instant, Asked)> {
         self.lock().asked.clone()
     }
 
-    /// From now on it takes the wish for streamed lists so.
+    /// Sets the response to requests for streamed lists.
     pub fn set_streaming(&self, streaming: Streaming) {
         self.lock().streaming = streaming;
     }
 
-    /// From now on this is the answer to everything, with the seconds that it asks for; all connections are closed.
+    /// Sets the status of every response, with its Retry-After in seconds. Ends all watches.
     pub fn set_outage(&self, outage: Option<(u16, Option<u32>)>) {
         self.lock().outage = outage;
         self.end_watches();
     }
 
-    /// What was is forgotten, and all watches end.
+    /// Drops the history and ends all watches.
     pub fn forget(&self) {
         let mut state = self.lock();
         state.version += 1;
@@ -308,14 +307,14 @@ impl Server {
         self.end_watches();
     }
 
-    /// From now on each watch is too old.
+    /// Makes every watch too old from now on.
     pub fn set_forgetful(&self) {
         self.lock().forgotten = u64::MAX;
         self.end_watches();
     }
 
     fn end_watches(&self) {
-        for kind in [Kind::Services, Kind::EndpointSlices, Kind::Nodes] {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
             self.lock().fault(kind, Fault::End);
         }
         self.changed.send_replace(());
@@ -325,12 +324,13 @@ impl Server {
         lock(&self.state)
     }
 
-    /// Does something, and says how long until the next action.
+    /// Carries out an action. Returns the time until the next one.
     fn act(&self, action: u8, argument: u8) -> Duration {
         const PAUSES: [u64; 8] = [0, 5, 30, 300, 1_000, 4_000, 30_000, 400_000];
         let pause = Duration::from_millis(PAUSES[usize::from(argument >> 5)]);
-        let kind = [Kind::Services, Kind::EndpointSlices, Kind::Nodes][usize::from(argument % 3)];
-        let slot = if kind == Kind::Nodes { 0 } else { usize::from(argument >> 2) % SLOTS };
+        let kind =
+            [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes][usize::from(argument % 3)];
+        let slot = if kind == ResourceKind::Nodes { 0 } else { usize::from(argument >> 2) % SLOTS };
         let code = [400, 401, 403, 404, 410, 422, 429, 500, 501, 503, 504, 302][usize::from(argument >> 1) % 12];
         let mut state = self.lock();
         match action % 26 {
@@ -366,7 +366,7 @@ impl Server {
         pause
     }
 
-    /// From now on it behaves, though what it has said once it says again, and what it cannot do it cannot.
+    /// Ends all faults. Poisoned changes stay poisoned, and features that the server lacks stay missing.
     fn mend(&self) {
         let mut state = self.lock();
         state.faults.clear();
@@ -379,11 +379,11 @@ impl Server {
         self.changed.send_replace(());
     }
 
-    /// What somebody knows who has been told everything.
+    /// The store of an agent that has seen everything.
     fn store(&self) -> Store {
-        let mut store = Store::new(Own { node_name: Some(NODE.to_owned()), ..Own::default() });
+        let mut store = Store::new(NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() });
         let state = self.lock();
-        for kind in [Kind::Services, Kind::EndpointSlices, Kind::Nodes] {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
             store.apply(Event::ListStarted(kind));
             for (&(_, slot), object) in state.objects.range((kind, 0)..=(kind, SLOTS)) {
                 store.apply(event(kind, value(kind, slot, object)));
@@ -400,7 +400,7 @@ impl Server {
     }
 
     async fn answer(self, uri: Uri) -> Result<Response<Coming>, Error> {
-        // Nobody is asked infinitely often in no time.
+        // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
         let asked = Asked::read(&uri);
         let refusal = self.lock().refusal(asked);
@@ -429,14 +429,14 @@ impl Server {
 }
 
 impl Asked {
-    /// What is asked for; it must be what an API server has from its cache.
+    /// Parses a request; panics if it is not one that an API server answers from its cache.
     fn read(uri: &Uri) -> Self {
         let query = uri.query().unwrap_or_default();
         let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         let kind = match uri.path() {
-            "/api/v1/services" => Kind::Services,
-            "/apis/discovery.k8s.io/v1/endpointslices" => Kind::EndpointSlices,
-            "/api/v1/nodes" => Kind::Nodes,
+            "/api/v1/services" => ResourceKind::Services,
+            "/apis/discovery.k8s.io/v1/endpointslices" => ResourceKind::EndpointSlices,
+            "/api/v1/nodes" => ResourceKind::Nodes,
             path => panic!("nobody has asked for {path}"),
         };
         let version = value("resourceVersion").expect("a quorum read");
@@ -447,26 +447,26 @@ impl Asked {
         };
         assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
         let fields = value("fieldSelector");
-        assert!(kind != Kind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
-        Self { kind, how, is_sparing: kind == Kind::Services && fields.is_some() }
+        assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
+        Self { kind, how, is_sparing: kind == ResourceKind::Services && fields.is_some() }
     }
 }
 
 impl State {
-    fn put(&mut self, kind: Kind, slot: usize, variant: u8, form: Form) {
+    fn put(&mut self, kind: ResourceKind, slot: usize, variant: u8, form: Form) {
         self.version += 1;
         let object = Object { version: self.version, variant, form };
         let name = if self.objects.insert((kind, slot), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
         self.history.push(Change { kind, slot, name, object, is_poisoned: false });
     }
 
-    fn put_long(&mut self, kind: Kind, slot: usize, variant: u8) {
+    fn put_long(&mut self, kind: ResourceKind, slot: usize, variant: u8) {
         self.long_ones += 1;
         let form = if self.long_ones <= LONG_ONES_MAX { Form::TooLong } else { Form::Good };
         self.put(kind, slot, variant, form);
     }
 
-    fn remove(&mut self, kind: Kind, slot: usize) {
+    fn remove(&mut self, kind: ResourceKind, slot: usize) {
         if let Some(object) = self.objects.remove(&(kind, slot)) {
             self.version += 1;
             let object = Object { version: self.version, ..object };
@@ -480,18 +480,18 @@ impl State {
         }
     }
 
-    fn fault(&mut self, kind: Kind, fault: Fault) {
+    fn fault(&mut self, kind: ResourceKind, fault: Fault) {
         self.faults.entry(kind).or_default().push_back(fault);
     }
 
-    fn fault_long(&mut self, kind: Kind, fault: Fault) {
+    fn fault_long(&mut self, kind: ResourceKind, fault: Fault) {
         self.long_ones += 1;
         if self.long_ones <= LONG_ONES_MAX {
             self.fault(kind, fault);
         }
     }
 
-    /// The error that is the answer, if one is, and how many seconds it asks for.
+    /// Status of a refusal, if the request is refused, and its Retry-After in seconds.
     fn refusal(&mut self, asked: Asked) -> Result<(Option<u16>, Option<u32>), Fault> {
         self.asked.push((Instant::now(), asked));
         if let Some((code, retry_after)) = self.outage {
@@ -512,8 +512,8 @@ impl State {
         Ok((code, None))
     }
 
-    /// What goes wrong with an answer that has begun.
-    fn take_fault(&mut self, kind: Kind) -> Option<Fault> {
+    /// Removes the next fault of a response that has begun.
+    fn take_fault(&mut self, kind: ResourceKind) -> Option<Fault> {
         let faults = self.faults.entry(kind).or_default();
         match faults.front()? {
             Fault::Refuse(_) | Fault::Unreachable | Fault::Mute => None,
@@ -521,26 +521,26 @@ impl State {
         }
     }
 
-    fn list(&self, kind: Kind, is_sparing: bool) -> Vec<(usize, Object)> {
+    fn list(&self, kind: ResourceKind, is_sparing: bool) -> Vec<(usize, Object)> {
         let all = self.objects.range((kind, 0)..=(kind, SLOTS));
         let is_there = |slot: usize| !(is_sparing && slot == SLOTS - 1);
         all.filter(|((_, slot), _)| is_there(*slot)).map(|(&(_, slot), object)| (slot, object.clone())).collect()
     }
 
-    fn change_after(&self, version: u64, kind: Kind, is_sparing: bool) -> Option<Change> {
+    fn change_after(&self, version: u64, kind: ResourceKind, is_sparing: bool) -> Option<Change> {
         let is_asked_for = |change: &&Change| change.kind == kind && !(is_sparing && change.slot == SLOTS - 1);
         self.history.iter().find(|change| change.object.version > version && is_asked_for(change)).cloned()
     }
 }
 
-/// An answer that is being sent.
+/// Response that is being sent.
 struct Answering {
     server: Server,
-    kind: Kind,
+    kind: ResourceKind,
     sender: mpsc::Sender<io::Result<Bytes>>,
 }
 
-/// Nobody listens any more, or the answer has been broken off.
+/// The receiver has gone, or the response was broken off.
 struct Ended;
 type Answered = Result<(), Ended>;
 
@@ -589,7 +589,7 @@ impl Answering {
             self.break_off(version).await?;
             self.event("ADDED", *slot, object).await?;
         }
-        // Meanwhile things change.
+        // Objects change while the list is under way.
         let is_late = self.server.lock().take_fault(self.kind) == Some(Fault::Late);
         sleep(Duration::from_secs(if is_late { 20 } else { 2 })).await;
         loop {
@@ -633,7 +633,7 @@ impl Answering {
         self.event(change.name, change.slot, &change.object).await
     }
 
-    /// What goes wrong now, if something does.
+    /// Applies the fault of this response, if it has one.
     async fn break_off(&mut self, version: u64) -> Answered {
         let Some(fault) = self.server.lock().take_fault(self.kind) else { return Ok(()) };
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
@@ -674,7 +674,7 @@ impl Answering {
         if object.form != Form::TooLong {
             return self.text(&text).await;
         }
-        // As the API server does, what it is called comes first.
+        // Like the API server, metadata comes first.
         let (metadata, rest) = (value(self.kind, slot, object)["metadata"].to_string(), text);
         self.text(&format!(r#"{{"metadata":{metadata},"status":""#)).await?;
         self.filler(TOO_LONG).await?;
@@ -693,7 +693,7 @@ impl Answering {
         Ok(())
     }
 
-    /// In chunks that end anywhere.
+    /// Sends text in chunks that end anywhere.
     async fn text(&mut self, text: &str) -> Answered {
         for chunk in text.as_bytes().chunks(97) {
             self.send(Bytes::copy_from_slice(chunk)).await?;
@@ -706,7 +706,7 @@ impl Answering {
     }
 }
 
-/// The body of an answer.
+/// Body of a response.
 pub struct Coming(mpsc::Receiver<io::Result<Bytes>>);
 
 impl http_body::Body for Coming {
@@ -718,29 +718,29 @@ impl http_body::Body for Coming {
     }
 }
 
-fn object_name(kind: Kind, slot: usize) -> ObjectName {
-    let prefix = if kind == Kind::Services { "service" } else { "slice" };
+fn object_name(kind: ResourceKind, slot: usize) -> ObjectName {
+    let prefix = if kind == ResourceKind::Services { "service" } else { "slice" };
     ObjectName::new("default", format!("{prefix}-{slot}"))
 }
 
-fn value(kind: Kind, slot: usize, object: &Object) -> Value {
+fn value(kind: ResourceKind, slot: usize, object: &Object) -> Value {
     let &Object { version, variant, form } = object;
     let name = object_name(kind, slot).name.to_string();
     let mut metadata = json!({"name": name, "namespace": "default", "resourceVersion": version.to_string()});
     match kind {
-        Kind::Services => {
+        ResourceKind::Services => {
             let address = if slot == SLOTS - 1 { "None".to_owned() } else { format!("10.96.0.{}", slot + 1) };
             let ports = if form == Form::Unreadable { json!(5) } else { json!([{"port": 80 + u16::from(variant)}]) };
             json!({"kind": "Service", "metadata": metadata, "spec": {"clusterIP": address, "ports": ports}})
         }
-        Kind::EndpointSlices => {
+        ResourceKind::EndpointSlices => {
             metadata["labels"] = json!({"kubernetes.io/service-name": format!("service-{slot}")});
             let endpoints = json!([{"addresses": [format!("10.244.0.{variant}")]}]);
             let endpoints = if form == Form::Unreadable { json!("none") } else { endpoints };
             json!({"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4", "endpoints": endpoints,
                    "ports": [{"name": "", "port": 8080}]})
         }
-        Kind::Nodes => {
+        ResourceKind::Nodes => {
             let labels = json!({"topology.kubernetes.io/zone": format!("zone-{variant}")});
             let metadata = json!({"name": NODE, "resourceVersion": version.to_string(), "labels": labels});
             let addresses = if form == Form::Unreadable { json!("none") } else { json!([]) };
@@ -749,14 +749,14 @@ fn value(kind: Kind, slot: usize, object: &Object) -> Value {
     }
 }
 
-fn event(kind: Kind, value: Value) -> Event {
+fn event(kind: ResourceKind, value: Value) -> Event {
     fn read<T: serde::de::DeserializeOwned>(value: Value) -> Box<T> {
         serde_json::from_value(value).expect("an object that cannot be read")
     }
     match kind {
-        Kind::Services => Event::Service(read::<objects::Service>(value)),
-        Kind::EndpointSlices => Event::EndpointSlice(read::<objects::EndpointSlice>(value)),
-        Kind::Nodes => Event::Node(read::<objects::Node>(value)),
+        ResourceKind::Services => Event::Service(read::<api::Service>(value)),
+        ResourceKind::EndpointSlices => Event::EndpointSlice(read::<api::EndpointSlice>(value)),
+        ResourceKind::Nodes => Event::Node(read::<api::Node>(value)),
     }
 }
 

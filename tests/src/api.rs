@@ -1,15 +1,19 @@
 //! An API server that says whatever a test wants it to.
 
-use std::io::{self, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    io::{self, Write},
+    net::{SocketAddr, TcpStream},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use serde_json::json;
 
-use crate::sandbox::Sandbox;
-use crate::server::{Server, Signals};
-use crate::{echo, http, manifest};
+use crate::{
+    echo, http, manifest,
+    sandbox::Sandbox,
+    server::{Server, Signals},
+};
 
 /// What is answered to one request.
 pub struct Reply {

@@ -1,12 +1,13 @@
 //! A cgroup of our own: eBPF programs attached to it see this process and its children, and nobody else.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
 
-use crate::mounts;
+use cproxy_mountinfo::MountEntry;
 
 /// How long killed processes may take to leave.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,8 +58,8 @@ pub(crate) fn sweep(name: &str) -> io::Result<()> {
 }
 
 /// That of the cgroup `name`, and of the one beside it.
-fn directories(mount: &mounts::Mount, name: &str) -> [PathBuf; 2] {
-    [name.to_owned(), format!("{name}-beside")].map(|name| mount.target.join(name))
+fn directories(mount: &MountEntry, name: &str) -> [PathBuf; 2] {
+    [name.to_owned(), format!("{name}-beside")].map(|name| mount.point.join(name))
 }
 
 /// Ends what tests have left behind in the cgroup and below it, and only there, and removes it.
@@ -71,20 +72,20 @@ fn kill_and_remove(path: &Path) -> io::Result<()> {
 }
 
 /// The cgroup2 file system.
-fn mount_point() -> io::Result<mounts::Mount> {
-    mounts::list()?
+fn mount_point() -> io::Result<MountEntry> {
+    cproxy_mountinfo::list()?
         .into_iter()
-        .find(|mount| mount.kind == "cgroup2")
+        .find(|mount| mount.kind == b"cgroup2")
         .ok_or_else(|| io::Error::other("no cgroup2 file system is mounted: mount -t cgroup2 none /sys/fs/cgroup"))
 }
 
 /// Where the cgroup of this process is below `mount`.
-fn own_directory(mount: &mounts::Mount) -> io::Result<PathBuf> {
+fn own_directory(mount: &MountEntry) -> io::Result<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup")?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::")).map(Path::new);
     let below = own.and_then(|own| own.strip_prefix(&mount.root).ok());
     let outside = || io::Error::other("the process's cgroup is outside what is mounted: leave the cgroup namespace");
-    Ok(mount.target.join(below.ok_or_else(outside)?))
+    Ok(mount.point.join(below.ok_or_else(outside)?))
 }
 
 /// Moves all threads of this process.

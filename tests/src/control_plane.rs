@@ -1,19 +1,23 @@
 //! A real Kubernetes control plane: etcd and kube-apiserver, inside a sandbox's network namespace and outside its
 //! cgroup, so that the programs under test never touch them.
 
-use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
-use crate::credentials::{self, Credentials};
-use crate::manifest;
-use crate::process::{Daemon, Output, run};
-use crate::sandbox::{Placement, Sandbox};
+use crate::{
+    credentials::{self, Credentials},
+    manifest,
+    process::{Daemon, Output, run},
+    sandbox::{Placement, Sandbox},
+};
 
 /// Where the API server listens. Not a loopback address: it refuses to advertise one.
 pub const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));

@@ -1,8 +1,10 @@
 //! The control plane's secrets: a certificate authority, a serving certificate, tokens and kubeconfigs. All of it is
 //! made anew for each run and is worth nothing afterwards.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use serde_json::json;

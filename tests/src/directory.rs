@@ -1,8 +1,10 @@
 //! The sandbox's directory: scratch files and a bpffs, and a lock that tells whether its owner is alive.
 
-use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
 
 use rustix::mount::MountFlags;
 

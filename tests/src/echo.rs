@@ -1,12 +1,16 @@
 //! Real TCP and UDP servers that say who they are, so that a client knows which backend it has reached.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::time::Duration;
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
+    time::Duration,
+};
 
-use crate::sandbox::{Netns, Sandbox};
 pub use crate::server::Server;
-use crate::server::Signals;
+use crate::{
+    sandbox::{Netns, Sandbox},
+    server::Signals,
+};
 
 /// How long the clients here wait.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,6 +74,14 @@ pub fn ask_tcp(address: impl ToSocketAddrs) -> io::Result<Greeting> {
     connect_tcp(address).map(|(greeting, _)| greeting)
 }
 
+/// Connects to a [`tcp`] server and returns its name. The socket must show the address that was asked for.
+pub fn ask_name(address: impl ToSocketAddrs) -> io::Result<String> {
+    let address = one_address(address)?;
+    let (greeting, stream) = connect_tcp(address)?;
+    require_same(stream.peer_addr()?, address)?;
+    Ok(greeting.name)
+}
+
 /// Like [`ask_tcp`], and keeps the connection.
 pub fn connect_tcp(address: impl ToSocketAddrs) -> io::Result<(Greeting, TcpStream)> {
     let stream = TcpStream::connect_timeout(&one_address(address)?, CLIENT_TIMEOUT)?;
@@ -97,9 +109,7 @@ pub fn ping_tcp(mut stream: &TcpStream, message: &str) -> io::Result<()> {
 /// came from.
 pub fn ask_udp(address: impl ToSocketAddrs) -> io::Result<(String, SocketAddr)> {
     let address = one_address(address)?;
-    let wildcard = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(wildcard)?;
-    ask_udp_from(&socket, address)
+    ask_udp_from(&udp_client(address)?, address)
 }
 
 /// Like [`ask_udp`], from a socket the caller keeps.
@@ -110,6 +120,35 @@ pub fn ask_udp_from(socket: &UdpSocket, address: impl ToSocketAddrs) -> io::Resu
     let (length, from) = socket.recv_from(&mut answer)?;
     answer.truncate(length);
     Ok((String::from_utf8(answer).map_err(io::Error::other)?, from))
+}
+
+/// A UDP socket for asking `address`.
+pub fn udp_client(address: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(if one_address(address)?.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+    socket.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    Ok(socket)
+}
+
+/// Connects a UDP socket to a [`udp`] server and returns its name. The socket must show the address that was asked for.
+pub fn ask_connected_udp(address: impl ToSocketAddrs) -> io::Result<String> {
+    let address = one_address(address)?;
+    let socket = udp_client(address)?;
+    socket.connect(address)?;
+    require_same(socket.peer_addr()?, address)?;
+    ask_peer(&socket)
+}
+
+/// The name of the [`udp`] server that a socket is connected to.
+pub fn ask_peer(socket: &UdpSocket) -> io::Result<String> {
+    socket.send(b"?")?;
+    let mut answer = vec![0; 2048];
+    let length = socket.recv(&mut answer)?;
+    answer.truncate(length);
+    String::from_utf8(answer).map_err(io::Error::other)
+}
+
+fn require_same(shown: SocketAddr, asked: SocketAddr) -> io::Result<()> {
+    if shown == asked { Ok(()) } else { Err(io::Error::other(format!("the socket shows {shown}, not {asked}"))) }
 }
 
 /// Text such as `10.0.0.1:80` is as good as a [`SocketAddr`].

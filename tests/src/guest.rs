@@ -1,19 +1,27 @@
 //! A virtual machine with a kernel of its own, in QEMU, which emulates the processor: what is in an image is tried where it
 //! will run. It reaches the sandbox's network, and through it whatever listens there, at the addresses it has there.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::{
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Write},
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
-use crate::process::Daemon;
-use crate::sandbox::{Placement, Sandbox};
+use crate::{
+    process::Daemon,
+    sandbox::{Placement, Sandbox},
+};
 
 /// Names the directory of the guest kernel.
 pub const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";

@@ -1,11 +1,15 @@
 //! As much of an HTTP/1.1 server as a client of a Service needs: it says who it is.
 
-use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::{
+    io::{self, Read, Write},
+    net::{TcpStream, ToSocketAddrs},
+};
 
-use crate::echo;
-use crate::sandbox::Sandbox;
-use crate::server::{Server, Signals};
+use crate::{
+    echo,
+    sandbox::Sandbox,
+    server::{Server, Signals},
+};
 
 /// The longest request that is read.
 const LONGEST_HEAD: usize = 16 * 1024;

@@ -31,6 +31,7 @@ pub mod seccomp;
 pub mod supervised;
 pub mod usage;
 pub mod witness;
+pub mod world;
 pub mod writer;
 
 mod cgroup;

@@ -2,9 +2,11 @@
 
 #![expect(clippy::indexing_slicing, reason = "a JSON object makes the field that is assigned to; a read gives null")]
 
-use std::fmt::Display;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    fmt::Display,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value, json};
 

@@ -1,11 +1,11 @@
 //! A limit on what a process and its children may have of the memory, by either version of the controller.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
-use crate::mounts;
 use crate::sandbox::Sandbox;
 
 /// A memory cgroup with a limit, which is removed when this is dropped: whoever is in it must have ended by then.
@@ -90,15 +90,15 @@ impl Drop for MemoryLimit {
 
 /// The root of the memory cgroups, and whether they are of the first version.
 fn controller() -> (PathBuf, bool) {
-    let mounts = mounts::list().expect("cannot read /proc/self/mountinfo");
+    let mounts = cproxy_mountinfo::list().expect("cannot read the kernel's list of mounts");
     if let Some(mount) =
-        mounts.iter().find(|mount| mount.kind == "cgroup" && mount.target.join("memory.usage_in_bytes").exists())
+        mounts.iter().find(|mount| mount.kind == b"cgroup" && mount.point.join("memory.usage_in_bytes").exists())
     {
-        return (mount.target.clone(), true);
+        return (mount.point.clone(), true);
     }
-    let second = mounts.into_iter().find(|mount| mount.kind == "cgroup2").expect("no cgroup file system is mounted");
-    fs::write(second.target.join("cgroup.subtree_control"), "+memory").expect(
+    let second = mounts.into_iter().find(|mount| mount.kind == b"cgroup2").expect("no cgroup file system is mounted");
+    fs::write(second.point.join("cgroup.subtree_control"), "+memory").expect(
         "no memory controller: use a kernel with CONFIG_MEMCG, where neither cgroup_disable nor a container hides it",
     );
-    (second.target, false)
+    (second.point, false)
 }

@@ -1,11 +1,13 @@
 //! Network namespaces that have no name: they live as long as a thread, a process or a descriptor is in them.
 
-use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::thread;
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::PathBuf,
+    sync::Arc,
+    thread,
+};
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 

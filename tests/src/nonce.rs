@@ -1,10 +1,11 @@
 //! UDP servers that repeat the question, so that a client can tell which of its questions an answer belongs to.
 
-use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+};
 
-use crate::sandbox::Sandbox;
-use crate::server::Server;
+use crate::{sandbox::Sandbox, server::Server};
 
 /// The longest datagram that is answered.
 const LONGEST: usize = 2_048;

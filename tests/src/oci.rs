@@ -1,7 +1,9 @@
 //! The image with the agent alone, read as a container runtime reads it (opencontainers/image-spec).
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 

@@ -1,16 +1,18 @@
 //! What is outside of the guests: a control plane, pods, and a nameserver that is a pod, too.
 
-use std::process::Command;
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
-use crate::Server;
-use crate::control_plane::{self, ControlPlane, NODE};
-use crate::guest::{GuestImage, Kernel};
-use crate::http;
-use crate::manifest::{Service, Slice};
-use crate::process::Daemon;
-use crate::sandbox::{Placement, Sandbox};
 use serde_json::Value;
+
+use crate::{
+    Server,
+    control_plane::{self, ControlPlane, NODE},
+    guest::{GuestImage, Kernel},
+    http,
+    manifest::{Service, Slice},
+    process::Daemon,
+    sandbox::{Placement, Sandbox},
+};
 
 /// The API server by its name.
 pub const API_SERVER: &str = "cproxy.apiserver=https://api.test:6443";

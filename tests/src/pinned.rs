@@ -1,11 +1,14 @@
 //! The kernel memory of pinned maps.
 
-use std::ffi::CString;
-use std::fs;
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::{
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
 
 use crate::sandbox::Sandbox;
 

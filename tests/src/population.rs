@@ -1,14 +1,13 @@
 //! Many Services and their endpoints, as the controllers of a cluster write them: the same ones for tests and benchmarks.
 
-use std::fmt;
-use std::net::Ipv4Addr;
-use std::ops::Range;
-use std::str::FromStr;
+use std::{fmt, net::Ipv4Addr, ops::Range, str::FromStr};
 
 use serde_json::{Value, json};
 
-use crate::control_plane::NODE;
-use crate::manifest::{Endpoint, Service, Slice};
+use crate::{
+    control_plane::NODE,
+    manifest::{Endpoint, Service, Slice},
+};
 
 /// How many endpoints the EndpointSlice controller puts into one slice.
 const ENDPOINTS_PER_SLICE: u32 = 100;

@@ -1,20 +1,24 @@
 //! Child processes that end whatever happens, the agent among them, and waiting without guessing how long.
 
-use std::collections::VecDeque;
-use std::ffi::{OsStr, OsString};
-use std::fmt::Display;
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    ffi::{OsStr, OsString},
+    fmt::Display,
+    fs::{self, File},
+    io,
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 pub use rustix::process::Signal;
-use rustix::process::{Pid, PidfdFlags};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    process::{Pid, PidfdFlags},
+};
 use serde_json::Value;
 
 use crate::sandbox::{Placement, Sandbox};

@@ -1,19 +1,25 @@
 //! A place inside this machine where a test may do what it wants: a network namespace, a cgroup, a bpffs and a
 //! directory of its own.
 
-use std::fmt::Display;
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    fmt::Display,
+    fs,
+    io::{self, Write},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
-use crate::cgroup::ChildCgroup;
-use crate::directory::{self, Directory};
-use crate::netns::FreshNetns;
 pub use crate::netns::Netns;
+use crate::{
+    cgroup::ChildCgroup,
+    directory::{self, Directory},
+    netns::FreshNetns,
+};
 
 /// One sandbox at a time: the cgroup is a property of the whole process.
 static OCCUPIED: Mutex<()> = Mutex::new(());

@@ -1,11 +1,15 @@
 //! The frame of the small servers: a thread per server, a thread per connection, and an end on request.
 
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 

@@ -1,7 +1,9 @@
 //! A demonstration that can be interrupted at any moment and leaves nothing behind.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Command, ExitCode};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::{Command, ExitCode},
+};
 
 use rustix::process::Pid;
 use tokio::signal::unix::{SignalKind, signal};

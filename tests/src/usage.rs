@@ -1,9 +1,6 @@
 //! What a process costs, as the kernel tells it.
 
-use std::collections::HashMap;
-use std::ffi::OsString;
-use std::fs;
-use std::time::Duration;
+use std::{collections::HashMap, ffi::OsString, fs, time::Duration};
 
 use rustix::param::clock_ticks_per_second;
 

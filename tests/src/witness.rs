@@ -1,13 +1,17 @@
 //! Servers that note down what reaches them, so that a test knows who received a message and not only who answered.
 
-use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    io::{Read, Write},
+    net::{SocketAddr, UdpSocket},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use crate::echo::{self, Server};
-use crate::sandbox::Sandbox;
+use crate::{
+    echo::{self, Server},
+    sandbox::Sandbox,
+};
 
 /// What a client sends; no two messages are the same.
 pub type Token = [u8; 8];

@@ -2,12 +2,13 @@
 
 use std::thread;
 
-use kube::Client;
-use kube::api::{DeleteParams, PostParams};
-use kube::core::Request;
+use kube::{
+    Client,
+    api::{DeleteParams, PostParams},
+    core::Request,
+};
 use serde_json::Value;
-use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
+use tokio::{runtime::Runtime, task::JoinSet};
 
 use crate::control_plane::ControlPlane;
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy::bpf::PinDir;
+use cproxy_datapath::bpf::PinDir;
 use cproxy_tests::{
     manifest::{self, Service, Slice},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
@@ -161,7 +161,7 @@ fn outside_a_pod_without_any_source_it_says_what_to_pass() {
 }
 
 #[test]
-fn what_the_machine_lacks_is_named() {
+fn a_missing_privilege_or_kernel_feature_is_named() {
     let sandbox = Sandbox::new("cproxy-test");
     let args = run_args(&sandbox);
     let args: Vec<_> = std::iter::once("run").chain(args.iter().map(String::as_str)).collect();

@@ -188,7 +188,7 @@ fn a_list_of_100_megabytes_takes_no_more_memory_than_its_longest_object() {
 }
 
 #[test]
-fn what_has_no_end_is_given_up_and_named() {
+fn an_answer_without_end_is_given_up_and_named() {
     let usual = usual_peak_kib();
     let endless = |start: &'static str, more: &'static [u8]| {
         move |_: &str| Reply::chunks(iter::once(start.as_bytes().to_vec()).chain(iter::repeat(more.repeat(4096))))
@@ -213,7 +213,7 @@ fn what_has_no_end_is_given_up_and_named() {
 }
 
 #[test]
-fn what_breaks_off_or_makes_no_sense_is_asked_for_again() {
+fn a_broken_or_meaningless_answer_is_asked_for_again() {
     let half = |target: &str| {
         let mut event = event("ADDED", &object(target));
         event.truncate(event.len() / 2);
@@ -352,7 +352,7 @@ fn a_stream_that_fails_once_it_has_begun_is_listed() {
 }
 
 #[test]
-fn what_goes_while_a_list_is_streamed_is_gone() {
+fn an_object_deleted_while_a_list_is_streamed_is_gone() {
     let sandbox = Sandbox::new("cproxy-test");
     let api = Api::serve(&sandbox, |target| {
         if !is_list_streamed(target) || !target.contains("/services?") {
@@ -369,7 +369,7 @@ fn what_goes_while_a_list_is_streamed_is_gone() {
 }
 
 #[test]
-fn what_cannot_be_read_is_not_asked_for_at_the_same_place_for_ever() {
+fn an_unreadable_event_is_not_asked_for_at_the_same_place_for_ever() {
     let sandbox = Sandbox::new("cproxy-test");
     let mut lists = 0;
     let api = Api::serve(&sandbox, move |target| {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy::bpf::{self, Features, PinDir, Program};
+use cproxy_datapath::bpf::{self, Features, PinDir, Program};
 use cproxy_tests::{
     manifest::{self, Service},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
@@ -128,7 +128,7 @@ fn without_privileges_it_names_the_capabilities_and_what_it_could_not_try() {
 }
 
 #[test]
-fn what_can_be_mounted_is_not_missing_and_is_not_mounted() {
+fn a_file_system_that_can_be_mounted_is_not_missing_and_is_not_mounted() {
     let sandbox = Sandbox::new("cproxy-test");
     let bare = format!(
         "mount -t tmpfs none /sys/fs/bpf; {WITHOUT_CGROUP2}

@@ -3,18 +3,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that finds something else than it expects has failed")]
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::manifest::{Endpoint, Service, Slice, write, write_text};
-use cproxy_tests::memory::MemoryLimit;
-use cproxy_tests::process::{Agent, Daemon, eventually, run};
-use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
-use cproxy_tests::{echo, http};
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    echo, http,
+    manifest::{Endpoint, Service, Slice, write, write_text},
+    memory::MemoryLimit,
+    process::{Agent, Daemon, eventually, run},
+    sandbox::{Netns, Placement, Sandbox},
+};
 
 const PREFIX: &str = "cproxy-test";
 
@@ -59,7 +63,7 @@ fn own_cgroup() -> PathBuf {
 }
 
 fn is_mounted_below(directory: &Path) -> bool {
-    std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(directory.to_str().unwrap())
+    cproxy_mountinfo::list().unwrap().iter().any(|mount| mount.point.starts_with(directory))
 }
 
 fn sleeper() -> Command {
@@ -85,6 +89,17 @@ fn a_sandbox_leaves_nothing_behind() {
     drop(sandbox);
     traces.assert_gone(&before);
     forgotten.wait().unwrap();
+}
+
+/// The kernel's list of mounts writes blanks as `\040`.
+#[test]
+fn a_sandbox_with_a_blank_in_its_path_leaves_nothing_behind() {
+    let before = (own_cgroup(), thread_namespace());
+    let sandbox = Sandbox::new("cproxy-test blank");
+    assert!(sandbox.dir().to_str().unwrap().contains(' '));
+    let traces = Traces::of(&sandbox);
+    drop(sandbox);
+    traces.assert_gone(&before);
 }
 
 #[test]
@@ -139,8 +154,8 @@ fn a_sandbox_whose_owner_is_killed() -> ! {
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_swept_by_the_next() {
-    const THIS: &str = "what_a_killed_process_leaves_is_swept_by_the_next";
+fn the_leftovers_of_a_killed_process_are_swept_by_the_next() {
+    const THIS: &str = "the_leftovers_of_a_killed_process_are_swept_by_the_next";
     if std::env::var_os(SACRIFICED).is_some() {
         a_sandbox_whose_owner_is_killed();
     }

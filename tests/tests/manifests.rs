@@ -77,7 +77,7 @@ fn at_rest_nothing_wakes_an_agent_with_manifests_of_its_own_machine() {
     write_service(&sandbox.manifest_dir(), "a", 1);
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     agent.wait_ready(SYNC);
-    // What follows a start has been done.
+    // Work that follows a start has ended by then.
     thread::sleep(Duration::from_secs(3));
     let before = wake_ups(&agent);
     thread::sleep(Duration::from_secs(5));

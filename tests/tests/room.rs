@@ -11,13 +11,14 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use cproxy::bpf::{PinDir, Table};
+use cproxy_datapath::bpf::{PinDir, Table};
 use cproxy_tests::{
     Done, Server, echo,
     manifest::{self, Service, Slice},
-    process::{Agent, RunningAgent, cproxy, eventually},
+    process::eventually,
     sandbox::Sandbox,
     seccomp,
+    world::{counter, rows, start_agent},
 };
 use serde_json::Value;
 
@@ -26,12 +27,6 @@ const POD: &str = "10.244.0.1";
 const SYNC: Duration = Duration::from_secs(20);
 /// The agent waits for ten seconds before it gives memory back.
 const COMPACTED: Duration = Duration::from_secs(40);
-
-fn start(sandbox: &Sandbox) -> RunningAgent {
-    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
-    agent
-}
 
 fn serve(sandbox: &Sandbox) -> Server {
     sandbox.add_addresses([POD]);
@@ -62,24 +57,14 @@ fn write_others(sandbox: &Sandbox, services: u16, endpoints: u16) {
     manifest::write(&sandbox.manifest_dir(), "others.json", objects);
 }
 
-fn counters(sandbox: &Sandbox) -> Value {
-    cproxy(sandbox, &["get", "counters", "-o", "json"]).success().json()
-}
-
 fn room(sandbox: &Sandbox) -> (u64, u64) {
-    let counters = counters(sandbox);
-    let room = |name| counters.get(name).and_then(Value::as_u64).unwrap();
-    (room("frontends_room"), room("backends_room"))
+    (counter(sandbox, "frontends_room"), counter(sandbox, "backends_room"))
 }
 
-/// The Services that the kernel's table has, those of the agent's own naming.
+/// The Services in the kernel's table, by the agent's names.
 fn served(sandbox: &Sandbox) -> BTreeSet<String> {
-    let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).success().json();
-    rows.as_array()
-        .unwrap()
-        .iter()
-        .map(|row| row.get("service").and_then(Value::as_str).unwrap_or_default().to_owned())
-        .collect()
+    let name = |row: &Value| row.get("service").and_then(Value::as_str).unwrap_or_default().to_owned();
+    rows(sandbox, "services").iter().map(name).collect()
 }
 
 fn wait_for_services(sandbox: &Sandbox, count: usize) {
@@ -111,7 +96,7 @@ fn least() -> (u64, u64) {
 fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
     let sandbox = Sandbox::new("cproxy-test");
     let _server = serve(&sandbox);
-    let mut agent = start(&sandbox);
+    let mut agent = start_agent(&sandbox);
     assert_eq!(room(&sandbox), least());
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -139,7 +124,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
         write_others(&sandbox, 300, 10);
         wait_for_services(&sandbox, 301);
         agent.kill();
-        agent = start(&sandbox);
+        agent = start_agent(&sandbox);
         assert!(room(&sandbox) >= (1_024, 3_000), "{:?}", room(&sandbox));
         drop(done);
         assert!(asked.join().unwrap() > 100);
@@ -152,7 +137,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
 fn a_replacement_that_was_broken_off_is_no_harm() {
     let sandbox = Sandbox::new("cproxy-test");
     let _server = serve(&sandbox);
-    let mut agent = start(&sandbox);
+    let mut agent = start_agent(&sandbox);
     agent.kill();
     let pins = PinDir::new(&sandbox.pin_dir());
     let stray: HashMap<MapData, [u8; 20], u32> = HashMap::create(7, 1).unwrap();
@@ -160,7 +145,7 @@ fn a_replacement_that_was_broken_off_is_no_harm() {
     stray.pin(unused.as_ref().unwrap()).unwrap();
     ask();
     assert_eq!(served(&sandbox).len(), 1, "whoever reads finds the map in force");
-    let _agent = start(&sandbox);
+    let _agent = start_agent(&sandbox);
     ask();
     write_others(&sandbox, 300, 1);
     wait_for_services(&sandbox, 301);
@@ -173,11 +158,11 @@ fn a_replacement_that_was_broken_off_is_no_harm() {
 fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
     let sandbox = Sandbox::new("cproxy-test");
     let _server = serve(&sandbox);
-    start(&sandbox).kill();
+    start_agent(&sandbox).kill();
     thread::scope(|scope| {
         let forbidden = scope.spawn(|| {
             seccomp::forbid_maps_of_the_agent();
-            let mut agent = start(&sandbox);
+            let mut agent = start_agent(&sandbox);
             // For 150 Services there is room; for 5,000 endpoints there is none, and none for 200 Services more.
             write_others(&sandbox, 100, 5);
             wait_for_services(&sandbox, 101);
@@ -186,9 +171,7 @@ fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
             assert!(log.contains("Cannot allocate memory"), "{log}");
             agent.wait_log("Service default/web: no room for 5001 more backends", SYNC);
             (0..20).for_each(|_| ask());
-            let counters = counters(&sandbox);
-            let one = Some(&Value::from(1));
-            assert_eq!([counters.get("services_without_room"), counters.get("object_problems")], [one, one]);
+            assert_eq!(["services_without_room", "object_problems"].map(|name| counter(&sandbox, name)), [1, 1]);
             // Others are still followed.
             write_others(&sandbox, 101, 5);
             wait_for_services(&sandbox, 102);
@@ -201,6 +184,6 @@ fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
         });
         forbidden.join().unwrap();
     });
-    let _agent = start(&sandbox);
+    let _agent = start_agent(&sandbox);
     wait_for_services(&sandbox, 301);
 }

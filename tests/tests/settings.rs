@@ -8,61 +8,53 @@ use std::{
     net::{SocketAddr, TcpStream},
     os::unix::{fs::MetadataExt, net::UnixStream},
     process::Command,
-    time::Duration,
 };
 
-use cproxy::{
-    bpf::{PinDir, Table, excluded_cgroup},
-    model::Filter,
-};
+use cproxy_core::Filter;
+use cproxy_datapath::bpf::{PinDir, Table, excluded_cgroup};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
-    process::{self, Agent, RunningAgent, cproxy},
+    process::{self, Agent, cproxy},
     sandbox::{Placement, Sandbox},
+    world::{PORT, SYNC, TCP, World, counters, rows, start_agent, start_agent_with},
 };
 use serde_json::{Value, json};
 
 const VIP: &str = "10.96.0.10";
 const POD: &str = "10.244.0.1";
-const SYNC: Duration = Duration::from_secs(10);
 
 fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), port)
 }
 
-/// One pod behind the VIP, and a server on the VIP itself, which only connections that are left alone reach.
-fn start(flags: &[&str]) -> (RunningAgent, [Server; 2], Sandbox) {
-    let sandbox = Sandbox::new("cproxy-test");
+/// A server at the pod, and one on the VIP itself, which only connections that are left alone reach.
+fn serve(sandbox: &Sandbox) -> [Server; 2] {
     sandbox.add_addresses([POD, VIP]);
-    let servers = [echo::tcp(&sandbox, at(POD, 8080), "pod"), echo::tcp(&sandbox, at(VIP, 80), "the VIP itself")];
-    let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
-    let slice = Slice::v4("web").tcp("http", 8080).ready([POD]);
-    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
-    for flag in flags {
-        agent = agent.arg(flag);
-    }
-    let mut agent = agent.start();
-    agent.wait_ready(SYNC);
-    (agent, servers, sandbox)
+    [echo::tcp(sandbox, at(POD, TCP), "pod"), echo::tcp(sandbox, at(VIP, PORT), "the VIP itself")]
+}
+
+/// The pod behind the VIP.
+fn objects() -> [Value; 2] {
+    let service = Service::new("web").cluster_ips([VIP]).tcp("http", PORT, TCP);
+    [service.into(), Slice::v4("web").tcp("http", TCP).ready([POD]).into()]
+}
+
+fn start(arguments: &[&str]) -> World {
+    World::builder().prepare(serve).objects(objects()).args(arguments).start()
 }
 
 fn ask(address: SocketAddr) -> String {
     echo::ask_tcp(address).unwrap().name
 }
 
-fn counters(sandbox: &Sandbox) -> Value {
-    cproxy(sandbox, &["get", "counters", "-o", "json"]).json()
-}
-
 #[test]
 fn ports_and_users_are_left_alone() {
     for flags in [["--exclude-port", "81", "80", "--exclude-uid", "4711"].as_slice(), &["--exclude-uid", "4711,0"]] {
-        let (_agent, _servers, _sandbox) = start(flags);
+        let _world = start(flags);
         assert_eq!(ask(at(VIP, 80)), "the VIP itself", "{flags:?}");
     }
-    let (mut agent, _servers, sandbox) = start(&["--exclude-uid", "4711", "--exclude-port", "81"]);
+    let World { mut agent, servers: _servers, sandbox } = start(&["--exclude-uid", "4711", "--exclude-port", "81"]);
     assert_eq!(ask(at(VIP, 80)), "pod");
     // Another agent, another list, and the hooks have been there all the time.
     agent.stop();
@@ -70,8 +62,7 @@ fn ports_and_users_are_left_alone() {
     agent.wait_ready(SYNC);
     assert_eq!(ask(at(VIP, 80)), "the VIP itself");
     agent.stop();
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let _agent = start_agent(&sandbox);
     assert_eq!(ask(at(VIP, 80)), "pod");
 }
 
@@ -84,14 +75,9 @@ fn cgroups_are_left_alone_with_all_below_them() {
     let cgroup = excluded_cgroup(&excluded).unwrap();
     assert_eq!(cgroup.id, std::fs::metadata(&excluded).unwrap().ino());
     assert_eq!(excluded_cgroup(&below).unwrap().level, cgroup.level + 1);
-    sandbox.add_addresses([POD, VIP]);
-    let _servers = [echo::tcp(&sandbox, at(POD, 8080), "pod"), echo::tcp(&sandbox, at(VIP, 80), "the VIP itself")];
-    let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
-    let slice = Slice::v4("web").tcp("http", 8080).ready([POD]);
-    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
-    let mut agent =
-        Agent::new(&sandbox).manifests(sandbox.manifest_dir()).arg("--exclude-cgroup").arg(&excluded).start();
-    agent.wait_ready(SYNC);
+    let _servers = serve(&sandbox);
+    manifest::write(&sandbox.manifest_dir(), "web.json", objects());
+    let mut agent = start_agent_with(&sandbox, ["--exclude-cgroup".as_ref(), excluded.as_os_str()]);
     assert_eq!(ask(at(VIP, 80)), "pod");
     for dir in [&excluded, &below] {
         let mut script = Command::new("sh");
@@ -131,7 +117,7 @@ fn wrong_exclusions_are_named_before_anything_is_attached() {
 
 #[test]
 fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
-    let (mut agent, _servers, sandbox) = start(&[]);
+    let World { mut agent, servers: _servers, sandbox } = start(&[]);
     let _server = echo::tcp(&sandbox, at(VIP, 81), "the VIP itself");
     let before = counters(&sandbox);
     assert_eq!(ask(at(VIP, 80)), "pod");
@@ -148,8 +134,7 @@ fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
     assert!(text.lines().any(|line| line.starts_with("forwarded ")), "{text}");
     // Gone with its Service.
     manifest::write(&sandbox.manifest_dir(), "web.json", []);
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let _agent = start_agent(&sandbox);
     assert_eq!(ask(at(VIP, 81)), "the VIP itself");
     let table = Table::snapshot(&PinDir::new(&sandbox.pin_dir())).unwrap();
     assert_eq!((table.frontends.len(), table.addresses.len(), table.filter), (0, 0, Filter::default()));
@@ -162,19 +147,17 @@ fn affinity_policy_and_what_serves_are_read_back_from_the_kernel() {
     let local = Service::new("local").cluster_ips(["10.96.0.11"]).tcp("http", 80, 8080);
     let local = local.spec("internalTrafficPolicy", json!("Local"));
     let hosts = |range: std::ops::Range<u16>| range.map(|host| format!("10.244.{}.{}", host / 250, host % 250 + 1));
-    let slice = hosts(0..300).fold(Slice::v4("sticky").tcp("http", 8080), Slice::endpoint_of);
+    let slice = Slice::v4("sticky").tcp("http", TCP).ready(hosts(0..300));
     let slice = hosts(300..340).fold(slice, |slice, host| slice.endpoint(Endpoint::terminating(host, true)));
     let remote = Slice::v4("local").tcp("http", 8080).endpoint(Endpoint::ready(POD).node("there"));
     manifest::write(&sandbox.manifest_dir(), "all.json", [sticky.into(), local.into(), slice.into(), remote.into()]);
     let manifests = sandbox.manifest_dir().display().to_string();
     let resolved = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &manifests, "--node-name", "here"]);
     let resolved = resolved.json();
-    let mut agent = Agent::new(&sandbox).manifests(&manifests).arg("--node-name").arg("here").start();
-    agent.wait_ready(SYNC);
-    let get = || cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
-    assert_eq!(get(), resolved);
+    let mut agent = start_agent_with(&sandbox, ["--node-name", "here"]);
+    assert_eq!(Value::from(rows(&sandbox, "services")), resolved);
     agent.kill();
-    let rows = get();
+    let rows = rows(&sandbox, "services");
     assert_eq!((&rows[0]["session_affinity_seconds"], &rows[0]["action"]), (&json!(60), &json!("forward")));
     assert_eq!(rows[0]["backends"], resolved[0]["backends"]);
     assert_eq!((&rows[1]["session_affinity_seconds"], &rows[1]["action"]), (&json!(null), &json!("drop")));
@@ -186,7 +169,7 @@ fn affinity_policy_and_what_serves_are_read_back_from_the_kernel() {
 
 #[test]
 fn choices_are_reseeded_on_request() {
-    let (mut agent, _servers, sandbox) = start(&[]);
+    let World { mut agent, servers: _servers, sandbox } = start(&[]);
     assert_eq!(cproxy(&sandbox, &["reseed"]).success().stdout, "endpoints are chosen from a new seed\n");
     let mut stream = UnixStream::connect(sandbox.run_dir().join("cproxy.sock")).unwrap();
     stream.write_all(b"what\n").unwrap();
@@ -197,14 +180,4 @@ fn choices_are_reseeded_on_request() {
     let output = cproxy(&sandbox, &["reseed"]);
     assert_eq!(output.code, 1);
     assert!(output.stderr.starts_with("cproxy: no agent answers at "), "{}", output.stderr);
-}
-
-trait EndpointOf {
-    fn endpoint_of(self, host: String) -> Self;
-}
-
-impl EndpointOf for Slice {
-    fn endpoint_of(self, host: String) -> Self {
-        self.endpoint(Endpoint::ready(host))
-    }
 }

@@ -8,7 +8,7 @@
 use std::{
     fs,
     io::{self, Read},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     process::{Command, Stdio},
@@ -18,19 +18,20 @@ use std::{
 };
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
-use cproxy::{
+use cproxy_core::{Backend, Protocol, Retired, parse_address};
+use cproxy_datapath::{
     bpf::{PinDir, Table},
-    model::{Backend, Protocol, Retired, parse_address},
     sockets::{Mode, Outcome, pass, probe},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
-    process::{Agent, RunningAgent, cproxy, eventually},
+    process::{RunningAgent, eventually},
     sandbox::{Netns, Sandbox},
     seccomp::forbid_netlink,
     usage,
+    world::{Form, PORT, SYNC, TCP, UDP, WEB, World, counter, pod, pod_name, rows, slices, start_agent, web},
 };
 use rustix::{
     io::Errno,
@@ -40,98 +41,56 @@ use rustix::{
 };
 use serde_json::Value;
 
-const VIP_V4: &str = "10.96.0.10";
-const VIP_V6: &str = "fd00:10:96::a";
-const SYNC: Duration = Duration::from_secs(10);
-
-/// TCP and UDP behind port 80 of the VIPs.
-const TCP: u16 = 8080;
-const UDP: u16 = 8081;
-
 /// A sandbox with pods 1 to 3 behind a Service, and an agent on the manifests.
 struct Stale {
-    _agent: RunningAgent,
-    sandbox: Sandbox,
+    world: World,
     pins: PinDir,
     states: SkStorage<MapData, SocketState>,
 }
 
-/// The three forms that applications use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    V4,
-    V6,
-    Mapped,
-}
+/// Conditions of an endpoint: ready, serving, terminating.
+type Conditions = (bool, bool, bool);
 
-const FORMS: [Form; 3] = [Form::V4, Form::V6, Form::Mapped];
-
-impl Form {
-    fn address(self, v4: &str, v6: &str) -> IpAddr {
-        match self {
-            Self::V4 => v4.parse().unwrap(),
-            Self::V6 => v6.parse().unwrap(),
-            Self::Mapped => v4.parse::<Ipv4Addr>().unwrap().to_ipv6_mapped().into(),
-        }
-    }
-
-    fn pod(self, pod: u8, port: u16) -> SocketAddr {
-        SocketAddr::new(self.address(&pod_v4(pod), &pod_v6(pod)), port)
-    }
-
-    fn vip(self) -> SocketAddr {
-        SocketAddr::new(self.address(VIP_V4, VIP_V6), 80)
-    }
-
-    fn wildcard(self) -> SocketAddr {
-        if self == Self::V4 { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap()
-    }
-}
-
-fn pod_v4(pod: u8) -> String {
-    format!("10.244.0.{pod}")
-}
-
-fn pod_v6(pod: u8) -> String {
-    format!("fd00:10:244::{pod}")
-}
-
-fn objects(endpoints: impl Fn(u8) -> Option<(bool, bool, bool)>) -> Vec<Value> {
-    let slice = |slice: Slice, address: fn(u8) -> String| {
-        let slice = slice.tcp("http", TCP).udp("dns", UDP);
-        let endpoint =
-            |pod| endpoints(pod).map(|(ready, serving, end)| Endpoint::with(address(pod), ready, serving, end));
-        Value::from((1..=3).filter_map(endpoint).fold(slice, Slice::endpoint))
-    };
-    let service = Service::new("web").cluster_ips([VIP_V4, VIP_V6]).tcp("http", 80, TCP).udp("dns", 80, UDP);
-    vec![service.into(), slice(Slice::v4("web"), pod_v4), slice(Slice::v6("web"), pod_v6)]
+/// The Service and those of its pods 1 to 3 that have conditions.
+fn objects(conditions: impl Fn(u8) -> Option<Conditions>) -> Vec<Value> {
+    let pods: Vec<u8> = (1..=3).filter(|&number| conditions(number).is_some()).collect();
+    let slices = slices(pods, |number, address| {
+        let (ready, serving, terminating) = conditions(number).unwrap();
+        Endpoint::with(address, ready, serving, terminating)
+    });
+    std::iter::once(web().into()).chain(slices).collect()
 }
 
 impl Stale {
     fn start() -> Self {
-        let sandbox = Sandbox::new("cproxy-test");
-        sandbox.add_addresses((1..=3).flat_map(|pod| [pod_v4(pod), pod_v6(pod)]));
-        manifest::write(&sandbox.manifest_dir(), "web.json", objects(|_| Some((true, true, false))));
-        let mut agent =
-            Agent::new(&sandbox).manifests(sandbox.manifest_dir()).args(["--terminate-sockets", "none"]).start();
-        agent.wait_ready(SYNC);
-        let pins = PinDir::new(&sandbox.pin_dir());
+        let addresses = |sandbox: &Sandbox| {
+            sandbox.add_addresses((1..=3).flat_map(|number| pod(number).addresses()));
+            None
+        };
+        let objects = objects(|_| Some((true, true, false)));
+        let builder = World::builder().prepare(addresses).objects(objects);
+        let world = builder.args(["--terminate-sockets", "none"]).start();
+        let pins = PinDir::new(&world.sandbox.pin_dir());
         let states = MapData::from_pin(pins.object("SOCKETS")).unwrap();
-        Self { _agent: agent, sandbox, pins, states: SkStorage::try_from(Map::SkStorage(states)).unwrap() }
+        Self { world, pins, states: SkStorage::try_from(Map::SkStorage(states)).unwrap() }
     }
 
     /// Replaces the endpoints, by `(ready, serving, terminating)`, and waits until those of them that are `eligible`, and
     /// after them those that only serve, are behind each frontend.
-    fn set(&self, eligible: &[u8], endpoints: impl Fn(u8) -> Option<(bool, bool, bool)>) {
+    fn set(&self, eligible: &[u8], endpoints: impl Fn(u8) -> Option<Conditions>) {
         let serves = |pod: &u8| endpoints(*pod).is_some_and(|(_, serving, _)| serving);
-        let pods: Vec<_> =
-            eligible.iter().copied().chain((1..=3).filter(|pod| serves(pod) && !eligible.contains(pod))).collect();
-        let wanted = [pod_v4, pod_v6].map(|address| pods.iter().map(|&pod| address(pod)).collect::<Vec<_>>());
-        manifest::write(&self.sandbox.manifest_dir(), "web.json", objects(endpoints));
+        let pods: Vec<_> = eligible
+            .iter()
+            .copied()
+            .chain((1..=3).filter(|number| serves(number) && !eligible.contains(number)))
+            .collect();
+        let wanted =
+            [0, 1].map(|family: usize| pods.iter().map(|&number| pod(number).addresses()[family]).collect::<Vec<_>>());
+        self.world.write(objects(endpoints));
         let table = Table::open(&self.pins).unwrap();
         eventually(SYNC, "the table follows", || {
             let table = table.read().unwrap();
-            let address = |backend: &Backend| IpAddr::from(backend.address).to_string();
+            let address = |backend: &Backend| IpAddr::from(backend.address);
             let members = |set: &u32| table.sets[set].members.backends.iter().map(address).collect::<Vec<_>>();
             let sets: Vec<_> = table.frontends.values().map(members).collect();
             if sets.len() == 4 && sets.iter().all(|set| wanted.contains(set)) {
@@ -148,11 +107,7 @@ impl Stale {
     }
 
     fn delete_service(&self) {
-        manifest::write(&self.sandbox.manifest_dir(), "web.json", []);
-        eventually(SYNC, "the table is empty", || {
-            let rows = cproxy(&self.sandbox, &["get", "services", "-o", "json"]).json();
-            if rows.as_array().unwrap().is_empty() { Ok(()) } else { Err(rows) }
-        });
+        self.world.set([], <[Value]>::is_empty);
     }
 
     fn pass(&self, mode: Mode) -> Outcome {
@@ -176,13 +131,13 @@ impl Stale {
     /// The same, as if it had connected to the VIP.
     fn translated_udp(&mut self, form: Form, pod: u8) -> UdpSocket {
         let socket = Self::udp(form, pod);
-        self.remember(&socket, form.vip(), form.pod(pod, UDP));
+        self.remember(&socket, form.web(), form.pod(pod, UDP));
         socket
     }
 
     fn translated_tcp(&mut self, form: Form, pod: u8) -> TcpStream {
         let socket = TcpStream::connect(form.pod(pod, TCP)).unwrap();
-        self.remember(&socket, form.vip(), form.pod(pod, TCP));
+        self.remember(&socket, form.web(), form.pod(pod, TCP));
         socket
     }
 
@@ -195,13 +150,16 @@ impl Stale {
     }
 
     fn tcp_servers(&self) -> Vec<Server> {
-        let addresses = (1..=3).flat_map(|pod| [Form::V4.pod(pod, TCP), Form::V6.pod(pod, TCP)].map(|at| (pod, at)));
-        addresses.map(|(pod, address)| echo::tcp(&self.sandbox, address, &format!("pod-{pod}"))).collect()
+        self.servers(TCP, echo::tcp)
     }
 
     fn udp_servers(&self) -> Vec<Server> {
-        let addresses = (1..=3).flat_map(|pod| [Form::V4.pod(pod, UDP), Form::V6.pod(pod, UDP)].map(|at| (pod, at)));
-        addresses.map(|(pod, address)| echo::udp(&self.sandbox, address, &format!("pod-{pod}"))).collect()
+        self.servers(UDP, echo::udp)
+    }
+
+    fn servers(&self, port: u16, serve: fn(&Sandbox, SocketAddr, &str) -> Server) -> Vec<Server> {
+        let addresses = (1..=3).flat_map(|number| [Form::V4, Form::V6].map(|form| (number, form.pod(number, port))));
+        addresses.map(|(number, address)| serve(&self.world.sandbox, address, &pod_name(number))).collect()
     }
 }
 
@@ -245,13 +203,13 @@ fn assert_untouched(socket: &impl AsFd) {
 #[test]
 fn udp_sockets_of_every_form_are_closed_when_their_backend_goes() {
     let mut stale = Stale::start();
-    let gone = FORMS.map(|form| stale.translated_udp(form, 3));
-    let serving = FORMS.map(|form| stale.translated_udp(form, 2));
+    let gone = Form::ALL.map(|form| stale.translated_udp(form, 3));
+    let serving = Form::ALL.map(|form| stale.translated_udp(form, 2));
     assert_eq!(stale.closes(Mode::All), 0, "everybody serves");
     stale.keep_pods(&[1, 2]);
     assert_eq!(stale.closes(Mode::None), 0);
     assert_eq!(stale.closes(Mode::Udp), 3);
-    for (form, socket) in FORMS.into_iter().zip(&gone) {
+    for (form, socket) in Form::ALL.into_iter().zip(&gone) {
         assert_closed(socket);
         socket.connect(form.pod(1, UDP)).unwrap();
         assert_untouched(socket);
@@ -261,7 +219,7 @@ fn udp_sockets_of_every_form_are_closed_when_their_backend_goes() {
 }
 
 #[test]
-fn whoever_waits_for_an_answer_wakes_up() {
+fn a_blocked_receive_returns_when_its_socket_is_closed() {
     let mut stale = Stale::start();
     let socket = stale.translated_udp(Form::V4, 3);
     socket.set_read_timeout(Some(SYNC)).unwrap();
@@ -284,25 +242,25 @@ fn whoever_waits_for_an_answer_wakes_up() {
 #[test]
 fn sockets_that_are_not_connected_through_us_are_left_alone() {
     let mut stale = Stale::start();
-    let never_through_us = FORMS.map(|form| Stale::udp(form, 3));
-    let reconnected = FORMS.map(|form| stale.translated_udp(form, 3));
-    let to_itself = FORMS.map(|form| {
+    let never_through_us = Form::ALL.map(|form| Stale::udp(form, 3));
+    let reconnected = Form::ALL.map(|form| stale.translated_udp(form, 3));
+    let to_itself = Form::ALL.map(|form| {
         let socket = Stale::udp(form, 3);
         stale.remember(&socket, form.pod(3, UDP), form.pod(3, UDP));
         socket
     });
-    let another_port = FORMS.map(|form| {
+    let another_port = Form::ALL.map(|form| {
         let socket = Stale::udp(form, 3);
-        stale.remember(&socket, form.vip(), form.pod(3, UDP + 1));
+        stale.remember(&socket, form.web(), form.pod(3, UDP + 1));
         socket
     });
-    let unconnected = FORMS.map(|form| {
+    let unconnected = Form::ALL.map(|form| {
         let socket = UdpSocket::bind(form.wildcard()).unwrap();
-        stale.remember(&socket, form.vip(), form.pod(3, UDP));
+        stale.remember(&socket, form.web(), form.pod(3, UDP));
         socket
     });
     stale.keep_pods(&[1, 2]);
-    for (form, socket) in FORMS.into_iter().zip(&reconnected) {
+    for (form, socket) in Form::ALL.into_iter().zip(&reconnected) {
         // To a pod that no Service ever had.
         socket.connect(form.pod(1, UDP + 2)).unwrap();
     }
@@ -316,7 +274,7 @@ fn sockets_that_are_not_connected_through_us_are_left_alone() {
 #[test]
 fn a_backend_that_still_serves_keeps_its_sockets() {
     let mut stale = Stale::start();
-    let sockets: Vec<_> = FORMS.into_iter().flat_map(|form| [1, 2, 3].map(|pod| (form, pod))).collect();
+    let sockets: Vec<_> = Form::ALL.into_iter().flat_map(|form| [1, 2, 3].map(|pod| (form, pod))).collect();
     let sockets: Vec<_> = sockets.into_iter().map(|(form, pod)| stale.translated_udp(form, pod)).collect();
     let map = |name: &str| MapData::from_pin(stale.pins.object(name)).unwrap();
     let of_maps = |name| Map::ArrayOfMaps(map(name));
@@ -345,11 +303,11 @@ fn tcp_is_closed_where_that_is_asked_for() {
     // Nobody accepts, so nobody answers the half-closed ones with an end of their own.
     let pods = [2, 3].map(|pod| [Form::V4, Form::V6].map(|form| form.pod(pod, TCP)));
     let _listeners: Vec<_> = pods.as_flattened().iter().map(|pod| TcpListener::bind(pod).unwrap()).collect();
-    let gone = FORMS.map(|form| stale.translated_tcp(form, 3));
-    let half_closed = FORMS.map(|form| stale.translated_tcp(form, 3));
+    let gone = Form::ALL.map(|form| stale.translated_tcp(form, 3));
+    let half_closed = Form::ALL.map(|form| stale.translated_tcp(form, 3));
     half_closed.iter().for_each(|socket| socket.shutdown(std::net::Shutdown::Write).unwrap());
-    let serving = FORMS.map(|form| stale.translated_tcp(form, 2));
-    let direct = FORMS.map(|form| TcpStream::connect(form.pod(3, TCP)).unwrap());
+    let serving = Form::ALL.map(|form| stale.translated_tcp(form, 2));
+    let direct = Form::ALL.map(|form| TcpStream::connect(form.pod(3, TCP)).unwrap());
     stale.keep_pods(&[1, 2]);
     assert_eq!(stale.closes(Mode::Udp), 0);
     assert_eq!(stale.closes(Mode::All), 6);
@@ -361,8 +319,8 @@ fn tcp_is_closed_where_that_is_asked_for() {
 fn a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
     let mut stale = Stale::start();
     let _servers = stale.tcp_servers();
-    let udp = FORMS.map(|form| stale.translated_udp(form, 1));
-    let tcp = FORMS.map(|form| stale.translated_tcp(form, 1));
+    let udp = Form::ALL.map(|form| stale.translated_udp(form, 1));
+    let tcp = Form::ALL.map(|form| stale.translated_tcp(form, 1));
     stale.delete_service();
     assert_eq!(stale.closes(Mode::All), 3);
     udp.iter().for_each(|socket| assert_closed(socket));
@@ -379,7 +337,7 @@ fn sockets_with_the_same_addresses_are_told_apart() {
             rustix::net::bind(&socket, &"127.0.0.1:4660".parse::<SocketAddr>().unwrap()).unwrap();
             rustix::net::connect(&socket, &Form::V4.pod(3, UDP)).unwrap();
             if is_ours {
-                stale.remember(&socket, Form::V4.vip(), Form::V4.pod(3, UDP));
+                stale.remember(&socket, Form::V4.web(), Form::V4.pod(3, UDP));
             }
             (is_ours, socket)
         })
@@ -433,17 +391,17 @@ fn in_another_netns<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 fn every_network_namespace_is_looked_into() {
     let mut stale = Stale::start();
     let here = stale.translated_udp(Form::V4, 3);
-    let mount = stale.sandbox.dir().join("a netns");
+    let mount = stale.world.sandbox.dir().join("a netns");
     fs::write(&mount, "").unwrap();
     let mounted = in_another_netns(|| {
         rustix::mount::mount_bind("/proc/thread-self/ns/net", &mount).unwrap();
         Stale::udp(Form::V4, 3)
     });
     let mount = Mounted(mount);
-    stale.remember(&mounted, Form::V4.vip(), Form::V4.pod(3, UDP));
+    stale.remember(&mounted, Form::V4.web(), Form::V4.pod(3, UDP));
     let (occupied, netns) = in_another_netns(|| ([2, 3].map(|pod| Stale::udp(Form::V4, pod)), Netns::current()));
     for (pod, socket) in [2, 3].into_iter().zip(&occupied) {
-        stale.remember(socket, Form::V4.vip(), Form::V4.pod(pod, UDP));
+        stale.remember(socket, Form::V4.web(), Form::V4.pod(pod, UDP));
     }
     stale.keep_pods(&[1, 2]);
     let (leave, stay) = mpsc::channel::<()>();
@@ -466,7 +424,7 @@ fn every_network_namespace_is_looked_into() {
     assert_untouched(&occupied[0]);
     assert_closed(&occupied[1]);
     let still = fs::read_link("/proc/thread-self/ns/net").unwrap();
-    assert_eq!(still, fs::read_link(stale.sandbox.netns().path()).unwrap(), "the caller stays where it was");
+    assert_eq!(still, fs::read_link(stale.world.sandbox.netns().path()).unwrap(), "the caller stays where it was");
     drop(mount);
 }
 
@@ -477,7 +435,7 @@ fn one_pass_closes_thousands() {
     let mut stale = Stale::start();
     let mut measure = |count: usize| {
         let sockets: Vec<_> =
-            (0..count).map(|index| stale.translated_udp(FORMS[index % 3], 2 + index as u8 % 2)).collect();
+            (0..count).map(|index| stale.translated_udp(Form::ALL[index % 3], 2 + index as u8 % 2)).collect();
         let pass = |what: &str| {
             let start = Instant::now();
             let closed = stale.closes(Mode::Udp);
@@ -496,12 +454,13 @@ fn one_pass_closes_thousands() {
 }
 
 #[test]
-fn what_a_kernel_cannot_close_is_counted() {
+fn sockets_that_a_kernel_cannot_close_are_counted() {
     let mut stale = Stale::start();
     let _servers = stale.tcp_servers();
-    let udp = FORMS.map(|form| stale.translated_udp(form, 3));
-    let tcp = FORMS.map(|form| stale.translated_tcp(form, 3));
-    let others = FORMS.map(|form| (stale.translated_udp(form, 2), Stale::udp(form, 3), stale.translated_tcp(form, 2)));
+    let udp = Form::ALL.map(|form| stale.translated_udp(form, 3));
+    let tcp = Form::ALL.map(|form| stale.translated_tcp(form, 3));
+    let others =
+        Form::ALL.map(|form| (stale.translated_udp(form, 2), Stale::udp(form, 3), stale.translated_tcp(form, 2)));
     stale.keep_pods(&[1, 2]);
     let pins = &stale.pins;
     let on_a_poor_kernel = || {
@@ -528,7 +487,7 @@ fn what_a_kernel_cannot_close_is_counted() {
 #[test]
 fn this_kernel_can_do_everything() {
     let stale = Stale::start();
-    for pins in [None, Some(&stale.pins), Some(&PinDir::new(&stale.sandbox.dir().join("nothing")))] {
+    for pins in [None, Some(&stale.pins), Some(&PinDir::new(&stale.world.sandbox.dir().join("nothing")))] {
         let can = probe(pins);
         for ability in [can.udp_diag, can.tcp_diag, can.destroy, can.storages] {
             assert_eq!(ability, Ok(()));
@@ -547,16 +506,9 @@ fn without_a_table_there_is_no_pass() {
 fn connect_udp(form: Form, pod: u8) -> UdpSocket {
     let socket = UdpSocket::bind(form.wildcard()).unwrap();
     socket.set_read_timeout(Some(SYNC)).unwrap();
-    socket.connect(form.vip()).unwrap();
-    assert_eq!(ask(&socket).unwrap(), format!("pod-{pod}"));
+    socket.connect(form.web()).unwrap();
+    assert_eq!(echo::ask_peer(&socket).unwrap(), format!("pod-{pod}"));
     socket
-}
-
-fn ask(socket: &UdpSocket) -> io::Result<String> {
-    socket.send(b"who")?;
-    let mut answer = [0; 64];
-    let length = socket.recv(&mut answer)?;
-    Ok(String::from_utf8_lossy(answer.get(..length).unwrap()).into_owned())
 }
 
 #[test]
@@ -564,17 +516,17 @@ fn vip_an_application_reconnects_and_reaches_who_serves_now() {
     let stale = Stale::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
-    let sockets = FORMS.map(|form| connect_udp(form, 3));
-    let direct = FORMS.map(|form| Stale::udp(form, 3));
+    let sockets = Form::ALL.map(|form| connect_udp(form, 3));
+    let direct = Form::ALL.map(|form| Stale::udp(form, 3));
     stale.keep_pods(&[1]);
     assert_eq!(stale.closes(Mode::Udp), 3);
-    for (form, socket) in FORMS.into_iter().zip(&sockets) {
+    for (form, socket) in Form::ALL.into_iter().zip(&sockets) {
         // Whoever waits for an answer is told the reason; who only sends, that there is nobody to send to.
         assert_eq!(socket.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted, "{form:?}");
         let not_connected = Errno::DESTADDRREQ.raw_os_error();
         assert_eq!(socket.send(b"who").unwrap_err().raw_os_error(), Some(not_connected), "{form:?}");
-        socket.connect(form.vip()).unwrap();
-        assert_eq!(ask(socket).unwrap(), "pod-1", "{form:?}");
+        socket.connect(form.web()).unwrap();
+        assert_eq!(echo::ask_peer(socket).unwrap(), "pod-1", "{form:?}");
     }
     direct.iter().for_each(|socket| assert_untouched(socket));
     assert_eq!(stale.closes(Mode::Udp), 0);
@@ -586,9 +538,9 @@ fn vip_a_socket_that_only_sends_to_the_vip_as_well_is_left_alone() {
     let stale = Stale::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
-    let sockets = FORMS.map(|form| {
+    let sockets = Form::ALL.map(|form| {
         let socket = Stale::udp(form, 3);
-        socket.send_to(b"who", form.vip()).unwrap();
+        socket.send_to(b"who", form.web()).unwrap();
         socket
     });
     stale.keep_pods(&[1]);
@@ -601,13 +553,13 @@ fn vip_readiness_comes_and_goes_without_harm() {
     let stale = Stale::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
-    let sockets = FORMS.map(|form| connect_udp(form, 3));
+    let sockets = Form::ALL.map(|form| connect_udp(form, 3));
     // Not ready, and then on its way out, but serving all the time.
     for third in [(false, true, false), (true, true, false), (false, true, true)] {
         let eligible: &[u8] = if third.0 { &[1, 3] } else { &[1] };
         stale.set(eligible, |pod| [Some((true, true, false)), None, Some(third)][usize::from(pod) - 1]);
         assert_eq!(stale.closes(Mode::Udp), 0, "{third:?}");
-        sockets.iter().for_each(|socket| assert_eq!(ask(socket).unwrap(), "pod-3", "{third:?}"));
+        sockets.iter().for_each(|socket| assert_eq!(echo::ask_peer(socket).unwrap(), "pod-3", "{third:?}"));
     }
     stale.set(&[1], |pod| [Some((true, true, false)), None, Some((false, false, true))][usize::from(pod) - 1]);
     assert_eq!(stale.closes(Mode::Udp), 3);
@@ -618,14 +570,14 @@ fn vip_sockets_that_have_moved_on_are_left_alone() {
     let stale = Stale::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
-    let sockets = FORMS.map(|form| connect_udp(form, 3));
-    for (form, socket) in FORMS.into_iter().zip(&sockets) {
+    let sockets = Form::ALL.map(|form| connect_udp(form, 3));
+    for (form, socket) in Form::ALL.into_iter().zip(&sockets) {
         // To the very same pod, but past the Service.
         socket.connect(form.pod(3, UDP)).unwrap();
     }
     stale.keep_pods(&[1]);
     assert_eq!(stale.closes(Mode::Udp), 0);
-    sockets.iter().for_each(|socket| assert_eq!(ask(socket).unwrap(), "pod-3"));
+    sockets.iter().for_each(|socket| assert_eq!(echo::ask_peer(socket).unwrap(), "pod-3"));
 }
 
 #[test]
@@ -633,7 +585,7 @@ fn vip_tcp_connections_end_where_that_is_asked_for() {
     let stale = Stale::start();
     let _servers = stale.tcp_servers();
     stale.keep_pods(&[3]);
-    let mut streams = FORMS.map(|form| echo::connect_tcp(form.vip()).unwrap().1);
+    let mut streams = Form::ALL.map(|form| echo::connect_tcp(form.web()).unwrap().1);
     stale.keep_pods(&[1]);
     assert_eq!(stale.closes(Mode::Udp), 0);
     streams.iter().for_each(|stream| echo::ping_tcp(stream, "still there").unwrap());
@@ -648,8 +600,8 @@ fn vip_a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
     let stale = Stale::start();
     let _servers = [stale.tcp_servers(), stale.udp_servers()];
     stale.keep_pods(&[1]);
-    let udp = FORMS.map(|form| connect_udp(form, 1));
-    let tcp = FORMS.map(|form| echo::connect_tcp(form.vip()).unwrap().1);
+    let udp = Form::ALL.map(|form| connect_udp(form, 1));
+    let tcp = Form::ALL.map(|form| echo::connect_tcp(form.web()).unwrap().1);
     stale.delete_service();
     assert_eq!(stale.closes(Mode::All), 3);
     udp.iter().for_each(|socket| assert_closed(socket));
@@ -666,7 +618,7 @@ fn mptcp(form: Form) -> OwnedFd {
 /// An MPTCP connection to the VIP.
 fn connect_mptcp(form: Form) -> OwnedFd {
     let socket = mptcp(form);
-    rustix::net::connect(&socket, &form.vip()).unwrap();
+    rustix::net::connect(&socket, &form.web()).unwrap();
     socket
 }
 
@@ -682,9 +634,8 @@ fn mptcp_listeners(pod: u8) -> [OwnedFd; 2] {
 
 /// Where `get sockets` says that connections of TCP go.
 fn listed_backends(sandbox: &Sandbox) -> Vec<(Value, Value)> {
-    let listed = cproxy(sandbox, &["get", "sockets", "-o", "json"]).json();
-    let rows = listed.as_array().unwrap().iter().filter(|row| row["protocol"] == "TCP");
-    rows.map(|row| (row["backend"]["address"].clone(), row["state"].clone())).collect()
+    let rows = rows(sandbox, "sockets").into_iter().filter(|row| row["protocol"] == "TCP");
+    rows.map(|row| (row["backend"].clone(), row["state"].clone())).collect()
 }
 
 /// A server that does not speak it: the connection goes on as TCP, and ends as that does.
@@ -694,12 +645,11 @@ fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
     let _servers = stale.tcp_servers();
     stale.keep_pods(&[2, 3]);
     // In turn, whatever is chosen: both pods get some.
-    let sockets: Vec<_> = FORMS.into_iter().cycle().take(48).map(|form| (form, connect_mptcp(form))).collect();
-    let of_pod = |pod: u8| {
-        let listed = listed_backends(&stale.sandbox);
-        let is_of = |(address, state): &&(Value, Value)| {
-            (*address == pod_v4(pod) || *address == pod_v6(pod)) && (*state == "stale") == (pod == 3)
-        };
+    let sockets: Vec<_> = Form::ALL.into_iter().cycle().take(48).map(|form| (form, connect_mptcp(form))).collect();
+    let of_pod = |number: u8| {
+        let listed = listed_backends(&stale.world.sandbox);
+        let is_of =
+            |(backend, state): &&(Value, Value)| pod(number).is_of(backend) && (*state == "stale") == (number == 3);
         listed.iter().filter(is_of).count()
     };
     stale.keep_pods(&[2]);
@@ -720,7 +670,7 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     let _others = mptcp_listeners(2);
     // Of this network namespace, and seconds. Without such a setting it is a minute.
     fs::write("/proc/sys/net/mptcp/close_timeout", "1").ok();
-    stale.sandbox.add_address("10.244.7.7");
+    stale.world.sandbox.add_address("10.244.7.7");
     let ip = "ip mptcp limits set subflows 8 add_addr_accepted 8 && ip mptcp endpoint add 10.244.7.7 dev lo subflow";
     assert!(Command::new("sh").args(["-c", ip]).status().unwrap().success());
     stale.keep_pods(&[3]);
@@ -749,7 +699,7 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     assert_eq!(stale.closes(Mode::All), 2);
     assert_eq!(subflows(), [0, 0, before[2]], "{before:?} before");
     for socket in &sockets {
-        // Whoever waits is told when the kernel gives up.
+        // A blocked read() returns when the kernel gives up.
         let told = rustix::io::read(socket, &mut [0; 1]);
         assert!(told.is_err(), "{told:?}");
     }
@@ -757,14 +707,14 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     assert_untouched(&direct);
 }
 
-/// What it has written is still on its way.
+/// Its data is still on its way.
 #[test]
 fn vip_connections_that_their_application_has_closed_end_by_themselves() {
     let mut stale = Stale::start();
     let _listener = TcpListener::bind(Form::V4.pod(3, TCP)).unwrap();
     stale.keep_pods(&[3]);
     let stored = OwnedFd::from(stale.translated_tcp(Form::V4, 3));
-    let sockets = [stored, TcpStream::connect(Form::V4.vip()).unwrap().into()];
+    let sockets = [stored, TcpStream::connect(Form::V4.web()).unwrap().into()];
     for socket in &sockets {
         rustix::io::ioctl_fionbio(socket, true).unwrap();
         while rustix::io::write(socket, &[0; 65_536]).is_ok() {}
@@ -772,16 +722,17 @@ fn vip_connections_that_their_application_has_closed_end_by_themselves() {
     drop(sockets);
     stale.keep_pods(&[1]);
     assert_eq!(stale.closes(Mode::All), 0);
-    assert_eq!(listed_backends(&stale.sandbox), []);
-    let still = Command::new("ss").args(["-tnH", "state", "fin-wait-1", "dst", &pod_v4(3)]).output().unwrap();
+    assert_eq!(listed_backends(&stale.world.sandbox), []);
+    let still =
+        Command::new("ss").args(["-tnH", "state", "fin-wait-1", "dst", &pod(3).v4.to_string()]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&still.stdout).lines().count(), 2);
 }
 
 fn retired(protocol: Protocol, pods: &[u8]) -> Retired {
     let port = if protocol == Protocol::Tcp { TCP } else { UDP };
     let mut retired = Retired::default();
-    for address in pods.iter().flat_map(|&pod| [pod_v4(pod), pod_v6(pod)]) {
-        retired.add(protocol, [Backend { address: parse_address(&address).unwrap(), port }]);
+    for address in pods.iter().flat_map(|&number| pod(number).addresses()) {
+        retired.add(protocol, [Backend { address: parse_address(&address.to_string()).unwrap(), port }]);
     }
     retired
 }
@@ -790,13 +741,13 @@ fn retired(protocol: Protocol, pods: &[u8]) -> Retired {
 fn only_sockets_to_backends_that_have_retired_are_asked_for() {
     let mut stale = Stale::start();
     let _servers = stale.tcp_servers();
-    let udp = [2, 3].map(|pod| FORMS.map(|form| stale.translated_udp(form, pod)));
-    let tcp = [2, 3].map(|pod| FORMS.map(|form| stale.translated_tcp(form, pod)));
+    let udp = [2, 3].map(|pod| Form::ALL.map(|form| stale.translated_udp(form, pod)));
+    let tcp = [2, 3].map(|pod| Form::ALL.map(|form| stale.translated_tcp(form, pod)));
     let pass = |stale: &Stale, retired| {
         let Outcome { closed, left, .. } = pass(&stale.pins, &retired).unwrap();
         (closed, left)
     };
-    // Whoever retires from one frontend may serve another.
+    // A backend that retires from one frontend may serve another.
     assert_eq!(pass(&stale, retired(Protocol::Udp, &[2, 3])), (0, 0));
     stale.keep_pods(&[1]);
     assert_eq!(pass(&stale, Retired::default()), (0, 0));
@@ -823,15 +774,13 @@ struct Closing<'s> {
 
 impl<'s> Closing<'s> {
     fn start(sandbox: &'s Sandbox) -> Self {
-        let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
-        agent.wait_ready(SYNC);
-        Self { agent, sandbox }
+        Self { agent: start_agent(sandbox), sandbox }
     }
 
     /// Behind port 80 of TCP and of UDP, IPv4 alone.
     fn write(sandbox: &Sandbox, tcp: &[u8], udp: &[u8]) {
-        let service = Service::new("web").cluster_ips([VIP_V4]).tcp("http", 80, TCP).udp("dns", 80, UDP);
-        let pods = |pods: &[u8]| pods.iter().map(|&pod| pod_v4(pod)).collect::<Vec<_>>();
+        let service = Service::new("web").cluster_ips([WEB.v4]).tcp("http", PORT, TCP).udp("dns", PORT, UDP);
+        let pods = |pods: &[u8]| pods.iter().map(|&number| pod(number).v4).collect::<Vec<_>>();
         let tcp = Slice::v4("web").name("web-1").tcp("http", TCP).ready(pods(tcp));
         let udp = Slice::v4("web").name("web-2").udp("dns", UDP).ready(pods(udp));
         manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(service), tcp.into(), udp.into()]);
@@ -841,19 +790,20 @@ impl<'s> Closing<'s> {
     fn set(&self, tcp: &[u8], udp: &[u8]) {
         Self::write(self.sandbox, tcp, udp);
         eventually(SYNC, "the table follows", || {
-            let rows = cproxy(self.sandbox, &["get", "services", "-o", "json"]).json();
+            let rows = rows(self.sandbox, "services");
             let count = |protocol: &str| {
-                let row = rows.as_array()?.iter().find(|row| row["protocol"] == protocol)?;
+                let row = rows.iter().find(|row| row["protocol"] == protocol)?;
                 let addresses = row["backends"].as_array()?.iter().map(|backend| backend["address"].clone());
                 Some(addresses.collect::<Vec<_>>())
             };
-            let wanted = |pods: &[u8]| Some(pods.iter().map(|&pod| Value::from(pod_v4(pod))).collect());
-            if count("TCP") == wanted(tcp) && count("UDP") == wanted(udp) { Ok(()) } else { Err(rows) }
+            let address = |number: &u8| Value::from(pod(*number).v4.to_string());
+            let wanted = |pods: &[u8]| Some(pods.iter().map(address).collect());
+            if count("TCP") == wanted(tcp) && count("UDP") == wanted(udp) { Ok(()) } else { Err(format!("{rows:?}")) }
         });
     }
 
     fn counter(&self, name: &str) -> u64 {
-        cproxy(self.sandbox, &["get", "counters", "-o", "json"]).json()[name].as_u64().unwrap()
+        counter(self.sandbox, name)
     }
 
     fn wait_for(&self, name: &str, expected: u64) {
@@ -865,7 +815,7 @@ impl<'s> Closing<'s> {
 }
 
 #[test]
-fn who_is_not_closed_is_not_looked_for() {
+fn no_pass_is_made_for_backends_that_close_no_socket() {
     let sandbox = Sandbox::new("cproxy-test");
     Closing::write(&sandbox, &[1, 2], &[1, 2]);
     let closing = Closing::start(&sandbox);
@@ -888,13 +838,13 @@ fn who_is_not_closed_is_not_looked_for() {
 }
 
 #[test]
-fn what_a_pass_keeps_does_not_grow_with_sockets() {
+fn the_memory_of_a_pass_does_not_grow_with_sockets() {
     // The first are more than are kept at a time.
     const MANY: [u64; 2] = [4_500, 12_000];
     let descriptors = MANY.iter().sum::<u64>() + 1_000;
     setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) }).unwrap();
     let sandbox = Sandbox::new("cproxy-test");
-    sandbox.add_addresses((1..=3).map(pod_v4));
+    sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
     Closing::write(&sandbox, &[1], &[3]);
     let closing = Closing::start(&sandbox);
     let mut closed = 0;
@@ -902,7 +852,7 @@ fn what_a_pass_keeps_does_not_grow_with_sockets() {
         closing.set(&[1], &[3]);
         let connect = |number: u64| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-            socket.connect(if number.is_multiple_of(2) { Form::V4.vip() } else { Form::V4.pod(3, UDP) }).unwrap();
+            socket.connect(if number.is_multiple_of(2) { Form::V4.web() } else { Form::V4.pod(3, UDP) }).unwrap();
             socket
         };
         let sockets: Vec<_> = (0..count).map(connect).collect();
@@ -926,16 +876,16 @@ fn what_a_pass_keeps_does_not_grow_with_sockets() {
 }
 
 #[test]
-fn what_is_left_open_is_said_until_it_is_closed() {
+fn sockets_left_open_are_counted_until_they_are_closed() {
     let sandbox = Sandbox::new("cproxy-test");
-    sandbox.add_addresses((1..=3).map(pod_v4));
+    sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
     Closing::write(&sandbox, &[1], &[3]);
     let on_a_poor_kernel = || {
         forbid_netlink();
         let closing = Closing::start(&sandbox);
         sandbox.enter();
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        socket.connect(Form::V4.vip()).unwrap();
+        socket.connect(Form::V4.web()).unwrap();
         closing.set(&[1], &[1, 2]);
         closing.wait_for("sockets_left", 1);
         closing.set(&[1], &[1]);

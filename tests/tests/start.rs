@@ -130,7 +130,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
 }
 
 #[test]
-fn who_waits_beside_a_stopped_agent_waits_no_longer_than_asked() {
+fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
     let sandbox = Sandbox::new("cproxy-test");
     write_service(&sandbox, Endpoint::not_ready(POD));
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
@@ -149,7 +149,7 @@ fn who_waits_beside_a_stopped_agent_waits_no_longer_than_asked() {
 }
 
 #[test]
-fn who_waits_is_told_at_once_that_the_agent_cannot_run_here() {
+fn wait_ends_at_once_when_the_agent_cannot_run_here() {
     let sandbox = Sandbox::new("cproxy-test");
     write_service(&sandbox, Endpoint::ready(POD));
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).cgroup("/proc").start();
@@ -179,7 +179,7 @@ fn who_waits_is_told_at_once_that_the_agent_cannot_run_here() {
 
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     agent.wait_ready(SYNC);
-    // What was before is forgotten.
+    // The state of the agent before is gone.
     assert_ready(&sandbox, &[]);
 }
 

@@ -105,7 +105,7 @@ enum Need {
 /// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
 const ALONE: &[&str] = &["--test-threads=1"];
 
-/// What takes minutes.
+/// Leaves out the tests that take minutes.
 const WITHOUT_LONG: [&str; 2] = ["--skip", "long::"];
 
 /// The same without what takes minutes under emulation or other kernels: that is for `cargo xtask vm test`.

@@ -112,7 +112,7 @@ const CLOCKS: [Clock; 5] = [
     Clock { name: "from_answer", meaning: "since the API server answered", of: |sample| sample.from_answer },
     Clock { name: "from_event", meaning: "since another client's watch told of it", of: |sample| sample.from_event },
     Clock { name: "answer", meaning: "(the API server's answer to the change)", of: |sample| sample.answer },
-    Clock { name: "resolution", meaning: "(between two looks at the table)", of: |sample| sample.resolution },
+    Clock { name: "resolution", meaning: "(between two readings of the table)", of: |sample| sample.resolution },
 ];
 
 fn main() -> Result<()> {
@@ -346,12 +346,13 @@ fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
         rows,
     });
     report.notes.push(format!(
-        "{changes} changes of the one endpoint of one Service, one after the other, after {WARM_UP} to warm up; beside \
+        "{changes} changes of the only endpoint of one Service, one after the other, after {WARM_UP} for warm-up; beside \
          it {services} Services with {ENDPOINTS} endpoints each. API server, agent and client share the machine's CPUs."
     ));
     report.notes.push(
-        "The clock stops when a look at the table has met the new backend: a time is too long by at most the time \
-         between two looks. It is negative where connections followed before the other party heard of the change."
+        "The clock stops when a reading of the table shows the new backend, so a time is too long by at most the time \
+         between two readings. A time is negative where connections followed the change before the other client's watch \
+         or the API server's answer reported it."
             .to_owned(),
     );
     let drawn = CLOCKS.iter().take(DRAWN);

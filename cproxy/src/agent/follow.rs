@@ -2,6 +2,14 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use cproxy_core::{
+    Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, TablePlanner,
+};
+use cproxy_datapath::{
+    bpf::{self, PinDir},
+    sockets::Mode,
+};
+use cproxy_wire::LastHeard;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -13,15 +21,7 @@ use super::{
     stale::{Closer, Gauges, Handover},
     timeline::{Phase, Timeline},
 };
-use crate::{
-    admin::Question,
-    bpf::{self, PinDir},
-    k8s::LastHeard,
-    memory,
-    model::{Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, Table},
-    report,
-    sockets::Mode,
-};
+use crate::{admin::Question, memory, report};
 
 /// Events that follow one another faster than this are applied together.
 const QUIET: Duration = Duration::from_millis(2);
@@ -50,7 +50,7 @@ enum State {
 /// Owner of store, table and maps.
 pub(super) struct Follower {
     store: Store,
-    table: Table,
+    table: TablePlanner,
     maps: bpf::Table,
     run_dir: RunDir,
     state: State,
@@ -63,6 +63,8 @@ pub(super) struct Follower {
     /// A list has been taken in, whose staged rows are free again.
     has_list: bool,
     reported: BTreeSet<Problem>,
+    /// Revision of the planner's problems that `reported` has.
+    reported_revision: Option<u64>,
     /// Told which backends have retired: sockets may be connected to nobody.
     handover: Arc<Handover>,
     /// Somebody may have been connected through the pins before this agent.
@@ -83,7 +85,7 @@ impl Follower {
     ) -> Result<Self, AgentError> {
         let maps = bpf::Table::open(&pins.dir)?;
         let kernel = KernelTable { is_new: pins.are_new, ..maps.read()? };
-        let table = Table::new(bpf::Table::LIMITS, kernel);
+        let table = TablePlanner::new(bpf::Table::LIMITS, kernel);
         Ok(Self {
             store,
             table,
@@ -97,6 +99,7 @@ impl Follower {
             timeline,
             has_list: false,
             reported: BTreeSet::new(),
+            reported_revision: None,
             handover: Arc::new(Handover::new(mode)),
             has_predecessor: !pins.are_new,
             gauges: Arc::default(),
@@ -133,7 +136,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Who closes stale sockets when this one finds that backends have retired.
+    /// The background task that closes sockets to retired backends.
     pub(super) fn closer(&self, pins: PinDir) -> Closer {
         Closer { pins, handover: self.handover.clone(), gauges: self.gauges.clone() }
     }
@@ -222,7 +225,7 @@ impl Follower {
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
                 );
                 let Room { frontends, sets, slots } = self.maps.room();
-                // What there is is in use: nothing of it can be kept for the API server's Service.
+                // The maps cannot grow, so a reserve would take room that is in use.
                 let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
                 self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };
                 self.grows_again_at = Some(now + NO_MEMORY_PAUSE);
@@ -262,7 +265,8 @@ impl Follower {
     fn write_now(&mut self) -> Result<(), bpf::TableError> {
         let dirty = self.store.take_dirty();
         if let State::InDoubt { .. } = self.state {
-            self.table = Table::new(self.limits, self.maps.read()?);
+            self.table = TablePlanner::new(self.limits, self.maps.read()?);
+            self.reported_revision = None;
         }
         self.timeline.end(Phase::List);
         match self.state {
@@ -325,7 +329,8 @@ impl Follower {
 
     /// Logs the table's problems that are new.
     fn report(&mut self) {
-        if !self.table.take_other_problems() {
+        let revision = self.table.problems_revision();
+        if self.reported_revision.replace(revision) == Some(revision) {
             return;
         }
         let problems = BTreeSet::from_iter(self.table.problems());

@@ -13,19 +13,12 @@ use std::{
     thread,
 };
 
-use crate::{
-    admin,
-    bpf::{
-        self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
-        excluded_cgroup,
-    },
-    config::{Config, Exclude, Source},
-    k8s::{self, ClientError, LastHeard},
-    manifests::{self, Files, ManifestError, Wanted, Watcher},
-    model::{Event, Exclusions, Own, Store},
-    own_address::OwnAddresses,
-    wait::{FAILED, UNUSABLE},
+use cproxy_core::{Event, Exclusions, NodeContext, Store};
+use cproxy_datapath::bpf::{
+    self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
+    excluded_cgroup,
 };
+use cproxy_wire::{self as wire, ClientError, LastHeard, SocketSetup};
 use follow::Follower;
 use http::Uri;
 use run_dir::RunDir;
@@ -35,7 +28,15 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-/// What other programs take a proxy from.
+use crate::{
+    admin,
+    config::{Config, Exclude, ObjectSource},
+    manifests::{self, Files, ManifestError, Wanted, Watcher},
+    own_address::OwnAddresses,
+    wait::{FAILED, UNUSABLE},
+};
+
+/// Proxy variables of the environment, which the agent does not honour.
 const PROXY_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
 
 /// How many batches of events may wait: a bound on memory, not on speed. From the API server each is one object, which
@@ -170,7 +171,7 @@ struct Pins {
 
 /// A source that has been found usable and not yet been started.
 enum Prepared {
-    ApiServer(Box<kube::Config>),
+    ApiServer(Box<wire::Config>),
     Manifests(Watcher, Box<Files>),
 }
 
@@ -183,11 +184,13 @@ impl Prepared {
     }
 }
 
-async fn prepare(source: &Source, wanted: Wanted) -> Result<Prepared, AgentError> {
+async fn prepare(source: &ObjectSource, wanted: Wanted) -> Result<Prepared, AgentError> {
     Ok(match source {
         // Watching comes first: what changes while the files are read is seen afterwards.
-        Source::Manifests(paths) => Prepared::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, wanted)?)),
-        Source::ApiServer(server) => Prepared::ApiServer(Box::new(k8s::configure(server).await?)),
+        ObjectSource::Manifests(paths) => {
+            Prepared::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, wanted)?))
+        }
+        ObjectSource::ApiServer(server) => Prepared::ApiServer(Box::new(wire::configure(server).await?)),
     })
 }
 
@@ -234,7 +237,7 @@ fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
     Ok(Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() })
 }
 
-fn read_bootstrap(path: &Path, own: &Own, wanted: &Wanted) -> Result<Store, AgentError> {
+fn read_bootstrap(path: &Path, own: &NodeContext, wanted: &Wanted) -> Result<Store, AgentError> {
     let failed = |message: String| AgentError::Bootstrap(path.to_owned(), message);
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let contents = manifests::parse(&path.display().to_string(), &text, wanted).map_err(failed)?;
@@ -259,16 +262,22 @@ fn start(
             }
         })),
         Prepared::ApiServer(config) => {
-            let client = k8s::client(&config, SocketMark::new(pins))?;
+            let client = wire::client(&config, socket_setup(pins))?;
             tracing::info!("following the API server at {}", config.cluster_url);
-            // Whoever can reach it by a proxy alone would look for one.
+            // Without this line, an API server behind a proxy is just unreachable.
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }
-            drop(tokio::spawn(k8s::watch(client, config.cluster_url, node_name, heard, sender)));
+            drop(tokio::spawn(wire::watch(client, config.cluster_url, node_name, heard, sender)));
         }
     }
     Ok(())
+}
+
+/// The agent never uses its own table.
+fn socket_setup(pins: &PinDir) -> SocketSetup {
+    let mark = SocketMark::new(pins);
+    SocketSetup::new(move |socket| mark.mark(socket))
 }
 
 async fn follow_until_stopped(

@@ -2,7 +2,10 @@
 
 use std::{
     env, io,
-    os::{linux::net::SocketAddrExt, unix::ffi::OsStrExt, unix::net},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{ffi::OsStrExt, net},
+    },
 };
 
 const VARIABLE: &str = "NOTIFY_SOCKET";

@@ -9,12 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use cproxy_datapath::owned_dir;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, fstat, openat, renameat, unlinkat};
 use tokio::net::UnixListener;
 
 use super::AgentError;
 use crate::{
-    admin, owned_dir,
+    admin,
     wait::{self, FAILED, LIMITED, READY, UNUSABLE},
 };
 

@@ -1,4 +1,4 @@
-//! Closes stale sockets whenever backends have retired; see [`crate::sockets`].
+//! Closes stale sockets whenever backends have retired; see [`cproxy_datapath::sockets`].
 
 use std::{
     sync::{
@@ -8,13 +8,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
-
-use crate::{
+use cproxy_core::Retired;
+use cproxy_datapath::{
     bpf::PinDir,
-    model::Retired,
     sockets::{self, Mode, Outcome},
 };
+use tokio::sync::Notify;
 
 /// A connect that has just got its backend must have reached the kernel's list of sockets; and one pass serves for all
 /// that goes meanwhile.
@@ -22,8 +21,7 @@ const DELAY: Duration = Duration::from_millis(50);
 /// A pass that failed is tried again after this.
 const RETRY: Duration = Duration::from_secs(5);
 /// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a percent.
-/// What it costs to find the network namespaces and, if need be, a socket's owner depends on how many processes and
-/// descriptors there are, and on nothing that the agent could know before.
+/// The cost of finding network namespaces and owners grows with processes and descriptors, which cannot be known before.
 const REST: u32 = 299;
 /// But no longer than this, however long the last one was: with 50 ms, that is one percent.
 const REST_MAX: Duration = Duration::from_secs(5);
@@ -166,8 +164,9 @@ impl Passed {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_core::{Backend, Protocol, parse_address};
+
     use super::*;
-    use crate::model::{Backend, Protocol, parse_address};
 
     #[test]
     fn what_is_not_closed_wakes_nobody() {

@@ -1,4 +1,4 @@
-//! `cproxy check`: one line for each thing that cproxy needs of the kernel and of the machine. Changes nothing.
+//! `cproxy check`: one line for each requirement on the kernel and on the machine. Changes nothing.
 
 use std::{
     fmt::Display,
@@ -9,21 +9,21 @@ use std::{
 
 use anyhow::bail;
 use clap::Args;
-use serde::Serialize;
-
-use super::{Format, PinDirOption, RunDirOption, one_line, print};
-use crate::{
+use cproxy_datapath::{
     bpf::{self, Environment, Features, MapType, Mount, PinDir, PinError, Program, Scope},
     sockets::{self, Abilities},
 };
+use serde::Serialize;
+
+use super::{Format, PinDirOption, RunDirOption, one_line, print};
 
 /// Flags of `cproxy check`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// How to print the requirements
+    /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
-    /// cgroup2 directory to attach to; default: the cgroup2 root
+    /// cgroup2 directory that `run` would attach to; default: the cgroup2 root
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
     #[command(flatten)]
@@ -32,14 +32,14 @@ pub(super) struct Options {
     run: RunDirOption,
 }
 
-/// One thing that cproxy needs. Names and fields are a contract, like those of the table.
+/// One requirement. Names and fields are a contract, like those of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Requirement {
     name: String,
     state: State,
-    /// Whether cproxy cannot work without it.
+    /// Whether cproxy fails without it.
     required: bool,
-    /// How it is met, or what is missing and what to do.
+    /// How it is met, or the cause of the failure and its remedy.
     detail: String,
 }
 
@@ -50,9 +50,9 @@ type Answer = (State, String);
 #[serde(rename_all = "lowercase")]
 enum State {
     Ok,
-    /// cproxy does without, not as well.
+    /// cproxy works without it, with less function.
     Limited,
-    /// It is not there, or nobody could be asked.
+    /// It is absent, or could not be checked.
     Missing,
 }
 
@@ -114,7 +114,7 @@ fn requirements(options: &Options) -> Vec<Requirement> {
     all
 }
 
-/// What closing stale sockets needs of the kernel; without it they are left, and at best counted.
+/// Requirements for closing stale sockets, which are otherwise left open and at best counted.
 fn stale_sockets(pins: &PinDir) -> [Requirement; 4] {
     let Abilities { udp_diag, tcp_diag, destroy, storages } = sockets::probe(Some(pins));
     let one = |name, can: Result<(), String>, detail: &str, loss: &str| {
@@ -131,7 +131,7 @@ fn stale_sockets(pins: &PinDir) -> [Requirement; 4] {
 
 const UNASKED: &str = "cannot be tried without the capabilities";
 
-/// `bpf(2)`, which answers the privileged only.
+/// Access to `bpf(2)`, which needs privileges.
 #[derive(Clone, Copy)]
 struct Kernel {
     answers: bool,
@@ -179,7 +179,7 @@ fn map(map_type: MapType) -> Answer {
     }
 }
 
-/// All are loaded together, since they share their maps.
+/// The programs, loaded together because they share their maps.
 fn programs(kernel: Kernel) -> Vec<Requirement> {
     let all = |answer: Answer| Program::ALL.map(|program| required(program_name(program), answer.clone())).into();
     if !kernel.answers {
@@ -243,7 +243,7 @@ fn is_cgroup(dir: &Path, id: u64) -> bool {
     fs::metadata(dir).is_ok_and(|dir| dir.ino() == id)
 }
 
-/// What is missing that must not be.
+/// Names of the required things that are missing.
 fn lacking(requirements: &[Requirement]) -> Vec<&str> {
     let lacks = |requirement: &&Requirement| requirement.required && requirement.state == State::Missing;
     requirements.iter().filter(lacks).map(|requirement| requirement.name.as_str()).collect()

@@ -1,12 +1,10 @@
 //! `cproxy cleanup`
 
 use clap::Args;
+use cproxy_datapath::bpf::{Environment, PinDir, Program};
 
 use super::{PinDirOption, RunDirOption, print};
-use crate::{
-    agent,
-    bpf::{Environment, PinDir, Program},
-};
+use crate::agent;
 
 /// Flags of `cproxy cleanup`.
 #[derive(Args, Debug)]

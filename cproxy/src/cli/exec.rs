@@ -1,12 +1,17 @@
-//! `cproxy exec`: becomes another program, which finds its signals as a program expects them. A shell has what it starts in the
-//! background ignore SIGINT and SIGQUIT, and neither it nor a shell below it can undo that.
+//! `cproxy exec`: replaces itself by another program, with the default handling of SIGINT and SIGQUIT. A shell makes the
+//! programs that it starts in the background ignore both signals, and no shell below it can undo that.
 
-use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command, process::ExitCode};
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::process::CommandExt,
+    process::{Command, ExitCode},
+};
 
-/// The first word of its command line; the others are the program's.
+/// The name of the command; the words after it are the program and its arguments.
 pub(super) const NAME: &str = "exec";
 
-/// As shells have it.
+/// Exit codes that shells use, too.
 const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_NOT_RUN: u8 = 126;
 

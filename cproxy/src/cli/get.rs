@@ -1,26 +1,28 @@
-//! `cproxy get`: what the kernel holds, with names where an agent is there to tell them.
+//! `cproxy get`: the state in the kernel, with the names of Services if an agent is running.
 
 use clap::{Args, ValueEnum};
+use cproxy_core::{Frontend, KernelSet};
+use cproxy_datapath::{
+    bpf::{PinDir, Table, read_counters},
+    sockets,
+};
 
 use super::{Format, PinDirOption, RunDirOption, complain, print, print_rows};
 use crate::{
     admin,
-    bpf::{PinDir, Table, read_counters},
-    model::{Frontend, KernelSet},
     report::{
         Names, ReportRow, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
         sockets_json, sockets_text,
     },
-    sockets,
 };
 
 /// Flags of `cproxy get`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// What to print
+    /// State to print
     #[arg(value_enum)]
     what: What,
-    /// How to print it
+    /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
     #[command(flatten)]
@@ -31,13 +33,13 @@ pub(super) struct Options {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum What {
-    /// Frontends and their backends.
+    /// Frontends and their backends
     Services,
-    /// Backends, and the frontends that lead to them.
+    /// Backends and the frontends that lead to them
     Backends,
-    /// Sockets of all processes that are connected through cproxy, and whether their backends still serve.
+    /// Sockets connected through cproxy, of all processes, and whether their backends still serve
     Sockets,
-    /// What has been counted since the programs were installed.
+    /// Counters of the programs since their installation, and gauges of the running agent
     Counters,
 }
 

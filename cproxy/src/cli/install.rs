@@ -1,11 +1,12 @@
-//! `cproxy install`: the child of `cproxy run`, with the agent's checks behind it.
+//! `cproxy install`: the child of `cproxy run` that loads and attaches the programs, after the agent's checks.
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
+use cproxy_datapath::bpf::InstallError;
 
 use super::{complain, print};
-use crate::{agent, bpf::InstallError};
+use crate::agent;
 
 /// Flags of `cproxy install`.
 #[derive(Args, Debug)]

@@ -14,16 +14,15 @@ mod wait;
 
 use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use crate::{
-    agent,
-    model::{Address, Own, ServiceName, parse_address, printable},
-};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 
-/// Wrong usage.
+use crate::agent;
+
+/// Exit code for wrong usage.
 const EXIT_USAGE: u8 = 2;
 
-/// Kubernetes ClusterIPs inside a microVM, by socket hooks.
+/// Kubernetes ClusterIPs for the pod in a microVM, by socket hooks.
 #[derive(Debug, Parser)]
 #[command(name = "cproxy", version)]
 struct Cli {
@@ -35,64 +34,64 @@ struct Cli {
 enum Command {
     /// Follow Services and EndpointSlices and keep the kernel's table up to date
     Run(Box<run::Options>),
-    /// Say whether this kernel and this environment can run cproxy; changes nothing
+    /// Check whether this kernel and machine can run cproxy; changes nothing
     Check(check::Options),
-    /// Wait until a running agent's table is complete
+    /// Wait until the table of a running agent is complete
     Wait(wait::Options),
-    /// Print what the kernel holds now; works with the agent dead
+    /// Print the state in the kernel; works without a running agent
     Get(get::Options),
-    /// Print what the table would be; touches no kernel
+    /// Print the table that manifests would give; leaves the kernel alone
     Resolve(resolve::Options),
-    /// Choose endpoints from a new seed: for each copy of a VM that was restored from a snapshot
+    /// Choose backends from a new seed; for each VM restored from a snapshot
     Reseed(reseed::Options),
-    /// Detach and unpin everything that is cproxy's, and nothing else
+    /// Detach cproxy's programs and remove its pins, and nothing else
     Cleanup(cleanup::Options),
     /// Print the version
     Version,
-    /// Load, attach and pin the programs, then end: what `run` does in a child
+    /// Load, attach and pin the programs, then exit; `run` does this in a child
     #[command(hide = true)]
     Install(install::Options),
 }
 
-/// Where the kernel's objects are pinned.
+/// The pin directory.
 #[derive(Args, Debug)]
 struct PinDirOption {
-    /// Directory on a bpf filesystem for maps and links
+    /// Directory on a BPF file system where maps and links are pinned
     #[arg(long, env = "CPROXY_PIN_DIR", value_name = "DIR", default_value = "/sys/fs/bpf/cproxy")]
     pin_dir: PathBuf,
 }
 
-/// Where agents are found that were not told otherwise.
+/// The default of `--run-dir`.
 const RUN_DIR: &str = "/run/cproxy";
 
-/// Where a running agent is found.
+/// The run directory.
 #[derive(Args, Debug)]
 struct RunDirOption {
-    /// Directory of the files `ready` and `cproxy.sock`
+    /// Directory of the agent's files, such as `ready` and `cproxy.sock`
     #[arg(long, env = "CPROXY_RUN_DIR", value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
 }
 
-/// Where this is.
+/// The node and the VM that the agent runs on.
 #[derive(Args, Debug)]
 struct OwnOptions {
-    /// Name of the own node: which endpoints are local, and which Node's zone and addresses count
+    /// Name of this node, for local endpoints, zone hints and node ports; default: none
     #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME", value_parser = node_name)]
     node_name: Option<String>,
-    /// Addresses of the own node, on which node ports are served (in the environment: with commas between them);
-    /// default: the InternalIPs of its Node
+    /// IP addresses of this node, on which node ports are served, separated by commas; default: the InternalIPs of its
+    /// Node
     #[arg(long, env = "CPROXY_NODE_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = node_ip)]
     node_ip: Vec<Address>,
-    /// The VM's own addresses (in the environment: with commas between them), for loadBalancerSourceRanges; `run` finds
-    /// them by itself, and `resolve` takes the VM to be outside of all ranges without them
+    /// IP addresses of this VM, compared with loadBalancerSourceRanges, separated by commas; default: `run` detects them,
+    /// `resolve` has none, which is outside of all ranges
     #[arg(long, env = "CPROXY_POD_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = pod_ip)]
     pod_ip: Vec<Address>,
 }
 
 impl OwnOptions {
-    /// What is given; an empty name, as scripts may leave it in the environment, is none.
-    fn own(&self) -> Own {
-        Own {
+    /// The given values; an empty name, as scripts may leave it in the environment, is none.
+    fn own(&self) -> NodeContext {
+        NodeContext {
             node_name: self.node_name.clone().filter(|name| !name.is_empty()),
             node_ips: self.node_ip.clone(),
             pod_ips: self.pod_ip.clone(),
@@ -132,13 +131,13 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
     }
 }
 
-/// How to print a table.
+/// Output format.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Format {
-    /// Aligned columns.
+    /// Aligned columns
     #[default]
     Table,
-    /// JSON.
+    /// JSON
     Json,
 }
 

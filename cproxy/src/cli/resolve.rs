@@ -7,28 +7,30 @@ use std::{
 
 use anyhow::bail;
 use clap::Args;
+use cproxy_core::{
+    self, KernelTable, ObjectName, Problem, ServiceName, Store, TablePlanner,
+    api::{EndpointSlice, Service},
+};
+use cproxy_datapath::bpf;
 
 use super::{Format, OwnOptions, print, print_rows};
 use crate::{
-    bpf,
-    k8s::objects::{EndpointSlice, Service},
     manifests::{Files, Wanted, Whole},
-    model::{self, KernelTable, ObjectName, Problem, ServiceName, Store, Table},
     report::{ReportRow, explanations_json, explanations_text},
 };
 
 /// Flags of `cproxy resolve`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Files or directories with Services, EndpointSlices and Nodes
+    /// Files or directories with Services, EndpointSlices and Nodes, separated by commas
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',', required = true)]
     manifests: Vec<PathBuf>,
     #[command(flatten)]
     own: OwnOptions,
-    /// Say of each endpoint of this Service which rule takes it in or leaves it out
+    /// Explain for each endpoint of this Service why it is used or not
     #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = super::service_name)]
     explain: Option<ServiceName>,
-    /// How to print the table
+    /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
 }
@@ -39,7 +41,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let files = Files::read(&options.manifests, wanted)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // As the agent does it, for what only shows when the Services are put together.
-    let mut table = Table::new(bpf::Table::LIMITS, KernelTable::default());
+    let mut table = TablePlanner::new(bpf::Table::LIMITS, KernelTable::default());
     drop(table.sync(&store));
     let duplicates = files.duplicates();
     let no_node = files.missing_node();
@@ -107,7 +109,7 @@ fn explain(
     files: &Files,
     objects: &Objects<'_>,
     store: &Store,
-    table: &Table,
+    table: &TablePlanner,
     name: &ServiceName,
     output: Format,
 ) -> anyhow::Result<()> {
@@ -117,13 +119,13 @@ fn explain(
         }
         bail!("--explain {name}: the manifests have no such Service");
     };
-    if let Err(skipped) = model::served_spec(service) {
+    if let Err(skipped) = cproxy_core::served_spec(service) {
         bail!("--explain {name}: the Service is not served: {skipped}");
     }
-    if model::desired_rows(store, name).is_empty() {
+    if cproxy_core::desired_rows(store, name).is_empty() {
         bail!("--explain {name}: the Service is not served: it has no address and port that can be");
     }
-    let explanations = model::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
+    let explanations = cproxy_core::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
     let rows = table.rows();
     let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
     match output {

@@ -3,67 +3,66 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, error::ErrorKind};
-use cproxy_ebpf::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX};
+use cproxy_core::Balance;
+use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
+use cproxy_wire::ApiServer;
 use http::Uri;
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::{OwnOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
-    config::{Config, Exclude, Source},
-    k8s::ApiServer,
+    config::{Config, Exclude, ObjectSource},
     log_limit::LogLimit,
     memory,
-    model::Balance,
-    sockets::Mode,
 };
 
 /// Flags of `cproxy run`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Follow the API server of this kubeconfig; without it and --manifests: of the pod's ServiceAccount
+    /// Kubeconfig of the API server to follow; default: the pod's ServiceAccount
     #[arg(long, env = "CPROXY_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
     kubeconfig: Option<PathBuf>,
-    /// Follow these files or directories (in the environment: with commas between them) instead of an API server
+    /// Files or directories to follow instead of an API server, separated by commas
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',')]
     manifests: Vec<PathBuf>,
-    /// Reach the API server here, not through its ClusterIP
+    /// Real URL of the API server; default: the kubeconfig's, or KUBERNETES_SERVICE_HOST, which is a ClusterIP
     #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", conflicts_with = "manifests", value_parser = api_server_url)]
     apiserver: Option<Uri>,
-    /// Name that the API server's certificate must have
+    /// Name that the API server's certificate must have; default: the kubeconfig's, or the host in the URL
     #[arg(long, env = "CPROXY_TLS_SERVER_NAME", value_name = "NAME", conflicts_with = "manifests")]
     tls_server_name: Option<String>,
-    /// Services and slices to serve until the first complete sync
+    /// File with Services and EndpointSlices to serve until the first complete sync
     #[arg(long, env = "CPROXY_BOOTSTRAP", value_name = "FILE")]
     bootstrap: Option<PathBuf>,
     #[command(flatten)]
     own: OwnOptions,
-    /// cgroup2 directory to attach to; default: the cgroup2 root, mounted if need be
+    /// cgroup2 directory whose processes are served; default: the cgroup2 root, mounted if need be
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
-    /// Leave processes in or below these cgroup2 directories alone (in the environment: with commas between them)
+    /// Leave processes in or below these cgroup2 directories alone; at most 4, separated by commas
     #[arg(long, env = "CPROXY_EXCLUDE_CGROUP", value_name = "DIR", num_args = 1.., value_delimiter = ',')]
     exclude_cgroup: Vec<PathBuf>,
-    /// Leave processes of these users alone (in the environment: with commas between them)
+    /// Leave processes of these user ids alone; at most 8, separated by commas
     #[arg(long, env = "CPROXY_EXCLUDE_UID", value_name = "UID", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..u32::MAX as i64))]
     exclude_uid: Vec<u32>,
-    /// Leave destinations with these ports alone (in the environment: with commas between them)
+    /// Leave calls to these destination ports alone; at most 8, separated by commas
     #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     exclude_port: Vec<u16>,
-    /// How to choose an endpoint for a new connection
+    /// Choice of a backend for a new connection
     #[arg(long, env = "CPROXY_BALANCE", value_name = "HOW", value_enum, default_value_t)]
     balance: Choice,
-    /// Close sockets that are connected, through cproxy, to a backend that no longer serves
+    /// Stale sockets to close: those connected through cproxy to a backend that no longer serves
     #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "WHICH", value_enum, default_value_t)]
     terminate_sockets: Terminate,
     #[command(flatten)]
     pin: PinDirOption,
     #[command(flatten)]
     run: RunDirOption,
-    /// How much to log
+    /// Least severe level to log
     #[arg(long, env = "CPROXY_LOG_LEVEL", value_name = "LEVEL", value_enum, default_value_t)]
     log_level: LogLevel,
-    /// How to log: lines for people, or one JSON object for each
+    /// Format of log lines: text, or one JSON object each
     #[arg(long, env = "CPROXY_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -77,10 +76,10 @@ enum LogFormat {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Choice {
-    /// Any, each with the same chance
+    /// Any backend, each with the same chance
     #[default]
     Random,
-    /// One after the other: even for few connections, too
+    /// One backend after the other, which spreads few connections more evenly
     RoundRobin,
 }
 
@@ -95,12 +94,12 @@ impl From<Choice> for Balance {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Terminate {
-    /// Connected UDP sockets: nothing else would tell them
+    /// Connected UDP sockets, which would not notice otherwise
     #[default]
     Udp,
-    /// UDP and TCP
+    /// UDP and TCP sockets
     All,
-    /// None
+    /// No sockets
     None,
 }
 
@@ -143,13 +142,13 @@ pub(super) fn run(options: Options) -> anyhow::Result<()> {
 fn config(options: Options) -> Result<Config, clap::Error> {
     let exclude = exclude(&options)?;
     let source = if options.manifests.is_empty() {
-        Source::ApiServer(ApiServer {
+        ObjectSource::ApiServer(ApiServer {
             kubeconfig: options.kubeconfig,
             url: options.apiserver,
             tls_server_name: options.tls_server_name,
         })
     } else {
-        Source::Manifests(options.manifests)
+        ObjectSource::Manifests(options.manifests)
     };
     Ok(Config {
         source,
@@ -188,9 +187,9 @@ fn start_log(level: LogLevel, format: LogFormat) {
         LogLevel::Info => tracing::Level::INFO,
         LogLevel::Debug => tracing::Level::DEBUG,
     };
-    // What libraries have to say, cproxy says in its own words.
+    // cproxy reports the errors of its libraries itself.
     let own = Targets::new().with_target("cproxy", level);
-    // Who asks for more gets all of it.
+    // The log is not limited at level debug.
     let limit = (level < tracing::Level::DEBUG).then(LogLimit::default);
     let lines = fmt::layer().with_target(false).with_writer(std::io::stderr);
     match format {

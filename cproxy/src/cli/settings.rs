@@ -1,8 +1,7 @@
-//! Settings that come with the machine, so that a read-only image serves everyone: parameters of the kernel's command line
+//! Settings from the machine, so that one read-only image fits all VMs: parameters of the kernel's command line
 //! (`cproxy.apiserver=https://10.0.0.1:6443`) and a file (`apiserver = https://10.0.0.1:6443`).
 //!
-//! Each is a default of the variable of the same name, which is a default of the flag: first counts the flag, then the
-//! environment, the kernel's command line, the file.
+//! The flag comes first, then the environment, the kernel's command line and the file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,13 +12,13 @@ use std::{
 const KERNEL_COMMAND_LINE: &str = "/proc/cmdline";
 const KERNEL_PREFIX: &str = "cproxy.";
 const FILE: &str = "/etc/cproxy/cproxy.conf";
-/// Where the file is, if it is not there.
+/// The variable that names another file.
 const FILE_VARIABLE: &str = "CPROXY_CONFIG";
 const VARIABLE_PREFIX: &str = "CPROXY_";
 
 const LINE_CHARS_MAX: usize = 80;
 
-/// Ways to name the source: what names one is no default beside a flag or a variable that names another.
+/// Settings that select the source. One of them is ignored where a nearer place selects another source.
 const API_SERVER: [&str; 3] = ["CPROXY_KUBECONFIG", "CPROXY_APISERVER", "CPROXY_TLS_SERVER_NAME"];
 const MANIFESTS: &str = "CPROXY_MANIFESTS";
 
@@ -81,7 +80,7 @@ pub(super) fn apply(known: impl FnOnce() -> BTreeSet<String>) -> Result<(), Sett
     wrong.or(unknown).map_or(Ok(()), Err)
 }
 
-/// What the file says, and what is wrong with it first. One that nobody named need not be there.
+/// Settings of the file, and its first error. Only a file that is named by the variable must exist.
 fn of_files(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| FILE.into());

@@ -3,5 +3,5 @@
 use super::print;
 
 pub(super) fn run() -> anyhow::Result<()> {
-    print(&format!("cproxy {} (table layout {})\n", env!("CARGO_PKG_VERSION"), cproxy_ebpf::LAYOUT_VERSION))
+    print(&format!("cproxy {} (table layout {})\n", env!("CARGO_PKG_VERSION"), cproxy_datapath::LAYOUT_VERSION))
 }

@@ -1,19 +1,17 @@
-//! `cproxy wait`: for init systems and hooks that start what needs ClusterIPs.
+//! `cproxy wait`, for init systems and hooks that start programs which need ClusterIPs.
 
 use std::{convert::Infallible, time::Duration};
 
 use clap::{Args, ValueEnum, error::ErrorKind};
+use cproxy_core::ServiceName;
 
 use super::{RunDirOption, service_name};
-use crate::{
-    model::ServiceName,
-    wait::{Wanted, limits, wait},
-};
+use crate::wait::{Wanted, limits, wait};
 
 /// The default of `--timeout`.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A value, or what is wrong with it: the policy, which may be read after it, says what that leads to.
+/// A value, or the error in it. The policy decides about the error, and may be parsed later.
 type Checked<T> = Result<T, String>;
 
 /// Flags of `cproxy wait`.
@@ -21,23 +19,23 @@ type Checked<T> = Result<T, String>;
 pub(super) struct Options {
     #[command(flatten)]
     run: RunDirOption,
-    /// How long to wait: seconds, or a number with ms, s or m
+    /// Longest time to wait: seconds, or a number with the unit ms, s or m
     #[arg(long, env = "CPROXY_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = checked_time)]
     timeout: Checked<Duration>,
-    /// Wait also until these Services have an endpoint (in the environment: with commas between them)
+    /// Wait also until these Services have an eligible endpoint; separated by commas
     #[arg(long = "for", env = "CPROXY_FOR", value_name = "NAMESPACE/NAME", num_args = 1.., value_delimiter = ',', value_parser = checked_service)]
     services: Vec<Checked<ServiceName>>,
-    /// What to do when the time is over, cproxy cannot run on this kernel, or one of these settings is wrong
+    /// Result when the time is over, when cproxy cannot run here, or when --timeout or --for is wrong
     #[arg(long, env = "CPROXY_ON_TIMEOUT", value_name = "POLICY", value_enum, default_value_t)]
     on_timeout: Policy,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Policy {
-    /// Say why and exit with 1, with 2 where a setting is wrong: nothing starts
+    /// Print the reason and exit with 1, or with 2 if a setting is wrong
     #[default]
     Fail,
-    /// Say why and exit with 0: what waits starts without Services
+    /// Print the reason and exit with 0, so that the caller goes on without Services
     Start,
 }
 

@@ -5,9 +5,10 @@ use std::{
     fmt,
 };
 
-use crate::{
-    k8s::objects::{EndpointSlice, Node, Service},
-    model::{self, Event, Kind, ObjectName, ObjectRow, Problem, ServiceName, object_name},
+use cproxy_core::{
+    self, Event, ObjectName, ObjectRow, Problem, ResourceKind, ServiceName,
+    api::{EndpointSlice, Node, Service},
+    object_name,
 };
 
 /// For whom files are read.
@@ -34,7 +35,7 @@ pub(super) enum Kept {
     Whole(Box<(ObjectRow, Whole)>),
     /// The own one.
     Node(Box<(ObjectName, Node)>),
-    Unreadable(Box<(Kind, ObjectName, String)>),
+    Unreadable(Box<(ResourceKind, ObjectName, String)>),
 }
 
 /// An object as it was written.
@@ -47,7 +48,7 @@ pub enum Whole {
 }
 
 /// Which object it is.
-pub(super) type Id<'a> = (Kind, &'a ObjectName);
+pub(super) type Id<'a> = (ResourceKind, &'a ObjectName);
 
 impl Contents {
     /// The file as complete lists of all kinds.
@@ -62,7 +63,7 @@ impl Contents {
 
     /// The objects that were to be kept whole.
     #[must_use]
-    pub fn whole(&self) -> BTreeMap<(Kind, &ObjectName), &Whole> {
+    pub fn whole(&self) -> BTreeMap<(ResourceKind, &ObjectName), &Whole> {
         whole(&self.objects)
     }
 
@@ -70,26 +71,26 @@ impl Contents {
         &self.objects
     }
 
-    pub(super) fn service(&mut self, service: Box<Service>, wanted: &Wanted) {
+    pub(super) fn service(&mut self, service: Service, wanted: &Wanted) {
         let Some(row) = ObjectRow::of_service(&service, wanted.node.as_deref()) else { return };
         let is_whole = wanted.whole.is_some() && object_name(&service.metadata) == wanted.whole;
-        self.objects.push(Kept::new(row, is_whole.then_some(Whole::Service(*service))));
+        self.objects.push(Kept::new(row, is_whole.then_some(Whole::Service(service))));
     }
 
-    pub(super) fn slice(&mut self, slice: Box<EndpointSlice>, wanted: &Wanted) {
-        let slice = defaulted(*slice);
+    pub(super) fn slice(&mut self, slice: EndpointSlice, wanted: &Wanted) {
+        let slice = defaulted(slice);
         let Some(row) = ObjectRow::of_slice(&slice, wanted.node.as_deref()) else { return };
-        let is_whole = wanted.whole.as_ref().is_some_and(|service| model::is_slice_of(&slice, service));
+        let is_whole = wanted.whole.as_ref().is_some_and(|service| cproxy_core::is_slice_of(&slice, service));
         self.objects.push(Kept::new(row, is_whole.then_some(Whole::Slice(slice))));
     }
 
-    pub(super) fn node(&mut self, node: Box<Node>, wanted: &Wanted) {
+    pub(super) fn node(&mut self, node: Node, wanted: &Wanted) {
         if let Some(own) = wanted.node.as_deref().filter(|own| node.metadata.name.as_deref() == Some(own)) {
-            self.objects.push(Kept::Node(Box::new((ObjectName::new("", own), *node))));
+            self.objects.push(Kept::Node(Box::new((ObjectName::new("", own), node))));
         }
     }
 
-    pub(super) fn unreadable(&mut self, kind: Kind, name: ObjectName, message: String) {
+    pub(super) fn unreadable(&mut self, kind: ResourceKind, name: ObjectName, message: String) {
         self.objects.push(Kept::Unreadable(Box::new((kind, name, message))));
     }
 
@@ -119,7 +120,7 @@ fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
 
 /// These as complete lists of all kinds. Of several definitions the last counts, whether it can be read or not.
 pub(super) fn lists<'a>(objects: impl IntoIterator<Item = &'a Kept>) -> impl Iterator<Item = Event> {
-    let kinds = [Kind::Nodes, Kind::Services, Kind::EndpointSlices];
+    let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
     let objects = objects.into_iter().map(Kept::event);
     kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone))
 }
@@ -149,7 +150,7 @@ impl Kept {
         match self {
             Self::Row(row) => (row.kind(), row.name()),
             Self::Whole(object) => (object.0.kind(), object.0.name()),
-            Self::Node(node) => (Kind::Nodes, &node.0),
+            Self::Node(node) => (ResourceKind::Nodes, &node.0),
             Self::Unreadable(object) => (object.0, &object.1),
         }
     }

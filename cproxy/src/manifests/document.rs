@@ -6,6 +6,10 @@
 
 use std::{fmt, mem};
 
+use cproxy_core::{
+    ObjectName, ResourceKind,
+    api::{EndpointSlice, Node, Service},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -13,10 +17,6 @@ use serde::{
 use serde_json::{Map, Value};
 
 use super::contents::{Contents, Wanted};
-use crate::{
-    k8s::objects::{EndpointSlice, Node, Service},
-    model::{Kind, ObjectName},
-};
 
 /// How deep Lists may be nested.
 const LIST_DEPTH_MAX: usize = 4;
@@ -74,7 +74,7 @@ enum Content {
 }
 
 /// An object, or why it is none.
-type Object<T> = Result<Box<T>, Refused>;
+type Object<T> = Result<T, Refused>;
 
 /// Why an object cannot be used.
 enum Refused {
@@ -117,9 +117,9 @@ impl Document {
     fn new(fields: Map<String, Value>, items: Option<Items>) -> Self {
         let (version, kind) = (text(&fields, "apiVersion").to_owned(), text(&fields, "kind").to_owned());
         let content = match (version.as_str(), kind.as_str()) {
-            ("v1", "Service") => Content::Service(object(fields, Kind::Services)),
-            ("discovery.k8s.io/v1", "EndpointSlice") => Content::Slice(object(fields, Kind::EndpointSlices)),
-            ("v1", "Node") => Content::Node(object(fields, Kind::Nodes)),
+            ("v1", "Service") => Content::Service(object(fields, ResourceKind::Services)),
+            ("discovery.k8s.io/v1", "EndpointSlice") => Content::Slice(object(fields, ResourceKind::EndpointSlices)),
+            ("v1", "Node") => Content::Node(object(fields, ResourceKind::Nodes)),
             (_, kind) if kind.ends_with("List") => Content::List(items),
             ("", _) | (_, "") => Content::Untyped(fields),
             _ => Content::Unused,
@@ -148,7 +148,7 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> &'a str {
     fields.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn object<T: DeserializeOwned>(fields: Map<String, Value>, kind: Kind) -> Object<T> {
+fn object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceKind) -> Object<T> {
     let document = Value::Object(fields);
     let value = |name: &str| document.pointer(&format!("/metadata/{name}"));
     let metadata = |name: &str| value(name).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -189,9 +189,13 @@ impl<'a> Reader<'a> {
                 return self.take_items(items, ItemType::of_list(&version, &kind), contents);
             }
             Content::List(None) if self.depth > 0 => "the list has no items; ignored".to_owned(),
-            Content::Service(service) => return self.take_object(service, Kind::Services, contents, Contents::service),
-            Content::Slice(slice) => return self.take_object(slice, Kind::EndpointSlices, contents, Contents::slice),
-            Content::Node(node) => return self.take_object(node, Kind::Nodes, contents, Contents::node),
+            Content::Service(service) => {
+                return self.take_object(service, ResourceKind::Services, contents, Contents::service);
+            }
+            Content::Slice(slice) => {
+                return self.take_object(slice, ResourceKind::EndpointSlices, contents, Contents::slice);
+            }
+            Content::Node(node) => return self.take_object(node, ResourceKind::Nodes, contents, Contents::node),
             Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
                 ("", "") => "apiVersion and kind are missing; ignored".to_owned(),
                 ("", kind) => format!("{kind} without apiVersion; ignored"),
@@ -221,9 +225,9 @@ impl<'a> Reader<'a> {
     fn take_object<T>(
         &self,
         object: Object<T>,
-        kind: Kind,
+        kind: ResourceKind,
         contents: &mut Contents,
-        take: fn(&mut Contents, Box<T>, &Wanted),
+        take: fn(&mut Contents, T, &Wanted),
     ) {
         match object {
             Ok(object) => take(contents, object, self.wanted),

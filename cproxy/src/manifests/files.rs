@@ -6,11 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use cproxy_core::{Event, ObjectName, Problem, ResourceKind};
+
 use super::{
     contents::{Contents, Id, Kept, Wanted, Whole, lists, whole},
     parse::parse,
 };
-use crate::model::{Event, Kind, ObjectName, Problem};
 
 /// Why a path cannot be a source.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +89,7 @@ impl Files {
 
     /// The objects that were to be kept whole.
     #[must_use]
-    pub fn whole(&self) -> BTreeMap<(Kind, &ObjectName), &Whole> {
+    pub fn whole(&self) -> BTreeMap<(ResourceKind, &ObjectName), &Whole> {
         whole(self.objects())
     }
 
@@ -110,7 +111,7 @@ impl Files {
     #[must_use]
     pub fn has_unreadable_service(&self, name: &ObjectName) -> bool {
         self.objects().any(|object| match object {
-            Kept::Unreadable(object) => object.0 == Kind::Services && object.1 == *name,
+            Kept::Unreadable(object) => object.0 == ResourceKind::Services && object.1 == *name,
             Kept::Row(_) | Kept::Whole(_) | Kept::Node(_) => false,
         })
     }
@@ -179,7 +180,7 @@ fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
     list.dedup();
     let ((kind, name), last) = (same.first()?.0, list.last()?);
     let object = match kind {
-        Kind::Nodes => format!("{} {}", kind.singular(), name.name),
+        ResourceKind::Nodes => format!("{} {}", kind.singular(), name.name),
         _ => format!("{} {name}", kind.singular()),
     };
     Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))

@@ -93,11 +93,10 @@ fn yaml_message(error: &serde_saphyr::Error, before: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_core::{Event, ObjectName, Problem, ResourceKind};
+
     use super::*;
-    use crate::{
-        manifests::Whole,
-        model::{Event, Kind, ObjectName, Problem},
-    };
+    use crate::manifests::Whole;
 
     const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.0.0.1}\n";
     const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
@@ -113,7 +112,7 @@ mod tests {
         let count =
             |kind| contents.events().filter(|event| matches!(event, Event::Row(row) if row.kind() == kind)).count();
         let unreadable = contents.events().filter(|event| matches!(event, Event::Unreadable { .. })).count();
-        (count(Kind::Services), count(Kind::EndpointSlices), unreadable + contents.problems().count())
+        (count(ResourceKind::Services), count(ResourceKind::EndpointSlices), unreadable + contents.problems().count())
     }
 
     #[test]

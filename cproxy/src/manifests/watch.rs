@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use cproxy_core::{Event, Problem};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
@@ -21,7 +22,6 @@ use super::{
     files::{Change, Files, ManifestError},
     rescan::Rescan,
 };
-use crate::model::{Event, Problem};
 
 /// Several files are often written together: their changes become one.
 const QUIET: Duration = Duration::from_millis(10);

@@ -5,16 +5,13 @@ mod route;
 
 use std::{fmt, net::IpAddr};
 
+use cproxy_core::{Address, Event};
+use cproxy_datapath::bpf::SocketMark;
+use cproxy_wire as wire;
+use cproxy_wire::NetworkChanges;
 use http::Uri;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
-
-use crate::{
-    bpf::SocketMark,
-    k8s,
-    model::{Address, Event},
-    network_changes::NetworkChanges,
-};
 
 /// The own addresses, found and followed.
 #[derive(Debug)]
@@ -81,7 +78,7 @@ struct Finder {
 
 impl Finder {
     fn find(&mut self) -> Found {
-        let api_server = self.api_server.as_ref().map(k8s::known_addresses).unwrap_or_default();
+        let api_server = self.api_server.as_ref().map(wire::known_addresses).unwrap_or_default();
         let source = |to| {
             let source = route::source(to, &mut self.mark);
             tracing::debug!("source of what is sent to {to}: {source:?}");

@@ -6,9 +6,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
+use cproxy_datapath::bpf::SocketMark;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
-
-use crate::bpf::SocketMark;
 
 /// Addresses that no network has: where there is a way to them, it is the default route (RFC 5737, RFC 9637).
 pub(super) const ELSEWHERE: [IpAddr; 2] = [

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use cproxy_core::{Backend, Frontend, KernelTable, Protocol};
 use serde::Serialize;
 
 use super::{Names, ReportRow, aligned, or_dash, some_of};
-use crate::model::{Backend, Frontend, KernelTable, Protocol};
 
 /// A backend as commands print it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -111,8 +111,9 @@ fn eligible(row: &BackendRow) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_core::{KernelSet, Members, parse_address};
+
     use super::*;
-    use crate::model::{KernelSet, Members, parse_address};
 
     fn frontend(address: &str, protocol: Protocol) -> Frontend {
         Frontend { address: parse_address(address).unwrap(), port: 53, protocol }

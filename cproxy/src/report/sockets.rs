@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
+use cproxy_core::Backend;
+use cproxy_datapath::sockets::TranslatedSocket;
 use serde::Serialize;
 
 use super::{Names, ReportBackend, ReportRow, aligned, or_dash};
-use crate::{model::Backend, sockets::TranslatedSocket};
 
 /// A socket as commands print it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -96,11 +97,10 @@ fn cells(row: &SocketRow) -> [String; 9] {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_core::{Frontend, KernelSet, Protocol, parse_address};
+    use cproxy_datapath::sockets::BackendState;
+
     use super::*;
-    use crate::{
-        model::{Frontend, KernelSet, Protocol, parse_address},
-        sockets::BackendState,
-    };
 
     fn socket(state: BackendState, command: Option<&str>) -> TranslatedSocket {
         let at = |address: &str, port| Backend { address: parse_address(address).unwrap(), port };

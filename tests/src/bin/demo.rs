@@ -4,19 +4,23 @@
 //! sentence printed about what happened is checked first: if it is not so, the demonstration says what is wrong and
 //! fails.
 
-use std::fmt::Display;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    fmt::Display,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant, SystemTime},
+};
 
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::echo::Server;
-use cproxy_tests::http;
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::process::{self, Agent, Output, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::{Placement, Sandbox};
-use cproxy_tests::supervised;
+use cproxy_tests::{
+    control_plane::ControlPlane,
+    echo::Server,
+    http,
+    manifest::{self, Service, Slice},
+    process::{self, Agent, Output, RunningAgent, cproxy, eventually},
+    sandbox::{Placement, Sandbox},
+    supervised,
+};
 use serde_json::{Value, json};
 
 /// What the names of everything made here begin with.
@@ -96,9 +100,9 @@ fn demonstrate(cluster: bool) -> Result {
     let traces = [sandbox.cgroup().to_owned(), sandbox.dir().to_owned()];
     tell(&sandbox, cluster)?;
     drop(sandbox);
-    let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("cannot list mounts: {error}"))?;
+    let mounts = cproxy_mountinfo::list().map_err(|error| format!("cannot list mounts: {error}"))?;
     for trace in traces {
-        let mounted = mounts.contains(&*trace.to_string_lossy());
+        let mounted = mounts.iter().any(|mount| mount.point.starts_with(&trace));
         ensure(!trace.exists() && !mounted, || format!("{} should be gone and is not", trace.display()))?;
     }
     ensure(network_namespace()? == outside, || "the sandbox's network namespace is still in use".to_owned())?;

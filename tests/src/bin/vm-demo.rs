@@ -1,12 +1,13 @@
 //! The demonstration in a virtual machine: from power-on to a workload that finds a Service by its name, with the API server,
 //! the pods and the cluster's nameserver outside. What is printed about what happened is checked first.
 
-use std::process::ExitCode;
-use std::time::Duration;
+use std::{process::ExitCode, time::Duration};
 
-use cproxy_tests::outside::{API_SERVER, Outside, pod};
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::supervised;
+use cproxy_tests::{
+    outside::{API_SERVER, Outside, pod},
+    sandbox::Sandbox,
+    supervised,
+};
 
 /// What the names of everything made here begin with.
 const PREFIX: &str = "cproxy-demo";

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use cproxy_tests::pinned;
-use cproxy_tests::population::Shape;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{pinned, population::Shape, sandbox::Sandbox};
 
 /// What a test has found so far.
 pub(crate) struct Figures {

@@ -1,17 +1,20 @@
 //! A control plane full of Services, and an agent that follows it.
 
-use std::ops::Range;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    thread,
+    time::{Duration, Instant},
+};
 
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::manifest;
-use cproxy_tests::pinned;
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::{Agent, RunningAgent, eventually};
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::usage::{Memory, cpu_time};
-use cproxy_tests::writer::Writer;
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    manifest, pinned,
+    population::Shape,
+    process::{Agent, RunningAgent, eventually},
+    sandbox::Sandbox,
+    usage::{Memory, cpu_time},
+    writer::Writer,
+};
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -11,16 +11,16 @@
 mod budget;
 mod cluster;
 
-use std::fs;
-use std::time::Duration;
+use std::{fs, time::Duration};
 
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::{cproxy, cproxy_binary};
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::usage::Memory;
+use cproxy_tests::{
+    population::Shape,
+    process::{cproxy, cproxy_binary},
+    sandbox::Sandbox,
+    usage::Memory,
+};
 
-use self::budget::Figures;
-use self::cluster::Cluster;
+use self::{budget::Figures, cluster::Cluster};
 
 const PREFIX: &str = "cproxy-test";
 

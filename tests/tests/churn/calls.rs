@@ -1,9 +1,11 @@
 //! System calls that tell to which of this host's addresses a datagram came, and answer from there.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem;
-use std::net::{Ipv6Addr, UdpSocket};
-use std::os::fd::{AsRawFd, RawFd};
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem,
+    net::{Ipv6Addr, UdpSocket},
+    os::fd::{AsRawFd, RawFd},
+};
 
 /// One control message, `IPV6_PKTINFO`: as it is received, it is sent with the answer.
 #[repr(C, align(8))]

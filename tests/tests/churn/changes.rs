@@ -1,18 +1,19 @@
 //! What changes while the storm rages: the manifests, and the agent that follows them.
 
-use std::fmt;
-use std::fs;
-use std::thread;
-use std::time::Duration;
+use std::{fmt, fs, thread, time::Duration};
 
-use cproxy_tests::manifest;
-use cproxy_tests::process::{Agent, RunningAgent};
-use cproxy_tests::random::{self, Random};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest,
+    process::{Agent, RunningAgent},
+    random::{self, Random},
+    sandbox::Sandbox,
+};
 
-use crate::kernel;
-use crate::storm::Storm;
-use crate::world::{self, BACKENDS_OF_SERVICE, CROWD_FRONTENDS, FRONTENDS, SERVICES, Set};
+use crate::{
+    kernel,
+    storm::Storm,
+    world::{self, BACKENDS_OF_SERVICE, CROWD_FRONTENDS, FRONTENDS, SERVICES, Set},
+};
 
 /// How long the agent may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);

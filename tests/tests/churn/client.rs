@@ -1,17 +1,25 @@
 //! One connect, of every kind: who answers, and what it looks like to the client.
 
-use std::io::{self, Read};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::{
+    io::{self, Read},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
+};
 
-use rustix::io::Errno;
-use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, SocketType,
+        sockopt::{self, Timeout},
+    },
+};
 
-use crate::history::Meeting;
-use crate::servers::{ANSWER_BYTES, QUESTION_BYTES, decode};
-use crate::world::{Backend, FAMILIES, Family, SERVICES, TCP_PORTS, UDP_PORTS, vip};
+use crate::{
+    history::Meeting,
+    servers::{ANSWER_BYTES, QUESTION_BYTES, decode},
+    world::{Backend, FAMILIES, Family, SERVICES, TCP_PORTS, UDP_PORTS, vip},
+};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,7 +1,9 @@
 //! What was in force when, for each Service, and whether what a connect met can be explained by that.
 
-use std::sync::RwLock;
-use std::time::{Duration, Instant};
+use std::{
+    sync::RwLock,
+    time::{Duration, Instant},
+};
 
 use crate::world::{Backend, SERVICES, Set};
 

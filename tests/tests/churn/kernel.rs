@@ -1,12 +1,12 @@
 //! What the kernel's table holds, as `cproxy get` tells.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use cproxy::report::ReportRow;
-use cproxy_tests::process::{cproxy, eventually};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    process::{cproxy, eventually},
+    sandbox::Sandbox,
+};
 
 use crate::world::{FAMILIES, Family, Set, TCP_PORTS, UDP_PORTS, vip};
 

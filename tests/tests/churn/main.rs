@@ -6,11 +6,15 @@
 //! Nothing depends on how fast the machine is: a set is in force from just before it is written to the source until the
 //! next one has been seen in the kernel, however long that takes.
 //!
+//! [`flows`] does the same with what lasts: pods that terminate keep their flows, one socket has flows to many Services,
+//! and the agent closes the sockets of pods that have left.
+//!
 //! A failure says its seed; `CPROXY_SEED` plays the same changes again. `CPROXY_SOAK=1` makes twenty times as many
 //! connects, and five times as many changes. Run with `--test-threads=1`: a cgroup is the whole process's.
 
 #![expect(
     clippy::indexing_slicing,
+    clippy::panic,
     clippy::unwrap_used,
     reason = "a test that finds something else than it expects has failed"
 )]
@@ -18,21 +22,21 @@
 mod calls;
 mod changes;
 mod client;
+mod flows;
 mod history;
 mod kernel;
 mod servers;
 mod storm;
 mod world;
 
-use std::io::Write as _;
-use std::time::Instant;
+use std::{io::Write as _, time::Instant};
 
-use cproxy_tests::random::{self, Random};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    random::{self, Random},
+    sandbox::Sandbox,
+};
 
-use self::changes::Changes;
-use self::servers::Servers;
-use self::storm::Storm;
+use self::{changes::Changes, servers::Servers, storm::Storm};
 
 const PREFIX: &str = "cproxy-test";
 

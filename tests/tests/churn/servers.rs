@@ -1,18 +1,24 @@
 //! Servers that answer at every backend's address and say at which one they were reached.
 
-use std::io::{self, IoSlice, IoSliceMut, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::{
+    io::{self, IoSlice, IoSliceMut, Write},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
 use cproxy_tests::sandbox::Sandbox;
 use rustix::net::sockopt::{self, Timeout};
 
-use crate::calls::{self, Control};
-use crate::world::{TCP_PORTS, UDP_PORTS};
+use crate::{
+    calls::{self, Control},
+    world::{TCP_PORTS, UDP_PORTS},
+};
 
 /// Threads of each port.
 const THREADS: usize = 2;

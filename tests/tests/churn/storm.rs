@@ -1,17 +1,22 @@
 //! Threads that connect without a pause, and judge each connect.
 
-use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::{
+    fmt,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
-use cproxy_tests::random::Random;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{Done, random::Random, sandbox::Sandbox};
 
-use crate::client::{Attempt, Client, FORMS, Form, KINDS, Kind};
-use crate::history::{History, Meeting};
-use crate::world::SERVICES;
+use crate::{
+    client::{Attempt, Client, FORMS, Form, KINDS, Kind},
+    history::{History, Meeting},
+    world::SERVICES,
+};
 
 /// Threads that connect.
 const THREADS: u64 = 6;
@@ -28,20 +33,11 @@ pub(crate) struct Storm {
     turned: AtomicU64,
 }
 
-/// Ends the storm, also while a panic unwinds.
-struct End<'s>(&'s Storm);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::Relaxed);
-    }
-}
-
 impl Storm {
     /// Keeps the threads for as long as `work` takes. They wait for [`Storm::begin`].
     pub(crate) fn rage<R>(&self, sandbox: &Sandbox, seed: u64, work: impl FnOnce() -> R) -> R {
         thread::scope(|scope| {
-            let _end = End(self);
+            let _done = Done(&self.is_over);
             for thread in 1..=THREADS {
                 scope.spawn(move || {
                     sandbox.enter();

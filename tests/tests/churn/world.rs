@@ -5,8 +5,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest::{Service, Slice},
+    sandbox::Sandbox,
+};
 use serde_json::Value;
 
 /// How many Services the storm connects to.

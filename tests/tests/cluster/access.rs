@@ -1,14 +1,13 @@
 //! The API server does not let the agent in, or the agent does not trust it.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
+use std::{fs, path::PathBuf, process::Command, time::Duration};
 
-use cproxy_tests::control_plane::{ADDRESS, PORT};
-use cproxy_tests::manifest::write_text;
-use cproxy_tests::process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary};
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::{
+    control_plane::{ADDRESS, PORT},
+    manifest::write_text,
+    process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary},
+    sandbox::{Placement, Sandbox},
+};
 use serde_json::{Value, json};
 
 use crate::fixture::{Cluster, PATIENCE, PREFIX};

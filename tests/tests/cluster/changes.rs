@@ -1,12 +1,16 @@
 //! Objects that are created, changed and deleted while the agent runs.
 
-use cproxy_tests::manifest::{Endpoint, Service, Slice};
-use cproxy_tests::process::cproxy;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest::{Endpoint, Service, Slice},
+    process::cproxy,
+    sandbox::Sandbox,
+};
 use serde_json::{Value, json};
 
-use crate::fixture::{Cluster, PREFIX, assert_no_service};
-use crate::rows;
+use crate::{
+    fixture::{Cluster, PREFIX, assert_no_service},
+    rows,
+};
 
 const VIP: &str = "10.96.0.10";
 const VIP_V6: &str = "fd00:10:96::10";

@@ -1,12 +1,16 @@
 //! `cproxy cleanup` leaves nothing behind.
 
-use cproxy_tests::echo;
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::process::cproxy;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    echo,
+    manifest::{Service, Slice},
+    process::cproxy,
+    sandbox::Sandbox,
+};
 
-use crate::fixture::{Cluster, PREFIX, assert_no_service};
-use crate::rows;
+use crate::{
+    fixture::{Cluster, PREFIX, assert_no_service},
+    rows,
+};
 
 #[test]
 fn after_cleanup_nothing_is_translated_until_the_agent_is_back() {

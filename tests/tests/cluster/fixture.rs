@@ -1,16 +1,18 @@
 //! A sandbox with a control plane, pods, and a way to change objects and to know when the agent has seen the change.
 
-use std::cell::Cell;
-use std::io;
-use std::time::Duration;
+use std::{cell::Cell, io, time::Duration};
 
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::process::{Agent, RunningAgent, eventually};
-use cproxy_tests::sandbox::Sandbox;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
-use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Api, Client};
+use cproxy_tests::{
+    control_plane::ControlPlane,
+    manifest::{Service, Slice},
+    process::{Agent, RunningAgent, eventually},
+    sandbox::Sandbox,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams},
+    core::{ApiResource, GroupVersionKind},
+};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 

@@ -3,8 +3,7 @@
 
 use std::path::Path;
 
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{control_plane::ControlPlane, sandbox::Sandbox};
 
 use crate::fixture::PREFIX;
 

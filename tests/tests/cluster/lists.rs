@@ -2,9 +2,11 @@
 
 use std::iter;
 
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::process::eventually;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest::{Service, Slice},
+    process::eventually,
+    sandbox::Sandbox,
+};
 
 use crate::fixture::{Cluster, PATIENCE, PREFIX};
 

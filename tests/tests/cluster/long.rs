@@ -1,7 +1,9 @@
 //! The oldest API server that is supported. It takes minutes to build, so this is for `cargo xtask test --long`.
 
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest::{Service, Slice},
+    sandbox::Sandbox,
+};
 
 use crate::fixture::{Cluster, PATIENCE, PREFIX};
 

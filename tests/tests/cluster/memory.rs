@@ -1,16 +1,19 @@
 //! An agent that may have little memory, with many objects to follow.
 
-use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::{net::Ipv4Addr, time::Duration};
 
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::memory::MemoryLimit;
-use cproxy_tests::process::{Agent, cproxy, cproxy_binary};
-use cproxy_tests::sandbox::Sandbox;
-use kube::Api;
-use kube::api::{DynamicObject, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use cproxy_tests::{
+    control_plane::ControlPlane,
+    manifest::{Service, Slice},
+    memory::MemoryLimit,
+    process::{Agent, cproxy, cproxy_binary},
+    sandbox::Sandbox,
+};
+use kube::{
+    Api,
+    api::{DynamicObject, PostParams},
+    core::{ApiResource, GroupVersionKind},
+};
 use serde_json::Value;
 use tokio::task::JoinSet;
 

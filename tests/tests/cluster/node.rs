@@ -1,10 +1,12 @@
 //! The own Node: its zone decides which hints are followed, its addresses are where node ports are served. The agent can
 //! do without it.
 
-use cproxy_tests::control_plane::NODE;
-use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
-use cproxy_tests::process::{Agent, RunningAgent, Signal};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    control_plane::NODE,
+    manifest::{self, Endpoint, Service, Slice},
+    process::{Agent, RunningAgent, Signal},
+    sandbox::Sandbox,
+};
 use serde_json::{Value, json};
 
 use crate::fixture::{Cluster, PATIENCE, PREFIX, assert_no_service};

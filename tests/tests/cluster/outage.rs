@@ -1,11 +1,15 @@
 //! The API server goes away under a running agent, and comes back.
 
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::process::{cproxy, eventually};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest::{Service, Slice},
+    process::{cproxy, eventually},
+    sandbox::Sandbox,
+};
 
-use crate::client::while_a_client_connects;
-use crate::fixture::{Cluster, PATIENCE, PREFIX};
+use crate::{
+    client::while_a_client_connects,
+    fixture::{Cluster, PATIENCE, PREFIX},
+};
 
 #[test]
 fn an_outage_of_the_api_server_changes_nothing_and_is_survived() {

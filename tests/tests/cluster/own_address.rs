@@ -1,7 +1,9 @@
 //! The source of what goes to the API server is the VM's own address.
 
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest::{Service, Slice},
+    sandbox::Sandbox,
+};
 use serde_json::json;
 
 use crate::fixture::{Cluster, PATIENCE, PREFIX};

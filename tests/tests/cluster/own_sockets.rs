@@ -2,11 +2,13 @@
 
 use std::process::Command;
 
-use cproxy_tests::control_plane::{ADDRESS, KUBERNETES_VIP, PORT};
-use cproxy_tests::echo;
-use cproxy_tests::manifest::{Service, Slice, write};
-use cproxy_tests::process::{Agent, cproxy, run};
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::{
+    control_plane::{ADDRESS, KUBERNETES_VIP, PORT},
+    echo,
+    manifest::{Service, Slice, write},
+    process::{Agent, cproxy, run},
+    sandbox::{Placement, Sandbox},
+};
 
 use crate::fixture::{Cluster, PATIENCE, PREFIX};
 

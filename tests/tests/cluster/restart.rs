@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::process::{RunningAgent, Signal};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest::{Service, Slice},
+    process::{RunningAgent, Signal},
+    sandbox::Sandbox,
+};
 
-use crate::client::while_a_client_connects;
-use crate::fixture::{Cluster, PATIENCE, PREFIX, assert_no_service};
+use crate::{
+    client::while_a_client_connects,
+    fixture::{Cluster, PATIENCE, PREFIX, assert_no_service},
+};
 
 /// A Service with one port and one pod.
 fn apply(cluster: &Cluster<'_>, name: &str, vip: &str, pod: &str) {

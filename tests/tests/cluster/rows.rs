@@ -1,15 +1,18 @@
 //! The kernel's table as rows of text, and connections that check one row.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
 
-use cproxy_tests::echo::{self, Server};
-use cproxy_tests::process::cproxy;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    echo::{self, Server},
+    process::cproxy,
+    sandbox::Sandbox,
+};
 use serde_json::Value;
 
 /// Connections after which a backend that nobody has met counts as unreachable: by chance, one of three is missed that

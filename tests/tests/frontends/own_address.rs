@@ -7,12 +7,11 @@ use cproxy_tests::{
     process::{Agent, eventually},
     sandbox::Sandbox,
     seccomp::forbid_netlink,
+    world::{PORT, SYNC, ready, start_agent, start_agent_with},
 };
 use serde_json::{Value, json};
 
-use crate::world::{
-    BALANCER_IP, CLUSTER_IP, PORT, SYNC, World, all_are, ask_tcp, ask_unconnected, rows, service, slices,
-};
+use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, all_are, rows, service, start};
 
 /// A network that leads out, with an address of each family in 10.1.0.0/16 and fd01::/16.
 const LINK: &str = "\
@@ -30,14 +29,14 @@ fn with_link(sandbox: &Sandbox) {
 
 fn restricted_to(ranges: [&str; 2]) -> Vec<Value> {
     let service = service().spec("loadBalancerSourceRanges", json!(ranges));
-    std::iter::once(service.into()).chain(slices([1])).collect()
+    std::iter::once(service.into()).chain(ready([1])).collect()
 }
 
 const INSIDE: [&str; 2] = ["10.1.0.0/16", "fd01::/16"];
 
 /// The ClusterIP works in any case; the load balancer's addresses do, or not.
 fn assert_balancer(is_open: [bool; 2]) {
-    for ask in [ask_tcp, ask_unconnected] {
+    for (_, _, ask) in [ASKS[0], ASKS[2]] {
         for (to, is_open) in BALANCER_IP.forms(PORT).into_iter().zip([is_open[0], is_open[1], is_open[0]]) {
             match ask(to) {
                 Ok(name) => assert!(is_open, "{to}: {name}"),
@@ -47,12 +46,12 @@ fn assert_balancer(is_open: [bool; 2]) {
                 }
             }
         }
-        CLUSTER_IP.forms(PORT).into_iter().for_each(|to| assert_eq!(ask(to).unwrap(), "1", "{to}"));
+        CLUSTER_IP.forms(PORT).into_iter().for_each(|to| assert_eq!(ask(to).unwrap(), "pod-1", "{to}"));
     }
 }
 
 fn actions(rows: &[Value]) -> [&Value; 2] {
-    BALANCER_IP.both().map(|ip| {
+    BALANCER_IP.addresses().map(|ip| {
         let row = rows.iter().find(|row| row["address"] == ip.to_string()).unwrap();
         &row["action"]
     })
@@ -60,7 +59,7 @@ fn actions(rows: &[Value]) -> [&Value; 2] {
 
 #[test]
 fn the_address_of_the_default_route_is_found_and_followed() {
-    let mut world = World::start(1, restricted_to(INSIDE), &[], with_link);
+    let mut world = start(1, restricted_to(INSIDE), &[], with_link);
     world.agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
     assert_balancer([true, true]);
 
@@ -103,7 +102,7 @@ fn a_link_that_goes_takes_its_routes_along_without_a_word() {
         sandbox
             .ip("link set own1 up\nlink set own0 up\naddress add 10.1.0.2/24 dev own0\nroute add default dev own0\n");
     };
-    let mut world = World::start(1, restricted_to(INSIDE), &[], no_ipv6);
+    let mut world = start(1, restricted_to(INSIDE), &[], no_ipv6);
     world.agent.wait_log("own addresses: 10.1.0.2 (default route)", SYNC);
     assert_balancer([true, false]);
     world.sandbox.ip("link set own0 down\n");
@@ -112,15 +111,13 @@ fn a_link_that_goes_takes_its_routes_along_without_a_word() {
 
 #[test]
 fn given_addresses_are_the_only_ones() {
-    let mut world = World::start(1, restricted_to(INSIDE), &["--pod-ip", "10.9.0.2"], with_link);
+    let mut world = start(1, restricted_to(INSIDE), &["--pod-ip", "10.9.0.2"], with_link);
     // IPv6 is not looked for, since something is given.
     world.wait(|rows| all_are(rows, BALANCER_IP, "drop"));
     assert_balancer([false, false]);
     assert!(world.agent.log().contains("given own addresses 10.9.0.2"), "{}", world.agent.log());
     world.agent.stop();
-    let agent = Agent::new(&world.sandbox).manifests(world.sandbox.manifest_dir()).args(["--pod-ip", "10.1.0.99"]);
-    let mut agent = agent.arg("fd01::99").start();
-    agent.wait_ready(SYNC);
+    let agent = start_agent_with(&world.sandbox, ["--pod-ip", "10.1.0.99", "fd01::99"]);
     assert_balancer([true, true]);
     // Whatever the routes say.
     world.sandbox.ip("link set own0 down\n");
@@ -135,8 +132,7 @@ fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
     manifest::write(&sandbox.manifest_dir(), "web.json", restricted_to(INSIDE));
     let without_netlink = || {
         forbid_netlink();
-        let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-        agent.wait_ready(SYNC);
+        let mut agent = start_agent(&sandbox);
         agent.wait_log("changes of the own addresses are not seen", SYNC);
         agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
         assert!(all_are(&rows(&sandbox), BALANCER_IP, "forward"));
@@ -176,8 +172,7 @@ fn a_thousand_load_balancers_follow_the_address_together() {
         [Value::from(service.spec("loadBalancerSourceRanges", json!(["10.1.0.0/16"]))), slice.into()]
     };
     manifest::write(&sandbox.manifest_dir(), "web.json", (0..SERVICES).flat_map(balancer));
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let mut agent = start_agent(&sandbox);
     let forwarded = |sandbox: &Sandbox| {
         let all = rows(sandbox);
         all.iter().filter(|row| row["source"] == "LoadBalancerIP" && row["action"] == "forward").count()

@@ -7,14 +7,12 @@ use std::{
 
 use cproxy_tests::{
     echo,
-    manifest::{Endpoint, Service, Slice},
+    manifest::{Endpoint, Service},
+    world::{PORT, ready, slices},
 };
 use serde_json::{Value, json};
 
-use crate::world::{
-    ASKS, BALANCER_IP, CLUSTER_IP, FRONTENDS, PORT, World, all_are, ask_from, ask_peer, connect, pod, service, slices,
-    udp,
-};
+use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, FRONTENDS, all_are, ask_from, connect, service, start};
 
 const PODS: u8 = 3;
 /// Sockets of pods that still serve are never closed, whatever the mode.
@@ -23,7 +21,7 @@ const NODE: [&str; 5] = ["--node-ip", "192.0.2.10", "2001:db8:2::a", "--node-nam
 const OWN: [&str; 3] = ["--pod-ip", "10.0.0.2", "fd00::2"];
 
 fn with(service: Service) -> Vec<Value> {
-    std::iter::once(service.into()).chain(slices(1..=PODS)).collect()
+    std::iter::once(service.into()).chain(ready(1..=PODS)).collect()
 }
 
 fn internal_local() -> Service {
@@ -41,7 +39,7 @@ fn assert_drops(error: &io::Error, what: &str) {
 
 #[test]
 fn internal_traffic_policy_is_about_cluster_ips_only() {
-    let world = World::start(PODS, with(internal_local()), &NODE, |_| ());
+    let world = start(PODS, with(internal_local()), &NODE, |_| ());
     for (kind, addresses, ports) in FRONTENDS {
         for (how, index, ask) in ASKS {
             for to in addresses.forms(ports[index]) {
@@ -53,16 +51,9 @@ fn internal_traffic_policy_is_about_cluster_ips_only() {
         }
     }
     // One of the pods is here: the ClusterIP leads to it, and all others to all.
-    let local = |slice: Slice, pods: [String; 2]| {
-        let [here, there] = pods;
-        let slice = slice.tcp("http", 8080).udp("http-udp", 8081);
-        Value::from(slice.endpoint(Endpoint::ready(here).node("here")).endpoint(Endpoint::ready(there).node("there")))
-    };
-    let objects = [
-        internal_local().into(),
-        local(Slice::v4("web"), [2, 1].map(|number| pod(number).v4.to_string())),
-        local(Slice::v6("web"), [2, 1].map(|number| pod(number).v6.to_string())),
-    ];
+    let nodes =
+        slices([2, 1], |number, address| Endpoint::ready(address).node(if number == 2 { "here" } else { "there" }));
+    let objects = std::iter::once(internal_local().into()).chain(nodes);
     world.set(objects, |rows| all_are(rows, CLUSTER_IP, "forward"));
     for (kind, addresses, ports) in FRONTENDS {
         for (how, index, ask) in ASKS {
@@ -71,7 +62,7 @@ fn internal_traffic_policy_is_about_cluster_ips_only() {
                 let mut answers: Vec<_> = (0..50).map(|_| ask(to).unwrap()).collect();
                 answers.sort();
                 answers.dedup();
-                let expected = if kind == "ClusterIP" { vec!["2"] } else { vec!["1", "2"] };
+                let expected = if kind == "ClusterIP" { vec!["pod-2"] } else { vec!["pod-1", "pod-2"] };
                 assert_eq!(answers, expected, "{kind} {to} {how}");
             }
         }
@@ -81,7 +72,7 @@ fn internal_traffic_policy_is_about_cluster_ips_only() {
 #[test]
 fn source_ranges_are_about_load_balancers_addresses_only() {
     let flags = [NODE.as_slice(), &OWN].concat();
-    let world = World::start(PODS, with(source_ranges(&["10.9.0.0/16", "fd09::/16"])), &flags, |_| ());
+    let world = start(PODS, with(source_ranges(&["10.9.0.0/16", "fd09::/16"])), &flags, |_| ());
     let expect = |balancer_is_open: [bool; 3]| {
         for (kind, addresses, ports) in FRONTENDS {
             for (how, index, ask) in ASKS {
@@ -113,7 +104,7 @@ fn source_ranges_are_about_load_balancers_addresses_only() {
 fn a_client_keeps_its_backend_whichever_frontend_it_uses() {
     // Remembered for each frontend by itself, one pod for all four is an accident of once in 27 times, and there are twelve.
     for round in 0..3 {
-        let _world = World::start(PODS, with(service().client_ip_affinity(10_800)), &NODE, |_| ());
+        let _world = start(PODS, with(service().client_ip_affinity(10_800)), &NODE, |_| ());
         for (index, port_kind) in ["TCP", "UDP"].into_iter().enumerate() {
             for form in 0..2 {
                 let asks = ASKS.iter().filter(|(_, of, _)| *of == index);
@@ -141,12 +132,12 @@ impl Standing {
         for (_, addresses, [tcp, udp_port]) in FRONTENDS {
             standing.tcp.extend(addresses.forms(tcp).map(connect));
             for to in addresses.forms(udp_port) {
-                let socket = udp(to).unwrap();
+                let socket = echo::udp_client(to).unwrap();
                 let name = ask_from(&socket, to).unwrap();
                 standing.unconnected.push((socket, to, name));
-                let socket = udp(to).unwrap();
+                let socket = echo::udp_client(to).unwrap();
                 socket.connect(to).unwrap();
-                let name = ask_peer(&socket).unwrap();
+                let name = echo::ask_peer(&socket).unwrap();
                 standing.connected.push((socket, name));
             }
         }
@@ -156,7 +147,7 @@ impl Standing {
     fn assert_undisturbed(&self) {
         self.tcp.iter().for_each(|stream| echo::ping_tcp(stream, "still there?").unwrap());
         for (socket, name) in &self.connected {
-            assert_eq!(ask_peer(socket).unwrap(), *name);
+            assert_eq!(echo::ask_peer(socket).unwrap(), *name);
         }
         for (socket, to, name) in &self.unconnected {
             assert_eq!(ask_from(socket, *to).unwrap(), *name, "{to}");
@@ -165,9 +156,9 @@ impl Standing {
 }
 
 #[test]
-fn what_stands_is_not_judged_anew() {
+fn established_flows_are_not_judged_again() {
     let flags = [NODE.as_slice(), &OWN, &CLOSE_ALL].concat();
-    let world = World::start(PODS, with(service()), &flags, |_| ());
+    let world = start(PODS, with(service()), &flags, |_| ());
     let standing = Standing::open();
     let closed_outside = source_ranges(&["10.9.0.0/16", "fd09::/16"]);
     for (changed, addresses) in [(internal_local(), CLUSTER_IP), (closed_outside, BALANCER_IP)] {

@@ -2,35 +2,36 @@
 
 use std::{collections::BTreeSet, io, net::SocketAddr};
 
-use cproxy_tests::{echo, manifest, sandbox::Sandbox};
+use cproxy_tests::{
+    echo, manifest,
+    sandbox::Sandbox,
+    world::{Host, PORT, pod, pod_name, ready},
+};
 use serde_json::Value;
 
-use crate::world::{
-    ASKS, BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, FRONTENDS, NODE_IP, NODE_PORTS, PORT, Pair, World, pod, service,
-    slices, udp,
-};
+use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, FRONTENDS, NODE_IP, NODE_PORTS, service, start};
 
 const PODS: u8 = 3;
 
 fn objects() -> impl Iterator<Item = Value> {
-    std::iter::once(service().into()).chain(slices(1..=PODS))
+    std::iter::once(service().into()).chain(ready(1..=PODS))
 }
 
 /// The agent's own Node, with these addresses.
-fn node(addresses: Pair) -> Value {
+fn node(addresses: Host) -> Value {
     let mut node = manifest::node("here", "a");
-    node["status"] = manifest::node_status(addresses.both())["status"].take();
+    node["status"] = manifest::node_status(addresses.addresses())["status"].take();
     node
 }
 
 fn node_ip_flags() -> [String; 3] {
-    let [v4, v6] = NODE_IP.both();
+    let [v4, v6] = NODE_IP.addresses();
     ["--node-ip".to_owned(), v4.to_string(), v6.to_string()]
 }
 
 /// Asks until every pod has answered; each answer must be from a pod.
 fn all_pods_answer(what: &str, mut ask: impl FnMut() -> io::Result<String>) {
-    let expected: BTreeSet<_> = (1..=PODS).map(|number| number.to_string()).collect();
+    let expected: BTreeSet<_> = (1..=PODS).map(pod_name).collect();
     let mut missing = expected.clone();
     // 200 draws from three miss one of them with probability 3 * (2/3)^200, less than 1e-34.
     for _ in 0..200 {
@@ -58,7 +59,7 @@ fn every_frontend_reaches_every_pod() {
 #[test]
 fn every_frontend_reaches_every_pod_with_given_node_addresses() {
     let flags = node_ip_flags();
-    let world = World::start(PODS, objects(), &flags.each_ref().map(String::as_str), |_| ());
+    let world = start(PODS, objects(), &flags.each_ref().map(String::as_str), |_| ());
     every_frontend_reaches_every_pod();
     let sources: BTreeSet<_> = world.rows().iter().map(|row| row["source"].as_str().unwrap().to_owned()).collect();
     assert_eq!(sources.into_iter().collect::<Vec<_>>(), ["ClusterIP", "ExternalIP", "LoadBalancerIP", "NodePort"]);
@@ -67,7 +68,7 @@ fn every_frontend_reaches_every_pod_with_given_node_addresses() {
 #[test]
 fn every_frontend_reaches_every_pod_with_the_addresses_of_the_node() {
     let objects_and = |addresses| objects().chain([node(addresses)]);
-    let world = World::start(PODS, objects_and(NODE_IP), &["--node-name", "here"], |_| ());
+    let world = start(PODS, objects_and(NODE_IP), &["--node-name", "here"], |_| ());
     every_frontend_reaches_every_pod();
     // The Node moves: where it was, there is nothing.
     let elsewhere = pod(200);
@@ -90,7 +91,7 @@ fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
     let own = [EXTERNAL_IP, BALANCER_IP, NODE_IP];
     let mut servers = Vec::new();
     let serve = |sandbox: &Sandbox| {
-        for ip in own.into_iter().chain([CLUSTER_IP]).flat_map(Pair::both) {
+        for ip in own.into_iter().chain([CLUSTER_IP]).flat_map(Host::addresses) {
             sandbox.add_address(ip);
             servers.push((
                 echo::tcp(sandbox, (ip, OTHER), "the address itself"),
@@ -99,7 +100,7 @@ fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
         }
     };
     let flags = node_ip_flags();
-    let _world = World::start(PODS, objects(), &flags.each_ref().map(String::as_str), serve);
+    let _world = start(PODS, objects(), &flags.each_ref().map(String::as_str), serve);
     for (how, _, ask) in ASKS {
         for to in own.into_iter().flat_map(|addresses| addresses.forms(OTHER)) {
             assert_eq!(ask(to).unwrap(), "the address itself", "{to} {how}");
@@ -123,18 +124,18 @@ fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
 #[test]
 fn a_pod_reaches_itself_from_its_own_address() {
     let flags = node_ip_flags();
-    let own = std::iter::once(service().into()).chain(slices([1]));
-    let _world = World::start(1, own, &flags.each_ref().map(String::as_str), |_| ());
+    let own = std::iter::once(service().into()).chain(ready([1]));
+    let _world = start(1, own, &flags.each_ref().map(String::as_str), |_| ());
     for (kind, addresses, ports) in FRONTENDS {
         for to in addresses.forms(ports[0]) {
             let client = echo::ask_tcp(to).unwrap().client.ip().to_canonical();
-            assert!(pod(1).both().contains(&client), "{kind} {to}: the server sees {client}");
+            assert!(pod(1).addresses().contains(&client), "{kind} {to}: the server sees {client}");
         }
         for to in addresses.forms(ports[1]) {
-            let socket = udp(to).unwrap();
+            let socket = echo::udp_client(to).unwrap();
             socket.connect(to).unwrap();
             let local = SocketAddr::ip(&socket.local_addr().unwrap()).to_canonical();
-            assert!(pod(1).both().contains(&local), "{kind} {to}: sent from {local}");
+            assert!(pod(1).addresses().contains(&local), "{kind} {to}: sent from {local}");
         }
     }
 }

@@ -1,8 +1,10 @@
 //! What is missing or wrong when a guest starts: one line says so, and the policy decides whether the workload runs.
 
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::outside::{API_SERVER, Outside, SECRETS, pod};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    guest::{GuestImage, Kernel},
+    outside::{API_SERVER, Outside, SECRETS, pod},
+    sandbox::Sandbox,
+};
 
 use crate::common::{PATIENCE, PREFIX, said};
 
@@ -81,7 +83,7 @@ fn a_root_that_cannot_be_written_is_enough() {
 
 /// Ctrl-Alt-Del, as Firecracker sends it, is this signal.
 #[test]
-fn who_ends_the_machine_need_not_wait_for_services() {
+fn shutting_down_does_not_wait_for_services() {
     let sandbox = Sandbox::new(PREFIX);
     let image = GuestImage::new(&sandbox, &Kernel::from_env())
         .parameter("cproxy.manifests=/nowhere")

@@ -1,7 +1,6 @@
 //! What the tests here have in common.
 
-use std::fs;
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 /// What begins the names of the sandboxes here.
 pub(crate) const PREFIX: &str = "cproxy-test";

@@ -1,15 +1,16 @@
 //! The sidecar of images/kubernetes in a guest with cgroup v2 alone, started by a real runc with what container runtimes write
 //! for it: whom it serves, and what it says of it.
 
-use std::fs;
-use std::path::Path;
+use std::{fs, path::Path};
 
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::http;
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::oci::OciImage;
-use cproxy_tests::outside::SECRETS;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    guest::{GuestImage, Kernel},
+    http,
+    manifest::{self, Service, Slice},
+    oci::OciImage,
+    outside::SECRETS,
+    sandbox::Sandbox,
+};
 use serde_json::{Value, json};
 
 use crate::common::{PATIENCE, PREFIX, said};

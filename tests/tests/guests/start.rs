@@ -1,8 +1,10 @@
 //! The order in which things start, and what the workload finds.
 
-use cproxy_tests::manifest;
-use cproxy_tests::outside::{API_SERVER, Outside, nameserver_objects, pod};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    manifest,
+    outside::{API_SERVER, Outside, nameserver_objects, pod},
+    sandbox::Sandbox,
+};
 use serde_json::Value;
 
 use crate::common::{PATIENCE, PREFIX, report, said};
@@ -60,7 +62,7 @@ fn report_kernel(console: &str) {
 }
 
 #[test]
-fn what_the_bootstrap_names_is_served_before_the_first_sync() {
+fn bootstrap_services_are_served_before_the_first_sync() {
     let sandbox = Sandbox::new(PREFIX);
     let outside = Outside::start(&sandbox);
     let image = outside

@@ -1,15 +1,15 @@
 //! The units of the overlay under a real systemd: who needs Services starts after them, Kata's agent does not wait, and the
 //! policy decides what happens when they do not come.
 
-use std::fs;
-use std::net::TcpListener;
-use std::path::Path;
+use std::{fs, net::TcpListener, path::Path};
 
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::http;
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::outside::SECRETS;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    guest::{GuestImage, Kernel},
+    http,
+    manifest::{self, Service, Slice},
+    outside::SECRETS,
+    sandbox::Sandbox,
+};
 use serde_json::Value;
 
 use crate::common::{PATIENCE, PREFIX, said};

@@ -3,9 +3,11 @@
 use std::fmt;
 
 use cproxy_tests::control_plane::{ControlPlane, NODE};
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind, TypeMeta};
-use kube::{Api, Client};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::{ApiResource, GroupVersionKind, TypeMeta},
+};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 

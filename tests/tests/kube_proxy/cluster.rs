@@ -2,18 +2,22 @@
 
 use std::time::Duration;
 
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::manifest;
-use cproxy_tests::process::{Agent, RunningAgent, cproxy};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    manifest,
+    process::{Agent, RunningAgent, cproxy},
+    sandbox::Sandbox,
+};
 use serde_json::{Value, json};
 
-use crate::api::Objects;
-use crate::frontends::{Frontend, Outcome, Rows, rows};
-use crate::marker::Marker;
-use crate::proxy::KubeProxy;
-use crate::ruleset::Ruleset;
-use crate::walk;
+use crate::{
+    api::Objects,
+    frontends::{Frontend, Outcome, Rows, rows},
+    marker::Marker,
+    proxy::KubeProxy,
+    ruleset::Ruleset,
+    walk,
+};
 
 /// The addresses of the node that both proxies are on.
 pub(crate) const NODE_IPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];

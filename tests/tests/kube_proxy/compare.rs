@@ -1,17 +1,21 @@
 //! The comparison: every frontend that either proxy has.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    io,
+    net::{IpAddr, SocketAddr, TcpStream},
+};
 
 use serde_json::Value;
 
-use crate::api::{full_name, kind, service_of};
-use crate::cluster::{NODE_IPS, View};
-use crate::declared::{self, Undefined};
-use crate::frontends::{Frontend, Outcome, Row};
-use crate::walk;
+use crate::{
+    api::{full_name, kind, service_of},
+    cluster::{NODE_IPS, View},
+    declared::{self, Undefined},
+    frontends::{Frontend, Outcome, Row},
+    walk,
+};
 
 /// A port that no Service has.
 const UNUSED_PORT: u16 = 9;

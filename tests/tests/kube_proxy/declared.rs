@@ -1,14 +1,18 @@
 //! Where cproxy and kube-proxy are known to differ, and why. Whatever is not here must be the same.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use cproxy_tests::control_plane::NODE;
 use serde_json::Value;
 
-use crate::api::{kind, name, service_of};
-use crate::frontends::{Frontend, Row};
-use crate::universe::Change;
+use crate::{
+    api::{kind, name, service_of},
+    frontends::{Frontend, Row},
+    universe::Change,
+};
 
 /// SCTP is nothing that socket hooks see: cproxy skips such ports and says so.
 pub(crate) fn is_out_of_reach(frontend: &Frontend) -> bool {

@@ -1,8 +1,10 @@
 //! What both proxies say of their frontends, in one form.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 
 use serde_json::Value;
 

@@ -28,12 +28,13 @@ mod slices;
 mod universe;
 mod walk;
 
-use cproxy_tests::random;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{random, sandbox::Sandbox};
 
-use self::cluster::Cluster;
-use self::compare::Tally;
-use self::universe::{Change, Universe};
+use self::{
+    cluster::Cluster,
+    compare::Tally,
+    universe::{Change, Universe},
+};
 
 const PREFIX: &str = "cproxy-test";
 

@@ -5,8 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use cproxy_tests::manifest::{Endpoint, Service, Slice};
 use serde_json::Value;
 
-use crate::cluster::ZONES;
-use crate::frontends::{Frontend, Outcome};
+use crate::{
+    cluster::ZONES,
+    frontends::{Frontend, Outcome},
+};
 
 const CLUSTER_IPS: [&str; 2] = ["10.96.255.1", "fd00:10:96::ff01"];
 

@@ -1,12 +1,12 @@
 //! kube-proxy in nftables mode, inside the sandbox, and its rules.
 
-use std::fs;
-use std::process::Command;
-use std::time::Duration;
+use std::{fs, process::Command, time::Duration};
 
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::process::{Daemon, run};
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    process::{Daemon, run},
+    sandbox::{Placement, Sandbox},
+};
 use serde_json::{Value, json};
 
 use crate::ruleset::Ruleset;

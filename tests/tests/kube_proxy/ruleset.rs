@@ -1,7 +1,6 @@
 //! kube-proxy's tables as `nft -j list ruleset` prints them.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde_json::Value;
 

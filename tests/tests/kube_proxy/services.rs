@@ -1,9 +1,9 @@
 //! Random Services.
 
+use cproxy_tests::random::Random;
 use serde_json::{Value, json};
 
 use crate::cluster::NODE_IPS;
-use cproxy_tests::random::Random;
 
 /// The names that ports have, with the protocols that they mostly have.
 pub(crate) const PORT_NAMES: [(&str, &str); 4] = [("web", "TCP"), ("dns", "UDP"), ("alt", "TCP"), ("sig", "SCTP")];

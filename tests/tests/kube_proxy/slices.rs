@@ -1,11 +1,9 @@
 //! Random EndpointSlices.
 
-use cproxy_tests::control_plane::NODE;
+use cproxy_tests::{control_plane::NODE, random::Random};
 use serde_json::{Value, json};
 
-use crate::cluster::ZONES;
-use crate::services::PORT_NAMES;
-use cproxy_tests::random::Random;
+use crate::{cluster::ZONES, services::PORT_NAMES};
 
 /// How many endpoints a slice is given at most. The addresses of a Service's first slice are mostly not those of its
 /// second.

@@ -2,14 +2,15 @@
 
 use std::fmt;
 
+use cproxy_tests::{process::eventually, random::Random};
 use serde_json::Value;
 
-use crate::api::Objects;
-use crate::cluster::{PATIENCE, ZONES};
-use crate::services::Service;
-use crate::slices::{HINTS, Hints, Slice};
-use cproxy_tests::process::eventually;
-use cproxy_tests::random::Random;
+use crate::{
+    api::Objects,
+    cluster::{PATIENCE, ZONES},
+    services::Service,
+    slices::{HINTS, Hints, Slice},
+};
 
 /// Namespaces and the Services in each: the same names again.
 const NAMESPACES: [&str; 2] = ["default", "other"];

@@ -1,14 +1,18 @@
 //! What kube-proxy's rules do with the first packet of a connection: the chains are followed as the kernel would, for
 //! the statements that kube-proxy 1.36 uses (pkg/proxy/nftables/proxier.go). One that is not known ends the test.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use serde_json::{Value, json};
 
-use crate::cluster::POD_IPS;
-use crate::frontends::{Frontend, Outcome, address};
-use crate::ruleset::{Ruleset, Table, key, named, text};
+use crate::{
+    cluster::POD_IPS,
+    frontends::{Frontend, Outcome, address},
+    ruleset::{Ruleset, Table, key, named, text},
+};
 
 /// Where a packet comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

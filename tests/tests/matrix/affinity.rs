@@ -1,21 +1,27 @@
 //! Session affinity: a client, which is a network namespace, keeps its backend of a Service port.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::process::Command;
-use std::sync::Barrier;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::{IpAddr, SocketAddr, TcpListener},
+    process::Command,
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
 
-use cproxy_tests::manifest::{Endpoint, Service, Slice};
-use cproxy_tests::sandbox::Netns;
+use cproxy_tests::{
+    manifest::{Endpoint, Service, Slice},
+    sandbox::Netns,
+};
 use rustix::thread::UnshareFlags;
 use serde_json::Value;
 
-use crate::choice::backend;
-use crate::servers::Servers;
-use crate::world::{Case, Form, POD_PORT, PORT, World, pod, ready, service, slices, vip};
+use crate::{
+    choice::backend,
+    servers::Servers,
+    world::{Case, Form, POD_PORT, PORT, World, pod, ready, service, slices, vip},
+};
 
 const PODS: [u8; 3] = [1, 2, 3];
 

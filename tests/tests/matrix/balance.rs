@@ -1,12 +1,13 @@
 //! Whether each backend is as likely as any other.
 
-use std::net::IpAddr;
-use std::thread;
+use std::{net::IpAddr, thread};
 
 use cproxy_tests::process::cproxy;
 
-use crate::choice::backend;
-use crate::world::{Case, Form, PORT, World, pod, ready, vip};
+use crate::{
+    choice::backend,
+    world::{Case, Form, PORT, World, pod, ready, vip},
+};
 
 /// So many threads connect at the same time.
 const THREADS: u32 = 2;

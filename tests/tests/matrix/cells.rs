@@ -9,19 +9,23 @@
 //! | a Service that refuses, also an unknown port or protocol | the same, with ECONNREFUSED |
 //! | no Service: a host that answers, one without a route | itself |
 
-use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::time::Instant;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    time::Instant,
+};
 
-use cproxy_tests::Server;
-use cproxy_tests::manifest::{Endpoint, Service};
-use cproxy_tests::witness::Witness;
+use cproxy_tests::{
+    Server,
+    manifest::{Endpoint, Service},
+    witness::Witness,
+};
 use serde_json::{Value, json};
 
-use crate::play::{Cast, Party, SOURCE, STRANGER, play};
-use crate::script::{Call, Kind, Role, script};
-use crate::world::{
-    Form, Host, OTHER_NODE, POD_PORT, PORT, World, host, lost_answers, pod, ready, service, slices, vip,
+use crate::{
+    play::{Cast, Party, SOURCE, STRANGER, play},
+    script::{Call, Kind, Role, script},
+    world::{Form, Host, OTHER_NODE, POD_PORT, PORT, World, host, lost_answers, pod, ready, service, slices, vip},
 };
 
 /// How many cells that differ are shown in full.

@@ -1,16 +1,20 @@
 //! What a UDP socket remembers: whom it talks to, for how long, and under which name.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use cproxy_ebpf::{FLOW_IDLE_MAX, FLOWS_PER_SOCKET};
 use cproxy_tests::manifest::Endpoint;
 use serde_json::Value;
 
-use crate::play::fresh_token;
-use crate::servers::{Servers, receive, source_of};
-use crate::socket::{Socket, poll};
-use crate::world::{Case, Form, Host, POD_PORT, PORT, World, host, patience, pod, ready, service, slices, vip};
+use crate::{
+    play::fresh_token,
+    servers::{Servers, receive, source_of},
+    socket::{Socket, poll},
+    world::{Case, Form, Host, POD_PORT, PORT, World, host, patience, pod, ready, service, slices, vip},
+};
 
 const PLAIN: Host = host(3);
 
@@ -273,7 +277,7 @@ fn an_answer_under_way_shows_the_vip_after_its_service_is_gone() {
 }
 
 #[test]
-fn whoever_was_not_asked_shows_its_own_address() {
+fn a_peer_that_was_not_asked_shows_its_own_address() {
     let _world = World::start(1..=3, web());
     let servers = Servers::of_pods(1..=3);
     for form in Form::ALL {

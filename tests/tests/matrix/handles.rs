@@ -1,20 +1,26 @@
 //! One socket in several hands: what it knows goes with the socket, whichever descriptor or process uses it.
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    io,
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+};
 
-use cproxy_tests::Server;
-use cproxy_tests::witness::{Witness, parse_answer};
+use cproxy_tests::{
+    Server,
+    witness::{Witness, parse_answer},
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType,
 };
 
-use crate::play::fresh_token;
-use crate::socket::Socket;
-use crate::world::{Case, Form, POD_PORT, PORT, World, patience, pod, ready, vip};
+use crate::{
+    play::fresh_token,
+    socket::Socket,
+    world::{Case, Form, POD_PORT, PORT, World, patience, pod, ready, vip},
+};
 
 struct Hands {
     _world: World,

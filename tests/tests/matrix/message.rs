@@ -1,7 +1,9 @@
 //! Addresses, messages and control data as the kernel takes them.
 
-use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 use cproxy_tests::witness::ANSWER_BYTES;
 

@@ -1,13 +1,17 @@
 //! The ways to open a TCP connection other than a plain `connect()`.
 
-use std::fs;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    os::fd::AsRawFd,
+};
 
-use crate::message::Name;
-use crate::socket::{Socket, poll};
-use crate::world::{Case, Form, POD_PORT, PORT, World, patience, pod, ready, service, vip};
+use crate::{
+    message::Name,
+    socket::{Socket, poll},
+    world::{Case, Form, POD_PORT, PORT, World, patience, pod, ready, service, vip},
+};
 
 /// The forms that TCP knows: it has none for an address of AF_INET on a socket of AF_INET6.
 const FORMS: [Form; 3] = [Form::V4, Form::V6, Form::Mapped];

@@ -1,17 +1,21 @@
 //! Takes the steps of a cell and writes down what the application sees and who received what, in words that are the
 //! same for a host and for a Service.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use cproxy_tests::witness::{Token, Witness, answer, parse_answer};
 
-use crate::message::Buffer;
-use crate::script::{Kind, Role, Step};
-use crate::socket::{ReceiveCall, SendCall, Socket, Waiting};
-use crate::world::{Form, Host, answer_lost, host, patience};
+use crate::{
+    message::Buffer,
+    script::{Kind, Role, Step},
+    socket::{ReceiveCall, SendCall, Socket, Waiting},
+    world::{Form, Host, answer_lost, host, patience},
+};
 
 /// Has never been sent to.
 pub(crate) const STRANGER: Host = host(9);

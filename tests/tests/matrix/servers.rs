@@ -4,9 +4,11 @@ use std::net::{SocketAddr, UdpSocket};
 
 use cproxy_tests::witness::Token;
 
-use crate::play::fresh_token;
-use crate::socket::{Socket, poll};
-use crate::world::{Host, POD_PORT, answer_lost, patience, pod};
+use crate::{
+    play::fresh_token,
+    socket::{Socket, poll},
+    world::{Host, POD_PORT, answer_lost, patience, pod},
+};
 
 /// Sockets of pods and hosts.
 pub(crate) struct Servers {

@@ -1,16 +1,19 @@
 //! The system calls on sockets as applications make them, all of them with the same arguments and results.
 
-use std::cell::RefCell;
-use std::io;
-use std::mem;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::{
+    cell::RefCell,
+    io, mem,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    time::Duration,
+};
 
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 
-use crate::message::{Buffer, Name};
-use crate::world::patience;
+use crate::{
+    message::{Buffer, Name},
+    world::patience,
+};
 
 /// An open socket.
 #[derive(Debug)]

@@ -1,25 +1,28 @@
 //! Where the tests happen: pods, hosts that are no Service's, and an agent on manifest files.
 
-use std::cell::Cell;
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::{
+    cell::Cell,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
 
 use aya::maps::{Array, Map, MapData};
-use cproxy::bpf::PinDir;
+use cproxy_datapath::bpf::PinDir;
 use cproxy_ebpf::TCP_PLACES;
-use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
-use cproxy_tests::process::{self, Agent, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::{Placement, Sandbox};
+pub(crate) use cproxy_tests::world::{Host, PORT, cluster_ip as vip, pod};
+use cproxy_tests::{
+    manifest::{self, Endpoint, Service, Slice},
+    process::{self, RunningAgent, eventually},
+    sandbox::{Placement, Sandbox},
+    world::{PREFIX, SYNC, TCP, counter, rows, start_agent_with},
+};
 use serde_json::{Value, json};
 
 use crate::socket::Socket;
-
-/// How long the table may take to follow the manifests.
-pub(crate) const SYNC: Duration = Duration::from_secs(10);
 
 /// The node this agent is on.
 const NODE: &str = "node-a";
@@ -29,10 +32,8 @@ pub(crate) const OTHER_NODE: &str = "node-b";
 /// The ClusterIP of the Service that is written last.
 const MARKER: &str = "10.96.255.255";
 
-/// The port of every Service.
-pub(crate) const PORT: u16 = 80;
 /// The port of every pod.
-pub(crate) const POD_PORT: u16 = 8080;
+pub(crate) const POD_PORT: u16 = TCP;
 
 /// How an application writes down an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,40 +96,6 @@ impl fmt::Display for Form {
             Self::V4OnV6 => "v4 on AF_INET6",
         })
     }
-}
-
-/// A host, or a VIP, with an address of each family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
-    pub(crate) v4: Ipv4Addr,
-    pub(crate) v6: Ipv6Addr,
-}
-
-impl Host {
-    pub(crate) const fn new(v4: [u8; 4], v6: [u16; 8]) -> Self {
-        let [a, b, c, d, e, f, g, h] = v6;
-        Self { v4: Ipv4Addr::from_octets(v4), v6: Ipv6Addr::new(a, b, c, d, e, f, g, h) }
-    }
-
-    /// Both addresses.
-    pub(crate) fn addresses(self) -> [IpAddr; 2] {
-        [self.v4.into(), self.v6.into()]
-    }
-
-    /// Whether `address` is one of them, in whatever form.
-    pub(crate) fn is_at(self, address: IpAddr) -> bool {
-        self.addresses().contains(&address.to_canonical())
-    }
-}
-
-/// A pod's addresses.
-pub(crate) const fn pod(number: u8) -> Host {
-    Host::new([10, 244, 0, number], [0xfd00, 0x10, 0x244, 0, 0, 0, 0, number as u16])
-}
-
-/// A Service's ClusterIPs.
-pub(crate) const fn vip(number: u8) -> Host {
-    Host::new([10, 96, 0, number], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number as u16])
 }
 
 /// A host that no Service knows.
@@ -209,7 +176,7 @@ impl World {
     /// A sandbox with addresses for these hosts, and nothing attached.
     pub(crate) fn new(hosts: impl IntoIterator<Item = Host>) -> Self {
         LOST_ANSWERS.store(0, Ordering::Relaxed);
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::new(PREFIX);
         sandbox.add_addresses(hosts.into_iter().flat_map(Host::addresses));
         Self { agent: None, generation: Cell::new(0), sandbox }
     }
@@ -233,9 +200,9 @@ impl World {
     pub(crate) fn update(&self, objects: impl IntoIterator<Item = Value>) {
         self.write(objects);
         eventually(SYNC, "the table follows the manifest", || {
-            let rows = cproxy(&self.sandbox, &["get", "services", "-o", "json"]).json();
+            let rows = rows(&self.sandbox, "services");
             let is_marker = |row: &Value| row["address"] == json!(MARKER) && row["port"] == self.generation.get();
-            if rows.as_array().unwrap().iter().any(is_marker) { Ok(()) } else { Err(rows) }
+            if rows.iter().any(is_marker) { Ok(()) } else { Err(format!("{rows:?}")) }
         });
     }
 
@@ -253,13 +220,8 @@ impl World {
 
     /// The same, with more flags.
     pub(crate) fn start_agent_with(&mut self, flags: &[&str]) {
-        let mut agent = Agent::new(&self.sandbox)
-            .manifests(self.sandbox.manifest_dir())
-            .env("CPROXY_NODE_NAME", NODE)
-            .args(flags)
-            .start();
-        agent.wait_ready(SYNC);
-        self.agent = Some(agent);
+        let flags = ["--node-name", NODE].iter().chain(flags);
+        self.agent = Some(start_agent_with(&self.sandbox, flags));
     }
 
     /// SIGKILL.
@@ -271,8 +233,7 @@ impl World {
 
     /// One of the counters that `cproxy get counters` prints.
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        let counters = cproxy(&self.sandbox, &["get", "counters", "-o", "json"]).json();
-        counters[name].as_u64().unwrap_or_else(|| panic!("no {name} in {counters}"))
+        counter(&self.sandbox, name)
     }
 
     /// Runs `ip`.

@@ -1,9 +1,11 @@
 //! The programs that come as source, built when a test first needs them. Call this before the sandbox is made: it has no
 //! way to the module proxy.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::LazyLock;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::LazyLock,
+};
 
 /// The static Go program. Go keeps what it has compiled, so that only the first build takes long.
 pub(crate) fn go() -> Command {

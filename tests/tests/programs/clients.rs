@@ -9,12 +9,16 @@
 //!
 //! The answer is `refused` where the program was told ECONNREFUSED.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
 
-use crate::build;
-use crate::fixture::{Cluster, DNS, DOWN, GREETING, HALVES, HTTP, PODS, QUESTION, WEB, forms, pod_number, vips};
+use crate::{
+    build,
+    fixture::{Cluster, DNS, DOWN, GREETING, HALVES, HTTP, PODS, QUESTION, WEB, forms, pod_number, vips},
+};
 
 /// A question and what has to come of it.
 struct Question {

@@ -1,17 +1,24 @@
 //! A cluster in a sandbox: pods with servers, Services with a ClusterIP of each family, an agent that follows manifests,
 //! and programs that are run against it.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Write as _};
-use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Write as _},
+    net::{IpAddr, SocketAddr},
+    process::Command,
+    time::Duration,
+};
 
-use cproxy_tests::manifest::{self, Endpoint, Service, Slice};
-use cproxy_tests::process::{self, Agent, Daemon, Output, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::{Placement, Sandbox};
-use cproxy_tests::{Server, echo, http, nonce};
+pub(crate) use cproxy_tests::world::{pod_name, pod_number};
+use cproxy_tests::{
+    Server, echo, http,
+    manifest::{self, Endpoint, Service, Slice},
+    nonce,
+    process::{self, Daemon, Output, RunningAgent, eventually},
+    sandbox::{Placement, Sandbox},
+    world::{self, PREFIX, cluster_ip, rows, start_agent},
+};
 use serde_json::Value;
 
 /// How long anything may take.
@@ -59,29 +66,17 @@ pub(crate) fn say(what: &str) {
 
 /// A Service's address of each family.
 pub(crate) fn vips(service: u8) -> [IpAddr; 2] {
-    [format!("10.96.0.{service}"), format!("fd00:10:96::{service}")].map(|address| address.parse().unwrap())
+    cluster_ip(service).addresses()
 }
 
 /// A Service's addresses in the three forms that applications use: IPv4, IPv6 and IPv4-mapped.
 pub(crate) fn forms(service: u8, port: u16) -> [SocketAddr; 3] {
-    let [v4, v6] = vips(service);
-    let IpAddr::V4(plain) = v4 else { panic!("{v4} is not IPv4") };
-    [v4, v6, plain.to_ipv6_mapped().into()].map(|address| SocketAddr::new(address, port))
+    cluster_ip(service).forms(port)
 }
 
 /// A pod's address of each family.
 pub(crate) fn pod_addresses(pod: u8) -> [IpAddr; 2] {
-    [format!("10.244.0.{pod}"), format!("fd00:10:244::{pod}")].map(|address| address.parse().unwrap())
-}
-
-/// How a pod's servers call themselves.
-pub(crate) fn pod_name(pod: u8) -> String {
-    format!("pod-{pod}")
-}
-
-/// The pod that calls itself so.
-pub(crate) fn pod_number(name: &str) -> u8 {
-    name.strip_prefix("pod-").and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name:?} is no pod"))
+    world::pod(pod).addresses()
 }
 
 /// A Service with all ports and two ClusterIPs.
@@ -105,7 +100,7 @@ fn service_name(service: u8) -> String {
 
 /// The cluster. Ends when dropped, the agent first.
 pub(crate) struct Cluster {
-    pub(crate) agent: RunningAgent,
+    _agent: RunningAgent,
     _servers: Vec<Server>,
     pub(crate) sandbox: Sandbox,
 }
@@ -125,7 +120,7 @@ impl Cluster {
     /// With other pods and Services, which `manifests` writes. Each pod has an HTTP server, one that greets, and one that
     /// repeats questions, all in both families.
     pub(crate) fn with(pods: &[u8], manifests: impl FnOnce(&Sandbox)) -> Self {
-        let sandbox = Sandbox::new("cproxy-test");
+        let sandbox = Sandbox::new(PREFIX);
         sandbox.add_addresses(pods.iter().flat_map(|&pod| pod_addresses(pod)));
         let mut servers = Vec::new();
         for (pod, address) in pods.iter().flat_map(|&pod| pod_addresses(pod).map(|address| (pod, address))) {
@@ -135,7 +130,7 @@ impl Cluster {
             servers.push(nonce::udp(&sandbox, at(QUESTION), &name));
         }
         manifests(&sandbox);
-        Self { agent: start_agent(&sandbox), _servers: servers, sandbox }
+        Self { _agent: start_agent(&sandbox), _servers: servers, sandbox }
     }
 
     /// Replaces the pods behind a Service, and waits until the kernel has them.
@@ -157,12 +152,6 @@ impl Cluster {
                 table(&self.sandbox, HTTP).into_iter().filter(|(vip, _)| of_interest.contains(vip)).collect();
             if now == wanted { Ok(()) } else { Err(format!("{now:?} instead of {wanted:?}")) }
         });
-    }
-
-    /// SIGKILL, and another agent.
-    pub(crate) fn restart_agent(&mut self) {
-        self.agent.kill();
-        self.agent = start_agent(&self.sandbox);
     }
 
     /// Runs a program where the agent's programs see it.
@@ -213,12 +202,6 @@ impl Cluster {
     }
 }
 
-fn start_agent(sandbox: &Sandbox) -> RunningAgent {
-    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(PATIENCE);
-    agent
-}
-
 /// Writes a Service's manifest, with ready endpoints.
 fn put(sandbox: &Sandbox, number: u8, v4: &[u8], v6: &[u8]) {
     let slice = |family, pods| slice(number, family, pods, |_, address| Endpoint::ready(address));
@@ -228,9 +211,10 @@ fn put(sandbox: &Sandbox, number: u8, v4: &[u8], v6: &[u8]) {
 
 /// Frontends at `port` and their backends, as the kernel has them.
 fn table(sandbox: &Sandbox, port: u16) -> Vec<(IpAddr, IpAddr)> {
-    let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
     let address = |value: &Value| value["address"].as_str().unwrap().parse().unwrap();
-    let rows = rows.as_array().unwrap().iter().filter(|row| row["port"] == port);
-    rows.flat_map(|row| row["backends"].as_array().unwrap().iter().map(move |backend| (address(row), address(backend))))
-        .collect()
+    let backends = |row: &Value| {
+        let backends = row["backends"].as_array().unwrap().iter();
+        backends.map(|backend| (address(row), address(backend))).collect::<Vec<_>>()
+    };
+    rows(sandbox, "services").iter().filter(|row| row["port"] == port).flat_map(backends).collect()
 }

@@ -1,19 +1,25 @@
 //! One unconnected UDP socket and a server that knows it: QUIC, and anything else with a state at one end of a flow.
 //! Whatever becomes of other endpoints, the flow stays with its pod; when its pod goes, another one answers.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread;
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+};
 
-use cproxy_tests::manifest::{self, Endpoint};
-use cproxy_tests::nonce;
-use cproxy_tests::process::Daemon;
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_tests::{
+    manifest::{self, Endpoint},
+    nonce,
+    process::Daemon,
+    sandbox::{Placement, Sandbox},
+};
 
-use crate::build;
-use crate::fixture::{
-    Cluster, HTTP3, OFFSET, PATIENCE, PODS, QUESTION, WEB, forms, pod_addresses, pod_name, pod_number, service, slice,
-    vips,
+use crate::{
+    build,
+    fixture::{
+        Cluster, HTTP3, OFFSET, PATIENCE, PODS, QUESTION, WEB, forms, pod_addresses, pod_name, pod_number, service,
+        slice, vips,
+    },
 };
 
 const REQUESTS: u32 = 500;
@@ -77,7 +83,7 @@ fn one_socket_stays_with_its_pod() {
 /// Twelve flows of one socket, more than it keeps by itself. Each leaves the first pod for the second; when the second one
 /// goes too, the first one is back, but only for those whom it still serves, and that is nobody.
 #[test]
-fn who_comes_back_to_terminate_gets_nobody() {
+fn a_pod_that_returns_as_terminating_gets_no_flow() {
     let services = 1..=6;
     let pod = |service, number: u8| service * 10 + number;
     let pods: Vec<_> = services.clone().flat_map(|service| [1, 2, 3].map(|number| pod(service, number))).collect();

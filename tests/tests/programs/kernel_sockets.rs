@@ -1,10 +1,11 @@
 //! Sockets that the kernel itself opens for a program: a network file system's, or those behind an MPTCP socket.
 
-use std::fs;
-use std::net::SocketAddr;
+use std::{fs, net::SocketAddr};
 
-use crate::build;
-use crate::fixture::{Cluster, DOWN, GREETING, OFFSET, PODS, WEB, pod_addresses, pod_number, say, vips};
+use crate::{
+    build,
+    fixture::{Cluster, DOWN, GREETING, OFFSET, PODS, WEB, pod_addresses, pod_number, say, vips},
+};
 
 /// File systems whose clients are inside the kernel.
 const FILE_SYSTEMS: [&str; 5] = ["nfs4", "cifs", "9p", "ceph", "afs"];

@@ -19,4 +19,3 @@ mod flows;
 mod kernel_sockets;
 mod redis;
 mod resolvers;
-mod storm;

@@ -1,13 +1,17 @@
 //! Redis: many requests on the way at once, connections that are idle for long, many connections.
 
-use std::net::{IpAddr, SocketAddr};
-use std::os::unix::process::CommandExt as _;
-use std::process::Command;
-use std::thread;
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    os::unix::process::CommandExt as _,
+    process::Command,
+    thread,
+    time::Duration,
+};
 
-use cproxy_tests::process::{Daemon, eventually};
-use cproxy_tests::sandbox::Placement;
+use cproxy_tests::{
+    process::{Daemon, eventually},
+    sandbox::Placement,
+};
 
 use crate::fixture::{Cluster, DOWN, OFFSET, PATIENCE, PODS, REDIS, WEB, pod_addresses, pod_name, pod_number, vips};
 

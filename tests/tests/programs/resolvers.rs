@@ -1,12 +1,12 @@
 //! Resolvers with ClusterIPs as nameservers. Each has its own idea of sockets: connected or not, one for each nameserver
 //! or one for all, and what it does with a nameserver that refuses.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::process::Command;
+use std::{collections::BTreeSet, net::IpAddr, process::Command};
 
-use crate::build;
-use crate::fixture::{Cluster, DNS, DOWN, NAMES, OTHER_DNS, WEB, pod_number, vips};
+use crate::{
+    build,
+    fixture::{Cluster, DNS, DOWN, NAMES, OTHER_DNS, WEB, pod_number, vips},
+};
 
 /// The pods behind [`DNS`], and then the one behind [`OTHER_DNS`].
 const DNS_PODS: [u8; 2] = [1, 2];

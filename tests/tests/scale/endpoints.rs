@@ -48,7 +48,7 @@ fn more_backends_than_a_set_can_have_leave_the_old_set_in_force() {
     connect("10.96.0.30", 80).unwrap();
     fixture.assert_web();
     assert_eq!(fixture.problems(), 1);
-    fixture.agent.wait_log("Service default/large", PATIENCE);
+    fixture.world.agent.wait_log("Service default/large", PATIENCE);
     fixture.put("large.json", large(SET_BACKENDS_MAX, 1_000));
     fixture.wait("as many as fit", serves(VIP, 80, SET_BACKENDS_MAX));
     assert_eq!(fixture.problems(), 0);

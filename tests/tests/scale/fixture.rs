@@ -1,19 +1,21 @@
 //! A sandbox in which every pod address there may be is served, with an agent on the manifests.
 
-use std::collections::HashMap;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use cproxy::report::ReportRow;
-use cproxy_tests::Server;
-use cproxy_tests::echo;
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::process::{Agent, RunningAgent, cproxy, eventually};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    echo,
+    manifest::{self, Service, Slice},
+    process::{cproxy, eventually},
+    sandbox::Sandbox,
+    world::{World, counters},
+};
 use serde_json::Value;
-
-pub(crate) const PREFIX: &str = "cproxy-test";
 
 /// Longer than anything here takes, on a slow machine as well.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -26,9 +28,7 @@ pub(crate) const WEB: &str = "10.96.0.10";
 pub(crate) const WEB_PODS: usize = 2;
 
 pub(crate) struct Fixture {
-    pub(crate) agent: RunningAgent,
-    _server: Server,
-    sandbox: Sandbox,
+    pub(crate) world: World,
 }
 
 /// The kernel's table.
@@ -37,43 +37,40 @@ pub(crate) type Table = HashMap<(IpAddr, u16), Vec<IpAddr>>;
 impl Fixture {
     /// The agent serves one small Service.
     pub(crate) fn start() -> Self {
-        let sandbox = Sandbox::new(PREFIX);
-        sandbox.ip("route add local 10.240.0.0/12 dev lo\nroute add prohibit 10.96.0.0/12\n");
-        let server = echo::tcp(&sandbox, (Ipv4Addr::UNSPECIFIED, POD_PORT), "pod");
-        manifest::write(&sandbox.manifest_dir(), "web.json", small("web", WEB));
-        let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-        agent.wait_ready(PATIENCE);
-        let fixture = Self { agent, _server: server, sandbox };
+        let serve = |sandbox: &Sandbox| {
+            sandbox.ip("route add local 10.240.0.0/12 dev lo\nroute add prohibit 10.96.0.0/12\n");
+            [echo::tcp(sandbox, (Ipv4Addr::UNSPECIFIED, POD_PORT), "pod")]
+        };
+        let fixture = Self { world: World::builder().prepare(serve).objects(small("web", WEB)).start() };
         fixture.assert_web();
         fixture
     }
 
     /// Makes one file's content what is given.
     pub(crate) fn put(&self, file: &str, objects: impl IntoIterator<Item = Value>) {
-        manifest::write(&self.sandbox.manifest_dir(), file, objects);
+        manifest::write(&self.world.sandbox.manifest_dir(), file, objects);
     }
 
     pub(crate) fn remove(&self, file: &str) {
-        std::fs::remove_file(self.sandbox.manifest_dir().join(file)).unwrap();
+        std::fs::remove_file(self.world.sandbox.manifest_dir().join(file)).unwrap();
     }
 
     /// Waits until the table is as wanted.
     pub(crate) fn wait(&mut self, what: &str, wanted: impl Fn(&Table) -> Result<(), String>) {
-        let sandbox = &self.sandbox;
-        self.agent.wait_until(PATIENCE, what, |_| wanted(&table(sandbox)));
+        let World { agent, sandbox, .. } = &mut self.world;
+        agent.wait_until(PATIENCE, what, |_| wanted(&table(sandbox)));
     }
 
     /// How many problems the agent has with objects, once it answers, which it does between its writes.
     pub(crate) fn problems(&self) -> u64 {
         eventually(PATIENCE, "the agent answers", || {
-            let counters = cproxy(&self.sandbox, &["get", "counters", "-o", "json"]).json();
-            counters["object_problems"].as_u64().ok_or("it does not")
+            counters(&self.world.sandbox)["object_problems"].as_u64().ok_or("it does not")
         })
     }
 
     /// The small Service is served as ever.
     pub(crate) fn assert_web(&self) {
-        let row = &table(&self.sandbox)[&(WEB.parse().unwrap(), 80)];
+        let row = &table(&self.world.sandbox)[&(WEB.parse().unwrap(), 80)];
         assert_eq!(row.len(), WEB_PODS);
         connect(WEB, 80).unwrap();
     }

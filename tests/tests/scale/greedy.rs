@@ -2,18 +2,21 @@
 
 use std::net::Ipv4Addr;
 
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::process::{Agent, RunningAgent, cproxy};
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::usage::Memory;
+use cproxy_tests::{
+    manifest::{self, Service, Slice},
+    process::{Agent, RunningAgent, cproxy},
+    sandbox::Sandbox,
+    usage::Memory,
+    world::PREFIX,
+};
 use serde_json::{Value, json};
 
-use crate::fixture::{PATIENCE, POD_PORT, PREFIX, WEB, pods, small};
+use crate::fixture::{PATIENCE, POD_PORT, WEB, pods, small};
 
 /// How much more than without it an agent may have at its peak, whatever one Service asks for.
 const EXCESS_BYTES_MAX: u64 = 32 << 20;
 
-/// What an API server takes in one object (etcd's --max-request-bytes) has about so many external addresses, or ports.
+/// About as many external addresses, or ports, as fit into one object (etcd's --max-request-bytes).
 const ADDRESSES_OF_AN_OBJECT: u32 = 90_000;
 const PORTS_OF_AN_OBJECT: u16 = 20_000;
 

@@ -105,13 +105,13 @@ fn more_frontends_than_the_table_holds_harm_nobody_else() {
     fixture.wait("what fits is served", is_full);
     fixture.assert_web();
     assert!(fixture.problems() > 0);
-    fixture.agent.wait_log("Service default/excess-", PATIENCE);
+    fixture.world.agent.wait_log("Service default/excess-", PATIENCE);
     // Who has a place follows its endpoints whatever others lack.
     for pods in [1, WEB_PODS] {
         fixture.put("web.json", small_with("web", WEB, pods));
         fixture.wait("the small Service follows", serves(WEB, 80, pods));
     }
-    let log = fixture.agent.log().lines().count();
+    let log = fixture.world.agent.log().lines().count();
     fixture.put("excess.json", small("late", "10.96.0.30"));
     fixture.wait("the excess is gone", has(1, 2));
     connect("10.96.0.30", 80).unwrap();

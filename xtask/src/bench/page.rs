@@ -1,24 +1,29 @@
-//! What `docs/benchmarks.md` says, from what the benchmarks have written. Pure.
+//! The text of `docs/benchmarks.md`, made from the reports of the benchmarks. Pure.
 
 use serde_json::Value;
 
 /// The directory of the charts, beside the page.
 pub(super) const CHARTS: &str = "benchmarks";
 
+/// The part that is written by hand: budgets, and runs with other arguments than those of `bench all`.
+const BUDGETS: &str = include_str!("budgets.md");
+
+/// The title of a report's table of aims (`Verdict::table` of the benchmarks); its last column is the verdict.
+const TARGETS: &str = "Targets";
+
 /// The page about these reports. `missing` are benchmarks without one.
 pub(super) fn of(reports: &[Value], missing: &[&str]) -> String {
     let machines = distinct(reports.iter().map(|report| format!("{}, {}", machine(report), day(report))));
-    let mut page = String::from(
-        "# Benchmarks\n\nWritten by `cargo xtask bench all` from what it has measured; `cargo xtask bench docs` writes \
-         it again from the same results. Do not edit it. [What the profile says](profile.md) is about where the remaining \
-         difference to a direct connection goes; [why it is measured so](decisions/018-benchmarks.md) about the rules.\n\n",
-    );
-    page.push_str(&format!("Measured on {}.\n", machines.join("; ")));
+    let mut page = format!("# Benchmarks\n\n{}\n", wrapped(INTRODUCTION));
+    page.push_str(&wrapped(&format!("Measured on {}.", machines.join("; "))));
     if !missing.is_empty() {
-        page.push_str(&format!("Not measured: {}.\n", missing.join(", ")));
+        page.push_str(&wrapped(&format!("Not measured: {}.", missing.join(", "))));
     }
     page.push_str(&versions(reports));
+    page.push_str(&contents(reports));
     page.push_str(&in_short(reports));
+    page.push_str(&format!("\n{BUDGETS}"));
+    page.push_str(&missed(reports));
     for report in reports {
         page.push_str(&section(report));
     }
@@ -38,17 +43,33 @@ pub(super) fn chart_files(report: &Value) -> impl Iterator<Item = &str> {
         .filter(|file| !file.is_empty() && !file.contains('/'))
 }
 
-/// How to read a table. What only one benchmark has is told there.
-const LEGEND: &str = "\
-`direct` connects to the pod's own address, all others to a ClusterIP, through what their column names; IPVS is in `guest` \
-alone, since the machine's own kernel has none. A ratio is the median of the ratios within the rounds, in each of which everybody \
-had a turn, not the ratio of the two medians above it. In brackets is the interval that holds the true median with a probability of \
-95 % (with fewer than six rounds: the smallest and the largest). `direct, again` is the direct connection once more in each \
-round: what its ratio lacks to 1 is chance. \"To the pod\" connects to the pod's own address where the peer's rules are in force: \
-what the rest of a pod's traffic pays. Where cproxy's programs are attached for one peer, the kernel takes the long way past their \
-hooks for all others, too; what that is, `datapath` shows, which compares with nothing attached.";
+/// The page's first paragraph.
+const INTRODUCTION: &str = "\
+`cargo xtask bench all` measures everything and writes this page; `cargo xtask bench docs` writes it again from the same results. \
+Do not edit it. [Profile](profile.md) says where the remaining difference to a direct connection goes; \
+[decision 018](decisions/018-benchmarks.md) explains the method.";
 
-/// What who has little time reads.
+/// How to read the tables of all benchmarks; notes that belong to one benchmark are in its report.
+const LEGEND: &str = "\
+`direct` connects to the pod's own address. `cproxy`, `iptables`, `nftables` and `ipvs` connect to a ClusterIP that cproxy, or \
+kube-proxy in that mode, serves. IPVS is in `guest` alone, because the machine's own kernel lacks it. `direct, again` is a second \
+direct connection in each round: its distance from 1 is chance. `cproxy, to the pod` and the like connect to the pod's own address \
+while that proxy's rules or programs are in force: they show what the proxy costs the pod's other traffic.
+
+In each round every participant has its turn. A ratio is the median of the ratios within the rounds, not the ratio of the two \
+medians. Brackets hold the 95 % interval of the median; with fewer than six rounds, the smallest and the largest value.
+
+While cproxy's programs are attached to any cgroup, the kernel takes the slower path through its hooks for every socket, so the \
+direct connection pays for that, too. Only `datapath` compares with a machine where nothing is attached.";
+
+/// One line of links to the benchmarks.
+fn contents(reports: &[Value]) -> String {
+    let links = reports.iter().map(|report| text(report, "benchmark")).map(|name| format!("[{name}](#{name})"));
+    let links = links.collect::<Vec<_>>().join(", ");
+    format!("\n{}", wrapped(&format!("[In short](#in-short), [budgets and aims](#budgets-and-aims), {links}.")))
+}
+
+/// The tables that answer most questions.
 fn in_short(reports: &[Value]) -> String {
     let tables = reports.iter().flat_map(|report| {
         let benchmark = text(report, "benchmark");
@@ -56,7 +77,29 @@ fn in_short(reports: &[Value]) -> String {
             .iter()
             .map(move |table| format!("{}\nMore: [{benchmark}](#{benchmark})\n", self::table(table)))
     });
-    format!("\n## In short\n\n{LEGEND}\n{}", tables.collect::<String>())
+    let legend = LEGEND.split("\n\n").map(wrapped).collect::<Vec<_>>().join("\n");
+    format!("\n## In short\n\n{legend}{}", tables.collect::<String>())
+}
+
+/// The aims of all benchmarks that were not met.
+fn missed(reports: &[Value]) -> String {
+    let rows = reports.iter().flat_map(|report| {
+        let targets = list(report, "tables").iter().filter(|table| text(table, "title") == TARGETS);
+        let rows = targets.flat_map(|table| list(table, "rows"));
+        rows.filter_map(|row| {
+            let cells = cells(row, "cells");
+            let is_missed = cells.last().is_some_and(|verdict| verdict.starts_with("missed"));
+            let benchmark = text(report, "benchmark");
+            is_missed.then(|| line(&format!("[{benchmark}](#{benchmark}): {}", inline(text(row, "name"))), &cells))
+        })
+    });
+    let rows = rows.collect::<String>();
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\nAims of the benchmarks below that were missed:\n\n| aim | ratio | target | |\n|---|---:|---:|---|\n{rows}"
+    )
 }
 
 fn section(report: &Value) -> String {
@@ -69,7 +112,7 @@ fn section(report: &Value) -> String {
         section.push_str(&format!("\n![{}]({CHARTS}/{file})\n", title.replace(['[', ']'], "")));
     }
     for note in list(report, "notes").iter().filter_map(Value::as_str) {
-        section.push_str(&format!("\n{}\n", inline(note)));
+        section.push_str(&format!("\n{}", wrapped(&inline(note))));
     }
     section
 }
@@ -159,6 +202,19 @@ fn cells(value: &Value, name: &str) -> Vec<String> {
     list(value, name).iter().map(|cell| inline(cell.as_str().unwrap_or_default())).collect()
 }
 
+/// A paragraph in lines of at most 120 characters, where words allow.
+fn wrapped(text: &str) -> String {
+    const WIDTH: usize = 120;
+    let mut lines = Vec::<String>::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= WIDTH) {
+            Some(line) => line.extend([" ", word]),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
 /// As text within a line or a cell.
 fn inline(text: &str) -> String {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -189,19 +245,45 @@ mod tests {
     #[test]
     fn a_page_has_everything_in_its_order() {
         let page = of(&[report("agent", "agent --starts 1"), report("wrk", "traffic wrk --seconds 5")], &["udp"]);
-        let (head, rest) = page.split_once(LEGEND).expect("a legend");
-        let wanted = "# Benchmarks\n\nWritten by `cargo xtask bench all` from what it has measured; `cargo xtask bench \
-            docs` writes it again from the same results. Do not edit it. [What the profile says](profile.md) is about where the \
-            remaining difference to a direct connection goes; [why it is measured so](decisions/018-benchmarks.md) about the \
-            rules.\n\nMeasured on P, 2 CPUs, Linux 6.1, \
-            2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n| cproxy | cproxy 1 |\n\n## In short\n\n";
-        assert_eq!(head, wanted);
-        let wanted = "\n\n**agent, ratio**\n\n|  | it |\n|---|---:|\n\nMore: [agent](#agent)\n\n**wrk, ratio**\n\n|  | it \
-            |\n|---|---:|\n\nMore: [wrk](#wrk)\n\n## agent\n\n\
-            `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
-            | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with care.\n\n\
-            ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n";
-        assert!(rest.starts_with(wanted), "{page}");
+        let parts = [
+            "# Benchmarks\n\n`cargo xtask bench all` measures",
+            "\n\nMeasured on P, 2 CPUs, Linux 6.1, 2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n\
+             | cproxy | cproxy 1 |\n\n[In short](#in-short), [budgets and aims](#budgets-and-aims), [agent](#agent), [wrk](#wrk).\n\
+             \n## In short\n\n`direct` connects",
+            "\n\n**agent, ratio**\n\n|  | it |\n|---|---:|\n\nMore: [agent](#agent)\n\n**wrk, ratio**\n\n|  | it \
+             |\n|---|---:|\n\nMore: [wrk](#wrk)\n\n## Budgets and aims\n",
+            "\n\n## agent\n\n\
+             `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
+             | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with care.\n\n\
+             ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n",
+        ];
+        let mut rest = page.as_str();
+        for part in parts {
+            rest = rest.split_once(part).unwrap_or_else(|| panic!("no {part:?} in its place:\n{page}")).1;
+        }
+        assert!(!page.contains("were missed"), "{page}");
+    }
+
+    #[test]
+    fn missed_aims_are_listed_before_the_benchmarks() {
+        let mut report = report("wrk", "traffic wrk");
+        report["tables"][0] = json!({"title": TARGETS, "columns": ["ratio", "target", ""], "rows": [
+            {"name": "p50", "cells": ["1.0", "at most 1.02", "met"]},
+            {"name": "p99", "cells": ["1.1", "at most 1.00", "missed, by less than the noise"]},
+        ]});
+        let page = of(&[report], &[]);
+        let missed = "\n\n| aim | ratio | target | |\n|---|---:|---:|---|\n\
+                      | [wrk](#wrk): p99 | 1.1 | at most 1.00 | missed, by less than the noise |\n\n## wrk\n";
+        assert!(page.contains(missed), "{page}");
+    }
+
+    #[test]
+    fn paragraphs_are_wrapped() {
+        let text = "word ".repeat(60);
+        let lines = wrapped(&text);
+        assert!(lines.lines().all(|line| line.len() <= 120) && lines.lines().count() == 3, "{lines}");
+        assert_eq!(lines.split_whitespace().count(), 60);
+        assert!(BUDGETS.lines().all(|line| line.len() <= 120 || line.starts_with('|')), "{BUDGETS}");
     }
 
     #[test]

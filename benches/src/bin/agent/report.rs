@@ -23,12 +23,12 @@ const FIGURES: [Figure<Found>; 17] = [
     },
     Figure {
         name: "cpu_to_sync_s",
-        meaning: "CPU until it is at rest, s",
+        meaning: "CPU time until it is at rest, s",
         of: |found| found.starts.iter().map(|start| start.cpu.as_secs_f64()).collect(),
     },
     Figure {
         name: "resident_mib",
-        meaning: "then resident, MiB",
+        meaning: "resident memory at rest, MiB",
         of: |found| found.starts.iter().map(|start| mib(start.memory.resident)).collect(),
     },
     Figure {
@@ -38,7 +38,7 @@ const FIGURES: [Figure<Found>; 17] = [
     },
     Figure {
         name: "peak_resident_mib",
-        meaning: "the most up to then, MiB",
+        meaning: "peak resident memory until then, MiB",
         of: |found| found.starts.iter().map(|start| mib(start.memory.peak)).collect(),
     },
     Figure {
@@ -68,7 +68,7 @@ const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "burst_cpu_ms", meaning: "  CPU, ms", of: |found| of_bursts(found, |burst| ms(burst.cpu)) },
     Figure {
         name: "burst_peak_mib",
-        meaning: "  most resident, MiB",
+        meaning: "  peak resident memory, MiB",
         of: |found| of_bursts(found, |burst| mib(burst.peak_bytes)),
     },
     Figure {
@@ -144,18 +144,19 @@ fn series(columns: &[Column], figure: &Figure<Found>) -> Vec<Series> {
 fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {
     let mut notes = vec![
         format!(
-            "Medians, and in brackets the interval of 95 % or, of few samples, the least and the most. Single changes: \
-             {}; many at once: {}, {} times; at rest: {} s. CPU is that of all threads and of children that have ended; memory is \
-             the process's own, without children.",
+            "Medians; brackets hold the 95 % interval or, with few samples, the smallest and the largest value. Single \
+             changes: {}; many changes at once: {}, {} times; at rest: {} s. CPU time includes all threads and ended child \
+             processes; memory is that of the process alone.",
             plan.changes,
             plan.burst,
             plan.bursts,
             plan.quiet.as_secs_f64()
         ),
-        "All follow the same objects of one API server, one after the other; kube-proxy has its defaults, and with them \
-         writes its rules at most once a second. It is ready at the first connection that is answered, since it writes \
-         all rules in one transaction; cproxy when its file `ready` is there, which is when everything is written. \
-         kube-proxy serves a whole node and also translates what is forwarded; cproxy serves what runs below one cgroup."
+        "All follow the same objects of one API server, one after the other. kube-proxy has its default settings, with \
+         which it writes its rules at most once a second. kube-proxy counts as ready at the first connection that is \
+         answered, because it writes all rules in one transaction; cproxy when its file `ready` exists, which is when \
+         everything is written. kube-proxy serves a whole node and also translates forwarded packets; cproxy serves the \
+         processes below one cgroup."
             .to_owned(),
     ];
     for Column { shape, found, .. } in columns {

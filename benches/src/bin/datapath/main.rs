@@ -285,19 +285,18 @@ fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
     let Arguments { services, .. } = arguments;
     let mut notes = vec![
         format!(
-            "Times are medians of {rounds} rounds with {CALLS} calls of each kind, in brackets the interval of 95 %. \
-             Differences and ratios are to the table's first row, round by round: they hold where times do not carry \
-             from one machine, or from one minute, to the next. {services} Services with ten endpoints each were \
-             present in both families."
+            "Times are medians of {rounds} rounds with {CALLS} calls of each kind; brackets hold the 95 % interval. \
+             Differences and ratios are to the table's first row, round by round: they are comparable between machines \
+             and runs, which times are not. {services} Services with ten endpoints each were present in both families."
         ),
-        "Whole calls are compared with calls on a machine where nothing is attached at all; runs of a program with \
-         those of an empty program on the same hook, both as the kernel's statistics time them."
+        "Whole calls are compared with calls while nothing is attached; runs of a program are compared with those of an \
+         empty program on the same hook, both as timed by the kernel's BPF statistics."
             .to_owned(),
     ];
     if others > 0 {
         notes.push(format!(
-            "{others} programs of others were on these hooks: `nothing attached` is not quite true, and the ratios of \
-             whole calls are a little too good."
+            "{others} foreign programs were attached to these hooks: `nothing attached` is not quite true, and the ratios \
+             of whole calls are a little too good."
         ));
     }
     notes

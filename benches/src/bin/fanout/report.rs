@@ -134,26 +134,26 @@ fn charts(found: &[Found]) -> Vec<Chart> {
 fn notes(plan: &Plan) -> Vec<String> {
     vec![
         format!(
-            "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM; all are \
-             outside of the API server's network namespace, and what it sends is counted on the links between, headers \
-             included. Medians of {} changes of one EndpointSlice, in brackets the interval of 95 % or, of few samples, \
-             the least and the most.",
+            "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM. All are outside \
+             of the API server's network namespace; the bytes that it sends are counted on the links between, headers \
+             included. Medians of {} changes of one EndpointSlice; brackets hold the 95 % interval or, with few samples, the \
+             smallest and the largest value.",
             plan.changes
         ),
         format!(
-            "The API server's CPU time is without what it takes when nobody wants anything, as measured for {} s before; \
-             it may come out below zero where there is little to measure. Its memory is what its garbage collector has \
-             not given back, so that the growth for few clients says little.",
+            "The API server's idle CPU time, measured for {} s before, is subtracted from its CPU time, which can therefore \
+             be below zero where there is little to measure. Its memory includes what its garbage collector has not given \
+             back, so the growth for few clients says little.",
             plan.idle.as_secs_f64()
         ),
-        "API server, etcd and all clients share the machine's CPUs: how long many of them take to start is the machine's \
-         time for loading so many sets of programs, which microVMs spend on CPUs of their own, and not the API server's. \
-         That an agent follows is read from its maps; that kube-proxy does, from TCP connections in its network \
-         namespace, of which each has one. kube-proxy has its defaults, and with them writes its rules at most once a \
-         second."
+        "API server, etcd and all clients share the machine's CPUs. The start of many agents is therefore mostly the \
+         machine's time for loading so many sets of programs, which microVMs spend on CPUs of their own, and not the API \
+         server's. Whether an agent follows a change is read from its maps; whether kube-proxy does, from TCP connections in \
+         the network namespace that each kube-proxy has of its own. kube-proxy has its default settings, with which it writes \
+         its rules at most once a second."
             .to_owned(),
-        "The API server's return is after a crash: the time is from when it serves again, and tells how far clients are \
-         apart when they come back. What is sent then tells whether they go on where they were or list everything anew."
+        "The API server is back after a crash: times start when it serves again and show how far apart the clients come \
+         back. The bytes sent then show whether clients resume their watches or list everything again."
             .to_owned(),
     ]
 }

@@ -57,7 +57,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         add(&mut report, services, measured);
     }
     report.notes.push(format!(
-        "Connections of the backend that has most, and of the one that has least, in each of {rounds}. 1.00 is even. \
+        "Connections of the backend with the most, and of the one with the fewest, in each of {rounds}. 1.00 is even. \
          \"cproxy, round robin\" is `cproxy run --balance round-robin`."
     ));
     Ok(report)

@@ -99,7 +99,7 @@ impl fmt::Display for Rounds {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} rounds", self.of_all)?;
         if self.of_compared > 0 {
-            write!(out, ", behind them {} of only the direct connection, cproxy and iptables", self.of_compared)?;
+            write!(out, ", then {} of only the direct connection, cproxy and iptables", self.of_compared)?;
         }
         Ok(())
     }
@@ -266,8 +266,8 @@ pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measu
     let noise = noise.collect::<Vec<_>>();
     if !noise.is_empty() {
         report.notes.push(format!(
-            "{what}: a noisy run. The middle half of the direct connection's rounds spans {}. What disturbs all of a round leaves \
-             its ratios alone, what disturbs a part of it makes their intervals wide.",
+            "{what}: a noisy run. The middle half of the direct connection's rounds spans {}. Noise that lasts for a whole round \
+             does not change its ratios; noise in a part of a round widens their intervals.",
             noise.join(", ")
         ));
     }

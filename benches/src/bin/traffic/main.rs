@@ -163,8 +163,8 @@ impl Plan {
             let mut arena = Arena::new(&sandbox, Cluster::Manifests, &[Peer::Direct, Peer::Cproxy], &[subject])?;
             all.extend(self.at_each(&mut arena, many, &mut report.failures, measure));
             report.notes.push(
-                "With more Services than kube-proxy has, cproxy reads manifests instead of an API server; programs and maps are the \
-                 same."
+                "In runs without kube-proxy, which have the most Services, cproxy reads manifests instead of an API server; \
+                 programs and maps are the same."
                     .to_owned(),
             );
         }

@@ -81,9 +81,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     ));
     report.notes.push(format!(
         "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, on the same \
-         CPUs; {}. \"Errors\" are connections that failed or timed out, in all of a \
-         round. wrk's clock starts when the request is sent: its latencies leave out what connect() takes, requests per second \
-         do not.",
+         CPUs; {}. \"Errors\" are connections that failed or timed out during a round. wrk's clock starts when the request is \
+         sent: its latencies leave out the time of connect(), its requests per second include it.",
         plan.rounds(ROUNDS)
     ));
     Ok(report)

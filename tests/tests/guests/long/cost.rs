@@ -1,12 +1,13 @@
 //! What a small guest pays for having cproxy: memory, and time until its workload starts.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use cproxy_tests::outside::{API_SERVER, Outside};
-use cproxy_tests::population::Shape;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::writer::Writer;
+use cproxy_tests::{
+    outside::{API_SERVER, Outside},
+    population::Shape,
+    sandbox::Sandbox,
+    writer::Writer,
+};
 
 use crate::common::{PREFIX, report, said};
 

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    guest::{GuestImage, Kernel},
+    sandbox::Sandbox,
+};
 
 use crate::common::{PATIENCE, PREFIX, said};
 

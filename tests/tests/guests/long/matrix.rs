@@ -1,11 +1,12 @@
 //! Every socket call that the suite `matrix` knows, on this kernel.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::process::cproxy_binary;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    guest::{GuestImage, Kernel},
+    process::cproxy_binary,
+    sandbox::Sandbox,
+};
 
 use crate::common::{PREFIX, report, said};
 

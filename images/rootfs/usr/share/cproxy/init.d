@@ -9,14 +9,14 @@
 # Short-Description: Kubernetes Services by socket hooks
 ### END INIT INFO
 #
-# `start` returns when Services work, or when the time is over (settings `timeout`, `on-timeout`). The agent is started again
-# whenever it ends. `stop` leaves hooks and table in the kernel: `cproxy cleanup` removes them.
+# `start` returns when Services work or the timeout has expired (settings `timeout`, `on-timeout`). The script restarts
+# the agent whenever it ends. `stop` leaves hooks and table in the kernel; `cproxy cleanup` removes them.
 
 DAEMON=/usr/bin/cproxy
 PIDFILE=/run/cproxy.pid
 LOG=/var/log/cproxy.log
 
-# Of the loop that starts the agent.
+# Pid of the loop that restarts the agent.
 pid() {
     pid=$(cat "$PIDFILE" 2>/dev/null) && kill -0 "$pid" 2>/dev/null
 }
@@ -53,7 +53,7 @@ case "$1" in
     stop) stop ;;
     restart | force-reload) stop && start ;;
     status)
-        # 3: not running, as LSB has it.
+        # LSB: 3 means not running.
         pid || { echo "cproxy is not running"; exit 3; }
         "$DAEMON" wait --timeout 0 --on-timeout fail && echo "cproxy is running and ready"
         ;;

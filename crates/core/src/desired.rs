@@ -1,0 +1,336 @@
+//! What the table should be: a pure function of the rows.
+
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
+
+use super::{
+    Address, Backend, Family, Frontend, Members, Problem, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
+    eligible::{Found, backends_of, eligible, merged_endpoints},
+};
+
+/// Where a frontend's address comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendSource {
+    /// `spec.clusterIP` or `spec.clusterIPs`.
+    ClusterIp,
+    /// `spec.externalIPs`.
+    ExternalIp,
+    /// `status.loadBalancer.ingress`.
+    LoadBalancerIp,
+    /// An address of the own node, with the Service's `nodePort`.
+    NodePort,
+}
+
+/// Which of a Service port's endpoints a frontend leads to: frontends with the same share a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Those in the whole cluster, as far as hints allow.
+    Cluster,
+    /// Those on the own node: a ClusterIP with internal traffic policy Local.
+    Local,
+    /// None: `loadBalancerSourceRanges` do not let this VM in.
+    Denied,
+}
+
+/// What a new connection to a frontend gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// One of the backends.
+    Forward,
+    /// ECONNREFUSED.
+    Refuse,
+    /// EHOSTUNREACH: there are endpoints, but the Service's traffic policy rules them out.
+    Drop,
+}
+
+/// One frontend with everything that is known about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// What clients connect to.
+    pub frontend: Frontend,
+    /// The Service.
+    pub service: ServiceName,
+    /// The name of the Service's port.
+    pub port_name: Arc<str>,
+    /// Why the Service has this frontend.
+    pub source: FrontendSource,
+    /// Which endpoints it leads to.
+    pub scope: Scope,
+    /// What a new connection gets.
+    pub action: Action,
+    /// For how long a client keeps its backend; `None` without session affinity.
+    pub session_affinity_seconds: Option<u32>,
+    /// The backends, which all frontends of one set share; none of them is eligible unless `action` is
+    /// [`Action::Forward`].
+    pub members: Members,
+}
+
+impl FrontendSource {
+    /// Its name in the JSON contract.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::ExternalIp => "ExternalIP",
+            Self::LoadBalancerIp => "LoadBalancerIP",
+            Self::NodePort => "NodePort",
+        }
+    }
+}
+
+impl Row {
+    /// The backends that get new connections, sorted, no duplicates.
+    #[must_use]
+    pub fn backends(&self) -> &[Backend] {
+        self.members.eligible()
+    }
+
+    /// Endpoints that get no new connections but still serve those they have; sorted.
+    #[must_use]
+    pub fn serving(&self) -> &[Backend] {
+        self.members.serving()
+    }
+}
+
+impl Action {
+    /// What a set with or without eligible backends does.
+    #[must_use]
+    pub fn of(has_eligible: bool, drops: bool) -> Self {
+        match (has_eligible, drops) {
+            (true, _) => Self::Forward,
+            (false, true) => Self::Drop,
+            (false, false) => Self::Refuse,
+        }
+    }
+
+    /// Its name in the JSON contract.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Refuse => "refuse",
+            Self::Drop => "drop",
+        }
+    }
+}
+
+/// Most frontends of one Service: as many as there are ports. ClusterIPs come first, so that a Service with very many
+/// external addresses keeps its own.
+pub const SERVICE_FRONTENDS_MAX: usize = 65_536;
+
+/// A Service's frontends and the sets that they lead to, each made when it is asked for: together they are as many as
+/// ports times addresses times endpoints.
+pub(super) struct DesiredRows {
+    row: ServiceRow,
+    /// ClusterIPs first, each part sorted by address.
+    places: Vec<(Address, FrontendSource, Scope)>,
+    node_ips: Vec<Address>,
+    slices: Vec<SliceRow>,
+    zone: Option<Arc<str>>,
+}
+
+/// One of a Service's frontends.
+pub(super) struct DesiredFrontend<'a> {
+    pub(super) frontend: Frontend,
+    pub(super) port: &'a ServicePort,
+    pub(super) source: FrontendSource,
+    pub(super) scope: Scope,
+}
+
+impl DesiredRows {
+    /// As the rows of the store have it; `None` if it is unknown.
+    pub(super) fn new(store: &Store, name: &ServiceName) -> Option<Self> {
+        let row = store.service_row(name)?;
+        let mut places: Vec<_> =
+            places(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
+        places.sort_by_key(|&(address, source, _)| (source != FrontendSource::ClusterIp, address));
+        Some(Self {
+            places,
+            node_ips: node_ips(store, &row),
+            slices: store.slices(name).map(|(_, slice)| slice).collect(),
+            zone: store.zone().cloned(),
+            row,
+        })
+    }
+
+    /// When the Service was created, in seconds since 1970.
+    pub(super) fn created_s(&self) -> Option<i64> {
+        self.row.created_s
+    }
+
+    /// For how long a client keeps its backend.
+    pub(super) fn affinity_seconds(&self) -> Option<u32> {
+        self.row.affinity_seconds
+    }
+
+    /// The frontends, [`SERVICE_FRONTENDS_MAX`] at most. No two are the same for the same port.
+    pub(super) fn frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
+        let split = self.places.partition_point(|&(_, source, _)| source == FrontendSource::ClusterIp);
+        let (cluster, others) = self.places.split_at_checked(split).unwrap_or((&self.places, &[]));
+        let of_service = [cluster, others].into_iter().flat_map(|places| {
+            self.row.ports.iter().flat_map(move |port| {
+                places.iter().map(move |&(address, source, scope)| {
+                    let frontend = Frontend { address, port: port.port, protocol: port.protocol };
+                    DesiredFrontend { frontend, port, source, scope }
+                })
+            })
+        });
+        of_service.chain(self.node_frontends()).take(SERVICE_FRONTENDS_MAX)
+    }
+
+    /// The node ports on the own node's addresses, but for those that are frontends already.
+    fn node_frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
+        let has_place = |address: Address| self.places.iter().any(|&(other, ..)| other == address);
+        let ips = self.node_ips.iter().map(move |&address| (address, has_place(address)));
+        ips.flat_map(|(address, has_place)| {
+            self.row.ports.iter().filter_map(move |port| {
+                let number = port.node_port?.get();
+                let frontend = Frontend { address, port: number, protocol: port.protocol };
+                let is_new = number != port.port || !has_place;
+                is_new.then_some(DesiredFrontend {
+                    frontend,
+                    port,
+                    source: FrontendSource::NodePort,
+                    scope: Scope::Cluster,
+                })
+            })
+        })
+    }
+
+    /// The members of one of the Service's sets.
+    pub(super) fn members(&self, port: &ServicePort, family: Family, scope: Scope) -> Members {
+        let endpoints = merged_endpoints(&self.slices, port, family);
+        let backends = eligible(&endpoints, scope, self.zone.as_ref());
+        let serves =
+            |backend: &Backend, found: &Found<'_>| found.endpoint.serving && backends.binary_search(backend).is_err();
+        let serving = backends_of(&endpoints, serves);
+        let drops = scope == Scope::Denied || endpoints.values().any(|found| found.endpoint.is_usable());
+        Members::new(&backends, &serving, drops && backends.is_empty())
+    }
+
+    /// The problem of a Service with more frontends than [`SERVICE_FRONTENDS_MAX`].
+    fn problem(&self, name: &ServiceName) -> Option<Problem> {
+        let addresses = self.places.len().saturating_add(self.node_ips.len());
+        let most = self.row.ports.len().saturating_mul(addresses);
+        // Some node ports may be counted that are none.
+        if most <= SERVICE_FRONTENDS_MAX || self.frontends().count() < SERVICE_FRONTENDS_MAX {
+            return None;
+        }
+        let message = format!(
+            "{} ports on {addresses} addresses are more than the {SERVICE_FRONTENDS_MAX} frontends of one Service; the last external addresses are not served",
+            self.row.ports.len()
+        );
+        Some(Problem::new(format_args!("Service {name}"), "", message))
+    }
+}
+
+/// The rows of one Service; none if it is unknown. No two have the same frontend for the same port.
+#[must_use]
+pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
+    let Some(service) = DesiredRows::new(store, name) else { return Vec::new() };
+    let mut sets = BTreeMap::new();
+    let row = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| {
+        let family = frontend.address.family();
+        let key = (port.name.clone(), port.protocol, family, scope);
+        let members = sets.entry(key).or_insert_with(|| service.members(port, family, scope)).clone();
+        Row {
+            frontend,
+            service: name.clone(),
+            port_name: port.name.clone(),
+            source,
+            scope,
+            action: Action::of(members.eligible != 0, members.drops),
+            session_affinity_seconds: service.affinity_seconds(),
+            members,
+        }
+    };
+    service.frontends().map(row).collect()
+}
+
+/// What cannot be done for a Service because something about the own place is not known.
+#[must_use]
+pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &DesiredRows) -> Vec<Problem> {
+    let service = &desired.row;
+    let mut problems = Vec::from_iter(desired.problem(name));
+    for family in [Family::V4, Family::V6] {
+        let has_vip = service.load_balancer_ips.iter().any(|address| address.family() == family);
+        let is_restricted = service.source_ranges.iter().any(|range| range.family() == family);
+        if has_vip && is_restricted && !store.pod_ips().iter().any(|address| address.family() == family) {
+            let message = format!(
+                "the own {family} address is not known: calls to its load balancer's addresses fail; pass --pod-ip"
+            );
+            problems.push(Problem::new(format_args!("Service {name}"), "spec.loadBalancerSourceRanges", message));
+        }
+    }
+    problems
+}
+
+/// The whole table, sorted by frontend: what `cproxy resolve` prints, and the oracle of the incremental path.
+#[must_use]
+pub fn resolve(store: &Store) -> Vec<Row> {
+    let mut table = BTreeMap::<Frontend, (Option<i64>, Row)>::new();
+    for (name, service) in store.services() {
+        for row in desired_rows(store, name) {
+            let claim = ClaimRank { source: row.source, created_s: service.created_s, service: name };
+            let beats = |(created_s, other): &(Option<i64>, Row)| {
+                let other = ClaimRank { source: other.source, created_s: *created_s, service: &other.service };
+                precedence(claim, other) == Ordering::Less
+            };
+            if table.get(&row.frontend).is_none_or(beats) {
+                table.insert(row.frontend, (service.created_s, row));
+            }
+        }
+    }
+    table.into_values().map(|(_, row)| row).collect()
+}
+
+/// One Service's wish to have an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClaimRank<'a> {
+    pub(super) source: FrontendSource,
+    pub(super) created_s: Option<i64>,
+    pub(super) service: &'a ServiceName,
+}
+
+/// Who owns a frontend that several claim: an address of a Service comes before a port of the node; then the older
+/// Service, then the first by name. Age unknown counts as youngest.
+pub(super) fn precedence(a: ClaimRank<'_>, b: ClaimRank<'_>) -> Ordering {
+    let key = |claim: ClaimRank<'_>| (claim.source == FrontendSource::NodePort, claim.created_s.unwrap_or(i64::MAX));
+    key(a).cmp(&key(b)).then_with(|| a.service.cmp(b.service))
+}
+
+/// The addresses of a Service itself. One that it has for several reasons is there for the first of them, but denied if
+/// it is denied for any, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`), and
+/// a ClusterIP that is one for outside, too, knows no internal traffic policy (there, the later entry of `service-ips`
+/// takes the place of the earlier).
+fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSource, Scope)> {
+    let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
+    let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, FrontendSource::ClusterIp, cluster_ip_scope));
+    let external_ips = service.external_ips.iter().map(|&ip| (ip, FrontendSource::ExternalIp, Scope::Cluster));
+    let balancer_ips = service.load_balancer_ips.iter().map(|&ip| {
+        (
+            ip,
+            FrontendSource::LoadBalancerIp,
+            if may_enter(store, service, ip.family()) { Scope::Cluster } else { Scope::Denied },
+        )
+    });
+    let mut places = BTreeMap::new();
+    for (address, source, scope) in cluster_ips.chain(external_ips).chain(balancer_ips) {
+        let place = places.entry(address).or_insert((source, scope));
+        if scope == Scope::Denied || place.1 == Scope::Local {
+            place.1 = scope;
+        }
+    }
+    places
+}
+
+/// Whether `loadBalancerSourceRanges` let this VM in, whose address is the source of all that its sockets send.
+fn may_enter(store: &Store, service: &ServiceRow, family: Family) -> bool {
+    let mut ranges = service.source_ranges.iter().filter(|range| range.family() == family).peekable();
+    ranges.peek().is_none() || ranges.any(|range| store.pod_ips().iter().any(|&ip| range.contains(ip)))
+}
+
+/// The own node's addresses on which a Service's node ports are served.
+fn node_ips(store: &Store, service: &ServiceRow) -> Vec<Address> {
+    let is_served = |ip: &&Address| service.cluster_ips.iter().any(|other| other.family() == ip.family());
+    store.node_ips().iter().filter(is_served).filter(|ip| !ip.is_special()).copied().collect()
+}

@@ -1,0 +1,530 @@
+//! Why each endpoint of a Service gets connections or does not: what `cproxy resolve --explain` prints.
+//!
+//! The slices are those that were sent or written, not the rows that are kept of them: what could not be read is
+//! explained too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Address, Backend, Family, Frontend, FrontendSource, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort,
+    ServiceRow, SliceRow, Store,
+    desired::{desired_rows, resolve},
+    eligible::{Found, Merged, Preference, merged_endpoints},
+    slice::{is_headless, parse_endpoint_address, service_label},
+};
+use crate::api::{EndpointSlice, EndpointSpec};
+
+/// What one endpoint of a slice is for one port of the Service, as some of its frontends see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The Service port.
+    pub port_name: String,
+    /// Its protocol; `None` if the whole slice is meant.
+    pub protocol: Option<Protocol>,
+    /// The kinds of frontends that this is about.
+    pub sources: BTreeSet<FrontendSource>,
+    /// address:port, or what stands there instead.
+    pub endpoint: String,
+    /// The slice; `None` if all are meant.
+    pub slice: Option<ObjectName>,
+    /// What it gets.
+    pub usage: Usage,
+    /// The rule that decided.
+    pub reason: String,
+}
+
+/// What an endpoint gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// New connections.
+    New,
+    /// No new ones, but it keeps what it has.
+    Kept,
+    /// Nothing.
+    Unused,
+}
+
+impl Usage {
+    /// Its name in output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "yes",
+            Self::Kept => "keeps",
+            Self::Unused => "no",
+        }
+    }
+}
+
+/// Whether a slice says that it is the Service's.
+#[must_use]
+pub fn is_slice_of(slice: &EndpointSlice, service: &ServiceName) -> bool {
+    let namespace = slice.metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+    namespace.unwrap_or("default") == &*service.namespace && service_label(slice) == Some(&*service.name)
+}
+
+/// Explains every endpoint of these slices that says it is the Service's; nothing if the Service is not served.
+#[must_use]
+pub fn explain<'a>(
+    store: &Store,
+    name: &ServiceName,
+    slices: impl IntoIterator<Item = (&'a ObjectName, &'a EndpointSlice)>,
+) -> Vec<Explanation> {
+    let Some(service) = store.service_row(name) else { return Vec::new() };
+    let is_ours = |(_, slice): &(&ObjectName, &EndpointSlice)| is_slice_of(slice, name);
+    let slices: BTreeMap<_, _> = slices.into_iter().filter(is_ours).collect();
+    let kept: Vec<_> = store.slices(name).collect();
+    let owners = owners(store);
+    let is_won = |row: &Row| owners.get(&row.frontend) == Some(&row.service);
+    let (rows, lost): (Vec<_>, Vec<_>) = desired_rows(store, name).into_iter().partition(is_won);
+    let mut explanations: Vec<_> =
+        slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, &service, slice_name, slice)).collect();
+    explanations.extend(service.ports.iter().filter_map(|port| no_node_port(&rows, &lost, port)));
+    explanations.extend(lost.iter().map(|row| lost_frontend(row, owners.get(&row.frontend))));
+    for port in &service.ports {
+        let scopes: BTreeSet<_> =
+            rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
+        let views: Vec<_> =
+            scopes.into_iter().map(|(scope, family)| View::new(store, &kept, port, family, scope, &rows)).collect();
+        for (slice_name, slice) in &slices {
+            explanations.extend(merged(views.iter().map(|view| view.explain_slice(slice_name, slice)).collect()));
+        }
+    }
+    explanations
+}
+
+/// What several views say of one slice, endpoint by endpoint; where they agree, they say it together.
+fn merged(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
+    let mut views: Vec<_> = views.into_iter().map(Vec::into_iter).collect();
+    let mut merged = Vec::<Explanation>::new();
+    loop {
+        let start = merged.len();
+        for explanation in views.iter_mut().filter_map(Iterator::next) {
+            let agrees =
+                |other: &&mut Explanation| (other.usage, &other.reason) == (explanation.usage, &explanation.reason);
+            match merged.iter_mut().skip(start).find(agrees) {
+                Some(other) => other.sources.extend(explanation.sources),
+                None => merged.push(explanation),
+            }
+        }
+        if merged.len() == start {
+            return merged;
+        }
+    }
+}
+
+/// Who has each frontend.
+fn owners(store: &Store) -> BTreeMap<Frontend, ServiceName> {
+    resolve(store).into_iter().map(|row| (row.frontend, row.service)).collect()
+}
+
+/// Why a port of the nodes is not served.
+fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explanation> {
+    let number = port.node_port?;
+    let is_there = |row: &Row| row.source == FrontendSource::NodePort && is_of(row, port);
+    if rows.iter().chain(lost).any(is_there) {
+        return None;
+    }
+    Some(Explanation {
+        port_name: port.name.to_string(),
+        protocol: Some(port.protocol),
+        sources: BTreeSet::from([FrontendSource::NodePort]),
+        endpoint: "all".to_owned(),
+        slice: None,
+        usage: Usage::Unused,
+        reason: format!(
+            "nodePort {number} is not served: no address of the own node is known (--node-name and its Node, or --node-ip)"
+        ),
+    })
+}
+
+/// What keeps all endpoints from a frontend.
+fn lost_frontend(row: &Row, owner: Option<&ServiceName>) -> Explanation {
+    let owner = owner.map(ToString::to_string).unwrap_or_default();
+    Explanation {
+        port_name: row.port_name.to_string(),
+        protocol: Some(row.frontend.protocol),
+        sources: BTreeSet::from([row.source]),
+        endpoint: "all".to_owned(),
+        slice: None,
+        usage: Usage::Unused,
+        reason: format!("{} belongs to Service {owner}, which comes first", row.frontend),
+    }
+}
+
+fn is_of(row: &Row, port: &ServicePort) -> bool {
+    row.port_name == port.name && row.frontend.protocol == port.protocol
+}
+
+/// What keeps a whole slice out.
+fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &EndpointSlice) -> Option<Explanation> {
+    let reason = match store.slice(name) {
+        Some(row) if service.cluster_ips.iter().any(|ip| ip.family() == row.family) => return None,
+        Some(row) => format!("the Service has no {} ClusterIP", row.family),
+        None if is_headless(slice) => "the slice is one of a headless Service".to_owned(),
+        None => format!("addressType {:?} is not used", slice.address_type.as_deref().unwrap_or_default()),
+    };
+    Some(Explanation {
+        port_name: String::new(),
+        protocol: None,
+        sources: BTreeSet::new(),
+        endpoint: "all".to_owned(),
+        slice: Some(name.clone()),
+        usage: Usage::Unused,
+        reason,
+    })
+}
+
+/// One Service port in one family, as some of its frontends see it.
+struct View<'a> {
+    store: &'a Store,
+    /// The Service's slices as they are kept.
+    kept: &'a [(ObjectName, SliceRow)],
+    port: &'a ServicePort,
+    family: Family,
+    scope: Scope,
+    sources: BTreeSet<FrontendSource>,
+    backends: &'a [Backend],
+    serving: &'a [Backend],
+    merged: Merged<'a>,
+    preference: Preference,
+    /// Why hints do not count, if there are any.
+    hints_ignored: Option<String>,
+}
+
+impl<'a> View<'a> {
+    fn new(
+        store: &'a Store,
+        kept: &'a [(ObjectName, SliceRow)],
+        port: &'a ServicePort,
+        family: Family,
+        scope: Scope,
+        rows: &'a [Row],
+    ) -> Self {
+        let is_seen = |row: &&Row| is_of(row, port) && row.scope == scope && row.frontend.address.family() == family;
+        let row = rows.iter().find(is_seen);
+        let merged = merged_endpoints(kept.iter().map(|(_, slice)| slice), port, family);
+        Self {
+            store,
+            kept,
+            port,
+            family,
+            scope,
+            sources: rows.iter().filter(is_seen).map(|row| row.source).collect(),
+            backends: row.map_or(&[], Row::backends),
+            serving: row.map_or(&[], Row::serving),
+            preference: Preference::of(&merged, store.zone()),
+            hints_ignored: why_hints_do_not_count(store, &merged),
+            merged,
+        }
+    }
+
+    /// What it says of each endpoint of a slice; nothing of a slice of the other family.
+    fn explain_slice(&self, name: &ObjectName, slice: &EndpointSlice) -> Vec<Explanation> {
+        let mut explanations = Vec::new();
+        let row = self.kept.iter().find(|(other, row)| other == name && row.family == self.family);
+        let Some((_, row)) = row else { return explanations };
+        let mut tell = |endpoint: String, usage: Usage, reason: String| {
+            explanations.push(Explanation {
+                port_name: self.port.name.to_string(),
+                protocol: Some(self.port.protocol),
+                sources: self.sources.clone(),
+                endpoint,
+                slice: Some(name.clone()),
+                usage,
+                reason,
+            });
+        };
+        let numbers: BTreeSet<_> = row.numbers(&self.port.name, self.port.protocol).collect();
+        if numbers.is_empty() {
+            tell("all".to_owned(), Usage::Unused, self.no_port(row));
+            return explanations;
+        }
+        // The row has an endpoint for each that could be read, in the same order.
+        let mut endpoints = row.endpoints.iter();
+        for (index, spec) in slice.endpoints.iter().flatten().enumerate() {
+            let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else {
+                tell(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
+                continue;
+            };
+            let address = match parse_endpoint_address(text, self.family) {
+                Ok(address) => address,
+                Err(message) => {
+                    tell(format!("endpoints[{index}]"), Usage::Unused, format!("{text:?} {message}"));
+                    continue;
+                }
+            };
+            let Some(endpoint) = endpoints.next() else { continue };
+            for &port in &numbers {
+                let backend = Backend { address, port };
+                let Some(found) = self.merged.get(&backend) else { continue };
+                if !std::ptr::eq(found.endpoint, endpoint) {
+                    tell(backend.to_string(), Usage::Unused, self.hidden_by(found, name));
+                    continue;
+                }
+                tell(backend.to_string(), self.usage(&backend), self.reason(&backend, found, spec));
+            }
+        }
+        explanations
+    }
+
+    fn no_port(&self, row: &SliceRow) -> String {
+        let port = |name: &str, protocol: Protocol| format!("{:?} {protocol}", name);
+        let has: Vec<_> = row.ports.iter().map(|other| port(&other.name, other.protocol)).collect();
+        let has = if has.is_empty() { "none".to_owned() } else { has.join(", ") };
+        format!("the slice has no port {} (it has: {has})", port(&self.port.name, self.port.protocol))
+    }
+
+    fn hidden_by(&self, found: &Found<'_>, name: &ObjectName) -> String {
+        let by = self.kept.iter().find(|(_, slice)| std::ptr::eq(slice, found.slice));
+        match by {
+            Some((by, _)) if by != name => format!("slice {by} has it too, and that one counts"),
+            _ => "the slice has it twice, and the other one counts".to_owned(),
+        }
+    }
+
+    fn usage(&self, backend: &Backend) -> Usage {
+        if self.backends.binary_search(backend).is_ok() {
+            Usage::New
+        } else if self.serving.binary_search(backend).is_ok() {
+            Usage::Kept
+        } else {
+            Usage::Unused
+        }
+    }
+
+    fn reason(&self, backend: &Backend, found: &Found<'_>, spec: &EndpointSpec) -> String {
+        if self.usage(backend) == Usage::New { self.why_used(found) } else { self.why_not(found, spec) }
+    }
+
+    fn why_used(&self, found: &Found<'_>) -> String {
+        match (self.scope, found.endpoint.ready) {
+            (Scope::Local, true) => "ready, on the own node".to_owned(),
+            (Scope::Local, false) => "terminating on the own node and still serving; none there is ready".to_owned(),
+            (_, true) => format!("ready{}", self.hints()),
+            (_, false) => "terminating and still serving; none is ready".to_owned(),
+        }
+    }
+
+    /// What hints have to do with it, if there are any.
+    fn hints(&self) -> String {
+        match self.preference {
+            Preference::Node => format!(", meant for node {}", self.store.node_name().unwrap_or_default()),
+            Preference::Zone => format!(", meant for zone {}", self.zone()),
+            Preference::Nothing => self.hints_ignored.as_ref().map(|why| format!("; {why}")).unwrap_or_default(),
+        }
+    }
+
+    fn zone(&self) -> &str {
+        self.store.zone().map_or("unknown", |zone| zone)
+    }
+
+    fn why_not(&self, found: &Found<'_>, spec: &EndpointSpec) -> String {
+        let endpoint = found.endpoint;
+        if self.scope == Scope::Denied {
+            return format!("loadBalancerSourceRanges do not let this VM in ({})", self.own_addresses());
+        }
+        match (endpoint.ready, endpoint.terminating, endpoint.serving) {
+            (false, false, _) => return "not ready".to_owned(),
+            (false, true, false) => return "terminating and no longer serving".to_owned(),
+            _ => {}
+        }
+        if self.scope == Scope::Local && !endpoint.local {
+            return self.not_local(spec);
+        }
+        if !endpoint.ready {
+            return "terminating, and others are ready".to_owned();
+        }
+        match self.preference {
+            Preference::Node => {
+                format!("meant for other nodes than {}", self.store.node_name().unwrap_or_default())
+            }
+            _ => format!("meant for {}, not for zone {}", zones(found), self.zone()),
+        }
+    }
+
+    fn not_local(&self, spec: &EndpointSpec) -> String {
+        match (self.store.node_name(), spec.node_name.as_deref()) {
+            (None, _) => "internalTrafficPolicy Local, and the own node is not known (--node-name)".to_owned(),
+            (Some(own), None) => format!("internalTrafficPolicy Local, and it names no node (this is {own})"),
+            (Some(own), Some(other)) => format!("internalTrafficPolicy Local, and it is on node {other}, not {own}"),
+        }
+    }
+
+    fn own_addresses(&self) -> String {
+        let of_family = |ip: &&Address| ip.family() == self.family;
+        let ips: Vec<_> = self.store.pod_ips().iter().filter(of_family).map(ToString::to_string).collect();
+        if ips.is_empty() { format!("its {} address is not known: --pod-ip", self.family) } else { ips.join(", ") }
+    }
+}
+
+fn why_hints_do_not_count(store: &Store, merged: &Merged<'_>) -> Option<String> {
+    let ready = || merged.values().filter(|found| found.endpoint.ready);
+    if !merged.values().any(|found| !found.zones().is_empty() || found.has_node_hint()) {
+        return None;
+    }
+    let (zones, nodes) = (ready().all(|found| !found.zones().is_empty()), ready().all(Found::has_node_hint));
+    let why = match (zones, nodes, store.zone(), store.node_name()) {
+        (false, false, ..) => "not every ready endpoint has one".to_owned(),
+        (true, _, Some(zone), _) => format!("none is for zone {zone}"),
+        (true, _, None, _) => "the own zone is not known (--node-name and its Node)".to_owned(),
+        (false, true, _, Some(node)) => format!("none is for node {node}"),
+        (false, true, _, None) => "the own node is not known (--node-name)".to_owned(),
+    };
+    Some(format!("hints do not count: {why}"))
+}
+
+fn zones(found: &Found<'_>) -> String {
+    match found.zones() {
+        [] => "no zone".to_owned(),
+        [zone] => format!("zone {zone}"),
+        zones => format!("zones {}", zones.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::{Event, NodeContext, object_name, parse_address};
+
+    const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.1
+  internalTrafficPolicy: Local
+  externalIPs: [203.0.113.1]
+  loadBalancerSourceRanges: [10.0.0.0/8]
+  ports: [{name: http, port: 80}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.2}]}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
+";
+
+    fn slice(name: &str, fields: &str) -> String {
+        format!(
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: {name}, labels: {{kubernetes.io/service-name: web}}}}\n{fields}\n"
+        )
+    }
+
+    /// A line for each explanation of the Service above with these slices, seen from the node here.
+    fn lines(slices: &[String]) -> Vec<String> {
+        let web = ObjectName::new("default", "web");
+        let own = NodeContext {
+            node_name: Some("here".to_owned()),
+            pod_ips: vec![parse_address("172.16.0.1").unwrap()],
+            ..NodeContext::default()
+        };
+        let (mut store, mut parsed) = (Store::new(own), Vec::new());
+        let text = format!("{SERVICE}{}", slices.concat());
+        for object in serde_saphyr::from_multiple::<Value>(&text).unwrap() {
+            let event = match object["kind"].as_str().unwrap() {
+                "Service" => Event::Service(serde_json::from_value(object).unwrap()),
+                "Node" => Event::Node(serde_json::from_value(object).unwrap()),
+                _ => {
+                    let slice: EndpointSlice = serde_json::from_value(object).unwrap();
+                    parsed.push((object_name(&slice.metadata).unwrap(), slice.clone()));
+                    Event::EndpointSlice(Box::new(slice))
+                }
+            };
+            drop(store.apply(event));
+        }
+        let slices = parsed.iter().map(|(name, slice)| (name, slice));
+        let line = |explanation: Explanation| {
+            let sources: Vec<_> = explanation.sources.iter().map(|source| source.as_str()).collect();
+            let Explanation { endpoint, slice, usage, reason, .. } = &explanation;
+            let slice = slice.as_ref().map_or("-", |slice| &slice.name);
+            format!("{slice}: {} {endpoint} {} {reason}", sources.join(","), usage.as_str())
+        };
+        explain(&store, &web, slices).into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn each_endpoint_has_the_rule_that_decided() {
+        let endpoints = "addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints:
+- {addresses: [10.1.0.1], nodeName: here, hints: {forZones: [{name: z1}]}}
+- {addresses: [10.1.0.2], nodeName: there, hints: {forZones: [{name: z2}]}}
+- {addresses: [10.1.0.3], nodeName: here, conditions: {ready: false}}
+- {addresses: [10.1.0.4], conditions: {ready: false, terminating: true}}
+- {addresses: [10.1.0.5], nodeName: here, conditions: {ready: false, serving: false, terminating: true}}";
+        let denied = "loadBalancerSourceRanges do not let this VM in (172.16.0.1)";
+        let local = "internalTrafficPolicy Local, and it";
+        assert_eq!(
+            lines(&[slice("a", endpoints)]),
+            [
+                "a: ExternalIP 10.1.0.1:8080 yes ready, meant for zone z1".to_owned(),
+                "a: ClusterIP 10.1.0.1:8080 yes ready, on the own node".to_owned(),
+                format!("a: LoadBalancerIP 10.1.0.1:8080 keeps {denied}"),
+                "a: ExternalIP 10.1.0.2:8080 keeps meant for zone z2, not for zone z1".to_owned(),
+                format!("a: ClusterIP 10.1.0.2:8080 keeps {local} is on node there, not here"),
+                format!("a: LoadBalancerIP 10.1.0.2:8080 keeps {denied}"),
+                "a: ClusterIP,ExternalIP 10.1.0.3:8080 keeps not ready".to_owned(),
+                format!("a: LoadBalancerIP 10.1.0.3:8080 keeps {denied}"),
+                "a: ExternalIP 10.1.0.4:8080 keeps terminating, and others are ready".to_owned(),
+                format!("a: ClusterIP 10.1.0.4:8080 keeps {local} names no node (this is here)"),
+                format!("a: LoadBalancerIP 10.1.0.4:8080 keeps {denied}"),
+                "a: ClusterIP,ExternalIP 10.1.0.5:8080 no terminating and no longer serving".to_owned(),
+                format!("a: LoadBalancerIP 10.1.0.5:8080 no {denied}"),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_never_became_an_endpoint_is_explained_too() {
+        let http = "ports: [{name: http, port: 8080}]";
+        let all = "ClusterIP,ExternalIP,LoadBalancerIP";
+        let bad = format!("addressType: IPv4\n{http}\nendpoints: [{{addresses: [x]}}, {{addresses: []}}]");
+        let v6 = format!("addressType: IPv6\n{http}\nendpoints: [{{addresses: ['fd00::1']}}]");
+        let named = "addressType: FQDN\nendpoints: [{addresses: [example.org]}]";
+        let other = "addressType: IPv4\nports: [{name: web, port: 1}]\nendpoints: [{addresses: [10.1.0.1]}]";
+        assert_eq!(
+            lines(&[slice("a", &bad), slice("b", &v6), slice("c", named), slice("d", other)]),
+            [
+                "b:  all no the Service has no IPv6 ClusterIP".to_owned(),
+                "c:  all no addressType \"FQDN\" is not used".to_owned(),
+                format!("a: {all} endpoints[0] no \"x\" is no IP address"),
+                format!("a: {all} endpoints[1] no it has no address"),
+                format!("d: {all} all no the slice has no port \"http\" TCP (it has: \"web\" TCP)"),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_frontend_that_another_service_has_leads_nowhere() {
+        let older =
+            "---\napiVersion: v1\nkind: Service\nmetadata: {name: older, creationTimestamp: 2020-01-01T00:00:00Z}
+spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.1], ports: [{port: 80}]}\n";
+        let endpoints =
+            "addressType: IPv4\nports: [{name: http, port: 1}]\nendpoints: [{addresses: [10.1.0.1], nodeName: here}]";
+        assert_eq!(
+            lines(&[older.to_owned(), slice("a", endpoints)]),
+            [
+                "-: ExternalIP all no 203.0.113.1:80/TCP belongs to Service default/older, which comes first",
+                "a: ClusterIP 10.1.0.1:1 yes ready, on the own node",
+                "a: LoadBalancerIP 10.1.0.1:1 keeps loadBalancerSourceRanges do not let this VM in (172.16.0.1)",
+            ]
+        );
+    }
+
+    #[test]
+    fn of_one_endpoint_in_two_slices_the_one_that_counts_is_named() {
+        let with = |conditions: &str| {
+            format!(
+                "addressType: IPv4\nports: [{{name: http, port: 1}}]\n\
+                 endpoints: [{{addresses: [10.1.0.1], nodeName: here, conditions: {{{conditions}}}}}]"
+            )
+        };
+        let lines = lines(&[slice("a", &with("ready: false, terminating: true")), slice("b", &with("ready: true"))]);
+        assert_eq!(
+            lines.first().unwrap(),
+            "a: ClusterIP,ExternalIP,LoadBalancerIP 10.1.0.1:1 no slice default/b has it too, and that one counts"
+        );
+        assert_eq!(lines.get(1).unwrap(), "b: ExternalIP 10.1.0.1:1 yes ready");
+    }
+}

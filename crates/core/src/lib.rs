@@ -1,0 +1,45 @@
+//! From Kubernetes objects to map writes, without any I/O.
+//!
+//! ```text
+//! objects -> rows (service, slice) -> Store -> desired rows -> TablePlanner -> ordered operations
+//! ```
+//!
+//! Nothing here fails, waits, logs or knows the time: a bad object yields [`Problem`]s and harms only itself.
+
+mod address;
+mod affinity;
+pub mod api;
+mod desired;
+mod eligible;
+mod explain;
+mod kernel;
+mod names;
+mod node_context;
+mod object_row;
+mod packed;
+mod planner;
+mod problem;
+mod retired;
+mod service;
+mod slice;
+mod slot_allocator;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, parse_address};
+pub use affinity::affinity_id;
+pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, desired_rows, resolve};
+pub use explain::{Explanation, Usage, explain, is_slice_of};
+pub use kernel::{
+    Affinity, Balance, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Reserve, Room,
+};
+pub use names::{ObjectName, ServiceName, Text};
+pub use node_context::NodeContext;
+pub use object_row::{ObjectRow, object_name};
+pub use planner::{FrontendName, TablePlanner, Write};
+pub use problem::{Problem, printable, shortened};
+pub use retired::{Retired, RetiredBackends};
+pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
+pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};
+pub use store::{Event, ResourceKind, Store};

@@ -1,0 +1,121 @@
+//! Names of objects.
+
+use std::{borrow::Borrow, cmp::Ordering, collections::BTreeSet, fmt, sync::Arc};
+
+/// Namespace and name of an object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    /// Its namespace.
+    pub namespace: Text,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+/// Namespace and name of a Service.
+pub type ServiceName = ObjectName;
+
+impl ObjectName {
+    /// From its parts.
+    pub fn new(namespace: &str, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.namespace {
+            "" => f.write_str(&self.name),
+            namespace => write!(f, "{namespace}/{}", self.name),
+        }
+    }
+}
+
+/// A text that many have: one word, where a pointer to text itself would be two.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Text(Arc<String>);
+
+impl PartialOrd for Text {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Text {
+    /// The same text is nearly always the same place, and most of what is compared are names in one namespace.
+    fn cmp(&self, other: &Self) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+    }
+}
+
+impl std::ops::Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self(Arc::new(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
+impl Borrow<str> for Text {
+    fn borrow(&self) -> &str {
+        self
+    }
+}
+
+/// Texts that many have, such as namespaces and the names of ports: each is there once.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    known: BTreeSet<Text>,
+    /// How many there were after the last look for those that nobody has any more.
+    in_use: usize,
+}
+
+impl Texts {
+    /// The text as others have it.
+    pub(super) fn share(&mut self, text: &str) -> Text {
+        if let Some(known) = self.known.get(text) {
+            return known.clone();
+        }
+        let text = Text::from(text);
+        self.known.insert(text.clone());
+        // Texts that come and go must not fill the memory.
+        if self.known.len() > 2 * self.in_use + 64 {
+            self.forget_unused();
+        }
+        text
+    }
+
+    /// Drops those that nobody has.
+    pub(super) fn forget_unused(&mut self) {
+        self.known.retain(|text| Arc::strong_count(&text.0) > 1);
+        self.in_use = self.known.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_kept_as_long_as_somebody_has_it() {
+        let mut texts = Texts::default();
+        let (a, b) = (texts.share("n"), texts.share("n"));
+        assert!(Arc::ptr_eq(&a.0, &b.0));
+        for index in 0..1000 {
+            drop(texts.share(&format!("gone-{index}")));
+        }
+        assert!(texts.known.len() < 100, "{} are remembered", texts.known.len());
+        assert!(Arc::ptr_eq(&a.0, &texts.share("n").0));
+    }
+}

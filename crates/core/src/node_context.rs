@@ -1,0 +1,73 @@
+//! Node name, zone, node IPs and VM IPs.
+
+use std::sync::Arc;
+
+use super::{
+    Address, Problem,
+    address::parse_address,
+    packed::{Packed, Reader, Writer},
+    problem::Findings,
+};
+use crate::api::Node;
+
+/// Names the zone of a node.
+const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
+
+/// Settings of the node and the VM, given or detected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeContext {
+    /// Name of the pod's node: decides which endpoints are local and which Node counts.
+    pub node_name: Option<String>,
+    /// Addresses of the node; empty: the InternalIPs of its Node.
+    pub node_ips: Vec<Address>,
+    /// Addresses of the VM, which are compared with `loadBalancerSourceRanges`.
+    pub pod_ips: Vec<Address>,
+}
+
+/// Compact row of the Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeRow {
+    pub(super) zone: Option<Arc<str>>,
+    pub(super) internal_ips: Vec<Address>,
+}
+
+impl NodeRow {
+    pub(super) fn from_object(name: &str, node: &Node, problems: &mut Vec<Problem>) -> Self {
+        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_ZONE));
+        let zone = zone.filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into());
+        let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+        let mut internal_ips = Vec::new();
+        let mut findings = Findings::new(format_args!("Node {name}"));
+        for (index, address) in addresses.iter().enumerate() {
+            if address.type_.as_deref() != Some("InternalIP") {
+                continue;
+            }
+            let text = address.address.as_deref().unwrap_or_default();
+            match parse_address(text.trim()) {
+                Some(address) => internal_ips.push(address),
+                None => findings.item(
+                    ("status.addresses", index, ".address"),
+                    format_args!("{text:?}"),
+                    " is no IP address; left out",
+                ),
+            }
+        }
+        problems.append(&mut findings.into_problems());
+        internal_ips.sort_unstable();
+        internal_ips.dedup();
+        Self { zone, internal_ips }
+    }
+
+    pub(super) fn pack(&self) -> Packed {
+        let mut writer = Writer::default();
+        writer.text(self.zone.as_deref().unwrap_or_default());
+        writer.list(&self.internal_ips, |writer, address| writer.any_address(*address));
+        writer.finish()
+    }
+
+    pub(super) fn unpack(packed: &Packed) -> Self {
+        let mut reader = Reader::new(packed);
+        let zone = Some(reader.text()).filter(|zone| !zone.is_empty()).map(Into::into);
+        Self { zone, internal_ips: reader.list(Reader::any_address) }
+    }
+}

@@ -1,0 +1,162 @@
+//! Rows as bytes: what is kept of thousands of objects is one small allocation each.
+//!
+//! Only this module's [`Writer`] makes such bytes, so reading them cannot fail; where they end, zeros are read.
+
+use std::sync::Arc;
+
+use super::{Address, Family};
+
+/// A row of an object as bytes; equal if the rows are.
+pub(super) type Packed = Arc<[u8]>;
+
+/// Writes one value after the other.
+#[derive(Default)]
+pub(super) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(super) fn with_capacity(bytes: usize) -> Self {
+        Self(Vec::with_capacity(bytes))
+    }
+
+    pub(super) fn byte(&mut self, byte: u8) {
+        self.0.push(byte);
+    }
+
+    /// Seven bits to a byte, the last of them first; small numbers are small.
+    pub(super) fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.0.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.0.push(number as u8);
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.0.extend_from_slice(text.as_bytes());
+    }
+
+    /// An address of a family that the reader knows.
+    pub(super) fn address(&mut self, address: Address, family: Family) {
+        let octets = address.octets();
+        let skipped = skipped(family);
+        self.0.extend(octets.iter().skip(skipped));
+    }
+
+    /// An address of either family.
+    pub(super) fn any_address(&mut self, address: Address) {
+        let family = address.family();
+        self.byte(u8::from(family == Family::V6));
+        self.address(address, family);
+    }
+
+    /// How many there are, then each.
+    pub(super) fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Self, &T)) {
+        self.number(items.len() as u64);
+        items.iter().for_each(|item| write(self, item));
+    }
+
+    pub(super) fn finish(self) -> Packed {
+        self.0.into()
+    }
+
+    /// For bytes that only one has.
+    pub(super) fn finish_alone(self) -> Box<[u8]> {
+        self.0.into()
+    }
+}
+
+/// Reads what a [`Writer`] has written, in the same order.
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(packed: &'a [u8]) -> Self {
+        Self(packed)
+    }
+
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at_checked(count).unwrap_or((self.0, &[]));
+        self.0 = rest;
+        bytes
+    }
+
+    pub(super) fn byte(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or_default()
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        let mut number = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let byte = self.byte();
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                break;
+            }
+        }
+        number
+    }
+
+    pub(super) fn port(&mut self) -> u16 {
+        self.number() as u16
+    }
+
+    pub(super) fn text(&mut self) -> &'a str {
+        let length = self.number() as usize;
+        std::str::from_utf8(self.bytes(length)).unwrap_or_default()
+    }
+
+    pub(super) fn address(&mut self, family: Family) -> Address {
+        let skipped = skipped(family);
+        let mut octets = match family {
+            Family::V4 => [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0],
+            Family::V6 => [0; 16],
+        };
+        let bytes = self.bytes(octets.len() - skipped);
+        octets.iter_mut().skip(skipped).zip(bytes).for_each(|(octet, byte)| *octet = *byte);
+        Address::from_octets(octets)
+    }
+
+    pub(super) fn any_address(&mut self) -> Address {
+        let family = if self.byte() == 0 { Family::V4 } else { Family::V6 };
+        self.address(family)
+    }
+
+    pub(super) fn list<T, List: FromIterator<T>>(&mut self, mut read: impl FnMut(&mut Self) -> T) -> List {
+        let count = self.number();
+        (0..count).map(|_| read(self)).collect()
+    }
+}
+
+/// How many bytes are the same in all addresses of a family.
+fn skipped(family: Family) -> usize {
+    match family {
+        Family::V4 => 12,
+        Family::V6 => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse_address;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let numbers = [0, 1, 0x7f, 0x80, 0x3fff, 0x4000, u64::from(u32::MAX), u64::MAX];
+        let addresses = ["10.0.0.1", "fd00::1", "::"].map(|text| parse_address(text).unwrap());
+        let mut writer = Writer::default();
+        writer.list(&numbers, |writer, &number| writer.number(number));
+        writer.text("näme");
+        writer.text("");
+        writer.list(&addresses, |writer, &address| writer.any_address(address));
+        writer.address(addresses[0], Family::V4);
+        writer.byte(7);
+        let packed = writer.finish();
+        let mut reader = Reader::new(&packed);
+        assert_eq!(reader.list::<_, Vec<_>>(Reader::number), numbers);
+        assert_eq!((reader.text(), reader.text()), ("näme", ""));
+        assert_eq!(reader.list::<_, Vec<_>>(Reader::any_address), addresses);
+        assert_eq!((reader.address(Family::V4), reader.byte()), (addresses[0], 7));
+        assert_eq!((reader.byte(), reader.number(), reader.text()), (0, 0, ""), "nothing is left");
+    }
+}

@@ -1,0 +1,341 @@
+//! From desired rows to ordered map writes.
+//!
+//! A set of backends is published by one atomic store: its backends go into slots that nobody reads, then the set's
+//! word points at them. A frontend keeps its set's id for as long as the Service port lives. The order of [`Op`]s is
+//! part of the model: after each of them, every lookup finds a set that was complete at some moment, or nothing.
+//!
+//! Two things may be used again only after a grace period ([`Op::Drain`]), because a program may have read a pointer to
+//! them a moment before: backend slots and set ids, and (inside the kernel) the memory of a deleted or replaced
+//! element of `FRONTENDS`, which the next insertion may take. Drains are made as late as possible: a change of endpoints
+//! needs none until slots run out.
+
+mod capacity;
+mod claims;
+mod cluster_ips;
+mod desired_service;
+mod frontends;
+mod packed_set;
+mod placement;
+mod problems;
+mod publication;
+mod sets;
+mod starved;
+mod write_order;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use claims::{ClaimChanges, Claims};
+use cluster_ips::ClusterIps;
+use desired_service::{Desire, DesiredService};
+use frontends::{Claim, Frontends};
+use problems::Problems;
+use sets::{BackendSet, BackendSetKey, BackendSets};
+use starved::{Lack, Starved};
+use write_order::{FilterCounts, WriteOrder};
+
+use super::{
+    Action, Address, Frontend, FrontendSource, KernelTable, Limits, Op, Problem, Retired, Row, ServiceName, Store,
+};
+
+/// Services whose desired state is kept until it is written; of more at once, it is computed twice.
+const DESIRED_KEPT_MAX: usize = 64;
+/// Operations that are written together.
+const OPS_AT_ONCE: usize = 256;
+
+/// Plans the writes that make the kernel's table what the store says.
+///
+/// A batch has three steps: the claims of its Services change, their sets are published, and the frontends that the
+/// difference has touched are placed.
+#[derive(Debug)]
+pub struct TablePlanner {
+    limits: Limits,
+    phase: Phase,
+    claims: Claims,
+    sets: BackendSets,
+    order: WriteOrder,
+    /// Frontends and addresses that the map has room for.
+    frontends_room: u32,
+    starved: Starved,
+    problems: Problems,
+    /// Backends retired since [`TablePlanner::take_retired`] was called last.
+    retired: Retired,
+}
+
+/// Origin of the claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// A bootstrap: no address is known as a ClusterIP, and nothing is removed.
+    Bootstrap,
+    /// A complete store.
+    Synced,
+}
+
+/// Whether it is the API server's own Service, on which everything in the cluster depends.
+fn is_protected(service: &ServiceName) -> bool {
+    (&*service.namespace, &*service.name) == ("default", "kubernetes")
+}
+
+/// A frontend in force, with what the kernel does not know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontendName<'a> {
+    /// Address, port and protocol that clients connect to.
+    pub frontend: Frontend,
+    /// The Service.
+    pub service: &'a ServiceName,
+    /// The name of the Service's port.
+    pub port_name: &'a str,
+    /// Why the Service has this frontend.
+    pub source: FrontendSource,
+    /// Outcome of a new connection.
+    pub action: Action,
+}
+
+impl TablePlanner {
+    /// Takes over what the kernel holds; empty on a fresh start.
+    #[must_use]
+    pub fn new(limits: Limits, kernel: KernelTable) -> Self {
+        let KernelTable { frontends, addresses, mut sets, filter, room, is_new } = kernel;
+        // The set of keys without a port is not one of ours.
+        sets.remove(&0);
+        let mut filter = FilterCounts::new(limits.filter_bit, filter);
+        frontends.keys().map(|frontend| frontend.address).chain(addresses.iter().copied()).for_each(|a| filter.add(a));
+        let frontends = Frontends::of_kernel(frontends);
+        Self {
+            limits,
+            phase: Phase::Bootstrap,
+            sets: BackendSets::of_kernel(sets, &frontends, room),
+            claims: Claims::new(frontends, ClusterIps::of_kernel(addresses)),
+            order: WriteOrder::new(filter, is_new),
+            frontends_room: room.frontends,
+            starved: Starved::default(),
+            problems: Problems::default(),
+            retired: Retired::default(),
+        }
+    }
+
+    /// Serves the frontends of `bootstrap` that the kernel does not have yet; touches nothing that it has.
+    pub fn bootstrap(&mut self, bootstrap: &Store) -> Vec<Op> {
+        let names = bootstrap.service_names().cloned().collect();
+        collected(|write| self.grant(&names, &|name| DesiredService::of_missing(bootstrap, name), Batch::new(write)))
+    }
+
+    /// Makes the whole table equal the store: after the first complete sync, and whenever the kernel's content is in
+    /// doubt. Removes what no Service claims.
+    pub fn sync(&mut self, store: &Store) -> Vec<Op> {
+        collected(|write| self.sync_by(store, write))
+    }
+
+    /// As [`TablePlanner::sync`], a little at a time: all of it at once would be a second table.
+    pub fn sync_by(&mut self, store: &Store, write: Write<'_>) {
+        let names: BTreeSet<_> = self.claims.services().chain(store.service_names()).cloned().collect();
+        let mut batch = Batch {
+            frontends: self.claims.frontends.each_written().map(|(frontend, _)| frontend).collect(),
+            cluster_ips: self.claims.cluster_ips.addresses().collect(),
+            frees_orphans: true,
+            ..Batch::new(write)
+        };
+        if self.phase == Phase::Bootstrap {
+            self.make_room_for(store, &mut batch);
+        }
+        self.phase = Phase::Synced;
+        self.grant(&names, &|name| DesiredService::of(store, name), batch);
+        self.claims.refill();
+        self.sets.refill();
+    }
+
+    /// Follows changes of some Services, and retries those for which room was freed.
+    pub fn update(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>) -> Vec<Op> {
+        let mut names = dirty;
+        names.append(&mut self.starved.relieve());
+        collected(|write| self.grant(&names, &|name| DesiredService::of(store, name), Batch::new(write)))
+    }
+
+    /// The table as it is in force, with what the kernel does not know, sorted by frontend.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Row> {
+        self.each_row().collect()
+    }
+
+    /// The rows one after the other.
+    pub fn each_row(&self) -> impl Iterator<Item = Row> {
+        self.claims.frontends.each_claimed().filter_map(|(frontend, claims)| self.row(frontend, claims))
+    }
+
+    /// The frontends in force with what the kernel does not know of them, without their backends.
+    pub fn each_name(&self) -> impl Iterator<Item = FrontendName<'_>> {
+        self.claims.frontends.each_claimed().filter_map(|(frontend, claims)| {
+            let (claim, set) = self.in_force(frontend, claims)?;
+            let action = Action::of(set.members.eligible != 0, set.members.drops);
+            let (service, port_name) = (&*claim.service, &*claim.port_name);
+            Some(FrontendName { frontend, service, port_name, source: claim.source, action })
+        })
+    }
+
+    /// Number of frontends in the kernel.
+    #[must_use]
+    pub fn frontend_count(&self) -> usize {
+        self.claims.frontends.written()
+    }
+
+    /// Frontends without room, sets that were refused, and claims lost to other Services: one problem for each Service
+    /// and reason.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Problem> {
+        let unplaced = self.claims.cluster_ips.unplaced.values();
+        self.problems.iter().chain(unplaced).cloned().chain(self.claims.conflicts()).collect()
+    }
+
+    /// As long as this is the same, [`TablePlanner::problems`] are.
+    #[must_use]
+    pub fn problems_revision(&self) -> u64 {
+        self.problems.revision + self.claims.revision
+    }
+
+    /// Backends that, since the last call, have left a set altogether, and those of frontends that were deleted or given
+    /// to another set: sockets may still be connected to them.
+    pub fn take_retired(&mut self) -> Retired {
+        std::mem::take(&mut self.retired)
+    }
+
+    fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
+        let (claim, set) = self.in_force(frontend, claims)?;
+        let members = set.members.unpack();
+        Some(Row {
+            frontend,
+            service: (*claim.service).clone(),
+            port_name: (*claim.port_name).into(),
+            source: claim.source,
+            scope: claim.scope,
+            action: Action::of(members.eligible != 0, members.drops),
+            session_affinity_seconds: set.affinity.seconds(),
+            members,
+        })
+    }
+
+    /// The claim that a frontend is served by.
+    fn in_force<'a>(&'a self, frontend: Frontend, claims: &'a [Claim]) -> Option<(&'a Claim, &'a BackendSet)> {
+        claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key(frontend))?)))
+    }
+
+    /// All claims first, since the owner of a frontend decides which sets may be taken over; then sets, each published at
+    /// once; then frontends.
+    fn grant(&mut self, names: &BTreeSet<Arc<ServiceName>>, desire: Desire<'_>, mut batch: Batch<'_>) {
+        batch.ops.extend(self.order.filter.widen().map(Op::SetFilter));
+        // Where there is no room for all backends, the API server's have it.
+        let (first, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| is_protected(name));
+        let names = [first, others].concat();
+        let mut kept = Vec::new();
+        for &name in &names {
+            let desired = desire(name);
+            batch.add(self.claims.replace(name, &desired));
+            if names.len() <= DESIRED_KEPT_MAX {
+                kept.push((name, desired));
+            }
+        }
+        if kept.is_empty() {
+            for name in names {
+                self.publish_sets(name, desire(name), &mut batch);
+            }
+        }
+        for (name, desired) in kept {
+            self.publish_sets(name, desired, &mut batch);
+        }
+        self.place_frontends(&mut batch);
+        self.free_sets(&batch);
+        batch.ops.extend(self.order.filter.narrow().map(Op::SetFilter));
+        self.flush(&mut batch, 1);
+    }
+
+    fn free_sets(&mut self, batch: &Batch<'_>) {
+        let mut is_freed = false;
+        for key in batch.gone.keys() {
+            is_freed |= self.sets.free(key);
+        }
+        if batch.frees_orphans {
+            is_freed |= self.sets.free_orphans();
+        }
+        if is_freed {
+            self.starved.free(Lack::Backends);
+        }
+    }
+
+    /// Writes what there is, if it is `least` operations or more.
+    fn flush(&mut self, batch: &mut Batch<'_>, least: usize) {
+        if batch.ops.len() < least {
+            return;
+        }
+        if let Some(first) = self.order.begin() {
+            batch.ops.insert(0, first);
+        }
+        (batch.write)(std::mem::take(&mut batch.ops));
+    }
+
+    /// Waits until no program uses any more what was given up.
+    fn drain(&mut self, batch: &mut Batch<'_>) {
+        batch.ops.push(Op::Drain);
+        self.drained();
+    }
+
+    /// A grace period has ended.
+    fn drained(&mut self) {
+        self.sets.reclaim();
+        self.order.drained();
+    }
+}
+
+/// Takes operations that are to be carried out in this order.
+pub type Write<'a> = &'a mut dyn FnMut(Vec<Op>);
+
+/// All that is written, as one list.
+fn collected(write: impl FnOnce(Write<'_>)) -> Vec<Op> {
+    let mut all = Vec::new();
+    write(&mut |mut ops| if all.is_empty() { all = ops } else { all.append(&mut ops) });
+    all
+}
+
+/// The difference that one batch makes, and its writes so far.
+struct Batch<'a> {
+    write: Write<'a>,
+    ops: Vec<Op>,
+    /// Frontends whose claims or sets may have changed.
+    frontends: BTreeSet<Frontend>,
+    /// Addresses whose claims may have changed.
+    cluster_ips: BTreeSet<Address>,
+    /// Keys of sets that no Service port needs any more, with the frontends that led to them.
+    gone: BTreeMap<BackendSetKey, Vec<Frontend>>,
+    gone_from: BTreeMap<Frontend, BackendSetKey>,
+    /// Sets that were not taken over are given up.
+    frees_orphans: bool,
+    /// Sockets may remember a backend that has left its set.
+    raises_epoch: bool,
+}
+
+impl<'a> Batch<'a> {
+    fn new(write: Write<'a>) -> Self {
+        Self {
+            write,
+            ops: Vec::new(),
+            frontends: BTreeSet::new(),
+            cluster_ips: BTreeSet::new(),
+            gone: BTreeMap::new(),
+            gone_from: BTreeMap::new(),
+            frees_orphans: false,
+            raises_epoch: false,
+        }
+    }
+
+    fn add(&mut self, changes: ClaimChanges) {
+        self.frontends.extend(changes.frontends);
+        self.cluster_ips.extend(changes.cluster_ips);
+        for (frontend, key) in changes.gone {
+            self.gone_from.insert(frontend, key.clone());
+            self.gone.entry(key).or_default().push(frontend);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

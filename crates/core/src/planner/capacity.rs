@@ -1,0 +1,229 @@
+//! How much room the maps have: half as much again as they need. They grow when something does not fit, and shrink when more
+//! than half has been empty for a while.
+//!
+//! A map is replaced by another one as a whole, by one write, after which no program uses the old one. So whatever waits for a
+//! grace period has had one.
+
+use super::{Batch, Op, Phase, Store, TablePlanner, Write, collected};
+use crate::{
+    Limits, Room, SERVICE_FRONTENDS_MAX,
+    slot_allocator::{Extent, SlotAllocator},
+};
+
+/// Map whose room is allocated in extents.
+#[derive(Clone, Copy)]
+pub(super) enum Map {
+    /// Ids of sets.
+    Sets,
+    /// Backend slots.
+    Backends,
+}
+
+/// The Service that takes room.
+#[derive(Clone, Copy)]
+pub(super) struct Taker {
+    pub(super) is_protected: bool,
+    /// How much is given back for it.
+    pub(super) returned: u32,
+}
+
+/// A map shrinks if it then is at most such a part of what it was.
+const SHRINKS_TO: u32 = 2;
+/// Such a part of what is in use must be spare, or every other change has to wait for programs.
+const SPARE: u32 = 8;
+
+impl TablePlanner {
+    /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger. What is
+    /// reserved for the API server's Service is not for others to keep: who gives as much back may use it for a moment.
+    pub(super) fn allocate(&mut self, map: Map, count: u32, by: Taker, batch: &mut Batch<'_>) -> Option<Extent> {
+        let more = count.saturating_sub(by.returned);
+        if more != 0 && !by.is_protected && self.allocator(map).used().saturating_add(more) > self.open_room(map) {
+            return None;
+        }
+        if let Some(extent) = self.allocator(map).take(count) {
+            return Some(extent);
+        }
+        let slots = self.allocator(map);
+        let is_crowded = slots.end() - slots.used() < slots.used() / SPARE;
+        if is_crowded && self.grow(map, count, batch) {
+            return self.allocator(map).take(count);
+        }
+        if self.allocator(map).has_given_back() {
+            self.drain(batch);
+            if let Some(extent) = self.allocator(map).take(count) {
+                return Some(extent);
+            }
+        }
+        self.grow(map, count, batch);
+        self.allocator(map).take(count)
+    }
+
+    /// Room outside of the reserve.
+    fn open_room(&self, map: Map) -> u32 {
+        let (most, reserved) = match map {
+            Map::Sets => (self.limits.sets.saturating_add(1), self.limits.reserved.sets),
+            Map::Backends => (self.limits.slots, self.limits.reserved.slots),
+        };
+        most.saturating_sub(reserved)
+    }
+
+    fn allocator(&mut self, map: Map) -> &mut SlotAllocator {
+        match map {
+            Map::Sets => &mut self.sets.ids,
+            Map::Backends => &mut self.sets.slots,
+        }
+    }
+
+    /// Makes the map larger, so that `count` more fit in one piece; false if it may not grow.
+    fn grow(&mut self, map: Map, count: u32, batch: &mut Batch<'_>) -> bool {
+        let (least, most) = match map {
+            // Ids start at 1.
+            Map::Sets => (self.limits.least.sets, self.limits.sets.saturating_add(1)),
+            Map::Backends => (self.limits.least.slots, self.limits.slots),
+        };
+        let slots = self.allocator(map);
+        let room = array_room(slots.end_for(count), least, most);
+        let grows = room > slots.end();
+        if grows {
+            self.resize(map, room, batch);
+        }
+        grows
+    }
+
+    fn resize(&mut self, map: Map, room: u32, batch: &mut Batch<'_>) {
+        batch.ops.push(match map {
+            Map::Sets => Op::ResizeSets(room),
+            Map::Backends => Op::ResizeBackends(room),
+        });
+        self.drained();
+        self.allocator(map).set_end(room);
+    }
+
+    /// For the first list, makes room at once for about as much as there is.
+    pub(super) fn make_room_for(&mut self, store: &Store, batch: &mut Batch<'_>) {
+        if self.sets.is_empty() {
+            let Room { frontends, sets, slots } = estimate(store, &self.limits);
+            self.grow(Map::Sets, sets, batch);
+            self.grow(Map::Backends, slots, batch);
+            self.grow_frontends(frontends, batch);
+        }
+    }
+
+    /// All that a batch inserts is counted before it begins, so that the map is replaced at most once.
+    pub(super) fn make_room_for_frontends(&mut self, new: usize, batch: &mut Batch<'_>) {
+        let needed = self.elements() + new;
+        self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), batch);
+    }
+
+    fn grow_frontends(&mut self, needed: u32, batch: &mut Batch<'_>) {
+        let room = hash_room(needed, self.limits.least.frontends, self.limits.frontends);
+        if needed > self.frontends_room && room > self.frontends_room {
+            self.replace_frontends(room, batch);
+        }
+    }
+
+    pub(super) fn replace_frontends(&mut self, room: u32, batch: &mut Batch<'_>) {
+        let frontends = self.claims.frontends.each_written().collect();
+        let addresses = self.claims.cluster_ips.each_written().collect();
+        batch.ops.push(Op::ReplaceFrontends { room, frontends, addresses });
+        self.drained();
+        self.frontends_room = room;
+    }
+
+    /// Elements of `FRONTENDS` in use.
+    pub(super) fn elements(&self) -> usize {
+        self.claims.frontends.written() + self.claims.cluster_ips.written()
+    }
+
+    /// How much of the maps is in use.
+    #[must_use]
+    pub fn used(&self) -> Room {
+        let frontends = u32::try_from(self.elements()).unwrap_or(u32::MAX);
+        Room { frontends, sets: self.sets.ids.used(), slots: self.sets.slots.used() }
+    }
+
+    /// How many Services and ClusterIPs wait for room.
+    #[must_use]
+    pub fn without_room(&self) -> usize {
+        self.starved.len() + self.claims.cluster_ips.unplaced.len()
+    }
+
+    /// Whether [`TablePlanner::compact`] would give memory back.
+    #[must_use]
+    pub fn is_sparse(&self) -> bool {
+        let Room { frontends, sets, slots } = self.compact_room();
+        self.phase == Phase::Synced
+            && !self.sets.has_orphans()
+            && (frontends < self.frontends_room || sets < self.sets.ids.end() || slots < self.sets.slots.end())
+    }
+
+    /// What the maps should have room for after [`TablePlanner::compact`].
+    fn compact_room(&self) -> Room {
+        let Room { frontends, sets, slots } = self.limits.least;
+        let shrunk = |now: u32, room: u32| if room <= now / SHRINKS_TO { room } else { now };
+        let used = self.used();
+        Room {
+            frontends: shrunk(self.frontends_room, hash_room(used.frontends, frontends, self.limits.frontends)),
+            sets: shrunk(self.sets.ids.end(), array_room(used.sets, sets, self.limits.sets.saturating_add(1))),
+            slots: shrunk(self.sets.slots.end(), array_room(used.slots, slots, self.limits.slots)),
+        }
+    }
+
+    /// Gives memory back that has not been needed: moves what lies far behind to the front, then replaces maps by smaller
+    /// ones. Where what lies in between leaves no gap that is large enough, a map stays as it is.
+    pub fn compact(&mut self) -> Vec<Op> {
+        if !self.is_sparse() {
+            return Vec::new();
+        }
+        collected(|write| self.compact_by(write))
+    }
+
+    fn compact_by(&mut self, write: Write<'_>) {
+        let mut batch = Batch::new(write);
+        let room = self.compact_room();
+        let (slots_end, ids_end) = (self.sets.slots.end(), self.sets.ids.end());
+        self.drain(&mut batch);
+        let moved_slots = room.slots < slots_end && self.sets.move_backends(room.slots, &mut batch.ops);
+        let mut moved_ids = false;
+        if room.sets < ids_end {
+            let (ids, all_moved) = self.sets.move_ids(room.sets, &mut batch.ops);
+            self.claims.frontends.renumber(&ids);
+            moved_ids = all_moved;
+        }
+        if room.sets < ids_end || room.frontends < self.frontends_room {
+            self.replace_frontends(room.frontends, &mut batch);
+        }
+        self.drain(&mut batch);
+        if moved_slots {
+            self.resize(Map::Backends, room.slots, &mut batch);
+        }
+        if moved_ids {
+            self.resize(Map::Sets, room.sets, &mut batch);
+        }
+        self.flush(&mut batch, 1);
+    }
+}
+
+/// About what the rows of a store will take.
+fn estimate(store: &Store, limits: &Limits) -> Room {
+    let (mut frontends, mut sets, mut slots) = (0_usize, 0_usize, 0_usize);
+    for (name, row) in store.services() {
+        let addresses = row.cluster_ips.len() + row.external_ips.len() + row.load_balancer_ips.len();
+        let backends = store.slices(name).map(|(_, slice)| slice.endpoints.len().saturating_mul(slice.ports.len()));
+        frontends += row.ports.len().saturating_mul(addresses).min(SERVICE_FRONTENDS_MAX) + row.cluster_ips.len();
+        sets += row.ports.len() * addresses.min(2);
+        slots += backends.fold(0, usize::saturating_add).min(limits.service_slots as usize);
+    }
+    let [frontends, sets, slots] = [frontends, sets, slots].map(|sum| u32::try_from(sum).unwrap_or(u32::MAX));
+    Room { frontends, sets, slots }
+}
+
+/// Half as much again, within bounds.
+fn array_room(needed: u32, least: u32, most: u32) -> u32 {
+    needed.saturating_add(needed / 2).max(least).min(most)
+}
+
+/// A hash has a power of two of buckets (kernel/bpf/hashtab.c, `htab_map_alloc`).
+fn hash_room(needed: u32, least: u32, most: u32) -> u32 {
+    needed.checked_next_power_of_two().unwrap_or(u32::MAX).max(least).min(most)
+}

@@ -1,0 +1,97 @@
+//! Addresses that are known as ClusterIPs: their other ports refuse.
+
+use std::collections::BTreeMap;
+
+use crate::{Address, Problem, store::refill};
+
+/// ClusterIPs that Services claim or the kernel has.
+#[derive(Debug)]
+pub(super) struct ClusterIps {
+    known: BTreeMap<Address, ClusterIp>,
+    written: usize,
+    /// ClusterIPs without room, which are retried.
+    pub(super) unplaced: BTreeMap<Address, Problem>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ClusterIp {
+    /// Number of frontends with this address that Services claim.
+    claims: u32,
+    is_written: bool,
+}
+
+/// Next write for an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AddressChange {
+    Put,
+    Delete,
+    /// The address is as it should be.
+    Keep,
+}
+
+impl ClusterIps {
+    /// The kernel has these; no Service claims them yet.
+    pub(super) fn of_kernel(addresses: impl IntoIterator<Item = Address>) -> Self {
+        let written = |address| (address, ClusterIp { claims: 0, is_written: true });
+        let known: BTreeMap<_, _> = addresses.into_iter().map(written).collect();
+        Self { written: known.len(), known, unplaced: BTreeMap::new() }
+    }
+
+    pub(super) fn claim(&mut self, address: Address) {
+        self.known.entry(address).or_default().claims += 1;
+    }
+
+    pub(super) fn unclaim(&mut self, address: Address) {
+        if let Some(cluster_ip) = self.known.get_mut(&address) {
+            cluster_ip.claims = cluster_ip.claims.saturating_sub(1);
+        }
+    }
+
+    /// All that Services claim or the kernel has.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = Address> {
+        self.known.keys().copied()
+    }
+
+    /// Number of addresses that the kernel has.
+    pub(super) fn written(&self) -> usize {
+        self.written
+    }
+
+    /// Addresses that the kernel has.
+    pub(super) fn each_written(&self) -> impl Iterator<Item = Address> {
+        self.known.iter().filter(|(_, cluster_ip)| cluster_ip.is_written).map(|(&address, _)| address)
+    }
+
+    /// The difference between what Services claim and what the kernel has.
+    pub(super) fn change(&self, address: Address) -> AddressChange {
+        match self.known.get(&address) {
+            Some(ClusterIp { claims: 0, is_written: true }) => AddressChange::Delete,
+            Some(ClusterIp { claims: 1.., is_written: false }) => AddressChange::Put,
+            _ => AddressChange::Keep,
+        }
+    }
+
+    pub(super) fn set_written(&mut self, address: Address) {
+        let cluster_ip = self.known.entry(address).or_default();
+        self.written += usize::from(!std::mem::replace(&mut cluster_ip.is_written, true));
+    }
+
+    /// The kernel loses the address.
+    pub(super) fn unset_written(&mut self, address: Address) {
+        if let Some(cluster_ip) = self.known.get_mut(&address) {
+            self.written -= usize::from(std::mem::take(&mut cluster_ip.is_written));
+        }
+        self.forget_unused(address);
+    }
+
+    /// Drops an address that nothing claims and the kernel does not have.
+    pub(super) fn forget_unused(&mut self, address: Address) {
+        if self.known.get(&address).is_some_and(|cluster_ip| cluster_ip.claims == 0 && !cluster_ip.is_written) {
+            self.known.remove(&address);
+        }
+    }
+
+    pub(super) fn refill(&mut self) {
+        refill(&mut self.known);
+    }
+}

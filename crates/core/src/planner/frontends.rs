@@ -1,0 +1,191 @@
+//! The frontends: which Services want each, and which set it has in the kernel.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::sets::BackendSetKey;
+use crate::{Address, Frontend, FrontendSource, Protocol, Scope, ServiceName, names::Text};
+
+/// A Service's wish to have a frontend.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) service: Arc<ServiceName>,
+    pub(super) port_name: Text,
+    pub(super) source: FrontendSource,
+    pub(super) scope: Scope,
+}
+
+impl Claim {
+    /// The set that the frontend gets.
+    pub(super) fn key(&self, frontend: Frontend) -> BackendSetKey {
+        BackendSetKey {
+            service: self.service.clone(),
+            port_name: self.port_name.clone(),
+            protocol: frontend.protocol,
+            family: frontend.address.family(),
+            scope: self.scope,
+        }
+    }
+}
+
+/// Nearly always there is one: it needs no memory of its own.
+#[derive(Debug, Default)]
+enum Claims {
+    #[default]
+    None,
+    One(Claim),
+    Many(Vec<Claim>),
+}
+
+impl Claims {
+    fn as_slice(&self) -> &[Claim] {
+        match self {
+            Self::None => &[],
+            Self::One(claim) => std::slice::from_ref(claim),
+            Self::Many(claims) => claims,
+        }
+    }
+
+    fn into_vec(self) -> Vec<Claim> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(claim) => vec![claim],
+            Self::Many(claims) => claims,
+        }
+    }
+}
+
+impl From<Vec<Claim>> for Claims {
+    fn from(mut claims: Vec<Claim>) -> Self {
+        match claims.len() {
+            0 | 1 => claims.pop().map_or(Self::None, Self::One),
+            _ => Self::Many(claims),
+        }
+    }
+}
+
+/// In the place of a set: the kernel does not have the frontend. No map has room for such an id.
+const UNWRITTEN: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Known {
+    claims: Claims,
+    set: u32,
+}
+
+/// Every frontend that somebody wants or that the kernel has.
+#[derive(Debug, Default)]
+pub(super) struct Frontends {
+    known: BTreeMap<Frontend, Known>,
+    written: usize,
+}
+
+impl Frontends {
+    /// What the kernel has, wanted by nobody yet.
+    pub(super) fn of_kernel(sets: BTreeMap<Frontend, u32>) -> Self {
+        let written = sets.len();
+        let known = sets.into_iter().map(|(frontend, set)| (frontend, Known { claims: Claims::None, set }));
+        Self { known: known.collect(), written }
+    }
+
+    /// How many the kernel has.
+    pub(super) fn written(&self) -> usize {
+        self.written
+    }
+
+    /// Those that the kernel has, and their sets.
+    pub(super) fn each_written(&self) -> impl Iterator<Item = (Frontend, u32)> {
+        self.known.iter().filter(|(_, known)| known.set != UNWRITTEN).map(|(&frontend, known)| (frontend, known.set))
+    }
+
+    /// The set that the kernel has for a frontend.
+    pub(super) fn set(&self, frontend: Frontend) -> Option<u32> {
+        self.known.get(&frontend).map(|known| known.set).filter(|&set| set != UNWRITTEN)
+    }
+
+    /// The kernel gets it.
+    pub(super) fn set_to(&mut self, frontend: Frontend, set: u32) {
+        let known = self.known.entry(frontend).or_insert(Known { claims: Claims::None, set: UNWRITTEN });
+        self.written += usize::from(known.set == UNWRITTEN);
+        known.set = set;
+    }
+
+    /// The kernel loses it.
+    pub(super) fn unset(&mut self, frontend: Frontend) {
+        let Some(known) = self.known.get_mut(&frontend) else { return };
+        self.written -= usize::from(known.set != UNWRITTEN);
+        known.set = UNWRITTEN;
+        self.forget_unused(frontend);
+    }
+
+    /// Gives sets other ids.
+    pub(super) fn renumber(&mut self, ids: &BTreeMap<u32, u32>) {
+        for known in self.known.values_mut() {
+            known.set = ids.get(&known.set).copied().unwrap_or(known.set);
+        }
+    }
+
+    /// Who wants a frontend, the one that gets it first.
+    pub(super) fn claims(&self, frontend: Frontend) -> &[Claim] {
+        self.known.get(&frontend).map(|known| known.claims.as_slice()).unwrap_or_default()
+    }
+
+    /// Who gets a frontend, by what set.
+    pub(super) fn owner(&self, frontend: Frontend) -> Option<BackendSetKey> {
+        self.claims(frontend).first().map(|claim| claim.key(frontend))
+    }
+
+    /// Those that the kernel has, and who wants them.
+    pub(super) fn each_claimed(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
+        let written = self.known.iter().filter(|(_, known)| known.set != UNWRITTEN);
+        written.map(|(&frontend, known)| (frontend, known.claims.as_slice()))
+    }
+
+    /// Adds a claim behind those that come `before` it.
+    pub(super) fn claim(&mut self, frontend: Frontend, claim: Claim, before: impl Fn(&Claim) -> bool) {
+        let known = self.known.entry(frontend).or_insert(Known { claims: Claims::None, set: UNWRITTEN });
+        known.claims = match std::mem::take(&mut known.claims) {
+            Claims::None => Claims::One(claim),
+            claims => {
+                let mut claims = claims.into_vec();
+                let index = claims.partition_point(before);
+                claims.reserve_exact(1);
+                claims.insert(index, claim);
+                claims.into()
+            }
+        };
+    }
+
+    /// A Service wants a frontend no longer.
+    pub(super) fn drop_claims(&mut self, frontend: Frontend, service: &ServiceName) {
+        let Some(known) = self.known.get_mut(&frontend) else { return };
+        let is_other = |claim: &Claim| *claim.service != *service;
+        known.claims = match std::mem::take(&mut known.claims) {
+            Claims::Many(mut claims) => {
+                claims.retain(is_other);
+                claims.into()
+            }
+            Claims::One(claim) if is_other(&claim) => Claims::One(claim),
+            Claims::One(_) | Claims::None => Claims::None,
+        };
+        self.forget_unused(frontend);
+    }
+
+    fn forget_unused(&mut self, frontend: Frontend) {
+        let is_used = |known: &Known| known.set != UNWRITTEN || !known.claims.as_slice().is_empty();
+        if self.known.get(&frontend).is_some_and(|known| !is_used(known)) {
+            self.known.remove(&frontend);
+        }
+    }
+
+    /// The frontends of one address that somebody wants.
+    pub(super) fn of_address(&self, address: Address) -> impl Iterator<Item = (Frontend, &[Claim])> {
+        let from = |port, protocol| Frontend { address, port, protocol };
+        let range = from(0, Protocol::Tcp)..=from(u16::MAX, Protocol::Udp);
+        self.known.range(range).map(|(&frontend, known)| (frontend, known.claims.as_slice()))
+    }
+
+    /// As [`super::TablePlanner::refill`].
+    pub(super) fn refill(&mut self) {
+        self.known = std::mem::take(&mut self.known).into_iter().collect();
+    }
+}

@@ -1,0 +1,339 @@
+//! Which frontends get room, and in what order they are written.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, cluster_ips::AddressChange, is_protected, starved::Lack};
+use crate::{
+    Address, Frontend, FrontendSource, Problem, Protocol, ServiceName,
+    problem::{FRONTENDS_NAMED_MAX, some_of},
+};
+
+/// How many frontends are written in the time that programs are waited for once (some 1 us each, and 10 ms).
+const FRONTENDS_PER_DRAIN: usize = 8_192;
+
+/// Where there is not room for all, the first ones get it, whatever came before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// The API server's ClusterIPs.
+    ApiServer,
+    /// Other ClusterIPs.
+    ClusterIp,
+    /// Other addresses of Services, and node ports.
+    External,
+}
+
+/// Changes of the frontends in one batch.
+#[derive(Default)]
+struct Changes {
+    /// By rank, then by frontend.
+    inserted: Vec<(Rank, Frontend, u32)>,
+    replaced: Vec<(Frontend, u32)>,
+    deleted: Vec<Frontend>,
+}
+
+impl Changes {
+    fn of_rank(&self, rank: Rank) -> usize {
+        self.inserted.iter().filter(|(other, ..)| *other == rank).count()
+    }
+
+    /// Leaves out the last insertions of a rank, so that `count` remain.
+    fn keep(&mut self, rank: Rank, count: usize) -> Vec<Frontend> {
+        let first = self.inserted.partition_point(|(other, ..)| *other < rank);
+        let end = self.inserted.partition_point(|(other, ..)| *other <= rank);
+        let cut = end.min(first.saturating_add(count));
+        self.inserted.drain(cut..end).map(|(_, frontend, _)| frontend).collect()
+    }
+}
+
+impl TablePlanner {
+    /// Deletions come last: what comes before them needs no drain because of them. A ClusterIP becomes known after its frontends, so that
+    /// none of their ports is refused before it is there.
+    pub(super) fn place_frontends(&mut self, batch: &mut Batch<'_>) {
+        let touched = std::mem::take(&mut batch.frontends);
+        let mut changes = self.changes(touched);
+        self.limit_external(&mut changes);
+        self.make_room(&mut changes, batch);
+        for (_, frontend, set) in std::mem::take(&mut changes.inserted) {
+            self.insert(frontend, set, batch);
+            self.flush(batch, OPS_AT_ONCE);
+        }
+        self.retire(changes.replaced.iter().map(|(frontend, _)| frontend));
+        batch.raises_epoch |= !changes.replaced.is_empty();
+        self.replace(changes.replaced, batch);
+        let forgotten = self.place_ips(batch);
+        self.delete(changes.deleted, batch);
+        if batch.raises_epoch {
+            batch.ops.push(Op::RaiseEpoch);
+        }
+        for address in forgotten {
+            batch.ops.push(Op::DeleteAddress(address));
+            self.claims.cluster_ips.unset_written(address);
+            self.free_element(address);
+        }
+    }
+
+    fn changes(&self, touched: BTreeSet<Frontend>) -> Changes {
+        let mut changes = Changes::default();
+        for frontend in touched {
+            match (self.wanted(frontend), self.claims.frontends.set(frontend)) {
+                (None, None) => {}
+                (None, Some(_)) => changes.deleted.push(frontend),
+                (Some(set), None) => changes.inserted.push((self.rank(frontend), frontend, set)),
+                (Some(set), Some(now)) if set == now => {}
+                (Some(set), Some(_)) => changes.replaced.push((frontend, set)),
+            }
+        }
+        // By rank; within a rank the order stays.
+        changes.inserted.sort_by_key(|(rank, ..)| *rank);
+        changes
+    }
+
+    fn rank(&self, frontend: Frontend) -> Rank {
+        let rank = |source: FrontendSource, service: &ServiceName| match source {
+            FrontendSource::ClusterIp if is_protected(service) => Rank::ApiServer,
+            FrontendSource::ClusterIp => Rank::ClusterIp,
+            FrontendSource::ExternalIp | FrontendSource::LoadBalancerIp | FrontendSource::NodePort => Rank::External,
+        };
+        let claims = self.claims.frontends.claims(frontend).iter();
+        claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
+    }
+
+    /// The rank of an address that is to be known as a ClusterIP.
+    fn rank_of_ip(&self, address: Address) -> Rank {
+        let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
+        let is_first = claims.any(|claim| claim.source == FrontendSource::ClusterIp && is_protected(&claim.service));
+        if is_first { Rank::ApiServer } else { Rank::ClusterIp }
+    }
+
+    /// The frontends of a rank that the kernel has and keeps, the last one first.
+    fn written_of(&self, rank: Rank, changes: &Changes) -> impl Iterator<Item = Frontend> {
+        let is_deleted = |frontend: &Frontend| changes.deleted.binary_search(frontend).is_ok();
+        let written = self.claims.frontends.each_claimed().map(|(frontend, _)| frontend);
+        written.rev().filter(move |&frontend| self.rank(frontend) == rank && !is_deleted(&frontend))
+    }
+
+    /// External addresses together have a bound of their own, so that they do not fill the memory of every VM.
+    fn limit_external(&mut self, changes: &mut Changes) {
+        let (most, new) = (self.limits.external_frontends as usize, changes.of_rank(Rank::External));
+        // Counting is for the few who come near it.
+        if new == 0 || self.claims.frontends.written() + new <= most {
+            return;
+        }
+        let left = most.saturating_sub(self.written_of(Rank::External, changes).count());
+        let unfit = changes.keep(Rank::External, left);
+        self.report_unfit(
+            unfit,
+            &format!("no room for more than {most} frontends of external addresses and node ports"),
+        );
+    }
+
+    /// Makes the map larger, or what is wanted less give way.
+    fn make_room(&mut self, changes: &mut Changes, batch: &mut Batch<'_>) {
+        let new_ips: usize = [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_ips(batch, rank)).sum();
+        let needed = changes.inserted.len() + new_ips;
+        if needed == 0 {
+            return;
+        }
+        self.make_room_for_frontends(needed, batch);
+        if self.room_left() >= needed {
+            return;
+        }
+        let deleted = std::mem::take(&mut changes.deleted);
+        self.delete(deleted, batch);
+        for rank in [Rank::ApiServer, Rank::ClusterIp] {
+            let new = changes.inserted.iter().filter(|(other, ..)| *other <= rank).count();
+            let ips = if rank == Rank::ClusterIp { new_ips } else { self.new_ips(batch, rank) };
+            let excess = (new + ips).saturating_sub(self.room_left());
+            self.evict(excess, rank, changes, batch);
+        }
+        let mut left = self.room_left();
+        let mut unfit = Vec::new();
+        for rank in [Rank::ApiServer, Rank::ClusterIp, Rank::External] {
+            unfit.append(&mut changes.keep(rank, left));
+            left -= changes.of_rank(rank);
+            left = left.saturating_sub(self.new_ips(batch, rank));
+        }
+        self.report_unfit(unfit, &self.is_too_small());
+    }
+
+    /// Takes out so many frontends that come after a rank.
+    fn evict(&mut self, count: usize, rank: Rank, changes: &mut Changes, batch: &mut Batch<'_>) {
+        if count == 0 {
+            return;
+        }
+        let later = [Rank::External, Rank::ClusterIp].into_iter().filter(|other| *other > rank);
+        let evicted: BTreeSet<_> = later.flat_map(|rank| self.written_of(rank, changes)).take(count).collect();
+        changes.replaced.retain(|(frontend, _)| !evicted.contains(frontend));
+        let evicted = Vec::from_iter(evicted);
+        self.delete(evicted.clone(), batch);
+        self.report_unfit(evicted, &self.is_too_small());
+    }
+
+    fn is_too_small(&self) -> String {
+        format!("no room for more than {} frontends", self.limits.frontends)
+    }
+
+    /// How many addresses of a rank are to become known.
+    fn new_ips(&self, batch: &Batch<'_>, rank: Rank) -> usize {
+        if self.phase == Phase::Bootstrap {
+            return 0;
+        }
+        let cluster_ips = &self.claims.cluster_ips;
+        let is_new = |address: &&Address| {
+            cluster_ips.change(**address) == AddressChange::Put && self.rank_of_ip(**address) == rank
+        };
+        let waiting = cluster_ips.unplaced.keys().filter(|address| !batch.cluster_ips.contains(address));
+        batch.cluster_ips.iter().chain(waiting).filter(is_new).count()
+    }
+
+    /// The set that a frontend should have: of its claims the first whose set could be published.
+    fn wanted(&self, frontend: Frontend) -> Option<u32> {
+        let now = self.claims.frontends.set(frontend);
+        let claims = self.claims.frontends.claims(frontend).iter();
+        let mut sets = claims.filter_map(|claim| self.sets.get(&claim.key(frontend)));
+        sets.find(|set| !set.is_inherited || now == Some(set.id)).map(|set| set.id)
+    }
+
+    fn insert(&mut self, frontend: Frontend, set: u32, batch: &mut Batch<'_>) {
+        self.before_insertion(frontend.address, batch);
+        batch.ops.push(Op::PutFrontend { frontend, set });
+        self.claims.frontends.set_to(frontend, set);
+    }
+
+    /// One after the other, each would have to wait for programs: the next one may get the memory of the element that
+    /// the last one had (kernel/bpf/hashtab.c). Many are replaced together with the map, which is one wait.
+    fn replace(&mut self, replaced: Vec<(Frontend, u32)>, batch: &mut Batch<'_>) {
+        let written = self.elements();
+        let is_worth_it = replaced.len() > 1 && written / FRONTENDS_PER_DRAIN < replaced.len();
+        if is_worth_it && self.limits.may_replace {
+            for (frontend, set) in replaced {
+                self.claims.frontends.set_to(frontend, set);
+            }
+            return self.replace_frontends(self.frontends_room, batch);
+        }
+        for (frontend, set) in replaced {
+            self.drain_if_freed(batch);
+            batch.ops.push(Op::PutFrontend { frontend, set });
+            self.claims.frontends.set_to(frontend, set);
+            self.order.free();
+        }
+    }
+
+    fn delete(&mut self, deleted: Vec<Frontend>, batch: &mut Batch<'_>) {
+        self.retire(deleted.iter());
+        batch.raises_epoch |= !deleted.is_empty();
+        for frontend in deleted {
+            batch.ops.push(Op::DeleteFrontend { frontend });
+            self.claims.frontends.unset(frontend);
+            self.free_element(frontend.address);
+        }
+    }
+
+    /// A key with this address is gone.
+    fn free_element(&mut self, address: Address) {
+        self.order.filter.remove(address);
+        self.order.free();
+        self.starved.free(Lack::Frontends);
+    }
+
+    /// Prepares the insertion of a key: an element that no program reads, and its bit in the filter.
+    fn before_insertion(&mut self, address: Address, batch: &mut Batch<'_>) {
+        self.drain_if_freed(batch);
+        self.order.filter.add(address);
+        batch.ops.extend(self.order.filter.widen().map(Op::SetFilter));
+    }
+
+    pub(super) fn drain_if_freed(&mut self, batch: &mut Batch<'_>) {
+        if self.order.must_drain() {
+            self.drain(batch);
+        }
+    }
+
+    /// The backends of frontends that are about to go, or to get another set.
+    fn retire<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
+        let set = |frontend: &Frontend| Some((self.claims.frontends.set(*frontend)?, frontend.protocol));
+        let left: BTreeMap<u32, Protocol> = frontends.filter_map(set).collect();
+        if left.is_empty() {
+            return;
+        }
+        // They are freed later, and so they are all still there.
+        for (set, &protocol) in self.sets.each_in_kernel().filter_map(|set| Some((set, left.get(&set.id)?))) {
+            self.retired.add(protocol, set.members.unpack().backends.iter().copied());
+        }
+    }
+
+    /// One problem for each Service, however many frontends it has.
+    fn report_unfit(&mut self, frontends: Vec<Frontend>, why: &str) {
+        let mut services = BTreeMap::<Arc<ServiceName>, Vec<Frontend>>::new();
+        for frontend in frontends {
+            if let Some(owner) = self.claims.frontends.claims(frontend).first() {
+                services.entry(owner.service.clone()).or_default().push(frontend);
+            }
+        }
+        for (service, frontends) in services {
+            let are_not = if frontends.len() == 1 { "is not" } else { "are not" };
+            let message = format!(
+                "{why}; {} {are_not} served",
+                some_of(frontends.get(..FRONTENDS_NAMED_MAX).unwrap_or(&frontends), frontends.len())
+            );
+            self.problems.add(&service, message);
+            self.starved.add(&service, Lack::Frontends);
+        }
+    }
+
+    /// Makes ClusterIPs known that a Service claims. Returns those that none claims any more.
+    fn place_ips(&mut self, batch: &mut Batch<'_>) -> Vec<Address> {
+        let mut forgotten = Vec::new();
+        if self.phase == Phase::Bootstrap {
+            return forgotten;
+        }
+        let mut touched = std::mem::take(&mut batch.cluster_ips);
+        if self.room_left() != 0 {
+            touched.extend(self.claims.cluster_ips.unplaced.keys());
+        }
+        let (first, others): (Vec<_>, Vec<_>) =
+            touched.into_iter().partition(|&address| self.rank_of_ip(address) == Rank::ApiServer);
+        for address in [first, others].concat() {
+            let was_unplaced = self.claims.cluster_ips.unplaced.remove(&address).is_some();
+            self.problems.revision += u64::from(was_unplaced);
+            match self.claims.cluster_ips.change(address) {
+                AddressChange::Delete => forgotten.push(address),
+                AddressChange::Put => {
+                    self.put_ip(address, batch);
+                    self.flush(batch, OPS_AT_ONCE);
+                }
+                AddressChange::Keep => self.claims.cluster_ips.forget_unused(address),
+            }
+        }
+        forgotten
+    }
+
+    fn put_ip(&mut self, address: Address, batch: &mut Batch<'_>) {
+        if self.room_left() == 0 {
+            let problem = self.ip_does_not_fit(address);
+            self.problems.revision += 1;
+            self.claims.cluster_ips.unplaced.insert(address, problem);
+            return;
+        }
+        self.before_insertion(address, batch);
+        batch.ops.push(Op::PutAddress(address));
+        self.claims.cluster_ips.set_written(address);
+    }
+
+    fn ip_does_not_fit(&self, address: Address) -> Problem {
+        let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
+        let service = claims.find(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| &claim.service);
+        let message = format!("{}; ports that {address} does not have are not refused", self.is_too_small());
+        match service {
+            Some(service) => Problem::new(format_args!("Service {service}"), "spec.clusterIP", message),
+            None => Problem::new(format_args!("ClusterIP {address}"), "", message),
+        }
+    }
+
+    fn room_left(&self) -> usize {
+        (self.frontends_room as usize).saturating_sub(self.elements())
+    }
+}

@@ -1,0 +1,237 @@
+//! Backend sets: their ids and slots, and the sets that an earlier agent has left.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{frontends::Frontends, packed_set::PackedSet, starved::Lack};
+use crate::{
+    Affinity, Family, Frontend, KernelSet, Limits, Members, Op, Protocol, Room, Scope, ServiceName, affinity_id,
+    names::Text,
+    slot_allocator::{Extent, SlotAllocator},
+    store::refill,
+};
+
+/// Key of a backend set: a Service port in one family, as some of its frontends see it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct BackendSetKey {
+    pub(super) service: Arc<ServiceName>,
+    pub(super) port_name: Text,
+    pub(super) protocol: Protocol,
+    pub(super) family: Family,
+    pub(super) scope: Scope,
+}
+
+impl BackendSetKey {
+    /// Session affinity of the set.
+    pub(super) fn affinity(&self, seconds: Option<u32>) -> Affinity {
+        let id = || affinity_id(&self.service, &self.port_name, self.protocol, self.family);
+        seconds.map_or_else(Affinity::default, |seconds| Affinity { id: id(), seconds })
+    }
+}
+
+/// A set as the kernel has it.
+#[derive(Debug)]
+pub(super) struct BackendSet {
+    pub(super) id: u32,
+    pub(super) extent: Extent,
+    pub(super) members: PackedSet,
+    pub(super) affinity: Affinity,
+    /// Written by an earlier agent, perhaps for another Service, and neither confirmed nor replaced yet: it serves the
+    /// frontends that have it and no others.
+    pub(super) is_inherited: bool,
+}
+
+/// A set of an earlier agent that no Service port has taken over, and the frontends that lead to it.
+#[derive(Debug)]
+struct Orphan {
+    set: BackendSet,
+    frontends: Vec<Frontend>,
+}
+
+/// All sets, and what is free for more.
+#[derive(Debug)]
+pub(super) struct BackendSets {
+    by_key: BTreeMap<BackendSetKey, BackendSet>,
+    orphans: BTreeMap<u32, Orphan>,
+    pub(super) slots: SlotAllocator,
+    pub(super) ids: SlotAllocator,
+}
+
+/// Desired content of a set.
+pub(super) struct Content {
+    pub(super) members: Members,
+    pub(super) affinity_seconds: Option<u32>,
+}
+
+impl Content {
+    /// Whether one set holds them.
+    pub(super) fn fits(&self, limits: &Limits) -> Result<(), Unpublished> {
+        let count = self.members.eligible().len().max(self.members.serving().len());
+        if count <= limits.run_backends {
+            return Ok(());
+        }
+        let message = format!("{count} backends are more than the {} of one set", limits.run_backends);
+        Err(Unpublished { message, lack: None })
+    }
+}
+
+/// Why a set is not as it should be.
+pub(super) struct Unpublished {
+    pub(super) message: String,
+    /// The room that is missing, if that is the reason.
+    pub(super) lack: Option<Lack>,
+}
+
+impl Unpublished {
+    pub(super) fn no_room(message: String) -> Self {
+        Self { message, lack: Some(Lack::Backends) }
+    }
+
+    /// Adds what follows from it.
+    pub(super) fn and(self, consequence: &str) -> Self {
+        Self { message: format!("{}; {consequence}", self.message), ..self }
+    }
+}
+
+impl BackendSets {
+    /// Sets that the kernel has, and the frontends that lead to them; no Service port has taken them over yet.
+    pub(super) fn of_kernel(sets: BTreeMap<u32, KernelSet>, frontends: &Frontends, room: Room) -> Self {
+        let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.members.backends.len() as u32 };
+        let slots = SlotAllocator::new(0, room.slots, sets.values().map(extent).collect());
+        let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
+        let ids = SlotAllocator::new(1, room.sets, ids);
+        let orphan = |(id, set): (u32, KernelSet)| {
+            let (extent, members) = (extent(&set), PackedSet::of(&set.members));
+            let set = BackendSet { id, extent, members, affinity: set.affinity, is_inherited: true };
+            (id, Orphan { set, frontends: Vec::new() })
+        };
+        let mut orphans: BTreeMap<u32, Orphan> = sets.into_iter().map(orphan).collect();
+        for (frontend, id) in frontends.each_written() {
+            if let Some(orphan) = orphans.get_mut(&id) {
+                orphan.frontends.push(frontend);
+            }
+        }
+        Self { by_key: BTreeMap::new(), orphans, slots, ids }
+    }
+
+    pub(super) fn get(&self, key: &BackendSetKey) -> Option<&BackendSet> {
+        self.by_key.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &BackendSetKey) -> Option<&mut BackendSet> {
+        self.by_key.get_mut(key)
+    }
+
+    pub(super) fn insert(&mut self, key: BackendSetKey, set: BackendSet) {
+        self.by_key.insert(key, set);
+    }
+
+    /// There are none, and there were none when the agent started.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_key.is_empty() && self.orphans.is_empty()
+    }
+
+    /// Sets of an earlier agent remain that no Service port has taken over.
+    pub(super) fn has_orphans(&self) -> bool {
+        !self.orphans.is_empty()
+    }
+
+    /// Takes over the set that a frontend has had since before the restart, if every frontend that leads to it belongs to
+    /// this Service port: its new content must not show up behind another's frontend.
+    pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, frontends: &Frontends) {
+        let Some(id) = frontends.set(frontend) else { return };
+        let is_own = |&frontend: &Frontend| frontends.owner(frontend).as_ref() == Some(key);
+        if self.orphans.get(&id).is_some_and(|orphan| orphan.frontends.iter().all(is_own))
+            && let Some(orphan) = self.orphans.remove(&id)
+        {
+            self.by_key.insert(key.clone(), orphan.set);
+        }
+    }
+
+    /// Puts written members in force; the slots of the last ones wait for a grace period.
+    pub(super) fn switch(&mut self, key: &BackendSetKey, members: PackedSet, extent: Extent) -> Option<Op> {
+        let set = self.by_key.get_mut(key)?;
+        self.slots.give_back(std::mem::replace(&mut set.extent, extent));
+        set.members = members;
+        Some(set.publication())
+    }
+
+    /// Gives the set of one Service port to another.
+    pub(super) fn inherit(&mut self, key: &BackendSetKey, predecessor: &BackendSetKey) {
+        if let Some(set) = self.by_key.remove(predecessor) {
+            self.by_key.insert(key.clone(), BackendSet { is_inherited: true, ..set });
+        }
+    }
+
+    /// Frees a set; its id and slots wait for a grace period.
+    pub(super) fn free(&mut self, key: &BackendSetKey) -> bool {
+        let set = self.by_key.remove(key);
+        let is_freed = set.is_some();
+        set.into_iter().for_each(|set| self.give_back(&set));
+        is_freed
+    }
+
+    /// Frees the sets that no Service port has taken over.
+    pub(super) fn free_orphans(&mut self) -> bool {
+        let orphans = std::mem::take(&mut self.orphans);
+        orphans.values().for_each(|orphan| self.give_back(&orphan.set));
+        !orphans.is_empty()
+    }
+
+    fn give_back(&mut self, set: &BackendSet) {
+        self.slots.give_back(set.extent);
+        self.ids.give_back(Extent { first: set.id, count: 1 });
+    }
+
+    /// A grace period has ended: ids and slots that were given back are free.
+    pub(super) fn reclaim(&mut self) {
+        self.slots.reclaim();
+        self.ids.reclaim();
+    }
+
+    /// Moves backends to slots below `end`. Returns whether no set has a slot from there on any more.
+    pub(super) fn move_backends(&mut self, end: u32, ops: &mut Vec<Op>) -> bool {
+        for set in self.by_key.values_mut().filter(|set| set.extent.first + set.extent.count > end) {
+            let Some(extent) = self.slots.take_below(set.extent.count, end) else { return false };
+            self.slots.give_back(std::mem::replace(&mut set.extent, extent));
+            ops.push(Op::WriteBackends { first_slot: extent.first, members: set.members.unpack() });
+            ops.push(set.publication());
+        }
+        true
+    }
+
+    /// Gives sets ids below `end`. Returns the new id of each by its old one, and whether no set has an id from `end` on
+    /// once the frontends have been replaced.
+    pub(super) fn move_ids(&mut self, end: u32, ops: &mut Vec<Op>) -> (BTreeMap<u32, u32>, bool) {
+        let mut moved = BTreeMap::new();
+        for set in self.by_key.values_mut().filter(|set| set.id >= end) {
+            let Some(extent) = self.ids.take_below(1, end) else { continue };
+            moved.insert(set.id, extent.first);
+            self.ids.give_back(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
+            ops.extend([Op::SetAffinity { set: set.id, affinity: set.affinity }, set.publication()]);
+        }
+        (moved, !self.by_key.values().any(|set| set.id >= end))
+    }
+
+    /// Packs the tree: filled one after the other, its nodes are half empty.
+    pub(super) fn refill(&mut self) {
+        refill(&mut self.by_key);
+    }
+
+    /// Sets of Service ports and sets that none has taken over.
+    pub(super) fn each_in_kernel(&self) -> impl Iterator<Item = &BackendSet> {
+        self.by_key.values().chain(self.orphans.values().map(|orphan| &orphan.set))
+    }
+}
+
+impl BackendSet {
+    /// The one store that puts its members in force.
+    pub(super) fn publication(&self) -> Op {
+        Op::PublishSet {
+            set: self.id,
+            first_slot: self.extent.first,
+            eligible: self.members.eligible as u16,
+            serving: (self.members.count() - self.members.eligible) as u16,
+            drops: self.members.drops,
+        }
+    }
+}

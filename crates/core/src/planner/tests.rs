@@ -1,0 +1,1388 @@
+//! The table against a naive kernel: after every single operation each lookup, also one that was under way, finds a set
+//! that was complete at some moment; in the end the table is what a full recomputation says.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    Affinity, Backend, Event, Family, Filter, KernelSet, Members, NodeContext, ObjectName, Protocol, Reserve,
+    ResourceKind, RetiredBackends, Room, SERVICE_FRONTENDS_MAX,
+    api::{EndpointSlice, Node, Service},
+    desired_rows, parse_address, resolve,
+};
+
+/// Room for everything that the universe below can hold, from the start.
+const AMPLE: Limits =
+    Limits { least: Room { frontends: 64, sets: 64, slots: 512 }, run_backends: 64, filter_bit, ..GROWING };
+/// The same room, when it is needed.
+const GROWING: Limits = Limits {
+    frontends: 64,
+    sets: 64,
+    slots: 512,
+    external_frontends: 64,
+    service_slots: 512,
+    may_replace: true,
+    reserved: Reserve { sets: 0, slots: 0 },
+    least: Room { frontends: 1, sets: 2, slots: 1 },
+    run_backends: 64,
+    filter_bit,
+};
+
+/// Some of the addresses below share a bit.
+fn filter_bit(address: Address) -> u64 {
+    1 << (60 + address.octets()[15] % 3)
+}
+
+/// The own node; endpoints are on it or on another.
+const NODE: &str = "here";
+
+/// One thing that happens to the cluster or to the agent.
+#[derive(Clone, Debug)]
+enum Step {
+    Service(ServiceStep),
+    ServiceGone {
+        name: u8,
+    },
+    Slice(SliceStep),
+    SliceGone {
+        name: u8,
+    },
+    Node {
+        zone: u8,
+        addresses: u8,
+    },
+    NodeGone,
+    /// The VM has other addresses.
+    PodIps(u8),
+    /// A Service becomes one of [`GARBAGE`].
+    Garbage {
+        name: u8,
+        which: usize,
+    },
+    /// An object cannot be read any more; it is as it was, and a list says so again.
+    Unreadable(ResourceKind, u8),
+    /// Everything about the step is told twice.
+    Twice(Box<Step>),
+    /// The next step is not seen by the agent, as when a watch breaks.
+    Missed(Box<Step>),
+    Relist(ResourceKind),
+    /// A list that breaks off after some objects.
+    HalfRelist(ResourceKind, usize),
+    Restart,
+    /// Nothing has happened for a while.
+    Quiet,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ServiceStep {
+    name: u8,
+    vips: u8,
+    ports: u8,
+    created: u8,
+    /// In tens of seconds; 0: none.
+    affinity: u8,
+    local: bool,
+    /// What it has beside its ClusterIPs, a bit for each of [`extras`].
+    extras: u8,
+}
+
+/// Endpoints and what they are like, a bit for each.
+#[derive(Clone, Copy, Debug, Default)]
+struct SliceStep {
+    name: u8,
+    service: u8,
+    v6: bool,
+    ports: u8,
+    endpoints: u8,
+    not_ready: u8,
+    terminating: u8,
+    not_serving: u8,
+    elsewhere: u8,
+    hints: Hints,
+}
+
+/// For whom endpoints are meant, a bit for each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hints {
+    node: u8,
+    other_node: u8,
+    zone: u8,
+    other_zone: u8,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let change = prop_oneof![
+        4 => (0..3u8, 0..16u8, 0..8u8, 0..3u8, 0..3u8, prop::bool::weighted(0.2), extras()).prop_map(
+            |(name, vips, ports, created, affinity, local, extras)| {
+                Step::Service(ServiceStep { name, vips, ports, created, affinity, local, extras })
+            }
+        ),
+        1 => (0..3u8).prop_map(|name| Step::ServiceGone { name }),
+        6 => ((0..4u8, 0..3u8, any::<bool>(), 0..8u8, any::<u8>()), [any::<u8>(); 4], hints()).prop_map(
+            |((name, service, v6, ports, endpoints), [not_ready, terminating, not_serving, elsewhere], hints)| {
+                // Few of each, so that every combination comes up.
+                let (not_ready, not_serving) = (not_ready & elsewhere.rotate_left(1), not_serving & terminating);
+                let terminating = terminating & not_ready.rotate_left(3);
+                Step::Slice(SliceStep {
+                    name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere, hints,
+                })
+            }
+        ),
+        2 => (0..4u8).prop_map(|name| Step::SliceGone { name }),
+        1 => (0..3u8, 0..8u8).prop_map(|(zone, addresses)| Step::Node { zone, addresses }),
+        1 => prop_oneof![Just(Step::NodeGone), (0..8u8).prop_map(Step::PodIps)],
+        1 => (0..3u8, 0..GARBAGE.len()).prop_map(|(name, which)| Step::Garbage { name, which }),
+    ];
+    let kind = prop_oneof![Just(ResourceKind::Services), Just(ResourceKind::EndpointSlices), Just(ResourceKind::Nodes)];
+    prop_oneof![
+        16 => change.clone(),
+        2 => change.clone().prop_map(|step| Step::Missed(Box::new(step))),
+        1 => change.prop_map(|step| Step::Twice(Box::new(step))),
+        1 => (kind.clone(), 0..4u8).prop_map(|(kind, name)| Step::Unreadable(kind, name)),
+        1 => kind.clone().prop_map(Step::Relist),
+        1 => (kind, 0..3usize).prop_map(|(kind, count)| Step::HalfRelist(kind, count)),
+        1 => Just(Step::Restart),
+        2 => Just(Step::Quiet),
+    ]
+}
+
+/// Specs of Services that make little sense.
+const GARBAGE: [&str; 8] = [
+    "null",
+    "{}",
+    r#"{"clusterIP": "10.96.0.999", "ports": [{"port": 80}]}"#,
+    r#"{"clusterIP": "10.96.0.1", "ports": [{"port": 0}, {"port": 70000}, {"port": 80}, {"port": 80}, {}]}"#,
+    r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["x"], "ipFamilies": ["IPv6", "IPv5"], "ports": [{"port": 80}]}"#,
+    r#"{"clusterIP": " 10.96.0.2 ", "externalIPs": ["", "x", "127.0.0.1", "10.96.0.2"], "ports": [{"port": 80, "nodePort": -1}]}"#,
+    r#"{"clusterIP": "fd00:96::1", "loadBalancerSourceRanges": ["", "x/8"], "ports": [{"port": 80, "protocol": "SCTP"}]}"#,
+    r#"{"clusterIP": "None", "type": "ExternalName", "sessionAffinity": "?", "ports": [{"port": 80}]}"#,
+];
+
+/// Half of the Services have nothing beside ClusterIPs.
+fn extras() -> impl Strategy<Value = u8> {
+    prop_oneof![Just(0), any::<u8>()]
+}
+
+/// Most slices say nothing, or all their endpoints do.
+fn hints() -> impl Strategy<Value = Hints> {
+    let hints = |[node, other_node, zone, other_zone]: [u8; 4]| Hints { node, other_node, zone, other_zone };
+    let bits = prop_oneof![Just(0), Just(u8::MAX), any::<u8>()];
+    prop_oneof![Just(Hints::default()), [bits.clone(), bits.clone(), bits.clone(), bits].prop_map(hints)]
+}
+
+/// The cluster as it really is, and the VM's own addresses.
+#[derive(Default)]
+struct Cluster {
+    node: Option<Node>,
+    pod_ips: Vec<Address>,
+    services: BTreeMap<u8, Service>,
+    slices: BTreeMap<u8, EndpointSlice>,
+}
+
+const PORTS: [(&str, u16, &str); 3] = [("a", 80, "TCP"), ("b", 81, "TCP"), ("dns", 80, "UDP")];
+
+fn bits(set: u8) -> impl Iterator<Item = usize> {
+    (0..8).filter(move |bit| set & (1 << bit) != 0)
+}
+
+fn service(step: ServiceStep) -> Service {
+    let ServiceStep { name, vips, ports, created, affinity, local, extras } = step;
+    let extra = |bit: u8| extras & (1 << bit) != 0;
+    let some = |values: &[(u8, &str)]| -> Vec<String> {
+        values.iter().filter(|(bit, _)| extra(*bit)).map(|(_, value)| (*value).to_owned()).collect()
+    };
+    // Two of them are what other Services may have as ClusterIPs, one is the node's.
+    let external_ips = some(&[(0, "203.0.113.1"), (0, "2001:db8::1"), (1, "10.96.0.1"), (2, "192.0.2.7")]);
+    let balancer_ips = some(&[(3, "203.0.113.1"), (4, "203.0.113.2"), (4, "2001:db8::2")]);
+    let ranges = some(&[(5, "10.9.0.0/16"), (6, "fd09::/16")]);
+    // Several Services may claim one address: two of four are drawn.
+    let v4 = format!("10.96.0.{}", vips % 4);
+    let v6 = format!("fd00:96::{}", vips / 4);
+    let ports: Vec<_> = bits(ports)
+        .filter_map(|port| PORTS.get(port))
+        .map(|(name, port, protocol)| {
+            // Two Services have the same.
+            let node_port = if extra(7) { port + 30_000 + u16::from(step.name / 2) } else { 0 };
+            json!({"name": name, "port": port, "protocol": protocol, "nodePort": node_port})
+        })
+        .collect();
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("s{name}"), "namespace": "n",
+                     "creationTimestamp": format!("2026-01-0{}T00:00:00Z", created + 1)},
+        "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports,
+                 "sessionAffinity": if affinity == 0 { "None" } else { "ClientIP" },
+                 "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": affinity * 10}},
+                 "internalTrafficPolicy": if local { "Local" } else { "Cluster" },
+                 "externalIPs": external_ips, "loadBalancerSourceRanges": ranges},
+        "status": {"loadBalancer": {"ingress": balancer_ips.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>()}},
+    }))
+    .unwrap()
+}
+
+fn slice(step: SliceStep) -> EndpointSlice {
+    let SliceStep { name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere, hints } = step;
+    let ports: Vec<_> = bits(ports)
+        .filter_map(|port| PORTS.get(port))
+        .map(|(port, _, protocol)| json!({"name": port, "port": 8000 + u16::from(name % 2), "protocol": protocol}))
+        .collect();
+    let endpoints: Vec<_> = bits(endpoints)
+        .map(|bit| {
+            let address = if v6 { format!("fd00::{bit}") } else { format!("10.0.0.{bit}") };
+            let has = |set: u8| set & (1 << bit) != 0;
+            let names = |of: &[(u8, &str)]| -> Vec<_> {
+                of.iter().filter(|(set, _)| has(*set)).map(|(_, name)| json!({"name": name})).collect()
+            };
+            let hints = json!({"forNodes": names(&[(hints.node, NODE), (hints.other_node, "there")]),
+                               "forZones": names(&[(hints.zone, "zone1"), (hints.other_zone, "zone2")])});
+            json!({"addresses": [address], "hints": hints, "nodeName": if has(elsewhere) { "there" } else { NODE },
+                   "conditions": {"ready": !has(not_ready) && !has(terminating), "serving": !has(not_serving),
+                                  "terminating": has(terminating)}})
+        })
+        .collect();
+    let object = json!({
+        "metadata": {"name": format!("slice{name}"), "namespace": "n",
+                     "labels": {"kubernetes.io/service-name": format!("s{service}")}},
+        "addressType": if v6 { "IPv6" } else { "IPv4" }, "ports": ports, "endpoints": endpoints,
+    });
+    serde_json::from_value(object).unwrap()
+}
+
+/// The own node: in one of two zones or in none.
+fn node(zone: u8, addresses: u8) -> Node {
+    let labels = if zone == 0 { json!({}) } else { json!({"topology.kubernetes.io/zone": format!("zone{zone}")}) };
+    let addresses = bits(addresses).filter_map(|bit| ["192.0.2.7", "192.0.2.8", "2001:db8::7"].get(bit));
+    let addresses: Vec<_> = addresses.map(|ip| json!({"type": "InternalIP", "address": ip})).collect();
+    serde_json::from_value(json!({"metadata": {"name": NODE, "labels": labels}, "status": {"addresses": addresses}}))
+        .unwrap()
+}
+
+impl Cluster {
+    /// Changes the cluster and says what a watch would say.
+    fn apply(&mut self, step: &Step) -> Vec<Event> {
+        match step {
+            Step::Service(step) => {
+                let service = service(*step);
+                self.services.insert(step.name, service.clone());
+                vec![Event::Service(Box::new(service))]
+            }
+            Step::ServiceGone { name } => {
+                self.services.remove(name);
+                vec![Event::ServiceDeleted(ObjectName::new("n", format!("s{name}")))]
+            }
+            Step::Slice(step) => {
+                let slice = slice(*step);
+                self.slices.insert(step.name, slice.clone());
+                vec![Event::EndpointSlice(Box::new(slice))]
+            }
+            Step::SliceGone { name } => {
+                self.slices.remove(name);
+                vec![Event::EndpointSliceDeleted(ObjectName::new("n", format!("slice{name}")))]
+            }
+            Step::Node { zone, addresses } => {
+                let node = node(*zone, *addresses);
+                self.node = Some(node.clone());
+                vec![Event::Node(Box::new(node))]
+            }
+            Step::NodeGone => {
+                self.node = None;
+                vec![Event::NodeDeleted(NODE.to_owned())]
+            }
+            Step::PodIps(ips) => {
+                let known = bits(*ips).filter_map(|bit| ["10.9.0.1", "10.8.0.1", "fd09::1"].get(bit));
+                self.pod_ips = known.filter_map(|ip| parse_address(ip)).collect();
+                vec![Event::PodIps(self.pod_ips.clone())]
+            }
+            Step::Garbage { name, which } => {
+                let metadata = format!(r#"{{"name": "s{name}", "namespace": "n"}}"#);
+                let object = format!(r#"{{"metadata": {metadata}, "spec": {}}}"#, GARBAGE[*which]);
+                let service: Service = serde_json::from_str(&object).unwrap();
+                self.services.insert(*name, service.clone());
+                vec![Event::Service(Box::new(service))]
+            }
+            Step::Unreadable(kind, name) => {
+                let name = match kind {
+                    ResourceKind::Services => ObjectName::new("n", format!("s{name}")),
+                    ResourceKind::EndpointSlices => ObjectName::new("n", format!("slice{name}")),
+                    ResourceKind::Nodes => ObjectName::new("", NODE),
+                };
+                let unreadable = Event::Unreadable { kind: *kind, name: Some(name), message: "why".to_owned() };
+                let mut events = self.list(*kind, usize::MAX);
+                let nameless = Event::Unreadable { kind: *kind, name: None, message: "why".to_owned() };
+                events.splice(events.len() - 1..events.len() - 1, [unreadable.clone(), nameless]);
+                events.push(unreadable);
+                events
+            }
+            Step::Twice(step) => self.apply(step).into_iter().flat_map(|event| [event.clone(), event]).collect(),
+            Step::Missed(step) => {
+                self.apply(step);
+                Vec::new()
+            }
+            Step::Relist(kind) => self.list(*kind, usize::MAX),
+            Step::HalfRelist(kind, count) => self.list(*kind, *count),
+            Step::Restart | Step::Quiet => Vec::new(),
+        }
+    }
+
+    fn list(&self, kind: ResourceKind, count: usize) -> Vec<Event> {
+        let objects: Vec<_> = match kind {
+            ResourceKind::Services => {
+                self.services.values().map(|object| Event::Service(Box::new(object.clone()))).collect()
+            }
+            ResourceKind::EndpointSlices => {
+                self.slices.values().map(|object| Event::EndpointSlice(Box::new(object.clone()))).collect()
+            }
+            ResourceKind::Nodes => self.node.iter().map(|object| Event::Node(Box::new(object.clone()))).collect(),
+        };
+        let is_whole = count >= objects.len();
+        let mut events = vec![Event::ListStarted(kind)];
+        events.extend(objects.into_iter().take(count));
+        events.extend(is_whole.then_some(Event::ListDone(kind)));
+        events
+    }
+
+    fn lists(&self) -> Vec<Event> {
+        let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
+        let lists = kinds.into_iter().flat_map(|kind| self.list(kind, usize::MAX));
+        std::iter::once(Event::PodIps(self.pod_ips.clone())).chain(lists).collect()
+    }
+}
+
+fn store(events: Vec<Event>) -> Store {
+    let mut store = Store::new(NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() });
+    events.into_iter().for_each(|event| drop(store.apply(event)));
+    store
+}
+
+/// A program that has read something and is on its way to the next lookup.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Reader {
+    HasSet { frontend: Frontend, set: u32 },
+    HasWord { first_slot: u32, backends: Vec<Backend> },
+}
+
+/// Where a set's members lie, and what it does without eligible ones.
+#[derive(Clone, Copy, Default)]
+struct Word {
+    first_slot: u32,
+    eligible: u16,
+    serving: u16,
+    drops: bool,
+}
+
+/// The maps, and every program that may still be running.
+#[derive(Default)]
+struct Kernel {
+    frontends: HashMap<Frontend, u32>,
+    addresses: HashSet<Address>,
+    words: HashMap<u32, Word>,
+    affinities: HashMap<u32, Affinity>,
+    slots: HashMap<u32, Backend>,
+    filter: Filter,
+    room: Room,
+    readers: HashSet<Reader>,
+    /// The backends that sockets remember from lookups since the epoch was raised last.
+    flows: HashSet<(Frontend, Backend)>,
+    /// An element of FRONTENDS was freed; a program may still hold a pointer to it.
+    freed: bool,
+    /// Every set that was ever complete, by Service port, the affinities it had, and every port that ever claimed a
+    /// frontend.
+    complete: HashMap<BackendSetKey, HashSet<Members>>,
+    had_affinity: HashMap<BackendSetKey, HashSet<Affinity>>,
+    owners: HashMap<Frontend, HashSet<BackendSetKey>>,
+}
+
+impl BackendSetKey {
+    fn of(row: &Row) -> Self {
+        BackendSetKey {
+            service: Arc::new(row.service.clone()),
+            port_name: (&*row.port_name).into(),
+            protocol: row.frontend.protocol,
+            family: row.frontend.address.family(),
+            scope: row.scope,
+        }
+    }
+}
+
+/// What a frontend has: its members and its affinity.
+type Seen = (Members, Affinity);
+
+impl Kernel {
+    /// Takes note of every Service port's set, and of who claims each frontend.
+    fn expect(&mut self, store: &Store) {
+        for row in store.services().flat_map(|(name, _)| desired_rows(store, name)) {
+            let (members, affinity) = seen(&row);
+            self.owners.entry(row.frontend).or_default().insert(BackendSetKey::of(&row));
+            self.complete.entry(BackendSetKey::of(&row)).or_default().insert(members);
+            self.had_affinity.entry(BackendSetKey::of(&row)).or_default().insert(affinity);
+        }
+    }
+
+    fn set(&self, set: u32) -> Seen {
+        let word = self.words.get(&set).copied().unwrap_or_default();
+        let run = |first: u32, count: u16| -> Vec<Backend> {
+            (first..first + u32::from(count)).map(|slot| self.slots[&slot]).collect()
+        };
+        let serving = run(word.first_slot + u32::from(word.eligible), word.serving);
+        let members = Members::new(&run(word.first_slot, word.eligible), &serving, word.drops);
+        (members, self.affinities.get(&set).copied().unwrap_or_default())
+    }
+
+    fn run(&mut self, ops: &[Op]) {
+        for op in ops {
+            self.apply(op);
+            self.check(op);
+            self.look_up();
+        }
+        let table = self.table();
+        for (frontend, backend) in &self.flows {
+            let serves = table.get(frontend).is_some_and(|(members, _)| members.has(backend));
+            assert!(serves, "sockets still send to {backend}, which {frontend} had");
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::WriteBackends { first_slot, members } => {
+                self.slots.extend((*first_slot..).zip(members.backends.iter().copied()));
+                assert!(self.slots.keys().all(|slot| *slot < self.room.slots), "{op:?} writes outside the map");
+            }
+            Op::PublishSet { set, first_slot, eligible, serving, drops } => {
+                let word = Word { first_slot: *first_slot, eligible: *eligible, serving: *serving, drops: *drops };
+                assert!(*set < self.room.sets, "{op:?} writes outside the map");
+                self.words.insert(*set, word);
+            }
+            Op::SetAffinity { set, affinity } => {
+                assert!(*set < self.room.sets, "{op:?} writes outside the map");
+                self.affinities.insert(*set, *affinity);
+            }
+            Op::PutFrontend { frontend, set } => {
+                assert!(!self.freed, "{op:?} may take the memory that a program still reads");
+                self.freed |= self.frontends.insert(*frontend, *set).is_some();
+                self.check_frontends_room(op);
+            }
+            Op::PutAddress(address) => {
+                assert!(!self.freed, "{op:?} may take the memory that a program still reads");
+                assert!(self.addresses.insert(*address), "{op:?} is there already");
+                self.check_frontends_room(op);
+            }
+            Op::ReplaceFrontends { room, frontends, addresses } => {
+                let keys = |frontends: &HashMap<Frontend, u32>| frontends.keys().copied().collect::<BTreeSet<_>>();
+                let before = (keys(&self.frontends), std::mem::take(&mut self.addresses));
+                self.frontends = frontends.iter().copied().collect();
+                self.addresses = addresses.iter().copied().collect();
+                assert_eq!(before, (keys(&self.frontends), self.addresses.clone()), "nothing is lost or added");
+                self.room.frontends = *room;
+                self.check_frontends_room(op);
+                self.drain();
+            }
+            Op::ResizeSets(room) => {
+                self.room.sets = *room;
+                let is_left = |reader: &Reader| !matches!(reader, Reader::HasSet { set, .. } if set >= room);
+                // Whoever has read an id before is about to look into the new map.
+                assert!(self.readers.iter().all(is_left), "{op:?} takes sets that are in use");
+                self.drain();
+                self.words.retain(|set, _| set < room);
+                self.affinities.retain(|set, _| set < room);
+                assert!(self.frontends.values().all(|set| set < room), "{op:?} takes sets that are in use");
+            }
+            Op::ResizeBackends(room) => {
+                self.room.slots = *room;
+                let held = self.readers.iter().filter_map(|reader| match reader {
+                    Reader::HasWord { first_slot, backends } => Some(*first_slot as usize + backends.len()),
+                    Reader::HasSet { .. } => None,
+                });
+                // Whoever has read a word before is about to look into the new map.
+                assert!(held.max().is_none_or(|end| end <= *room as usize), "{op:?} takes slots that are in use");
+                self.drain();
+                self.slots.retain(|slot, _| slot < room);
+            }
+            Op::RaiseEpoch => self.flows.clear(),
+            Op::DeleteFrontend { frontend } => {
+                assert!(self.frontends.remove(frontend).is_some(), "{op:?} deletes nothing");
+                self.freed = true;
+            }
+            Op::DeleteAddress(address) => {
+                assert!(self.addresses.remove(address), "{op:?} deletes nothing");
+                self.freed = true;
+            }
+            Op::SetFilter(filter) => self.filter = *filter,
+            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) => panic!("{op:?} is no business of the table"),
+            Op::Drain => self.drain(),
+        }
+    }
+
+    fn drain(&mut self) {
+        self.readers.clear();
+        self.freed = false;
+    }
+
+    fn check_frontends_room(&self, op: &Op) {
+        assert!(self.frontends.len() + self.addresses.len() <= self.room.frontends as usize, "{op:?} does not fit");
+    }
+
+    fn check(&self, op: &Op) {
+        for reader in &self.readers {
+            match reader {
+                Reader::HasSet { frontend, set } => self.check_set(*frontend, *set, op),
+                Reader::HasWord { first_slot, backends } => {
+                    let now: Vec<_> = (*first_slot..).take(backends.len()).map(|slot| self.slots[&slot]).collect();
+                    assert_eq!(&now, backends, "{op:?} overwrote slots that are being read");
+                }
+            }
+        }
+        self.frontends.iter().for_each(|(frontend, set)| self.check_set(*frontend, *set, op));
+        assert_eq!(self.set(0), Seen::default(), "after {op:?}, the set of unknown ports is empty");
+        for address in self.frontends.keys().map(|frontend| &frontend.address).chain(&self.addresses) {
+            let bits = if address.family() == Family::V4 { self.filter.v4 } else { self.filter.v6 };
+            assert_ne!(bits & filter_bit(*address), 0, "after {op:?}, {address} is not in the filter");
+        }
+    }
+
+    fn check_set(&self, frontend: Frontend, set: u32, op: &Op) {
+        assert_ne!(set, 0, "{frontend} has the set of unknown ports");
+        let (members, affinity) = self.set(set);
+        let owners = || self.owners.get(&frontend).into_iter().flatten();
+        let was_complete = owners().filter_map(|owner| self.complete.get(owner)).any(|sets| sets.contains(&members));
+        assert!(was_complete, "after {op:?}, {frontend} has {members:?}, which was never one of its sets");
+        let had = owners().filter_map(|owner| self.had_affinity.get(owner)).any(|had| had.contains(&affinity));
+        assert!(had, "after {op:?}, {frontend} has {affinity:?}, which it never had");
+    }
+
+    fn look_up(&mut self) {
+        for (&frontend, &set) in &self.frontends {
+            self.flows.extend(self.set(set).0.backends.iter().map(|&backend| (frontend, backend)));
+            self.readers.insert(Reader::HasSet { frontend, set });
+            let first_slot = self.words.get(&set).copied().unwrap_or_default().first_slot;
+            self.readers.insert(Reader::HasWord { first_slot, backends: self.set(set).0.backends.to_vec() });
+        }
+    }
+
+    fn read_back(&self) -> KernelTable {
+        let sets: BTreeSet<_> = self.frontends.values().copied().collect();
+        let read = |set: u32| {
+            let (members, affinity) = self.set(set);
+            let first_slot = self.words.get(&set).copied().unwrap_or_default().first_slot;
+            (set, KernelSet { first_slot, members, affinity })
+        };
+        KernelTable {
+            is_new: false,
+            frontends: self.frontends.iter().map(|(&frontend, &set)| (frontend, set)).collect(),
+            addresses: self.addresses.iter().copied().collect(),
+            sets: sets.into_iter().map(read).collect(),
+            filter: self.filter,
+            room: self.room,
+        }
+    }
+
+    fn table(&self) -> BTreeMap<Frontend, Seen> {
+        self.frontends.iter().map(|(&frontend, &set)| (frontend, self.set(set))).collect()
+    }
+}
+
+fn seen(row: &Row) -> Seen {
+    (row.members.clone(), BackendSetKey::of(row).affinity(row.session_affinity_seconds))
+}
+
+fn naive(store: &Store) -> BTreeMap<Frontend, Seen> {
+    resolve(store).into_iter().map(|row| (row.frontend, seen(&row))).collect()
+}
+
+fn cluster_ips(store: &Store) -> HashSet<Address> {
+    let rows = store.services().flat_map(|(name, _)| desired_rows(store, name));
+    rows.filter(|row| row.source == FrontendSource::ClusterIp).map(|row| row.frontend.address).collect()
+}
+
+/// How many problems Services have because of the place.
+fn problems(store: &Store) -> usize {
+    store.services().map(|(name, _)| DesiredService::of(store, name).problems.len()).sum()
+}
+
+/// The backends that some frontend has lost.
+fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> Vec<(Protocol, Backend)> {
+    let mut lost = Vec::new();
+    for (frontend, (members, _)) in before {
+        let now = after.get(frontend);
+        let is_lost = |backend: &&Backend| now.is_none_or(|(members, _)| !members.has(backend));
+        lost.extend(members.backends.iter().filter(is_lost).map(|backend| (frontend.protocol, *backend)));
+    }
+    lost
+}
+
+/// Plays a history on a table with these limits. Gives back what the kernel then holds, what it should hold, and
+/// whether the table complained.
+fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePlanner)) {
+    let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
+    let mut seen = store(cluster.lists());
+    let mut table = TablePlanner::new(limits, KernelTable::default());
+    kernel.run(&table.sync(&seen));
+    for step in steps {
+        let events = cluster.apply(step);
+        let is_restart = matches!(step, Step::Restart);
+        if is_restart {
+            seen = store(cluster.lists());
+            table = TablePlanner::new(limits, kernel.read_back());
+        }
+        events.into_iter().for_each(|event| drop(seen.apply(event)));
+        kernel.expect(&seen);
+        let dirty = seen.take_dirty();
+        let before = kernel.table();
+        kernel.run(&if is_restart { table.sync(&seen) } else { table.update(&seen, dirty) });
+        let lost = lost(&before, &kernel.table());
+        let retired = table.take_retired();
+        assert!(
+            lost.iter().all(|(protocol, backend)| retired.of(*protocol).has(backend)),
+            "{retired:?} lacks {lost:?}"
+        );
+        if matches!(step, Step::Quiet) {
+            kernel.run(&table.compact());
+        }
+        check(&kernel, &seen, &table);
+    }
+    // Whatever was missed, a complete list mends.
+    cluster.lists().into_iter().for_each(|event| drop(seen.apply(event)));
+    kernel.expect(&seen);
+    let dirty = seen.take_dirty();
+    kernel.run(&table.update(&seen, dirty));
+    check(&kernel, &seen, &table);
+    assert_eq!(naive(&seen), naive(&store(cluster.lists())), "a relist is a full diff");
+    // What has had no room until now may have it since the last step has freed some.
+    let waiting = table.without_room();
+    let ops = table.sync(&seen);
+    assert!(ops.is_empty() || waiting != 0, "a full sync finds nothing to do: {ops:?}");
+}
+
+/// Together they play ten thousand histories and more.
+fn histories(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, max_shrink_iters: 20_000, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(histories(4000))]
+
+    #[test]
+    fn every_history_gives_the_table_of_a_full_recomputation(steps in prop::collection::vec(step(), 1..40)) {
+        play(&steps, GROWING, |kernel, store, table| {
+            assert_eq!(kernel.table(), naive(store));
+            assert_eq!(table.rows(), resolve(store));
+            assert_eq!(kernel.addresses, cluster_ips(store));
+            assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
+            assert_eq!(table.problems.iter().count(), problems(store));
+            let claims = table.claims.frontends.each_claimed().filter_map(|(_, claims)| claims.split_first());
+            let losers: BTreeSet<_> = claims.flat_map(|(first, losers)| losers.iter().map(|claim| {
+                let port = (first.service == claim.service).then_some(&first.port_name);
+                (&claim.service, &first.service, port)
+            })).collect();
+            assert_eq!(table.problems().len(), problems(store) + losers.len(), "each loser is told once of each owner");
+        });
+    }
+
+    #[test]
+    fn the_order_of_arrival_does_not_change_the_table(
+        steps in prop::collection::vec(step(), 1..30),
+        order in prop::collection::vec(any::<u32>(), 16),
+    ) {
+        let mut cluster = Cluster::default();
+        steps.iter().for_each(|step| drop(cluster.apply(step)));
+        let expected = resolve(&store(cluster.lists()));
+        let (lists, mut objects): (Vec<_>, Vec<_>) = cluster.lists().into_iter().partition(is_bracket);
+        let mut order = order.into_iter().cycle();
+        objects.sort_by_cached_key(|_| order.next());
+        // All lists are empty, and the objects come afterwards.
+        let mut store = store(lists);
+        let mut table = TablePlanner::new(AMPLE, KernelTable::default());
+        let mut kernel = Kernel::default();
+        kernel.run(&table.sync(&store));
+        for object in objects {
+            store.apply(object);
+            kernel.expect(&store);
+            let dirty = store.take_dirty();
+            kernel.run(&table.update(&store, dirty));
+        }
+        assert_eq!(table.rows(), expected);
+        assert_eq!(resolve(&store), expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(histories(2500))]
+
+    #[test]
+    fn a_table_that_is_full_keeps_complete_sets_and_complains(
+        steps in prop::collection::vec(step(), 1..40),
+        frontends in 1..8u32,
+        sets in 1..8u32,
+        slots in 1..24u32,
+        run_backends in 1..8usize,
+    ) {
+        let limits = Limits { frontends, sets, slots, run_backends, ..GROWING };
+        play(&steps, limits, |kernel, store, table| {
+            assert!(kernel.frontends.len() + kernel.addresses.len() <= frontends as usize);
+            if kernel.table() != naive(store) {
+                assert!(table.problems.iter().count() > problems(store), "what does not fit is reported");
+            }
+            if kernel.addresses != cluster_ips(store) {
+                assert_ne!(table.claims.cluster_ips.unplaced.len(), 0, "what does not fit is reported");
+            }
+        });
+    }
+}
+
+fn is_bracket(event: &Event) -> bool {
+    matches!(event, Event::ListStarted(_) | Event::ListDone(_))
+}
+
+fn needed_filter(kernel: &Kernel) -> Filter {
+    let keys = kernel.frontends.keys().map(|frontend| &frontend.address).chain(&kernel.addresses);
+    keys.fold(Filter::default(), |filter, &address| match address.family() {
+        Family::V4 => Filter { v4: filter.v4 | filter_bit(address), ..filter },
+        Family::V6 => Filter { v6: filter.v6 | filter_bit(address), ..filter },
+    })
+}
+
+fn two_endpoints() -> (Store, TablePlanner, Kernel) {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
+    cluster.apply(&Step::Slice(endpoints(0b11)));
+    let (store, mut kernel) = (store(cluster.lists()), Kernel::default());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    (store, table, kernel)
+}
+
+fn endpoints(endpoints: u8) -> SliceStep {
+    SliceStep { ports: 1, endpoints, ..SliceStep::default() }
+}
+
+/// What the table writes for one more event.
+fn follow(store: &mut Store, table: &mut TablePlanner, event: Event) -> Vec<Op> {
+    store.take_dirty();
+    store.apply(event);
+    let dirty = store.take_dirty();
+    table.update(store, dirty)
+}
+
+fn slice_event(step: SliceStep) -> Event {
+    Event::EndpointSlice(Box::new(slice(step)))
+}
+
+fn service_event(step: ServiceStep) -> Event {
+    Event::Service(Box::new(service(step)))
+}
+
+#[test]
+fn maps_grow_and_shrink_with_what_is_in_them() {
+    let least = Room { frontends: 4, sets: 2, slots: 4 };
+    let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
+    let mut store = store(cluster.lists());
+    let mut table = TablePlanner::new(Limits { least, ..GROWING }, KernelTable::default());
+    kernel.run(&table.sync(&store));
+    let mut follow = |cluster: &mut Cluster, table: &mut TablePlanner, kernel: &mut Kernel, step: &Step| {
+        cluster.apply(step).into_iter().for_each(|event| drop(store.apply(event)));
+        kernel.expect(&store);
+        let dirty = store.take_dirty();
+        kernel.run(&table.update(&store, dirty));
+    };
+    for name in 0..3 {
+        let service = ServiceStep { name, vips: name * 5, ports: 7, ..ServiceStep::default() };
+        follow(&mut cluster, &mut table, &mut kernel, &Step::Service(service));
+        let slice = SliceStep { name, service: name, ports: 7, endpoints: 0xff, ..SliceStep::default() };
+        follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(slice));
+    }
+    assert_eq!(kernel.room, Room { frontends: 32, sets: 19, slots: 84 });
+    assert!(!table.is_sparse());
+    // The one that lies behind the others is left.
+    for name in 0..2 {
+        follow(&mut cluster, &mut table, &mut kernel, &Step::ServiceGone { name });
+    }
+    follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(SliceStep { name: 2, service: 2, ..endpoints(1) }));
+    assert!(table.is_sparse());
+    kernel.run(&table.compact());
+    assert_eq!(kernel.room, Room { frontends: 8, sets: 19, slots: 4 }, "of the sets more than a third are in use");
+    follow(&mut cluster, &mut table, &mut kernel, &Step::ServiceGone { name: 2 });
+    kernel.run(&table.compact());
+    assert_eq!((kernel.room, table.is_sparse()), (least, false));
+    assert_eq!(table.compact(), []);
+}
+
+#[test]
+fn a_full_sync_of_what_is_in_force_makes_no_room() {
+    let (mut store, mut table) =
+        (store(Cluster::default().lists()), TablePlanner::new(GROWING, KernelTable::default()));
+    table.sync(&store);
+    // Sets that have gone leave ids that nobody has had to wait for yet; a Service without ports has no frontend.
+    for _ in 0..8 {
+        follow(&mut store, &mut table, service_event(ServiceStep { ports: 7, ..ServiceStep::default() }));
+        follow(&mut store, &mut table, service_event(ServiceStep::default()));
+    }
+    assert_eq!(table.sync(&store), []);
+}
+
+/// Each wait takes some ten milliseconds: a burst of changes must not wait once for each.
+#[test]
+fn a_burst_of_changes_waits_for_programs_a_few_times() {
+    let mut cluster = Cluster::default();
+    // They fill what would be a power of two of slots almost completely.
+    for name in 0..255 {
+        cluster.apply(&Step::Service(ServiceStep { name, ports: 1, ..ServiceStep::default() }));
+        cluster.apply(&Step::Slice(SliceStep { name, service: name, ..endpoints(0xff) }));
+    }
+    let mut store = store(cluster.lists());
+    let limits = Limits { frontends: 4_096, sets: 4_096, slots: 65_536, ..GROWING };
+    let mut table = TablePlanner::new(limits, KernelTable::default());
+    table.sync(&store);
+    let mut waits = 0;
+    for change in 0..1_000_u32 {
+        let name = (change % 255) as u8;
+        let endpoints = if (change / 255) % 2 == 0 { 0x7f } else { 0xff };
+        let ops = follow(
+            &mut store,
+            &mut table,
+            slice_event(SliceStep { name, service: name, ..self::endpoints(endpoints) }),
+        );
+        waits += ops.iter().filter(|op| matches!(op, Op::Drain | Op::ResizeBackends(_))).count();
+    }
+    assert!(waits <= 25, "{waits} waits");
+}
+
+#[test]
+fn a_change_of_endpoints_is_one_write_of_slots_and_one_store() {
+    let (mut store, mut table, _) = two_endpoints();
+    let ops = follow(&mut store, &mut table, slice_event(endpoints(0b111)));
+    assert!(matches!(ops.as_slice(), [Op::WriteBackends { .. }, Op::PublishSet { eligible: 3, .. }]), "{ops:?}");
+}
+
+#[test]
+fn a_change_of_affinity_is_one_store() {
+    let (mut store, mut table, _) = two_endpoints();
+    let with = |affinity| service_event(ServiceStep { ports: 1, affinity, ..ServiceStep::default() });
+    for seconds in [10, 20, 0] {
+        let ops = follow(&mut store, &mut table, with(seconds / 10));
+        let is_store =
+            |op: &Op| matches!(op, Op::SetAffinity { affinity, .. } if affinity.seconds == u32::from(seconds));
+        assert!(ops.len() == 2 && ops.iter().all(is_store), "one for each family: {ops:?}");
+    }
+}
+
+/// A set that nobody has any more may have had session affinity; the next one to use its id must not.
+#[test]
+fn a_new_set_starts_with_its_own_affinity() {
+    let with = |name, vips, affinity| ServiceStep { name, vips, ports: 1, affinity, ..ServiceStep::default() };
+    let steps =
+        [Step::Service(with(0, 0, 1)), Step::ServiceGone { name: 0 }, Step::Restart, Step::Service(with(1, 5, 0))];
+    play(&steps, AMPLE, |kernel, store, _| assert_eq!(kernel.table(), naive(store)));
+}
+
+/// What a set had and has no longer in either run is retired; what moves from one run to the other is not.
+#[test]
+fn backends_are_retired_when_they_leave_a_set_altogether() {
+    let (mut store, mut table, _) = two_endpoints();
+    let without_ports = service_event(ServiceStep::default());
+    let slice = |endpoints, terminating, not_serving| {
+        slice_event(SliceStep { ports: 1, endpoints, terminating, not_serving, ..SliceStep::default() })
+    };
+    for (what, event, expected) in [
+        ("one comes", slice(0b111, 0, 0), 0),
+        ("one is about to end", slice(0b111, 0b001, 0), 0),
+        ("and no longer serves", slice(0b111, 0b001, 0b001), 1),
+        ("and is gone", slice(0b110, 0, 0), 0),
+        ("another goes at once", slice(0b100, 0, 0), 1),
+        ("the port goes", without_ports, 1),
+    ] {
+        let before: BTreeSet<_> = table.rows().into_iter().flat_map(|row| row.members.backends.to_vec()).collect();
+        follow(&mut store, &mut table, event);
+        let retired = table.take_retired();
+        let RetiredBackends::These(tcp) = retired.of(Protocol::Tcp) else { panic!("{what}: {retired:?}") };
+        assert!(tcp.len() == expected && tcp.is_subset(&before), "{what}: {tcp:?} of {before:?}");
+        assert!(retired.of(Protocol::Udp).is_empty(), "{what}");
+        assert!(table.take_retired().is_empty(), "{what}, once");
+    }
+}
+
+/// A frontend without backends has nothing to retire.
+#[test]
+fn a_frontend_without_backends_goes_unnoticed() {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 7, ..ServiceStep::default() }));
+    let mut store = store(cluster.lists());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
+    table.sync(&store);
+    let ops = follow(&mut store, &mut table, service_event(ServiceStep::default()));
+    assert!(ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. })), "{ops:?}");
+    assert!(table.take_retired().is_empty());
+}
+
+/// Each replaced frontend would cost a grace period.
+#[test]
+fn a_port_that_is_renamed_keeps_its_frontend() {
+    let (mut store, mut table, mut kernel) = two_endpoints();
+    store.take_dirty();
+    let mut renamed = service(ServiceStep { ports: 1, ..ServiceStep::default() });
+    renamed.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    store.apply(Event::Service(Box::new(renamed)));
+    let mut slice = slice(endpoints(0b110));
+    slice.ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    store.apply(Event::EndpointSlice(Box::new(slice)));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    let ops = table.update(&store, dirty);
+    // One backend has gone, so sockets are told; the frontend is not touched.
+    assert!(matches!(*ops, [Op::WriteBackends { .. }, Op::PublishSet { .. }, Op::RaiseEpoch]), "{ops:?}");
+    kernel.run(&ops);
+    assert_eq!(kernel.table(), naive(&store));
+}
+
+#[test]
+fn what_does_not_change_the_table_writes_nothing() {
+    let (mut store, mut table, kernel) = two_endpoints();
+    assert_eq!(follow(&mut store, &mut table, slice_event(endpoints(0b11))), []);
+    assert_eq!(table.sync(&store), []);
+    assert_eq!(TablePlanner::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
+}
+
+/// What an agent gave up before it died may still be read when the next one starts to write.
+#[test]
+fn a_new_agent_waits_for_what_the_last_one_gave_up() {
+    let steps = [
+        Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { vips: 1, ..ServiceStep::default() }),
+        Step::Restart,
+        Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }),
+    ];
+    play(&steps, AMPLE, |kernel, store, _| assert_eq!(kernel.table(), naive(store)));
+}
+
+#[test]
+fn nobody_is_waited_for_where_there_was_nobody() {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
+    let store = store(cluster.lists());
+    let waits = |is_new| {
+        let kernel = KernelTable { is_new, room: AMPLE.least, ..KernelTable::default() };
+        TablePlanner::new(AMPLE, kernel).sync(&store).contains(&Op::Drain)
+    };
+    assert!(waits(false) && !waits(true));
+}
+
+/// A program still holds the set's id from a frontend that was deleted; then the set goes to another Service's port.
+#[test]
+fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
+    let steps = [
+        Step::Slice(SliceStep { service: 1, ports: 5, endpoints: 1, ..SliceStep::default() }),
+        Step::Service(ServiceStep { name: 1, vips: 1, ports: 1, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { name: 1, vips: 12, ports: 5, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { name: 2, vips: 4, ports: 1, ..ServiceStep::default() }),
+        Step::Service(ServiceStep { name: 1, ..ServiceStep::default() }),
+    ];
+    play(&steps, Limits { frontends: 3, sets: 1, slots: 1, run_backends: 1, ..AMPLE }, |_, _, _| ());
+}
+
+/// A table that is full: what goes makes room for what comes with it.
+#[test]
+fn a_service_takes_the_room_of_one_that_goes_in_the_same_batch() {
+    let limits = Limits { frontends: 4, ..AMPLE };
+    let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
+    let mut store = store(cluster.lists());
+    let mut table = TablePlanner::new(limits, KernelTable::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    store.take_dirty();
+    let events = [
+        Step::ServiceGone { name: 0 },
+        Step::Service(ServiceStep { name: 1, vips: 5, ports: 1, ..ServiceStep::default() }),
+    ];
+    events.iter().flat_map(|step| cluster.apply(step)).for_each(|event| drop(store.apply(event)));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    kernel.run(&table.update(&store, dirty));
+    assert_eq!((kernel.table(), table.problems.iter().count()), (naive(&store), 0));
+}
+
+/// A Service with these ports.
+fn many_ports(name: &str, address: &str, ports: std::ops::Range<u16>) -> Event {
+    let ports: Vec<_> = ports.map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let object = json!({"metadata": {"name": name}, "spec": {"clusterIP": address, "ports": ports}});
+    Event::Service(Box::new(serde_json::from_value(object).unwrap()))
+}
+
+/// These objects are all that there are.
+fn list(store: &mut Store, objects: Vec<Event>) {
+    let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
+    let events = kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone));
+    events.for_each(|event| drop(store.apply(event)));
+}
+
+/// A full table: one Service that fits and one with ports of which none does.
+fn full() -> (Store, TablePlanner) {
+    let mut store = store(Vec::new());
+    let events = [many_ports("fits", "10.0.0.1", 1..4), many_ports("large", "10.0.0.2", 1..41)];
+    list(&mut store, events.into_iter().collect());
+    let mut table = TablePlanner::new(Limits { frontends: 4, ..AMPLE }, KernelTable::default());
+    table.sync(&store);
+    table.update(&store, BTreeSet::new());
+    (store, table)
+}
+
+fn texts(table: &TablePlanner) -> Vec<String> {
+    table.problems().iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_service_that_does_not_fit_is_told_once_with_how_many_of_its_frontends() {
+    let (_, table) = full();
+    let problems = texts(&table);
+    assert_eq!(
+        problems,
+        [
+            "Service default/large: no room for more than 4 frontends; 10.0.0.2:2/TCP, 10.0.0.2:3/TCP, 10.0.0.2:4/TCP and \
+             36 more are not served",
+            "Service default/fits: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.1 does not have are \
+             not refused",
+            "Service default/large: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.2 does not have \
+             are not refused",
+        ]
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_not_computed_anew_before_there_is_room() {
+    let (mut store, mut table) = full();
+    let seen = table.problems_revision();
+    let empty = json!({"metadata": {"name": "other"}, "spec": {"clusterIP": "None", "ports": []}});
+    let other = Event::Service(Box::new(serde_json::from_value(empty).unwrap()));
+    assert_eq!(follow(&mut store, &mut table, other), []);
+    assert_eq!(table.problems_revision(), seen, "nothing was tried");
+    assert_ne!(follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "fits"))), []);
+    assert_ne!(table.update(&store, BTreeSet::new()), [], "there is room");
+}
+
+/// The new owner of a frontend has too many endpoints, so the frontend keeps another Service's set, and does so over a
+/// restart; when the owner moves to another address, that set must not move with it.
+#[test]
+fn a_set_from_before_the_restart_serves_no_other_frontend() {
+    let slice = |name, service, endpoints| {
+        Step::Slice(SliceStep { name, service, v6: true, ports: 1, endpoints, ..SliceStep::default() })
+    };
+    let steps = [
+        Step::Service(ServiceStep { name: 2, vips: 8, ports: 3, ..ServiceStep::default() }),
+        slice(2, 2, 0b1),
+        Step::Service(ServiceStep { vips: 8, ports: 1, ..ServiceStep::default() }),
+        slice(0, 0, 0b11_1000),
+        Step::Restart,
+        Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }),
+    ];
+    play(&steps, Limits { frontends: 6, sets: 3, slots: 1, run_backends: 1, ..AMPLE }, |_, _, _| ());
+}
+
+#[test]
+fn bootstrap_adds_and_never_replaces() {
+    let (store, _, kernel) = two_endpoints();
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 0b11, ..ServiceStep::default() }));
+    cluster.apply(&Step::Slice(SliceStep { ports: 0b11, endpoints: 0b1000, ..SliceStep::default() }));
+    let bootstrap = self::store(cluster.lists());
+    let mut table = TablePlanner::new(AMPLE, kernel.read_back());
+    let ops = table.bootstrap(&bootstrap);
+    let puts = ops.iter().filter(|op| matches!(op, Op::PutFrontend { .. })).count();
+    assert_eq!(puts, 2, "port 81 in both families; port 80 is known: {ops:?}");
+    assert!(!ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. } | Op::DeleteAddress(_))));
+    let after = table.sync(&store);
+    let deleted = after.iter().filter(|op| matches!(op, Op::DeleteFrontend { .. })).count();
+    assert_eq!(deleted, 2, "the first complete sync takes the rest of the bootstrap away: {after:?}");
+}
+
+#[test]
+fn the_api_server_never_loses_its_last_endpoint() {
+    let object = |endpoints: serde_json::Value| -> Vec<Event> {
+        let service = json!({"metadata": {"name": "kubernetes", "namespace": "default"},
+            "spec": {"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]}});
+        let slice = json!({"metadata": {"name": "kubernetes", "namespace": "default",
+                                        "labels": {"kubernetes.io/service-name": "kubernetes"}},
+            "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}], "endpoints": endpoints});
+        vec![
+            Event::ListStarted(ResourceKind::Nodes),
+            Event::ListDone(ResourceKind::Nodes),
+            Event::ListStarted(ResourceKind::Services),
+            Event::Service(serde_json::from_value(service).unwrap()),
+            Event::ListDone(ResourceKind::Services),
+            Event::ListStarted(ResourceKind::EndpointSlices),
+            Event::EndpointSlice(serde_json::from_value(slice).unwrap()),
+            Event::ListDone(ResourceKind::EndpointSlices),
+        ]
+    };
+    let mut store = store(object(json!([{"addresses": ["10.0.0.1"]}])));
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
+    table.sync(&store);
+    object(json!([])).into_iter().for_each(|event| drop(store.apply(event)));
+    let dirty = store.take_dirty();
+    assert_eq!(table.update(&store, dirty), []);
+    assert_eq!(table.problems().len(), 1);
+    assert_eq!(table.without_room(), 0, "room is not the matter");
+    assert_eq!(table.rows()[0].backends().len(), 1);
+}
+
+/// Whether a ClusterIP has other ports is only known from a complete store.
+#[test]
+fn bootstrap_makes_no_address_known() {
+    let mut cluster = Cluster::default();
+    cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
+    let store = store(cluster.lists());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
+    let is_address = |op: &&Op| matches!(op, Op::PutAddress(_));
+    assert_eq!(table.bootstrap(&store).iter().filter(is_address).count(), 0);
+    assert_eq!(table.sync(&store).iter().filter(is_address).count(), 2);
+}
+
+/// As an agent that was killed at the wrong moment, or another build, may leave it.
+#[test]
+fn what_is_wrong_in_the_kernel_is_mended() {
+    let (store, _, mut kernel) = two_endpoints();
+    // Wider than need be, then too narrow.
+    kernel.filter.v4 |= 1;
+    kernel.run(&TablePlanner::new(AMPLE, kernel.read_back()).sync(&store));
+    assert_eq!(kernel.filter, needed_filter(&kernel));
+    let read_back = KernelTable { filter: Filter::default(), ..kernel.read_back() };
+    let ops = TablePlanner::new(AMPLE, read_back).sync(&store);
+    assert_eq!(ops, [Op::Drain, Op::SetFilter(kernel.filter)]);
+    // A frontend with the set of unknown ports, an address that nobody claims, one that is missing.
+    let mut read_back = kernel.read_back();
+    let (&frontend, _) = read_back.frontends.iter().next().unwrap();
+    read_back.frontends.insert(frontend, 0);
+    read_back.sets.insert(0, KernelSet::default());
+    read_back.addresses.remove(&frontend.address);
+    let stranger = Address::from_octets([1; 16]);
+    read_back.addresses.insert(stranger);
+    let ops = TablePlanner::new(AMPLE, read_back).sync(&store);
+    let mends = |wanted: fn(&Op) -> bool| ops.iter().any(wanted);
+    assert!(mends(|op| matches!(op, Op::PutFrontend { set, .. } if *set != 0)), "{ops:?}");
+    assert!(ops.contains(&Op::PutAddress(frontend.address)) && ops.contains(&Op::DeleteAddress(stranger)), "{ops:?}");
+}
+
+/// A Service with these ports on a ClusterIP and so many external addresses.
+fn external(name: &str, number: u8, ports: u16, external: u32) -> Event {
+    let ports: Vec<_> = (1..=ports).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let base = u32::from_be_bytes([198, 18, 0, 0]) + (u32::from(number) << 12);
+    let ips: Vec<_> = (0..external).map(|index| std::net::Ipv4Addr::from_bits(base + index).to_string()).collect();
+    let (namespace, name) = name.split_once('/').unwrap();
+    let object = json!({"metadata": {"name": name, "namespace": namespace},
+                        "spec": {"clusterIP": format!("10.0.0.{number}"), "ports": ports, "externalIPs": ips}});
+    Event::Service(Box::new(serde_json::from_value(object).unwrap()))
+}
+
+fn sources(table: &TablePlanner) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for row in table.rows() {
+        *counts.entry(format!("{} {}", row.service, row.source.as_str())).or_default() += 1;
+    }
+    counts
+}
+
+fn counts<const COUNT: usize>(of: [(&str, usize); COUNT]) -> BTreeMap<String, usize> {
+    of.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+/// Whatever came first: the API server, then ClusterIPs, then the rest.
+#[test]
+fn external_addresses_give_way_to_cluster_ips() {
+    let limits = Limits { frontends: 12, ..GROWING };
+    let events = [external("a/greedy", 1, 2, 20), external("b/web", 2, 3, 0), external("default/kubernetes", 3, 3, 1)];
+    // Of 12 places ClusterIPs take 8, and that they are known takes 3.
+    let expected = counts([("a/greedy ClusterIP", 2), ("b/web ClusterIP", 3), ("default/kubernetes ClusterIP", 3)]);
+    let cluster_ips = |table: &TablePlanner| {
+        let (of_cluster, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            sources(table).into_iter().partition(|(name, _)| name.ends_with("ClusterIP"));
+        assert_eq!(others.values().sum::<usize>(), 1, "{others:?}");
+        of_cluster
+    };
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut store = store(Vec::new());
+        list(&mut store, Vec::new());
+        let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
+        kernel.run(&table.sync(&store));
+        for index in order {
+            store.apply(events[index].clone());
+            kernel.expect(&store);
+            let dirty = store.take_dirty();
+            kernel.run(&table.update(&store, dirty));
+            kernel.run(&table.update(&store, BTreeSet::new()));
+        }
+        assert_eq!(cluster_ips(&table), expected, "in the order {order:?}");
+        assert!((1..=2).contains(&table.without_room()), "external addresses: {:?}", texts(&table));
+        let mut fresh = TablePlanner::new(limits, KernelTable::default());
+        fresh.sync(&store);
+        assert_eq!(cluster_ips(&fresh), expected);
+    }
+}
+
+#[test]
+fn the_api_server_comes_before_other_cluster_ips() {
+    let limits = Limits { frontends: 6, ..GROWING };
+    let mut store = store(Vec::new());
+    list(&mut store, vec![external("a/web", 1, 5, 0)]);
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    store.apply(external("default/kubernetes", 2, 2, 0));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    kernel.run(&table.update(&store, dirty));
+    assert_eq!(sources(&table).get("default/kubernetes ClusterIP"), Some(&2));
+    assert!(kernel.addresses.contains(&parse_address("10.0.0.2").unwrap()), "{:?}", texts(&table));
+    assert_eq!(table.without_room(), 1, "{:?}", texts(&table));
+}
+
+#[test]
+fn external_addresses_together_have_a_bound() {
+    let limits = Limits { external_frontends: 5, ..GROWING };
+    let mut store = store(Vec::new());
+    list(&mut store, vec![external("a/greedy", 1, 2, 3), external("b/late", 2, 1, 1)]);
+    let mut table = TablePlanner::new(limits, KernelTable::default());
+    table.sync(&store);
+    assert_eq!(sources(&table).values().sum::<usize>(), 3 + 5);
+    let problem = texts(&table);
+    assert!(
+        problem[0].contains("no room for more than 5 frontends of external addresses and node ports"),
+        "{problem:?}"
+    );
+    let ops = follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("a", "greedy")));
+    assert_ne!(ops, []);
+    table.update(&store, BTreeSet::new());
+    assert_eq!(
+        (sources(&table), table.without_room()),
+        (counts([("b/late ClusterIP", 1), ("b/late ExternalIP", 1)]), 0)
+    );
+}
+
+/// 16 KB of YAML may ask for a hundred thousand frontends.
+#[test]
+fn one_service_has_a_bound_and_keeps_its_cluster_ips() {
+    let mut store = store(Vec::new());
+    list(&mut store, vec![external("a/greedy", 1, 100, 1_000)]);
+    let rows = resolve(&store);
+    assert_eq!(rows.len(), SERVICE_FRONTENDS_MAX);
+    let all = rows.iter().filter(|row| row.source == FrontendSource::ClusterIp).count();
+    assert_eq!(all, 100);
+    let limits = Limits { frontends: 1 << 18, external_frontends: 1 << 17, sets: 1 << 10, ..GROWING };
+    let mut table = TablePlanner::new(limits, KernelTable::default());
+    table.sync(&store);
+    assert_eq!(table.rows(), rows);
+    let problems = texts(&table);
+    assert!(problems.len() == 1 && problems[0].contains("100 ports on 1001 addresses are more than"), "{problems:?}");
+    assert_eq!(table.without_room(), 0, "it is a bound, not a want of room");
+}
+
+#[test]
+fn one_service_has_a_bound_of_backends() {
+    let limits = Limits { service_slots: 5, ..AMPLE };
+    let mut cluster = Cluster::default();
+    for name in 0..2 {
+        cluster.apply(&Step::Service(ServiceStep { name, vips: name, ports: 0b11, ..ServiceStep::default() }));
+        let slice = SliceStep { name, service: name, ports: 0b11, endpoints: 0b111, ..SliceStep::default() };
+        cluster.apply(&Step::Slice(slice));
+    }
+    let store = store(cluster.lists());
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    // The second port of each has no room, in either family; the first has three backends of IPv4.
+    assert_eq!(table.problems.iter().count(), 2, "{:?}", texts(&table));
+    assert_eq!(table.used().slots, 6);
+    assert_eq!(table.without_room(), 0);
+}
+
+/// Each wait for programs takes some ten milliseconds, in the one task that takes events.
+#[test]
+fn frontends_that_change_their_sets_together_wait_once() {
+    let mut cluster = Cluster::default();
+    for name in 0..40 {
+        let extras = 1 << 3 | 1 << 5;
+        cluster.apply(&Step::Service(ServiceStep { name, vips: 5, ports: 7, extras, ..ServiceStep::default() }));
+        let mut service = cluster.services[&name].clone();
+        let ip = format!("203.0.113.{name}");
+        service.status = serde_json::from_value(json!({"loadBalancer": {"ingress": [{"ip": ip}]}})).unwrap();
+        cluster.services.insert(name, service);
+        cluster.apply(&Step::Slice(SliceStep { name, service: name, ports: 7, ..endpoints(1) }));
+    }
+    let mut store = store(cluster.lists());
+    let limits = Limits { frontends: 4_096, sets: 4_096, slots: 4_096, external_frontends: 4_096, ..GROWING };
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    store.apply(Event::PodIps(vec![parse_address("10.9.0.1").unwrap()]));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    let ops = table.update(&store, dirty);
+    kernel.run(&ops);
+    assert_eq!(kernel.table(), naive(&store));
+    let waits = ops
+        .iter()
+        .filter(|op| matches!(op, Op::Drain | Op::ReplaceFrontends { .. } | Op::ResizeBackends(_) | Op::ResizeSets(_)));
+    let waits: Vec<_> = waits.map(std::mem::discriminant).collect();
+    assert!(waits.len() <= 3, "{} waits for {} Services", waits.len(), store.service_names().len());
+    // Where there was no memory for a second map, they are replaced one by one.
+    let mut table = TablePlanner::new(Limits { may_replace: false, ..limits }, kernel.read_back());
+    store.apply(Event::PodIps(Vec::new()));
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    assert_eq!(kernel.table(), naive(&store));
+}
+
+/// Two small objects may claim tens of thousands of frontends.
+#[test]
+fn a_service_that_loses_many_frontends_is_told_once() {
+    let mut store = store(Vec::new());
+    let events = [many_ports("a", "10.0.0.1", 1..31), many_ports("b", "10.0.0.1", 11..31)];
+    list(&mut store, events.into_iter().collect());
+    let mut table = TablePlanner::new(AMPLE, KernelTable::default());
+    table.sync(&store);
+    assert_eq!(
+        texts(&table),
+        [
+            "Service default/b: 10.0.0.1:11/TCP, 10.0.0.1:12/TCP, 10.0.0.1:13/TCP and 17 more belong to Service default/a, \
+          which comes first"
+        ]
+    );
+    let seen = table.problems_revision();
+    assert_ne!(seen, 0);
+    let slice = json!({"metadata": {"name": "b-1", "labels": {"kubernetes.io/service-name": "b"}},
+        "addressType": "IPv4", "ports": [{"name": "p11", "port": 80}], "endpoints": [{"addresses": ["10.1.0.1"]}]});
+    let slice = Event::EndpointSlice(serde_json::from_value(slice).unwrap());
+    assert_ne!(follow(&mut store, &mut table, slice), []);
+    assert_eq!(table.problems_revision(), seen, "endpoints have nothing to do with it");
+    follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "a")));
+    assert_ne!(table.problems_revision(), seen);
+    assert_eq!(texts(&table), [""; 0]);
+}
+
+/// Whatever the others have taken before it came.
+#[test]
+fn the_api_server_has_sets_and_slots_of_its_own() {
+    let reserved = Reserve { sets: 1, slots: 2 };
+    let limits = Limits { sets: 4, slots: 10, reserved, ..GROWING };
+    let mut cluster = Cluster::default();
+    for name in 0..3 {
+        cluster.apply(&Step::Service(ServiceStep { name, vips: name * 5, ports: 0b11, ..ServiceStep::default() }));
+        let slice = SliceStep { name, service: name, ports: 0b11, endpoints: 0b111, ..SliceStep::default() };
+        cluster.apply(&Step::Slice(slice));
+    }
+    let mut store = store(cluster.lists());
+    let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
+    kernel.expect(&store);
+    kernel.run(&table.sync(&store));
+    assert_ne!(table.without_room(), 0);
+    store.apply(external("default/kubernetes", 9, 1, 0));
+    let slice = json!({"metadata": {"name": "kubernetes", "namespace": "default",
+                                    "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": "IPv4", "ports": [{"name": "p1", "port": 6443}],
+        "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}]});
+    store.apply(Event::EndpointSlice(serde_json::from_value(slice).unwrap()));
+    kernel.expect(&store);
+    let dirty = store.take_dirty();
+    kernel.run(&table.update(&store, dirty));
+    let row = table.rows().into_iter().find(|row| &*row.service.name == "kubernetes").unwrap();
+    assert_eq!(row.backends().len(), 2);
+}

@@ -1,0 +1,157 @@
+//! Backends that have retired: sockets may be connected to them that should not be any more.
+
+use std::collections::BTreeSet;
+
+use super::{Backend, Protocol};
+
+/// More of one protocol than this are not told apart.
+const BACKENDS_MAX: usize = 256;
+
+/// Backends that frontends have lost, since they left a set or because the frontend went or got another set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retired {
+    tcp: RetiredBackends,
+    udp: RetiredBackends,
+}
+
+/// The retired backends of one protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RetiredBackends {
+    /// These, perhaps none.
+    These(BTreeSet<Backend>),
+    /// Any may have.
+    Any,
+}
+
+impl Default for RetiredBackends {
+    fn default() -> Self {
+        Self::These(BTreeSet::new())
+    }
+}
+
+impl Retired {
+    /// Any backend of any protocol: where it is not known what was served before.
+    #[must_use]
+    pub fn any() -> Self {
+        Self { tcp: RetiredBackends::Any, udp: RetiredBackends::Any }
+    }
+
+    /// Those of a protocol.
+    #[must_use]
+    pub fn of(&self, protocol: Protocol) -> &RetiredBackends {
+        match protocol {
+            Protocol::Tcp => &self.tcp,
+            Protocol::Udp => &self.udp,
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tcp.is_empty() && self.udp.is_empty()
+    }
+
+    /// These have retired, too.
+    pub fn add(&mut self, protocol: Protocol, backends: impl IntoIterator<Item = Backend>) {
+        self.of_mut(protocol).add(backends);
+    }
+
+    /// And so have those.
+    pub fn add_all(&mut self, others: Self) {
+        for (ours, theirs) in [(&mut self.tcp, others.tcp), (&mut self.udp, others.udp)] {
+            match theirs {
+                RetiredBackends::These(backends) => ours.add(backends),
+                RetiredBackends::Any => *ours = RetiredBackends::Any,
+            }
+        }
+    }
+
+    /// Forgets those of all other protocols.
+    pub fn retain(&mut self, is_kept: impl Fn(Protocol) -> bool) {
+        for protocol in [Protocol::Tcp, Protocol::Udp].into_iter().filter(|protocol| !is_kept(*protocol)) {
+            *self.of_mut(protocol) = RetiredBackends::default();
+        }
+    }
+
+    fn of_mut(&mut self, protocol: Protocol) -> &mut RetiredBackends {
+        match protocol {
+            Protocol::Tcp => &mut self.tcp,
+            Protocol::Udp => &mut self.udp,
+        }
+    }
+}
+
+impl RetiredBackends {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::These(backends) if backends.is_empty())
+    }
+
+    /// Whether a backend is, or may be, among them.
+    #[must_use]
+    pub fn has(&self, backend: &Backend) -> bool {
+        match self {
+            Self::These(backends) => backends.contains(backend),
+            Self::Any => true,
+        }
+    }
+
+    fn add(&mut self, backends: impl IntoIterator<Item = Backend>) {
+        for backend in backends {
+            let Self::These(known) = self else { return };
+            known.insert(backend);
+            if known.len() > BACKENDS_MAX {
+                *self = Self::Any;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Address;
+
+    fn backends(count: u32) -> impl Iterator<Item = Backend> {
+        (0..count).map(|number| Backend { address: Address::from_words([0, 0, 0, number]), port: 80 })
+    }
+
+    #[test]
+    fn protocols_are_kept_apart() {
+        let mut retired = Retired::default();
+        assert!(retired.is_empty());
+        retired.add(Protocol::Tcp, backends(2));
+        assert_eq!(retired.of(Protocol::Tcp), &RetiredBackends::These(backends(2).collect()));
+        assert!(retired.of(Protocol::Udp).is_empty() && !retired.is_empty());
+        retired.retain(|protocol| protocol == Protocol::Udp);
+        assert!(retired.is_empty());
+    }
+
+    #[test]
+    fn there_is_a_bound() {
+        let most = BACKENDS_MAX as u32;
+        let mut retired = Retired::default();
+        for _ in 0..2 {
+            retired.add(Protocol::Udp, backends(most));
+        }
+        assert_eq!(retired.of(Protocol::Udp), &RetiredBackends::These(backends(most).collect()));
+        let mut more = retired.clone();
+        more.add(Protocol::Udp, backends(most + 1));
+        assert_eq!(more.of(Protocol::Udp), &RetiredBackends::Any);
+        more.add_all(retired.clone());
+        retired.add_all(more.clone());
+        assert!([more, retired].iter().all(|both| both.of(Protocol::Udp) == &RetiredBackends::Any));
+    }
+
+    #[test]
+    fn whoever_is_among_them_is_told() {
+        let [first, second] = [0, 1].map(|number| backends(2).nth(number).unwrap());
+        let mut retired = Retired::default();
+        retired.add(Protocol::Tcp, [first]);
+        let has = |retired: &Retired, protocol| [first, second].map(|backend| retired.of(protocol).has(&backend));
+        assert_eq!(has(&retired, Protocol::Tcp), [true, false]);
+        assert_eq!(has(&retired, Protocol::Udp), [false, false]);
+        assert_eq!(has(&Retired::any(), Protocol::Udp), [true, true]);
+    }
+}

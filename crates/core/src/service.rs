@@ -1,0 +1,422 @@
+//! A Service as a compact row: which of its addresses and ports count (kube-proxy 1.36, `pkg/proxy/util/utils.go` and
+//! `serviceport.go`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use super::{
+    Address, AddressRange, Family, Problem, Protocol, ServiceName,
+    address::parse_address,
+    packed::{Packed, Reader, Writer},
+    problem::Findings,
+};
+use crate::api::{LoadBalancerIngress, Service, ServicePortSpec, ServiceSpec};
+
+/// Another proxy serves a Service with this label, whatever its value.
+const LABEL_SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+
+/// For how long a client is remembered where the Service does not say (pkg/apis/core/types.go).
+const AFFINITY_DEFAULT_SECONDS: u32 = 10_800;
+const AFFINITY_MAX_SECONDS: u32 = 86_400;
+
+/// What is kept of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceRow {
+    /// When it was created, in seconds since 1970; decides who owns an address that two Services claim.
+    pub created_s: Option<i64>,
+    /// Its ClusterIPs, at most one of each family. A family without one has no frontend at all.
+    pub cluster_ips: Vec<Address>,
+    /// `spec.externalIPs` of its families.
+    pub external_ips: Box<[Address]>,
+    /// The VIPs of its load balancer, of its families.
+    pub load_balancer_ips: Box<[Address]>,
+    /// Who may use those: nobody else in a family that has a range; everybody in a family that has none.
+    pub source_ranges: Box<[AddressRange]>,
+    /// Its ports that can be served.
+    pub ports: Vec<ServicePort>,
+    /// For how long a client keeps its backend; `None` without session affinity.
+    pub affinity_seconds: Option<u32>,
+    /// Internal traffic policy Local: only endpoints on the own node get connections.
+    pub is_internal_local: bool,
+}
+
+/// One port of a Service; known by name and protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Its name, "" if it has none.
+    pub name: Arc<str>,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The port clients connect to.
+    pub port: u16,
+    /// The port of the nodes that leads here too.
+    pub node_port: Option<NonZeroU16>,
+}
+
+impl ServiceRow {
+    /// The row of a Service, or `None` if cproxy does not serve it (headless, ExternalName, another proxy's). `node` is
+    /// the own node's name.
+    pub fn from_object(
+        name: &ServiceName,
+        service: &Service,
+        node: Option<&str>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<Self> {
+        let mut findings = Findings::new(format_args!("Service {name}"));
+        let row = Self::read(service, node, &mut findings);
+        problems.append(&mut findings.into_problems());
+        row
+    }
+
+    fn read(service: &Service, node: Option<&str>, findings: &mut Findings) -> Option<Self> {
+        let spec = match served_spec(service) {
+            Ok(spec) => spec,
+            Err(skipped) => {
+                if let Some(field) = skipped.mistaken_field() {
+                    findings.field(field, "missing; the Service is not served");
+                }
+                return None;
+            }
+        };
+        let cluster_ips = cluster_ips(spec, findings);
+        let is_served = |address: Address| cluster_ips.iter().any(|ip| ip.family() == address.family());
+        let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let ingress = balancer.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
+        Some(Self {
+            created_s: service.metadata.created_s,
+            external_ips: external_ips(spec, is_served, findings),
+            load_balancer_ips: load_balancer_ips(ingress, is_served, findings),
+            source_ranges: source_ranges(spec, findings),
+            ports: ports(spec, findings),
+            affinity_seconds: affinity_seconds(spec, findings),
+            is_internal_local: is_internal_local(spec, node, findings),
+            cluster_ips,
+        })
+    }
+
+    /// The row as it is kept.
+    pub(super) fn pack(&self) -> Packed {
+        let mut writer = Writer::default();
+        writer.byte(u8::from(self.is_internal_local) | u8::from(self.created_s.is_some()) << 1);
+        if let Some(seconds) = self.created_s {
+            writer.number(seconds as u64);
+        }
+        writer.number(self.affinity_seconds.unwrap_or_default().into());
+        for addresses in [&*self.cluster_ips, &self.external_ips, &self.load_balancer_ips] {
+            writer.list(addresses, |writer, &address| writer.any_address(address));
+        }
+        writer.list(&self.source_ranges, |writer, range| range.pack(writer));
+        writer.list(&self.ports, |writer, port| port.pack(writer));
+        writer.finish()
+    }
+
+    pub(super) fn unpack(packed: &[u8]) -> Self {
+        let reader = &mut Reader::new(packed);
+        let flags = reader.byte();
+        Self {
+            is_internal_local: flags & 1 != 0,
+            created_s: (flags & 2 != 0).then(|| reader.number() as i64),
+            // Affinity for no time is none.
+            affinity_seconds: Some(reader.number() as u32).filter(|&seconds| seconds != 0),
+            cluster_ips: reader.list(Reader::any_address),
+            external_ips: reader.list(Reader::any_address),
+            load_balancer_ips: reader.list(Reader::any_address),
+            source_ranges: reader.list(AddressRange::unpack),
+            ports: reader.list(ServicePort::unpack),
+        }
+    }
+}
+
+impl ServicePort {
+    fn pack(&self, writer: &mut Writer) {
+        writer.text(&self.name);
+        self.protocol.pack(writer);
+        writer.number(self.port.into());
+        writer.number(self.node_port.map_or(0, NonZeroU16::get).into());
+    }
+
+    fn unpack(reader: &mut Reader<'_>) -> Self {
+        Self {
+            name: reader.text().into(),
+            protocol: Protocol::unpack(reader),
+            port: reader.port(),
+            node_port: NonZeroU16::new(reader.port()),
+        }
+    }
+}
+
+/// Why a Service is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Skipped {
+    /// It says nothing.
+    #[error("it has no spec")]
+    NoSpec,
+    /// It has the label, whatever its value.
+    #[error("its label {LABEL_SERVICE_PROXY_NAME} gives it to another proxy")]
+    OtherProxy,
+    /// Even with a `clusterIP`.
+    #[error("its type is ExternalName")]
+    ExternalName,
+    /// An API server assigns one; in a file somebody has to.
+    #[error("it has no clusterIP")]
+    NoClusterIp,
+    /// `clusterIP: None`
+    #[error("it is headless (clusterIP None)")]
+    Headless,
+}
+
+impl Skipped {
+    /// The field that was forgotten, if that is what it is.
+    fn mistaken_field(self) -> Option<&'static str> {
+        match self {
+            Self::NoSpec => Some("spec"),
+            Self::NoClusterIp => Some("spec.clusterIP"),
+            Self::OtherProxy | Self::ExternalName | Self::Headless => None,
+        }
+    }
+}
+
+/// Whether a Service is cproxy's to serve (`ShouldSkipService` and the label selector).
+///
+/// # Errors
+/// Why it is not.
+pub fn served_spec(service: &Service) -> Result<&ServiceSpec, Skipped> {
+    // An API server does not even send it: what is wrong with it is the other proxy's business.
+    let labels = service.metadata.labels.as_ref();
+    if labels.is_some_and(|labels| labels.contains_key(LABEL_SERVICE_PROXY_NAME)) {
+        return Err(Skipped::OtherProxy);
+    }
+    let spec = service.spec.as_ref().ok_or(Skipped::NoSpec)?;
+    match (spec.type_.as_deref(), spec.cluster_ip.as_deref().unwrap_or_default()) {
+        (Some("ExternalName"), _) => Err(Skipped::ExternalName),
+        (_, "") => Err(Skipped::NoClusterIp),
+        (_, "None") => Err(Skipped::Headless),
+        _ => Ok(spec),
+    }
+}
+
+fn affinity_seconds(spec: &ServiceSpec, findings: &mut Findings) -> Option<u32> {
+    match spec.session_affinity.as_deref() {
+        Some("ClientIP") => {}
+        None | Some("" | "None") => return None,
+        Some(other) => {
+            findings.field("spec.sessionAffinity", &format!("{other:?} is neither None nor ClientIP; None is used"));
+            return None;
+        }
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let Some(seconds) = config.and_then(|config| config.timeout_seconds) else { return Some(AFFINITY_DEFAULT_SECONDS) };
+    let clamped = seconds.clamp(1, AFFINITY_MAX_SECONDS.into()) as u32;
+    if i64::from(clamped) != seconds {
+        let message = format!("{seconds} is not in 1..{AFFINITY_MAX_SECONDS}; {clamped} is used");
+        findings.field("spec.sessionAffinityConfig.clientIP.timeoutSeconds", &message);
+    }
+    Some(clamped)
+}
+
+fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, findings: &mut Findings) -> bool {
+    let is_local = match spec.internal_traffic_policy.as_deref() {
+        Some("Local") => true,
+        None | Some("" | "Cluster") => false,
+        Some(other) => {
+            findings.field(
+                "spec.internalTrafficPolicy",
+                &format!("{other:?} is neither Cluster nor Local; Cluster is used"),
+            );
+            false
+        }
+    };
+    if is_local && node.is_none() {
+        let message = "Local, and the own node is not known: connections are dropped; pass --node-name";
+        findings.field("spec.internalTrafficPolicy", message);
+    }
+    is_local
+}
+
+/// `GetClusterIPByFamily`, for both families.
+fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
+    let families = spec.ip_families.as_deref().unwrap_or_default();
+    if families.is_empty() && spec.cluster_ips.as_ref().is_some_and(|addresses| addresses.len() > 1) {
+        findings.field("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
+    }
+    let mut found = Vec::with_capacity(2);
+    for family in [Family::V4, Family::V6] {
+        let Some((field, text)) = cluster_ip_of(spec, family) else {
+            if families.iter().any(|name| *name == family.to_string()) {
+                findings.field("spec.clusterIPs", &format!("no address for the {family} of ipFamilies; not served"));
+            }
+            continue;
+        };
+        match parse_address(text.trim()) {
+            Some(address) if address.family() == family && address.is_special() => {
+                findings.field(&field, &format!("{text:?}{NO_FRONTEND}"));
+            }
+            Some(address) if address.family() == family => found.push(address),
+            // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
+            Some(_) if field == "spec.clusterIP" => {}
+            Some(_) => findings.field(&field, &format!("{text:?} is no {family} address; not served")),
+            None if field == "spec.clusterIP" && family == Family::V6 => {}
+            None => findings.field(&field, &format!("{text:?} is no IP address; not served")),
+        }
+    }
+    found
+}
+
+/// Addresses that mean something else to every program, whatever a Service says.
+const NO_FRONTEND: &str = " is a loopback, multicast or unspecified address; not served";
+
+/// `MapIPsByIPFamily` of `spec.externalIPs`.
+fn external_ips(spec: &ServiceSpec, is_served: impl Fn(Address) -> bool, findings: &mut Findings) -> Box<[Address]> {
+    let texts = spec.external_ips.as_deref().unwrap_or_default().iter().map(String::as_str).enumerate();
+    texts.filter_map(|(index, text)| extra_ip(text, &is_served, ("spec.externalIPs", index, ""), findings)).collect()
+}
+
+/// Those that are VIPs: a load balancer in mode Proxy wants to see the connections itself.
+fn load_balancer_ips(
+    ingress: &[LoadBalancerIngress],
+    is_served: impl Fn(Address) -> bool,
+    findings: &mut Findings,
+) -> Box<[Address]> {
+    let mut found = Vec::new();
+    for (index, ingress) in ingress.iter().enumerate() {
+        let item = |rest: &'static str| ("status.loadBalancer.ingress", index, rest);
+        match ingress.ip_mode.as_deref() {
+            None | Some("VIP") => {
+                let text = ingress.ip.as_deref().unwrap_or_default();
+                found.extend(extra_ip(text, &is_served, item(".ip"), findings));
+            }
+            Some("Proxy") => {}
+            Some(other) => {
+                findings.item(item(".ipMode"), format_args!("{other:?}"), " is neither VIP nor Proxy; not served");
+            }
+        }
+    }
+    found.into()
+}
+
+/// An address beside the ClusterIP. Blanks mean nothing.
+fn extra_ip(
+    text: &str,
+    is_served: impl Fn(Address) -> bool,
+    item: (&str, usize, &'static str),
+    findings: &mut Findings,
+) -> Option<Address> {
+    if text.trim().is_empty() {
+        return None;
+    }
+    match parse_address(text.trim()) {
+        Some(address) if address.is_special() => findings.item(item, format_args!("{text:?}"), NO_FRONTEND),
+        Some(address) if is_served(address) => return Some(address),
+        Some(_) => {
+            findings.item(item, format_args!("{text:?}"), ": the Service has no ClusterIP of that family; not served");
+        }
+        None => findings.item(item, format_args!("{text:?}"), " is no IP address; not served"),
+    }
+    None
+}
+
+/// `MapCIDRsByIPFamily`. A range of all addresses of a family is the same as none.
+fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Box<[AddressRange]> {
+    let mut ranges = Vec::new();
+    for (index, text) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
+        match AddressRange::parse(text.trim()) {
+            Some(range) => ranges.push(range),
+            None if text.trim().is_empty() => {}
+            None => findings.item(
+                ("spec.loadBalancerSourceRanges", index, ""),
+                format_args!("{text:?}"),
+                " is no range of addresses, such as 10.0.0.0/8; ignored",
+            ),
+        }
+    }
+    let open: Vec<_> = ranges.iter().filter(|range| range.is_whole()).map(AddressRange::family).collect();
+    ranges.retain(|range| !open.contains(&range.family()));
+    ranges.into()
+}
+
+fn cluster_ip_of(spec: &ServiceSpec, family: Family) -> Option<(String, &str)> {
+    let families = spec.ip_families.as_deref().unwrap_or_default();
+    if families.is_empty() {
+        return spec.cluster_ip.as_deref().map(|text| ("spec.clusterIP".to_owned(), text));
+    }
+    let index = families.iter().position(|name| *name == family.to_string())?;
+    let text = spec.cluster_ips.as_deref().unwrap_or_default().get(index)?;
+    Some((format!("spec.clusterIPs[{index}]"), text))
+}
+
+fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
+    let specs = spec.ports.as_deref().unwrap_or_default();
+    if specs.is_empty() {
+        findings.field("spec.ports", "the Service has no ports; nothing to serve, add one");
+    }
+    let mut seen = BTreeSet::new();
+    // The ports of a protocol that cannot be served are one problem.
+    let mut unserved = BTreeMap::<&str, (usize, usize)>::new();
+    let mut ports = Vec::with_capacity(specs.len());
+    for (index, spec) in specs.iter().enumerate() {
+        match service_port(spec) {
+            Ok(mut port) if seen.insert((port.name.clone(), port.protocol)) => {
+                port.node_port = node_port(spec).unwrap_or_else(|number| {
+                    findings.item(("spec.ports", index, ".nodePort"), number, NO_PORT);
+                    None
+                });
+                ports.push(port);
+            }
+            Ok(port) => findings.item(
+                ("spec.ports", index, ""),
+                format_args!("{:?}", &*port.name),
+                ": another port has the same name and protocol; not served",
+            ),
+            Err(PortError::Protocol(name)) => unserved.entry(name).or_insert((index, 0)).1 += 1,
+            Err(PortError::Number(number)) => {
+                findings.item(("spec.ports", index, ""), format_args!("port {number}"), NO_PORT);
+            }
+            Err(PortError::Missing) => {
+                findings.item(("spec.ports", index, ""), "", "it has no port number; not served");
+            }
+        }
+    }
+    for (protocol, (index, count)) in unserved {
+        let more = if count > 1 { format!(", like {} more", count - 1) } else { String::new() };
+        let message = format!("protocol {protocol} cannot be served by socket hooks; skipped{more}");
+        findings.field(&format!("spec.ports[{index}]"), &message);
+    }
+    ports
+}
+
+/// What is wrong with a port.
+enum PortError<'a> {
+    /// Nobody can serve its protocol.
+    Protocol(&'a str),
+    /// Its number is none.
+    Number(i64),
+    /// It has no number.
+    Missing,
+}
+
+fn service_port(spec: &ServicePortSpec) -> Result<ServicePort, PortError<'_>> {
+    let protocol = parse_protocol(spec.protocol.as_deref()).map_err(PortError::Protocol)?;
+    let wrong = || spec.port.map_or(PortError::Missing, PortError::Number);
+    let port = spec.port.and_then(|port| u16::try_from(port).ok()).filter(|&port| port != 0).ok_or_else(wrong)?;
+    Ok(ServicePort { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: None })
+}
+
+/// 0 is none. A number that is no port comes back.
+fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, i64> {
+    let port = spec.node_port.unwrap_or_default();
+    u16::try_from(port).map(NonZeroU16::new).map_err(|_| port)
+}
+
+const NO_PORT: &str = " is not in 1..65535; not served";
+
+/// Reads a protocol; nothing means TCP. The name of another comes back.
+pub(super) fn parse_protocol(text: Option<&str>) -> Result<Protocol, &str> {
+    match text {
+        None | Some("" | "TCP") => Ok(Protocol::Tcp),
+        Some("UDP") => Ok(Protocol::Udp),
+        Some(other) => Err(other),
+    }
+}

@@ -1,0 +1,368 @@
+//! An EndpointSlice as a compact row (kube-proxy 1.36, `pkg/proxy/endpointslicecache.go`).
+
+use std::sync::Arc;
+
+use super::{
+    Address, Family, ObjectName, Problem, Protocol,
+    address::parse_address,
+    packed::{Packed, Reader, Writer},
+    problem::Findings,
+    service::parse_protocol,
+};
+use crate::api::{EndpointConditions, EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
+
+/// Names the Service that a slice belongs to; owner references do not matter.
+const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Marks slices of headless Services, whatever its value.
+const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// With how many of the sets of zones that a slice has already a further one is compared.
+const ZONES_COMPARED_MAX: usize = 32;
+
+/// What is kept of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceRow {
+    /// The Service it belongs to, which is in the slice's own namespace.
+    pub service: Arc<str>,
+    /// The family of all its endpoints.
+    pub family: Family,
+    /// The ports that each endpoint has, sorted by name and protocol: there may be twenty thousand.
+    pub ports: Vec<SlicePort>,
+    /// The endpoints that may ever be used.
+    pub endpoints: Vec<Endpoint>,
+    /// The sets of zones that endpoints are meant for.
+    zones: Vec<Box<[Arc<str>]>>,
+}
+
+/// A port of a slice: matched with the Service's by name and protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Its name, "" if it has none.
+    pub name: Arc<str>,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The endpoints' port.
+    pub port: u16,
+}
+
+/// An endpoint of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its first address.
+    pub address: Address,
+    /// It takes new connections.
+    pub ready: bool,
+    /// It still answers.
+    pub serving: bool,
+    /// It is about to end.
+    pub terminating: bool,
+    /// It runs on the own node.
+    pub local: bool,
+    /// The nodes it is meant for.
+    pub node_hint: NodeHint,
+    /// The zones it is meant for: their index in the slice's list, from 1; 0 if it says nothing of zones.
+    zones: u16,
+}
+
+/// What an endpoint says of the nodes that it is meant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeHint {
+    /// Nothing.
+    None,
+    /// The own node is one of them.
+    NodeContext,
+    /// Only others.
+    Others,
+}
+
+impl SliceRow {
+    /// The row of a slice, or `None` if it is none of cproxy's (headless, FQDN, no Service). `node` is the own node's
+    /// name: without one, no endpoint is local.
+    pub fn from_object(
+        name: &ObjectName,
+        slice: &EndpointSlice,
+        node: Option<&str>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<Self> {
+        let mut findings = Findings::new(format_args!("EndpointSlice {name}"));
+        let row = Self::read(slice, node, &mut findings);
+        problems.append(&mut findings.into_problems());
+        row
+    }
+
+    fn read(slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) -> Option<Self> {
+        // An API server does not even send it: what is wrong with it does not matter.
+        if is_headless(slice) {
+            return None;
+        }
+        let family = match slice.address_type.as_deref() {
+            Some("IPv4") => Family::V4,
+            Some("IPv6") => Family::V6,
+            Some("FQDN") => return None,
+            other => {
+                findings.field(
+                    "addressType",
+                    &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other.unwrap_or("")),
+                );
+                return None;
+            }
+        };
+        let service = service_of(slice, findings)?;
+        let mut row = Self { service, family, ports: ports(slice, findings), endpoints: Vec::new(), zones: Vec::new() };
+        row.take_endpoints(slice, node, findings);
+        Some(row)
+    }
+
+    /// The row as it is kept. The Service comes first: it alone is asked for, too.
+    pub(super) fn pack(&self) -> Packed {
+        let mut writer = Writer::default();
+        writer.text(&self.service);
+        writer.byte(u8::from(self.family == Family::V6));
+        writer.list(&self.ports, |writer, port| port.pack(writer));
+        writer.list(&self.endpoints, |writer, endpoint| endpoint.pack(self.family, writer));
+        writer.list(&self.zones, |writer, zones| writer.list(zones, |writer, zone| writer.text(zone)));
+        writer.finish()
+    }
+
+    pub(super) fn unpack(packed: &[u8]) -> Self {
+        let reader = &mut Reader::new(packed);
+        let service = reader.text().into();
+        let family = if reader.byte() == 0 { Family::V4 } else { Family::V6 };
+        Self {
+            service,
+            family,
+            ports: reader.list(SlicePort::unpack),
+            endpoints: reader.list(|reader| Endpoint::unpack(family, reader)),
+            zones: reader.list(|reader| reader.list(|reader| reader.text().into())),
+        }
+    }
+
+    /// The Service of a packed row.
+    pub(super) fn packed_service(packed: &[u8]) -> &str {
+        Reader::new(packed).text()
+    }
+
+    /// The numbers that its endpoints have for a Service's port.
+    pub fn numbers<'a>(&'a self, name: &'a str, protocol: Protocol) -> impl Iterator<Item = u16> + 'a {
+        let key = (name, protocol);
+        let first = self.ports.partition_point(|port| port.key() < key);
+        let same = self.ports.get(first..).unwrap_or_default().iter().take_while(move |port| port.key() == key);
+        same.map(|port| port.port)
+    }
+
+    /// The zones that one of its endpoints is meant for; none if it says nothing of zones.
+    #[must_use]
+    pub fn zones(&self, endpoint: &Endpoint) -> &[Arc<str>] {
+        let index = usize::from(endpoint.zones).checked_sub(1);
+        index.and_then(|index| self.zones.get(index)).map_or(&[], |zones| zones)
+    }
+
+    fn take_endpoints(&mut self, slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) {
+        let specs = slice.endpoints.as_deref().unwrap_or_default();
+        self.endpoints.reserve_exact(specs.len());
+        for (index, spec) in specs.iter().enumerate() {
+            let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else { continue };
+            match parse_endpoint_address(text, self.family) {
+                Ok(address) => {
+                    let zones = self.zones_of(spec.hints.as_ref());
+                    self.endpoints.push(Endpoint { zones, ..endpoint(spec, address, node) });
+                }
+                Err(message) => findings.item(
+                    ("endpoints", index, ".addresses[0]"),
+                    format_args!("{text:?}"),
+                    &format!(" {message}; the endpoint is dropped"),
+                ),
+            }
+        }
+    }
+
+    /// Endpoints of one slice mostly share a few sets of zones.
+    fn zones_of(&mut self, hints: Option<&EndpointHints>) -> u16 {
+        let names = names(hints.and_then(|hints| hints.for_zones.as_deref()));
+        if names.is_empty() {
+            return 0;
+        }
+        let same = |zones: &[Arc<str>]| zones.iter().map(|zone| &**zone).eq(names.iter().copied());
+        let recent = self.zones.iter().enumerate().rev().take(ZONES_COMPARED_MAX);
+        let index = recent.into_iter().find(|(_, zones)| same(zones)).map(|(index, _)| index).unwrap_or_else(|| {
+            self.zones.push(names.iter().map(|&name| name.into()).collect());
+            self.zones.len() - 1
+        });
+        // A slice has far fewer endpoints than this has room for.
+        u16::try_from(index + 1).unwrap_or(0)
+    }
+}
+
+impl SlicePort {
+    fn key(&self) -> (&str, Protocol) {
+        (&self.name, self.protocol)
+    }
+
+    fn pack(&self, writer: &mut Writer) {
+        writer.text(&self.name);
+        self.protocol.pack(writer);
+        writer.number(self.port.into());
+    }
+
+    fn unpack(reader: &mut Reader<'_>) -> Self {
+        Self { name: reader.text().into(), protocol: Protocol::unpack(reader), port: reader.port() }
+    }
+}
+
+impl Endpoint {
+    fn pack(&self, family: Family, writer: &mut Writer) {
+        let bits = [
+            self.ready,
+            self.serving,
+            self.terminating,
+            self.local,
+            self.node_hint != NodeHint::None,
+            self.node_hint == NodeHint::NodeContext,
+            self.zones != 0,
+        ];
+        writer.address(self.address, family);
+        writer.byte(bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit)));
+        if self.zones != 0 {
+            writer.number(self.zones.into());
+        }
+    }
+
+    fn unpack(family: Family, reader: &mut Reader<'_>) -> Self {
+        let address = reader.address(family);
+        let bits = reader.byte();
+        let has = |bit: u8| bits & 1 << bit != 0;
+        Self {
+            address,
+            ready: has(0),
+            serving: has(1),
+            terminating: has(2),
+            local: has(3),
+            node_hint: match (has(4), has(5)) {
+                (false, _) => NodeHint::None,
+                (true, false) => NodeHint::Others,
+                (true, true) => NodeHint::NodeContext,
+            },
+            zones: if has(6) { reader.number() as u16 } else { 0 },
+        }
+    }
+}
+
+/// What an endpoint's address is, or what is wrong with it.
+pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Address, &'static str> {
+    match parse_address(text.trim()) {
+        Some(address) if address.family() == family => Ok(address),
+        Some(_) => Err("is not of the slice's addressType"),
+        None => Err("is no IP address"),
+    }
+}
+
+fn names(hints: Option<&[HintName]>) -> Vec<&str> {
+    hints.unwrap_or_default().iter().filter_map(|hint| hint.name.as_deref()).collect()
+}
+
+/// What its label says of the Service.
+pub(super) fn service_label(slice: &EndpointSlice) -> Option<&str> {
+    label(slice, LABEL_SERVICE_NAME)
+}
+
+/// Whether its label says that the Service has no ClusterIP.
+pub(super) fn is_headless(slice: &EndpointSlice) -> bool {
+    label(slice, LABEL_HEADLESS).is_some()
+}
+
+fn label<'a>(slice: &'a EndpointSlice, key: &str) -> Option<&'a str> {
+    slice.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str)
+}
+
+fn service_of(slice: &EndpointSlice, findings: &mut Findings) -> Option<Arc<str>> {
+    match service_label(slice).unwrap_or_default() {
+        "" => {
+            findings.field(
+                "metadata.labels",
+                &format!("no label {LABEL_SERVICE_NAME} names its Service; the slice is ignored"),
+            );
+            None
+        }
+        service => Some(service.into()),
+    }
+}
+
+fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
+    let specs = slice.ports.as_deref().unwrap_or_default();
+    let mut ports: Vec<SlicePort> = Vec::with_capacity(specs.len());
+    for (index, spec) in specs.iter().enumerate() {
+        match slice_port(spec) {
+            Ok(port) => ports.extend(port),
+            Err(number) => {
+                findings.item(("ports", index, ""), format_args!("port {number}"), " is not in 1..65535; skipped");
+            }
+        }
+    }
+    // Those with the same name stay in their order.
+    ports.sort_by(|a, b| a.key().cmp(&b.key()));
+    ports
+}
+
+/// A port without a name or a number, or with number 0, means nothing and is no mistake. A number that is no port comes
+/// back.
+fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, i64> {
+    let Some(port) = spec.port.filter(|&port| port != 0) else { return Ok(None) };
+    let Some(name) = spec.name.as_deref() else { return Ok(None) };
+    let port = u16::try_from(port).map_err(|_| port)?;
+    // SCTP is reported where the Service asks for it.
+    let Ok(protocol) = parse_protocol(spec.protocol.as_deref()) else { return Ok(None) };
+    Ok(Some(SlicePort { name: name.into(), protocol, port }))
+}
+
+fn endpoint(spec: &EndpointSpec, address: Address, node: Option<&str>) -> Endpoint {
+    let none = EndpointConditions::default();
+    let conditions = spec.conditions.as_ref().unwrap_or(&none);
+    Endpoint {
+        address,
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
+        local: node.is_some() && spec.node_name.as_deref() == node,
+        node_hint: node_hint(spec, node),
+        zones: 0,
+    }
+}
+
+fn node_hint(spec: &EndpointSpec, node: Option<&str>) -> NodeHint {
+    let names = names(spec.hints.as_ref().and_then(|hints| hints.for_nodes.as_deref()));
+    match node {
+        _ if names.is_empty() => NodeHint::None,
+        Some(node) if names.contains(&node) => NodeHint::NodeContext,
+        _ => NodeHint::Others,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// As if all ports were looked at one by one.
+        #[test]
+        fn numbers_are_found_by_name_and_protocol(
+            ports in prop::collection::vec((0..4u8, any::<bool>(), 1..9u16), 0..24),
+            name in 0..4u8,
+            is_udp in any::<bool>(),
+        ) {
+            let protocol = |is_udp: bool| if is_udp { "UDP" } else { "TCP" };
+            let specs: Vec<_> = ports.iter().map(|(name, is_udp, port)| serde_json::json!(
+                {"name": format!("p{name}"), "protocol": protocol(*is_udp), "port": port})).collect();
+            let slice = serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "web"}},
+                "addressType": "IPv4", "ports": specs, "endpoints": [],
+            })).unwrap();
+            let row = SliceRow::from_object(&ObjectName::new("n", "a"), &slice, None, &mut Vec::new()).unwrap();
+            let row = SliceRow::unpack(&row.pack());
+            let protocol = if is_udp { Protocol::Udp } else { Protocol::Tcp };
+            let naive = ports.iter().filter(|port| (port.0, port.1) == (name, is_udp)).map(|port| port.2);
+            prop_assert!(row.numbers(&format!("p{name}"), protocol).eq(naive), "{row:?}");
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! What is known of the cluster: compact rows of Services and EndpointSlices.
+//!
+//! A relist is staged beside the rows in force and takes their place at its end, so that a half-read list never thins a
+//! table.
+//!
+//! Rows are kept packed, in trees: a hash map would be half empty after it has grown, and twice there while it grows.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    Address, NodeContext, ObjectName, ObjectRow, Problem, ServiceName, ServiceRow, SliceRow, names::Texts,
+    node_context::NodeRow, object_row::Parsed, packed::Packed,
+};
+use crate::api::{EndpointSlice, Node, Service};
+
+/// The kinds that a source delivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceKind {
+    /// v1 Service.
+    Services,
+    /// discovery.k8s.io/v1 EndpointSlice.
+    EndpointSlices,
+    /// v1 Node.
+    Nodes,
+}
+
+impl ResourceKind {
+    /// What one object of the kind is called.
+    #[must_use]
+    pub fn singular(self) -> &'static str {
+        match self {
+            Self::Services => "Service",
+            Self::EndpointSlices => "EndpointSlice",
+            Self::Nodes => "Node",
+        }
+    }
+}
+
+/// What a source says. A kind's list is `ListStarted`, objects, `ListDone`; whatever was not named in it is gone.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A complete list of a kind follows. An unfinished one is forgotten.
+    ListStarted(ResourceKind),
+    /// The list is complete.
+    ListDone(ResourceKind),
+    /// A Service is, or was changed to be, so.
+    Service(Box<Service>),
+    /// A Service is gone.
+    ServiceDeleted(ServiceName),
+    /// An EndpointSlice is, or was changed to be, so.
+    EndpointSlice(Box<EndpointSlice>),
+    /// An EndpointSlice is gone.
+    EndpointSliceDeleted(ObjectName),
+    /// A Service or an EndpointSlice is, or was changed to be, so; from a source that keeps rows itself.
+    Row(ObjectRow),
+    /// A Node is, or was changed to be, so. Only the own one counts.
+    Node(Box<Node>),
+    /// The Node of this name is gone.
+    NodeDeleted(String),
+    /// An object is, or was changed to be, what cannot be read.
+    Unreadable {
+        /// Its kind.
+        kind: ResourceKind,
+        /// Its name, if that can be read.
+        name: Option<ObjectName>,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The VM has these addresses now.
+    PodIps(Vec<Address>),
+}
+
+/// The rows in force.
+#[derive(Debug, Default)]
+pub struct Store {
+    own: NodeContext,
+    /// The pod's own Node, while there is one.
+    node: Option<StoredNode>,
+    services: BTreeMap<Arc<ServiceName>, Packed>,
+    slices: BTreeMap<ObjectName, Packed>,
+    /// Each slice under the name of its Service.
+    slices_of: BTreeSet<(Arc<ServiceName>, Arc<str>)>,
+    namespaces: Texts,
+    lists: Lists,
+    dirty: BTreeSet<Arc<ServiceName>>,
+    problems: BTreeMap<(ResourceKind, ObjectName), Box<[Problem]>>,
+}
+
+/// The pod's own Node.
+#[derive(Debug)]
+struct StoredNode {
+    name: ObjectName,
+    packed: Packed,
+    row: NodeRow,
+}
+
+/// Lists of all kinds.
+#[derive(Debug, Default)]
+struct Lists {
+    services: List,
+    slices: List,
+    nodes: List,
+}
+
+/// List of one kind.
+#[derive(Debug, Default)]
+struct List {
+    /// Objects of the list that is under way.
+    staged: Option<Staged>,
+    /// A list was complete at least once.
+    is_complete: bool,
+}
+
+type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
+
+impl Lists {
+    fn of(&mut self, kind: ResourceKind) -> &mut List {
+        match kind {
+            ResourceKind::Services => &mut self.services,
+            ResourceKind::EndpointSlices => &mut self.slices,
+            ResourceKind::Nodes => &mut self.nodes,
+        }
+    }
+}
+
+impl Store {
+    /// An empty store, as seen from this place.
+    #[must_use]
+    pub fn new(own: NodeContext) -> Self {
+        Self { own, ..Self::default() }
+    }
+
+    /// Applies an event. Returns the problems that are new with it.
+    pub fn apply(&mut self, event: Event) -> Vec<Problem> {
+        match event {
+            Event::ListStarted(kind) => self.lists.of(kind).staged = Some(Staged::new()),
+            Event::ListDone(kind) => return self.finish_list(kind),
+            Event::Service(service) => {
+                return self.apply_row(ResourceKind::Services, ObjectRow::of_service(&service, self.node_name()));
+            }
+            Event::EndpointSlice(slice) => {
+                return self.apply_row(ResourceKind::EndpointSlices, ObjectRow::of_slice(&slice, self.node_name()));
+            }
+            Event::Node(node) => {
+                let row = ObjectRow::of_node(&node).filter(|row| self.is_own(&row.name.name));
+                return row.map_or_else(Vec::new, |row| self.apply_row(ResourceKind::Nodes, Some(row)));
+            }
+            Event::Row(row) => return self.apply_row(row.kind, Some(row)),
+            Event::ServiceDeleted(name) => self.delete(ResourceKind::Services, &name),
+            Event::EndpointSliceDeleted(name) => self.delete(ResourceKind::EndpointSlices, &name),
+            Event::NodeDeleted(name) => self.delete(ResourceKind::Nodes, &ObjectName::new("", name)),
+            Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
+            Event::PodIps(addresses) => self.set_pod_ips(addresses),
+        }
+        Vec::new()
+    }
+
+    /// Whether all kinds that count have been listed completely at least once; before that, nothing may be derived from
+    /// the store.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        let Lists { services, slices, nodes } = &self.lists;
+        services.is_complete && slices.is_complete && (nodes.is_complete || self.own.node_name.is_none())
+    }
+
+    /// The own node's name, if it is known.
+    #[must_use]
+    pub fn node_name(&self) -> Option<&str> {
+        self.own.node_name.as_deref()
+    }
+
+    /// The own node's zone, if it is known.
+    #[must_use]
+    pub fn zone(&self) -> Option<&Arc<str>> {
+        self.node.as_ref().and_then(|node| node.row.zone.as_ref())
+    }
+
+    /// The own node's addresses: as given, else of its Node.
+    #[must_use]
+    pub fn node_ips(&self) -> &[Address] {
+        let of_node = || self.node.as_ref().map_or(&[][..], |node| &node.row.internal_ips);
+        if self.own.node_ips.is_empty() { of_node() } else { &self.own.node_ips }
+    }
+
+    /// The VM's own addresses.
+    #[must_use]
+    pub fn pod_ips(&self) -> &[Address] {
+        &self.own.pod_ips
+    }
+
+    /// The Services whose rows or slices have changed since the last call. Until the store is complete nothing can be
+    /// made of changes.
+    pub fn take_dirty(&mut self) -> BTreeSet<Arc<ServiceName>> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// The Service of that name.
+    #[must_use]
+    pub fn service_row(&self, name: &ServiceName) -> Option<ServiceRow> {
+        self.services.get(name).map(|packed| ServiceRow::unpack(packed))
+    }
+
+    /// All Services, ordered by name.
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceName, ServiceRow)> {
+        self.services.iter().map(|(name, packed)| (&**name, ServiceRow::unpack(packed)))
+    }
+
+    /// The names of all Services, ordered.
+    pub fn service_names(&self) -> impl ExactSizeIterator<Item = &Arc<ServiceName>> {
+        self.services.keys()
+    }
+
+    /// The slices of a Service with their names, ordered by them.
+    pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = (ObjectName, SliceRow)> {
+        let first = (self.known_service(service), Arc::default());
+        let of_service = self.slices_of.range(first..).take_while(move |(other, _)| **other == *service);
+        of_service.filter_map(|(service, name)| {
+            let name = ObjectName { namespace: service.namespace.clone(), name: name.clone() };
+            let row = self.slice(&name)?;
+            Some((name, row))
+        })
+    }
+
+    /// The slice of that name.
+    #[must_use]
+    pub fn slice(&self, name: &ObjectName) -> Option<SliceRow> {
+        self.slices.get(name).map(|packed| SliceRow::unpack(packed))
+    }
+
+    /// What is wrong now, ordered by object.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.values().flatten()
+    }
+
+    fn apply_row(&mut self, kind: ResourceKind, row: Option<ObjectRow>) -> Vec<Problem> {
+        let Some(ObjectRow { kind, mut name, parsed }) = row else { return vec![nameless(kind.singular())] };
+        name.namespace = self.namespaces.share(&name.namespace);
+        match &mut self.lists.of(kind).staged {
+            Some(staged) => drop(staged.insert(name, parsed)),
+            None => return self.put(kind, name, parsed),
+        }
+        Vec::new()
+    }
+
+    fn delete(&mut self, kind: ResourceKind, name: &ObjectName) {
+        match &mut self.lists.of(kind).staged {
+            Some(staged) => drop(staged.remove(name)),
+            None => self.remove(kind, name),
+        }
+    }
+
+    fn packed(&self, kind: ResourceKind, name: &ObjectName) -> Option<&Packed> {
+        match kind {
+            ResourceKind::Services => self.services.get(name),
+            ResourceKind::EndpointSlices => self.slices.get(name),
+            ResourceKind::Nodes => self.node.as_ref().filter(|node| node.name == *name).map(|node| &node.packed),
+        }
+    }
+
+    fn put(&mut self, kind: ResourceKind, name: ObjectName, parsed: Parsed<Packed>) -> Vec<Problem> {
+        let new = self.record_problems(kind, &name, parsed.problems);
+        self.put_row(kind, name, parsed.row);
+        new
+    }
+
+    fn remove(&mut self, kind: ResourceKind, name: &ObjectName) {
+        self.problems.remove(&(kind, name.clone()));
+        self.put_row(kind, name.clone(), None);
+    }
+
+    /// Replaces the row of an object, and marks the Services that it concerns.
+    fn put_row(&mut self, kind: ResourceKind, name: ObjectName, row: Option<Packed>) {
+        if self.packed(kind, &name) == row.as_ref() {
+            return;
+        }
+        match kind {
+            ResourceKind::Services => self.put_service(&name, row),
+            ResourceKind::EndpointSlices => self.put_slice(name, row),
+            ResourceKind::Nodes => self.put_node(name, row),
+        }
+    }
+
+    fn is_own(&self, node: &str) -> bool {
+        self.own.node_name.as_deref() == Some(node)
+    }
+
+    fn put_node(&mut self, name: ObjectName, row: Option<Packed>) {
+        let before = (self.zone().cloned(), self.node_ips().to_vec());
+        self.node = row.map(|packed| StoredNode { name, row: NodeRow::unpack(&packed), packed });
+        if before != (self.zone().cloned(), self.node_ips().to_vec()) && self.is_complete() {
+            self.dirty.extend(self.services.keys().cloned());
+        }
+    }
+
+    fn set_pod_ips(&mut self, addresses: Vec<Address>) {
+        if self.own.pod_ips != addresses {
+            self.own.pod_ips = addresses;
+            let restricted = self.services().filter(|(_, service)| !service.source_ranges.is_empty());
+            let restricted: Vec<_> = restricted.map(|(name, _)| self.known_service(name)).collect();
+            restricted.into_iter().for_each(|name| self.mark(name));
+        }
+    }
+
+    /// An undecodable object keeps its last good state or, failing that, an earlier definition in the list.
+    fn apply_unreadable(&mut self, kind: ResourceKind, name: Option<ObjectName>, message: &str) -> Vec<Problem> {
+        let Some(mut name) = name else { return vec![nameless(kind.singular())] };
+        if kind == ResourceKind::Nodes {
+            if !self.is_own(&name.name) {
+                return Vec::new();
+            }
+            name = ObjectName::new("", name.name);
+        }
+        let problems = |row: &Option<Packed>| {
+            let consequence = if row.is_some() { "its last state stays" } else { "ignored" };
+            let label = format_args!("{} {name}", kind.singular());
+            Box::from([Problem::new(label, "", format!("{message}; {consequence}"))])
+        };
+        let row = self.packed(kind, &name).cloned();
+        match &mut self.lists.of(kind).staged {
+            Some(staged) => {
+                let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                let problems = problems(&row);
+                staged.insert(name, Parsed { row, problems });
+                Vec::new()
+            }
+            None => {
+                let problems = problems(&row);
+                self.record_problems(kind, &name, problems)
+            }
+        }
+    }
+
+    /// The list is complete: objects that it did not name are gone.
+    fn finish_list(&mut self, kind: ResourceKind) -> Vec<Problem> {
+        let staged = self.lists.of(kind).staged.take().unwrap_or_default();
+        let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).cloned().collect();
+        gone.iter().for_each(|name| self.remove(kind, name));
+        let mut new = Vec::new();
+        for (name, parsed) in staged {
+            new.extend(self.put(kind, name, parsed));
+        }
+        self.namespaces.forget_unused();
+        match kind {
+            ResourceKind::Services => refill(&mut self.services),
+            ResourceKind::EndpointSlices => {
+                refill(&mut self.slices);
+                self.slices_of = std::mem::take(&mut self.slices_of).into_iter().collect();
+            }
+            ResourceKind::Nodes => {}
+        }
+        self.lists.of(kind).is_complete = true;
+        new
+    }
+
+    /// Every object of a kind that left a trace: a row, or only problems.
+    fn known(&self, kind: ResourceKind) -> impl Iterator<Item = &ObjectName> {
+        let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| &key.1);
+        let services = (kind == ResourceKind::Services).then(|| self.services.keys().map(|name| &**name));
+        let slices = (kind == ResourceKind::EndpointSlices).then(|| self.slices.keys());
+        let node = self.node.iter().filter(move |_| kind == ResourceKind::Nodes).map(|node| &node.name);
+        services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(node).chain(troubled)
+    }
+
+    /// The Service is to be computed anew. Before the store is complete, all are.
+    fn mark(&mut self, service: Arc<ServiceName>) {
+        if self.is_complete() {
+            self.dirty.insert(service);
+        }
+    }
+
+    fn put_service(&mut self, name: &ServiceName, row: Option<Packed>) {
+        let name = self.known_service(name);
+        match row {
+            Some(row) => drop(self.services.insert(name.clone(), row)),
+            None => drop(self.services.remove(&name)),
+        }
+        self.mark(name);
+    }
+
+    fn put_slice(&mut self, name: ObjectName, row: Option<Packed>) {
+        let service = |row: &Packed| SliceRow::packed_service(row).to_owned();
+        if self.slices.get(&name).map(service) != row.as_ref().map(service)
+            && let Some(row) = self.slices.remove(&name)
+        {
+            let of_service = (self.service_of(&name, &row), name.name.clone());
+            self.slices_of.remove(&of_service);
+            self.mark(of_service.0);
+        }
+        let Some(row) = row else { return };
+        let service = self.service_of(&name, &row);
+        self.mark(service.clone());
+        // The name as it is there already, if it is: one text for all who have it.
+        let name = self.slices.get_key_value(&name).map_or(name, |(known, _)| known.clone());
+        self.slices_of.insert((service, name.name.clone()));
+        self.slices.insert(name, row);
+    }
+
+    /// The Service of a slice.
+    fn service_of(&self, slice: &ObjectName, row: &Packed) -> Arc<ServiceName> {
+        let service = SliceRow::packed_service(row);
+        self.known_service(&ServiceName { namespace: slice.namespace.clone(), name: service.into() })
+    }
+
+    /// The name as others have it, if some do.
+    fn known_service(&self, name: &ServiceName) -> Arc<ServiceName> {
+        if let Some((known, _)) = self.services.get_key_value(name) {
+            return known.clone();
+        }
+        let name = Arc::new(name.clone());
+        let of_slice = self.slices_of.range((name.clone(), Arc::default())..).next().map(|(service, _)| service);
+        of_slice.filter(|service| **service == name).cloned().unwrap_or(name)
+    }
+
+    /// Records an object's problems. Returns those that it did not have before.
+    fn record_problems(&mut self, kind: ResourceKind, name: &ObjectName, problems: Box<[Problem]>) -> Vec<Problem> {
+        if problems.is_empty() && self.problems.is_empty() {
+            return Vec::new();
+        }
+        let key = (kind, name.clone());
+        if problems.is_empty() {
+            self.problems.remove(&key);
+            return Vec::new();
+        }
+        let before = self.problems.insert(key, problems.clone()).unwrap_or_default();
+        problems.into_iter().filter(|problem| !before.contains(problem)).collect()
+    }
+}
+
+/// Packs a tree: filled one after the other, its nodes are half empty.
+pub(super) fn refill<Key: Ord, Value>(rows: &mut BTreeMap<Key, Value>) {
+    *rows = std::mem::take(rows).into_iter().collect();
+}
+
+fn nameless(kind: &str) -> Problem {
+    Problem::new(kind, "metadata.name", "missing; the object is ignored")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{desired_rows, resolve};
+
+    fn web() -> ServiceName {
+        ServiceName::new("default", "web")
+    }
+
+    fn service(port: u16) -> Event {
+        let object = serde_json::json!({"metadata": {"name": "web"},
+                                        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});
+        Event::Service(serde_json::from_value(object).unwrap())
+    }
+
+    fn unreadable(name: ServiceName) -> Event {
+        Event::Unreadable { kind: ResourceKind::Services, name: Some(name), message: "spec.ports: no".to_owned() }
+    }
+
+    fn problems(store: &Store) -> Vec<String> {
+        store.problems().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_object_that_can_no_longer_be_read_keeps_its_last_state() {
+        let mut store = Store::new(NodeContext::default());
+        let lists = |objects: Vec<Event>| {
+            let kinds = [ResourceKind::Services, ResourceKind::EndpointSlices];
+            let (started, done) = (kinds.map(Event::ListStarted), kinds.map(Event::ListDone));
+            started.into_iter().chain(objects).chain(done).collect::<Vec<_>>()
+        };
+        let apply =
+            |store: &mut Store, events: Vec<Event>| events.into_iter().for_each(|event| drop(store.apply(event)));
+        apply(&mut store, lists(vec![service(80)]));
+        let before = resolve(&store);
+        assert_eq!(before.len(), 1);
+        let stays = ["Service default/web: spec.ports: no; its last state stays"];
+
+        assert_eq!(store.apply(unreadable(web())).len(), 1);
+        assert_eq!((resolve(&store), problems(&store)), (before.clone(), stays.map(str::to_owned).to_vec()));
+        assert!(store.apply(unreadable(web())).is_empty(), "the same is told once");
+        apply(&mut store, lists(vec![unreadable(web())]));
+        assert_eq!((resolve(&store), problems(&store)), (before, stays.map(str::to_owned).to_vec()));
+
+        store.apply(service(81));
+        assert_eq!(desired_rows(&store, &web()).first().map(|row| row.frontend.port), Some(81));
+        assert!(problems(&store).is_empty());
+
+        apply(&mut store, lists(vec![service(80), unreadable(web())]));
+        assert_eq!(desired_rows(&store, &web()).first().map(|row| row.frontend.port), Some(81), "the last one counts");
+        let mut new = Store::new(NodeContext::default());
+        apply(&mut new, lists(vec![service(80), unreadable(web())]));
+        assert_eq!(resolve(&new).len(), 1, "of nothing known, an earlier definition counts");
+
+        store.apply(unreadable(web()));
+        store.apply(Event::ServiceDeleted(web()));
+        assert!(resolve(&store).is_empty() && problems(&store).is_empty());
+        store.apply(unreadable(web()));
+        assert_eq!(problems(&store), ["Service default/web: spec.ports: no; ignored"]);
+        let nameless = Event::Unreadable { kind: ResourceKind::Services, name: None, message: String::new() };
+        assert_eq!(
+            store.apply(nameless).first().map(ToString::to_string).unwrap(),
+            "Service: metadata.name: missing; the object is ignored"
+        );
+    }
+}

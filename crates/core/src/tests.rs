@@ -1,0 +1,260 @@
+//! Objects in, table out: the rules of kube-proxy 1.36 as cases in `cases/*.yaml`. How a case is written is said in
+//! `cases/README.md`.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    Backend, Event, KernelTable, Limits, NodeContext, ObjectName, Reserve, ResourceKind, Room, Row, Store,
+    TablePlanner, parse_address, resolve,
+};
+
+/// What a file says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// Objects that every case has, unless it has one of the same kind and name.
+    #[serde(default)]
+    with: Vec<Value>,
+    cases: Vec<Case>,
+}
+
+/// Objects, what the table should be, and what may change then.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    name: String,
+    source: String,
+    node: Option<String>,
+    #[serde(default)]
+    node_ips: Vec<String>,
+    #[serde(default)]
+    pod_ips: Vec<String>,
+    #[serde(flatten)]
+    step: Step,
+    #[serde(default)]
+    then: Vec<Step>,
+}
+
+/// Objects that come, and what is then to be seen.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    #[serde(default)]
+    given: Vec<Value>,
+    /// Objects that go: kind namespace/name, or kind name for a Node.
+    #[serde(default)]
+    gone: Vec<String>,
+    /// The VM's own addresses from here on.
+    pod_ips_now: Option<Vec<String>>,
+    /// The whole table, a line for each frontend.
+    expect: Vec<String>,
+    /// A piece of each problem's text; there are no others.
+    #[serde(default)]
+    problems: Vec<String>,
+}
+
+const LIMITS: Limits = Limits {
+    frontends: 10_000,
+    sets: 10_000,
+    slots: 100_000,
+    external_frontends: 10_000,
+    service_slots: 100_000,
+    may_replace: true,
+    reserved: Reserve { sets: 0, slots: 0 },
+    least: Room { frontends: 16, sets: 16, slots: 16 },
+    run_backends: 10_000,
+    filter_bit: |_| 1,
+};
+
+/// One test for each file, and how many cases it has at least.
+macro_rules! files {
+    ($($name:ident: $count:literal)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check(include_str!(concat!("cases/", stringify!($name), ".yaml")), $count);
+            }
+        )*
+    };
+}
+
+files! {
+    actions_and_ranges: 34
+    agreement: 4
+    eligible_endpoints: 62
+    session_affinity: 10
+    slices_and_ports: 50
+    services_and_frontends: 50
+    addresses: 22
+}
+
+fn check(text: &str, count: usize) {
+    // The files are ours: what many cases share is written once, however many they are.
+    let budget = serde_saphyr::budget! { enforce_alias_anchor_ratio: false };
+    let options = serde_saphyr::options! { strict_booleans: true, budget: budget };
+    let file: File = serde_saphyr::from_str_with_options(text, options).unwrap_or_else(|error| panic!("{error}"));
+    assert!(file.cases.len() >= count, "{} cases are fewer than {count}", file.cases.len());
+    let names: BTreeSet<_> = file.cases.iter().map(|case| &case.name).collect();
+    assert_eq!(names.len(), file.cases.len(), "a name is there twice");
+    let failures: Vec<_> = file.cases.iter().filter_map(|case| case.play(&file.with).err()).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), file.cases.len(), failures.join("\n"));
+}
+
+impl Case {
+    /// Plays the case with its objects in order and the other way round: the order of arrival must not matter.
+    fn play(&self, with: &[Value]) -> Result<(), String> {
+        if self.source.is_empty() {
+            return Err(format!("{}: no source", self.name));
+        }
+        let id =
+            |object: &Value| ["/kind", "/metadata/namespace", "/metadata/name"].map(|at| object.pointer(at).cloned());
+        let own: BTreeSet<_> = self.step.given.iter().map(|object| format!("{:?}", id(object))).collect();
+        let common = with.iter().filter(|object| !own.contains(&format!("{:?}", id(object))));
+        let mut objects: Vec<_> = common.chain(&self.step.given).collect();
+        self.play_in_order("in order", &objects)?;
+        objects.reverse();
+        self.play_in_order("in reverse", &objects)
+    }
+
+    fn play_in_order(&self, order: &str, objects: &[&Value]) -> Result<(), String> {
+        let mut world = World::new(self);
+        world.list(objects);
+        world.see(&self.step, &format!("{}, {order}", self.name))?;
+        for (index, step) in self.then.iter().enumerate() {
+            world.take(step);
+            world.see(step, &format!("{}, {order}, then[{index}]", self.name))?;
+        }
+        Ok(())
+    }
+}
+
+/// The store, a table that follows it step by step, and the problems that were reported and not yet taken back.
+struct World {
+    store: Store,
+    table: TablePlanner,
+    is_followed: bool,
+}
+
+impl World {
+    fn new(case: &Case) -> Self {
+        let own = NodeContext {
+            node_name: case.node.clone(),
+            node_ips: read_addresses(&case.node_ips),
+            pod_ips: read_addresses(&case.pod_ips),
+        };
+        Self { store: Store::new(own), table: TablePlanner::new(LIMITS, KernelTable::default()), is_followed: false }
+    }
+
+    fn list(&mut self, objects: &[&Value]) {
+        let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
+        let started = kinds.into_iter().map(Event::ListStarted);
+        let done = kinds.into_iter().map(Event::ListDone);
+        let events: Vec<_> = started.chain(objects.iter().map(|object| applied(object))).chain(done).collect();
+        events.into_iter().for_each(|event| drop(self.store.apply(event)));
+    }
+
+    fn take(&mut self, step: &Step) {
+        let gone = step.gone.iter().map(|name| deleted(name));
+        let pod_ips = step.pod_ips_now.iter().map(|ips| Event::PodIps(read_addresses(ips)));
+        for event in gone.chain(step.given.iter().map(applied)).chain(pod_ips) {
+            drop(self.store.apply(event));
+        }
+    }
+
+    /// The table as computed anew must be what the step expects, and the one that has followed must equal it.
+    fn see(&mut self, step: &Step, place: &str) -> Result<(), String> {
+        let dirty = self.store.take_dirty();
+        let is_followed = std::mem::replace(&mut self.is_followed, true);
+        drop(if is_followed { self.table.update(&self.store, dirty) } else { self.table.sync(&self.store) });
+        let rows = resolve(&self.store);
+        let lines: Vec<_> = rows.iter().map(line).collect();
+        let expected: Vec<_> =
+            step.expect.iter().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        if lines != expected {
+            return Err(format!("{place}:\n  expected {expected:#?}\n  found {lines:#?}"));
+        }
+        if self.table.rows() != rows {
+            return Err(format!("{place}: the table that followed has {:#?}", self.table.rows()));
+        }
+        let all: Vec<_> =
+            self.store.problems().cloned().chain(self.table.problems()).map(|problem| problem.to_string()).collect();
+        let problems: BTreeSet<_> = all.iter().cloned().collect();
+        if problems.len() != all.len() {
+            return Err(format!("{place}: a problem is there twice: {all:#?}"));
+        }
+        let unexpected = |problem: &&String| !step.problems.iter().any(|piece| problem.contains(piece.as_str()));
+        let missing = |piece: &&String| !problems.iter().any(|problem| problem.contains(piece.as_str()));
+        let unexpected: Vec<_> = problems.iter().filter(unexpected).collect();
+        let missing: Vec<_> = step.problems.iter().filter(missing).collect();
+        if !unexpected.is_empty() || !missing.is_empty() {
+            return Err(format!("{place}: unexpected problems {unexpected:#?}, missing problems {missing:#?}"));
+        }
+        Ok(())
+    }
+}
+
+fn read_addresses(texts: &[String]) -> Vec<super::Address> {
+    texts.iter().map(|text| parse_address(text).unwrap()).collect()
+}
+
+/// An object as an API server sends it, or with an error that says which one cannot be read.
+fn applied(object: &Value) -> Event {
+    fn read<T: serde::de::DeserializeOwned>(object: &Value) -> Box<T> {
+        serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object}"))
+    }
+    match object["kind"].as_str() {
+        Some("Service") => Event::Service(read(object)),
+        Some("EndpointSlice") => Event::EndpointSlice(read(object)),
+        Some("Node") => Event::Node(read(object)),
+        _ => panic!("the kind of {object} is none of cproxy's"),
+    }
+}
+
+fn deleted(text: &str) -> Event {
+    let (kind, name) = text.split_once(' ').unwrap_or_else(|| panic!("{text:?} is not: kind name"));
+    let object = || {
+        let (namespace, name) = name.split_once('/').unwrap_or_else(|| panic!("{text:?} has no namespace"));
+        ObjectName::new(namespace, name)
+    };
+    match kind {
+        "Service" => Event::ServiceDeleted(object()),
+        "EndpointSlice" => Event::EndpointSliceDeleted(object()),
+        "Node" => Event::NodeDeleted(name.to_owned()),
+        _ => panic!("{text:?}: the kind is none of cproxy's"),
+    }
+}
+
+/// Frontend, Service and port, source, action, affinity, backends, and with a plus those that only keep what they have.
+fn line(row: &Row) -> String {
+    let port = if row.port_name.is_empty() { "-" } else { &row.port_name };
+    let mut words = vec![
+        row.frontend.to_string(),
+        format!("{}:{port}", row.service),
+        row.source.as_str().to_owned(),
+        row.action.as_str().to_owned(),
+    ];
+    words.extend(row.session_affinity_seconds.map(|seconds| format!("{seconds}s")));
+    words.extend(row.backends().iter().map(Backend::to_string));
+    words.extend(row.serving().iter().map(|backend| format!("+{backend}")));
+    words.join(" ")
+}
+
+/// What the cases rely on.
+#[test]
+fn a_case_that_is_wrong_fails() {
+    let case = |fields: &str| {
+        let text = format!(
+            "cases: [{{name: a, source: b, given: [{{kind: Service, metadata: {{name: web}}, spec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}}}], {fields}}}]"
+        );
+        std::panic::catch_unwind(move || check(&text, 1)).is_ok()
+    };
+    let line = "'10.0.0.1:80/TCP default/web:- ClusterIP refuse'";
+    assert!(case(&format!("expect: [{line}]")));
+    assert!(!case("expect: []"), "a line too many");
+    assert!(!case(&format!("expect: [{line}], problems: [x]")), "a problem that is not there");
+    assert!(!case(&format!("expect: [{line}], then: [{{gone: [Service default/web], expect: [{line}]}}]")));
+    assert!(!case(&format!("expect: [{line}], mistyped: 1")), "a field that nobody reads");
+}

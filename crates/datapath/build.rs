@@ -1,0 +1,148 @@
+//! Builds the eBPF programs of `cproxy-ebpf` for the kernel's instruction set, so that the agent can embed them.
+//!
+//! The compiler is not this build's own: `core` must be built for a target that no toolchain ships. `cargo xtask setup`
+//! finds or installs one and writes down where it is.
+
+use std::{
+    collections::HashMap,
+    env,
+    fmt::Display,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, exit},
+};
+
+use object::build::elf::{Builder, SectionData};
+
+const PROGRAMS: &str = "cproxy-programs";
+const TARGET: &str = "bpfel-unknown-none";
+
+fn main() {
+    if let Err(sentence) = run() {
+        println!("cargo::error={sentence}");
+        exit(1);
+    }
+}
+
+fn run() -> Result<(), String> {
+    let out_dir = PathBuf::from(variable("OUT_DIR")?);
+    let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+    let workspace = manifest_dir.ancestors().nth(2).ok_or("the crate is not in its workspace")?;
+    for path in ["cproxy-ebpf/src", "cproxy-ebpf/Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", workspace.join(path).display());
+    }
+    let toolchain = Toolchain::read()?;
+    // Shared by all profiles of the agent: the programs are the same for each.
+    let target_dir = workspace.join("target/ebpf");
+    toolchain.build(workspace, &target_dir)?;
+    let built = target_dir.join(TARGET).join("release").join(PROGRAMS);
+    let failed = |error: &dyn Display| format!("{}: {error}", built.display());
+    let programs = fs::read(&built).map_err(|error| failed(&error))?;
+    let programs = without_debug_sections(&programs).map_err(|error| failed(&error))?;
+    fs::write(out_dir.join(PROGRAMS), programs).map_err(|error| failed(&error))
+}
+
+/// The linker makes BTF from the compiler's debug information, which then is three quarters of the file and of no more
+/// use.
+fn without_debug_sections(programs: &[u8]) -> object::build::Result<Vec<u8>> {
+    let mut builder = Builder::read(programs)?;
+    for section in &mut builder.sections {
+        let name = String::from_utf8_lossy(&section.name).into_owned();
+        section.delete = name.starts_with(".debug") || name.starts_with(".rel.debug");
+    }
+    builder.delete_orphans();
+    // LLVM keeps the names of sections among those of symbols; the writer wants a table for each.
+    let names = builder.sections.add();
+    names.name = b".shstrtab"[..].into();
+    names.sh_type = object::elf::SHT_STRTAB;
+    names.data = SectionData::SectionString;
+    let mut slim = Vec::new();
+    builder.write(&mut slim)?;
+    Ok(slim)
+}
+
+/// What `cargo xtask setup` found.
+struct Toolchain {
+    cargo: String,
+    rustc: String,
+    linker: String,
+    is_stable: bool,
+}
+
+impl Toolchain {
+    fn read() -> Result<Self, String> {
+        let path = cache_dir()?.join("ebpf-toolchain");
+        println!("cargo::rerun-if-changed={}", path.display());
+        println!("cargo::rerun-if-env-changed=CPROXY_CACHE_DIR");
+        let missing = "the eBPF programs need a toolchain of their own: run `cargo xtask setup` once";
+        let text = fs::read_to_string(&path).map_err(|_| missing.to_owned())?;
+        let values: HashMap<_, _> = text.lines().filter_map(|line| line.split_once('=')).collect();
+        let value = |key: &str| values.get(key).map(|value| (*value).to_owned()).ok_or_else(|| missing.to_owned());
+        let found = Self {
+            cargo: value("cargo")?,
+            rustc: value("rustc")?,
+            linker: value("linker")?,
+            is_stable: value("bootstrap")? == "1",
+        };
+        let all_exist = [&found.cargo, &found.rustc, &found.linker].iter().all(|path| Path::new(path).exists());
+        if all_exist { Ok(found) } else { Err(missing.to_owned()) }
+    }
+
+    fn build(&self, workspace: &Path, target_dir: &Path) -> Result<(), String> {
+        let mut command = Command::new(&self.cargo);
+        command.current_dir(workspace).args(["build", "--release", "--package", "cproxy-ebpf", "--bin", PROGRAMS]);
+        command.args(["--features", "programs", "--target", TARGET, "-Z", "build-std=core", "--target-dir"]);
+        command.arg(target_dir);
+        // The verifier reads every instruction: speed and simplicity count here, not the size of a binary.
+        for setting in ["opt-level=3", "debug=2", "strip=\"none\"", "lto=\"thin\""] {
+            command.args(["--config", &format!("profile.release.{setting}")]);
+        }
+        // The outer build's settings are for another compiler and another target.
+        for (name, _) in env::vars_os() {
+            let name = name.to_string_lossy();
+            let is_outer = name.starts_with("CARGO") || name.starts_with("RUSTUP_TOOLCHAIN") || name == "RUSTFLAGS";
+            if is_outer && name != "CARGO_HOME" {
+                command.env_remove(&*name);
+            }
+        }
+        for name in ["RUSTC_WORKSPACE_WRAPPER", "RUSTC_WRAPPER", "RUSTDOC"] {
+            command.env_remove(name);
+        }
+        command.env("RUSTC", &self.rustc).env("CARGO_ENCODED_RUSTFLAGS", self.rustflags());
+        if self.is_stable {
+            command.env("RUSTC_BOOTSTRAP", "1");
+        }
+        let output = command.output().map_err(|error| format!("cannot run {}: {error}", self.cargo))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        for line in String::from_utf8_lossy(&output.stderr).lines() {
+            println!("cargo::warning={line}");
+        }
+        Err("the eBPF programs do not build; if the toolchain has changed, run `cargo xtask setup`".to_owned())
+    }
+
+    fn rustflags(&self) -> String {
+        let architecture = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_else(|_| "x86_64".to_owned());
+        [
+            &format!("--cfg=bpf_target_arch=\"{architecture}\""),
+            "-Cdebuginfo=2",
+            "-Clink-arg=--btf",
+            &format!("-Clinker={}", self.linker),
+        ]
+        .join("\u{1f}")
+    }
+}
+
+/// Where `cargo xtask` keeps what outlives a checkout.
+fn cache_dir() -> Result<PathBuf, String> {
+    let from = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    from("CPROXY_CACHE_DIR")
+        .or_else(|| from("XDG_CACHE_HOME").map(|dir| dir.join("cproxy")))
+        .or_else(|| from("HOME").map(|dir| dir.join(".cache/cproxy")))
+        .ok_or_else(|| "neither CPROXY_CACHE_DIR nor HOME is set".to_owned())
+}
+
+fn variable(name: &str) -> Result<String, String> {
+    env::var(name).map_err(|_| format!("cargo did not set {name}"))
+}

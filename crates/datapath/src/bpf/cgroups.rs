@@ -1,0 +1,52 @@
+//! Cgroups as directories, and the root of their hierarchy.
+//!
+//! The root is known by the files that it alone has or lacks. How a mount's root is spelled says nothing: a container in a
+//! cgroup namespace of its own sees its own cgroup as `/`, and the hierarchy's root, bound from the machine, as `/../..`.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use cproxy_mountinfo::MountEntry;
+use rustix::fs::{Mode, OFlags, fstatfs};
+
+/// Magic number of `statfs(2)` (include/uapi/linux/magic.h).
+pub(super) const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
+
+/// The inode number of the first cgroup namespace, in which paths start at the hierarchy's root
+/// (include/linux/proc_ns.h, `PROC_CGROUP_INIT_INO`).
+const INITIAL_NAMESPACE: u64 = 0xefff_fffb;
+
+/// Whether a cgroup2 directory is the hierarchy's root: all others have this file (Documentation/admin-guide/cgroup-v2.rst).
+pub(super) fn is_root(dir: &Path) -> bool {
+    matches!(dir.join("cgroup.type").try_exists(), Ok(false))
+}
+
+/// Whether a directory is the root of a hierarchy of version 1: no other has this file (kernel/cgroup/cgroup-v1.c,
+/// `CFTYPE_ONLY_ON_ROOT`).
+pub(super) fn is_root_v1(dir: &Path) -> bool {
+    matches!(dir.join("release_agent").try_exists(), Ok(true))
+}
+
+/// The mount points of cgroup2 that are not covered by another file system.
+pub(super) fn mounted(mounts: Vec<MountEntry>) -> Vec<PathBuf> {
+    let points = mounts.into_iter().filter(|mount| mount.kind == b"cgroup2").map(|mount| mount.point);
+    points.filter(|point| is_on(point, CGROUP2_SUPER_MAGIC)).collect()
+}
+
+/// Whether this process is in the first cgroup namespace: a new mount then shows the whole hierarchy.
+///
+/// # Errors
+/// The kernel does not say.
+pub(super) fn in_initial_namespace() -> io::Result<bool> {
+    Ok(fs::metadata("/proc/self/ns/cgroup")?.ino() == INITIAL_NAMESPACE)
+}
+
+/// Whether a directory is on a file system with this magic number.
+pub(super) fn is_on(dir: &Path, magic: u64) -> bool {
+    // O_PATH: what it is can be asked of a directory that may not be read.
+    let opened = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::PATH, Mode::empty());
+    opened.and_then(fstatfs).is_ok_and(|stat| stat.f_type as u64 == magic)
+}

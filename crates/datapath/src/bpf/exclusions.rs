@@ -1,0 +1,83 @@
+//! Cgroups as the programs know them: by id and level.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use cproxy_core::ExcludedCgroup;
+use cproxy_mountinfo as mountinfo;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx};
+
+use super::cgroups::{CGROUP2_SUPER_MAGIC, in_initial_namespace, is_root};
+
+/// Why a directory is no cgroup that can be left alone.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// It cannot be read.
+    #[error("--exclude-cgroup {0}: {1}")]
+    Io(PathBuf, io::Error),
+    /// It is somewhere else.
+    #[error("--exclude-cgroup {0}: not a cgroup2 directory; pass a directory of a cgroup2 mount")]
+    NotCgroup2(PathBuf),
+    /// The path does not say how deep it lies.
+    #[error(
+        "--exclude-cgroup {0}: the hierarchy's root cannot be seen from this cgroup namespace; pass a path below a mount of the whole hierarchy"
+    )]
+    RootOutOfSight(PathBuf),
+}
+
+/// The cgroup of a directory on a cgroup2 mount. Its level is what `bpf_get_current_ancestor_cgroup_id` is asked for: the
+/// hierarchy's root has level 0.
+///
+/// # Errors
+/// It is no such directory.
+pub fn excluded_cgroup(dir: &Path) -> Result<ExcludedCgroup, CgroupError> {
+    let failed = |error| CgroupError::Io(dir.to_owned(), error);
+    let path = fs::canonicalize(dir).map_err(failed)?;
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
+    let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
+    if fstatfs(&opened).map_err(|error| failed(error.into()))?.f_type as u64 != CGROUP2_SUPER_MAGIC {
+        return Err(CgroupError::NotCgroup2(dir.to_owned()));
+    }
+    let mount_id = statx(CWD, &path, AtFlags::empty(), StatxFlags::MNT_ID).map_err(|error| failed(error.into()))?;
+    let mounts = mountinfo::list().map_err(failed)?;
+    let is_it = |mount: &mountinfo::MountEntry| mount.id == mount_id.stx_mnt_id;
+    let mount = mounts.into_iter().find(is_it).ok_or_else(|| CgroupError::NotCgroup2(dir.to_owned()))?;
+    let below = path.strip_prefix(&mount.point).map_err(|_| CgroupError::NotCgroup2(dir.to_owned()))?;
+    let above = if is_root(&mount.point) {
+        0
+    } else if in_initial_namespace().map_err(failed)? {
+        depth(&mount.root)
+    } else {
+        return Err(CgroupError::RootOutOfSight(dir.to_owned()));
+    };
+    Ok(ExcludedCgroup { id: inode(&path).map_err(failed)?, level: above + depth(below) })
+}
+
+fn inode(path: &Path) -> io::Result<u64> {
+    Ok(fs::metadata(path)?.ino())
+}
+
+fn depth(path: &Path) -> u32 {
+    path.components().filter(|component| matches!(component, std::path::Component::Normal(_))).count() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_count_for_the_depth() {
+        assert_eq!((depth(Path::new("/")), depth(Path::new("/a b/c"))), (0, 2));
+    }
+
+    #[test]
+    fn what_is_no_cgroup_is_named_with_its_flag() {
+        for dir in ["/proc", "/nowhere/at/all"] {
+            let error = excluded_cgroup(Path::new(dir)).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--exclude-cgroup {dir}: ")), "{error}");
+        }
+    }
+}

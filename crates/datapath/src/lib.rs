@@ -1,0 +1,8 @@
+//! The user side of the socket programs: what the kernel must offer, loading, pins, maps, and the sockets that are
+//! connected through them.
+
+pub mod bpf;
+pub mod owned_dir;
+pub mod sockets;
+
+pub use cproxy_ebpf::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, LAYOUT_VERSION};

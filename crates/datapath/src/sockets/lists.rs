@@ -1,0 +1,94 @@
+//! The kernel's lists of the sockets of one network namespace that have a peer: by socket monitoring, or as `/proc/net` has
+//! them.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use cproxy_core::{Protocol, RetiredBackends};
+use cproxy_ebpf::Translation;
+use rustix::io::Errno;
+
+use super::{
+    SocketsError,
+    diag::{Diag, Listed},
+    filter,
+    message::{CONNECTED, INET, INET6, Kind, Shown, SocketId, Wanted},
+    proc_net,
+};
+
+/// A socket that has a peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) kind: Kind,
+    pub(super) shown: Shown,
+    /// By what it can be closed; `/proc/net` does not tell.
+    pub(super) id: Option<SocketId>,
+    /// Socket storage of a TCP socket.
+    pub(super) stored: Option<Translation>,
+}
+
+/// The lists of the network namespace in which they were opened, in which the thread must stay.
+pub(super) struct Lists<'m> {
+    diag: Result<Diag, Errno>,
+    storage: BorrowedFd<'m>,
+}
+
+impl<'m> Lists<'m> {
+    /// Opens those of the calling thread's network namespace. `storage` is the map that has what sockets have stored.
+    pub(super) fn open(storage: BorrowedFd<'m>) -> Self {
+        Self { diag: Diag::open(), storage }
+    }
+
+    /// Whether the kernel can list sockets of a protocol by itself.
+    pub(super) fn can_list(&mut self, protocol: Protocol) -> bool {
+        let tried = self.diag.as_mut().map_err(|error| *error);
+        !tried.and_then(|diag| diag.try_dump(Kind { family: INET, protocol })).is_err_and(is_unable)
+    }
+
+    /// Shows the sockets of a protocol that are connected to one of these backends.
+    pub(super) fn each(
+        &mut self,
+        protocol: Protocol,
+        peers: &RetiredBackends,
+        show: &mut dyn FnMut(&Entry),
+    ) -> Result<(), SocketsError> {
+        [INET, INET6].into_iter().try_for_each(|family| self.each_of(Kind { family, protocol }, peers, show))
+    }
+
+    fn each_of(
+        &mut self,
+        kind: Kind,
+        peers: &RetiredBackends,
+        show: &mut dyn FnMut(&Entry),
+    ) -> Result<(), SocketsError> {
+        let filter = match peers {
+            RetiredBackends::Any => None,
+            RetiredBackends::These(backends) => match filter::connected_to(backends, kind.family) {
+                None => return Ok(()),
+                filter => filter,
+            },
+        };
+        // Of UDP the kernel shows nothing that is stored.
+        let storage = (kind.protocol == Protocol::Tcp).then(|| self.storage.as_raw_fd());
+        let wanted = Wanted { kind, states: CONNECTED, filter: filter.as_deref(), storage };
+        let mut listed = |Listed { id, shown, stored }: &Listed| {
+            show(&Entry { kind, shown: *shown, id: Some(*id), stored: *stored });
+        };
+        match self.diag.as_mut().map_err(|error| *error).and_then(|diag| diag.dump(&wanted, &mut listed)) {
+            Err(error) if is_unable(error) => {
+                proc_net::each(kind, &mut |shown| show(&Entry { kind, shown, id: None, stored: None }));
+                Ok(())
+            }
+            outcome => outcome.map_err(SocketsError::List),
+        }
+    }
+
+    /// Closes a socket under its owner.
+    pub(super) fn destroy(&mut self, kind: Kind, id: &SocketId) -> Result<(), Errno> {
+        self.diag.as_mut().map_err(|error| *error)?.destroy(kind, id)
+    }
+}
+
+/// Whether the kernel has no such list.
+fn is_unable(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::OPNOTSUPP | Errno::PROTONOSUPPORT | Errno::AFNOSUPPORT)
+}

@@ -1,0 +1,120 @@
+//! Decoding of one object. An object that cannot be decoded does not end its list or watch, and does not affect others.
+
+use cproxy_core::{
+    api::{Metadata, Object},
+    object_name,
+};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
+
+use super::failure::Cause;
+
+/// Result of decoding an object.
+#[derive(Debug)]
+pub(super) enum Decoded<T> {
+    /// The object.
+    Object(Box<T>),
+    /// Its names, as far as it has any, and the field that is wrong.
+    Unreadable(Box<Metadata>, String),
+}
+
+/// Names and version of an object, whatever else is wrong with it.
+fn names(object: &Value) -> Metadata {
+    let field = |name: &str| {
+        let value = object.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
+        value.map(str::to_owned)
+    };
+    Metadata {
+        name: field("name"),
+        namespace: field("namespace"),
+        resource_version: field("resourceVersion"),
+        ..Metadata::default()
+    }
+}
+
+/// First error in an object, with its path.
+fn error_path<T: DeserializeOwned>(object: Value) -> Option<String> {
+    serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
+}
+
+impl<T: Object> Decoded<T> {
+    /// Decodes an object.
+    ///
+    /// # Errors
+    /// The text is not JSON, or the object is of another kind: such a response cannot be trusted.
+    pub(super) fn read(json: &str) -> serde_json::Result<Self> {
+        match serde_json::from_str(json) {
+            Ok(object) => Ok(Self::Object(object)),
+            Err(error) => {
+                serde_json::from_str::<IgnoredAny>(json)?;
+                let object: Value = serde_json::from_str(json).unwrap_or_default();
+                if object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind != T::KIND) {
+                    return Err(error);
+                }
+                let names = names(&object);
+                Ok(Self::Unreadable(Box::new(names), error_path::<T>(object).unwrap_or_else(|| error.to_string())))
+            }
+        }
+    }
+
+    /// Object that is too long to be decoded, with the names in its beginning.
+    ///
+    /// # Errors
+    /// The beginning has no name.
+    pub(super) fn too_long(names: Metadata, longest_bytes: usize) -> Result<Self, Cause> {
+        if object_name(&names).is_none() {
+            return Err(Cause::too_long(longest_bytes));
+        }
+        Ok(Self::Unreadable(Box::new(names), format!("longer than {longest_bytes} bytes")))
+    }
+
+    /// Its metadata; only names and version if it is unreadable.
+    pub(super) fn meta(&self) -> &Metadata {
+        match self {
+            Self::Object(object) => object.metadata(),
+            Self::Unreadable(metadata, _) => metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_core::api::Service;
+
+    use super::*;
+
+    #[test]
+    fn an_unreadable_object_keeps_its_name() {
+        let read = |json| Decoded::<Service>::read(json).unwrap();
+        let a = read(
+            r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}}"#,
+        );
+        assert!(
+            matches!(&a, Decoded::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type"))
+        );
+        assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
+        let b = read(r#"{"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}}"#);
+        assert!(matches!(&b, Decoded::Object(_)) && b.meta().name.as_deref() == Some("b"));
+        let c = read(r#"{"metadata": {"name": "c", "labels": {"x": 5}}}"#);
+        assert!(matches!(&c, Decoded::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
+        for nameless in ["7", "null", "[]"] {
+            let object = read(nameless);
+            assert!(matches!(&object, Decoded::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
+        }
+    }
+
+    #[test]
+    fn an_object_of_another_kind_is_an_error() {
+        let of = |kind| format!(r#"{{"kind": "{kind}", "metadata": {{"name": "a"}}}}"#);
+        assert!(matches!(Decoded::<Service>::read(&of("Service")), Ok(Decoded::Object(_))));
+        let error = Decoded::<Service>::read(&of("Pod")).unwrap_err().to_string();
+        assert!(error.starts_with("Pod where Service is asked for"), "{error}");
+    }
+
+    #[test]
+    fn text_that_is_not_json_is_an_error() {
+        for text in ["", "{", r#"{"metadata": [}"#, r#"{"a": 1} {"#, "nul"] {
+            assert!(Decoded::<Service>::read(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! DNS client for the API server's name, over sockets that are never translated.
+//!
+//! The C library's resolver does not fit: its sockets cannot be marked, so a ClusterIP in resolv.conf would make the agent
+//! depend on its own table; and in a static binary it needs shared libraries that a small guest does not have.
+//! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, TYPE, rdata::RData};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, UdpSocket},
+};
+
+use super::socket_setup::SocketSetup;
+
+const HOSTS: &str = "/etc/hosts";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+const DNS_PORT: u16 = 53;
+
+/// Bounds of resolv.conf(5).
+const NAMESERVERS_MAX: usize = 3;
+const NDOTS_MAX: usize = 15;
+const TIMEOUT_S_MAX: u64 = 30;
+const ATTEMPTS_MAX: u32 = 5;
+
+/// Longest answer over UDP without EDNS (RFC 1035, 2.3.4).
+const UDP_ANSWER_BYTES_MAX: usize = 512;
+
+/// Settings of resolv.conf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Resolver {
+    nameservers: Vec<SocketAddr>,
+    search: Vec<String>,
+    ndots: usize,
+    timeout: Duration,
+    attempts: u32,
+}
+
+/// Addresses of a host that are known without a nameserver: the host itself if it is an address, else those in /etc/hosts.
+pub(super) fn known(host: &str) -> Vec<IpAddr> {
+    match host.parse() {
+        Ok(address) => vec![address],
+        Err(_) => hosts_addresses(&std::fs::read_to_string(HOSTS).unwrap_or_default(), host),
+    }
+}
+
+/// Addresses of a host, IPv4 first: the known ones, else those from the nameservers.
+pub(super) async fn resolve(host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}"));
+    let addresses = known(host);
+    if !addresses.is_empty() {
+        return Ok(addresses);
+    }
+    // Without the file the nameserver is on this host (resolv.conf(5)).
+    let resolver = Resolver::parse(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default());
+    resolver.resolve(host, setup).await.map_err(named)
+}
+
+fn hosts_addresses(hosts: &str, host: &str) -> Vec<IpAddr> {
+    let lines = hosts.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let matching = lines.filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let address = words.next()?.parse().ok()?;
+        words.any(|name| name.eq_ignore_ascii_case(host.trim_end_matches('.'))).then_some(address)
+    });
+    matching.collect()
+}
+
+impl Resolver {
+    fn parse(text: &str) -> Self {
+        let local = SocketAddr::new(IpAddr::from([127, 0, 0, 1]), DNS_PORT);
+        let mut resolver = Self {
+            nameservers: Vec::new(),
+            search: Vec::new(),
+            ndots: 1,
+            timeout: Duration::from_secs(5),
+            attempts: 2,
+        };
+        for line in text.lines() {
+            let line = line.split(['#', ';']).next().unwrap_or_default();
+            let mut words = line.split_ascii_whitespace();
+            match words.next() {
+                Some("nameserver") => {
+                    let address = words.next().and_then(|word| word.parse().ok());
+                    resolver.nameservers.extend(address.map(|address| SocketAddr::new(address, DNS_PORT)));
+                }
+                Some("search" | "domain") => resolver.search = words.map(str::to_owned).collect(),
+                Some("options") => words.for_each(|word| resolver.option(word)),
+                _ => {}
+            }
+        }
+        resolver.nameservers.truncate(NAMESERVERS_MAX);
+        if resolver.nameservers.is_empty() {
+            resolver.nameservers.push(local);
+        }
+        resolver
+    }
+
+    fn option(&mut self, word: &str) {
+        match word.split_once(':').map(|(name, value)| (name, value.parse::<u64>())) {
+            Some(("ndots", Ok(value))) => self.ndots = (value as usize).min(NDOTS_MAX),
+            Some(("timeout", Ok(value))) => self.timeout = Duration::from_secs(value.clamp(1, TIMEOUT_S_MAX)),
+            Some(("attempts", Ok(value))) => self.attempts = (value as u32).clamp(1, ATTEMPTS_MAX),
+            _ => {}
+        }
+    }
+
+    /// The full names to ask for, in order.
+    fn candidates(&self, host: &str) -> Vec<String> {
+        if let Some(absolute) = host.strip_suffix('.') {
+            return vec![absolute.to_owned()];
+        }
+        let mut names: Vec<_> =
+            self.search.iter().map(|domain| format!("{host}.{}", domain.trim_matches('.'))).collect();
+        let has_enough_dots = host.matches('.').count() >= self.ndots;
+        names.insert(if has_enough_dots { 0 } else { names.len() }, host.to_owned());
+        names
+    }
+
+    /// Resolves a host. A failure of one name or family does not hide the addresses of another. But when no nameserver has
+    /// answered the first query in time, the rest are not sent, so that the failure is logged soon.
+    async fn resolve(&self, host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it");
+        let mut has_answer = false;
+        for name in self.candidates(host) {
+            let mut found = Vec::new();
+            for kind in [TYPE::A, TYPE::AAAA] {
+                match self.query_all(&name, kind, setup).await {
+                    Ok(addresses) => {
+                        has_answer = true;
+                        found.extend(addresses);
+                    }
+                    Err(error) if !has_answer && error.kind() == io::ErrorKind::TimedOut => return Err(error),
+                    Err(error) => last = error,
+                }
+            }
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        Err(last)
+    }
+
+    /// Queries each nameserver in turn until one answers. "No such name" is an answer without addresses.
+    async fn query_all(&self, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+        let mut last = io::Error::other("no nameserver");
+        for _ in 0..self.attempts {
+            for &server in &self.nameservers {
+                let asked = tokio::time::timeout(self.timeout, query_server(server, name, kind, setup)).await;
+                match asked.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))) {
+                    Ok(addresses) => return Ok(addresses),
+                    Err(error) => last = io::Error::new(error.kind(), format!("nameserver {}: {error}", server.ip())),
+                }
+            }
+        }
+        Err(last)
+    }
+}
+
+async fn query_server(server: SocketAddr, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+    let id = random_id()?;
+    let query = query(id, name, kind)?;
+    match parse_answer(&over_udp(server, &query, setup).await?, id)? {
+        DnsAnswer::Addresses(addresses) => Ok(addresses),
+        DnsAnswer::Truncated => match parse_answer(&over_tcp(server, &query, setup).await?, id)? {
+            DnsAnswer::Addresses(addresses) => Ok(addresses),
+            DnsAnswer::Truncated => Err(io::Error::other("the answer is truncated even over TCP")),
+        },
+    }
+}
+
+fn random_id() -> io::Result<u16> {
+    let mut id = [0; 2];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u16::from_ne_bytes(id))
+}
+
+fn query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
+    let name = Name::new(name).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+    let mut packet = Packet::new_query(id);
+    packet.set_flags(PacketFlag::RECURSION_DESIRED);
+    packet.questions.push(Question::new(name, QTYPE::TYPE(kind), CLASS::IN.into(), false));
+    packet.build_bytes_vec().map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// Exchanges messages over UDP. A connected socket receives from its server only; datagrams with another id are ignored.
+async fn over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
+    let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    setup.apply(&socket)?;
+    socket.connect(server).await?;
+    socket.send(query).await?;
+    loop {
+        let mut answer = vec![0; UDP_ANSWER_BYTES_MAX];
+        let length = socket.recv(&mut answer).await?;
+        answer.truncate(length);
+        if answer.get(..2) == query.get(..2) {
+            return Ok(answer);
+        }
+    }
+}
+
+/// Exchanges messages over TCP, each after its length (RFC 1035, 4.2.2).
+async fn over_tcp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
+    let socket = if server.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    setup.apply(&socket)?;
+    let mut stream = socket.connect(server).await?;
+    let length = u16::try_from(query.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes(), query].concat()).await?;
+    let mut answer = vec![0; stream.read_u16().await?.into()];
+    stream.read_exact(&mut answer).await?;
+    Ok(answer)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum DnsAnswer {
+    Addresses(Vec<IpAddr>),
+    Truncated,
+}
+
+fn parse_answer(bytes: &[u8], id: u16) -> io::Result<DnsAnswer> {
+    let packet = Packet::parse(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+    if packet.id() != id || !packet.has_flags(PacketFlag::RESPONSE) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer to the question"));
+    }
+    match packet.rcode() {
+        _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(DnsAnswer::Truncated),
+        RCODE::NoError | RCODE::NameError => {
+            Ok(DnsAnswer::Addresses(packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()))
+        }
+        other => Err(io::Error::other(format!("it answered {other:?}"))),
+    }
+}
+
+fn address(rdata: &RData<'_>) -> Option<IpAddr> {
+    match rdata {
+        RData::A(record) => Some(IpAddr::from(record.address.to_be_bytes())),
+        RData::AAAA(record) => Some(IpAddr::from(record.address.to_be_bytes())),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn hosts_lines_are_matched_by_any_of_their_names() {
+        let hosts = "127.0.0.1 localhost\n# 10.0.0.9 api\n10.0.0.1 api.example API # the first\nfd00::1 api\nbroken\n";
+        assert_eq!(hosts_addresses(hosts, "api"), [ip("10.0.0.1"), ip("fd00::1")]);
+        assert_eq!(hosts_addresses(hosts, "Api.Example."), [ip("10.0.0.1")]);
+        assert!(hosts_addresses(hosts, "api.other").is_empty());
+    }
+
+    #[test]
+    fn resolv_conf_is_parsed_as_its_manual_says() {
+        let resolver = Resolver::parse(
+            "; comment\nnameserver 10.96.0.10\nnameserver fd00::a # second\nnameserver nonsense\nnameserver 1.1.1.1\n\
+             nameserver 2.2.2.2\ndomain old\nsearch ns.svc.cluster.local svc.cluster.local.\noptions ndots:5 timeout:0 rotate attempts:9\n",
+        );
+        let servers: Vec<_> = resolver.nameservers.iter().map(SocketAddr::ip).collect();
+        assert_eq!(servers, [ip("10.96.0.10"), ip("fd00::a"), ip("1.1.1.1")]);
+        assert_eq!((resolver.ndots, resolver.timeout.as_secs(), resolver.attempts), (5, 1, 5));
+        assert_eq!(resolver.candidates("api"), ["api.ns.svc.cluster.local", "api.svc.cluster.local", "api"]);
+        assert_eq!(resolver.candidates("a.b.c.d.e.f")[0], "a.b.c.d.e.f");
+        assert_eq!(resolver.candidates("api.example."), ["api.example"]);
+        assert_eq!(Resolver::parse("").nameservers, ["127.0.0.1:53".parse().unwrap()]);
+    }
+
+    #[test]
+    fn a_silent_nameserver_is_queried_for_one_name_only() {
+        let nameserver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        nameserver.set_nonblocking(true).unwrap();
+        let resolver = Resolver {
+            nameservers: vec![nameserver.local_addr().unwrap()],
+            search: vec!["svc".to_owned(), "local".to_owned()],
+            ndots: 5,
+            timeout: Duration::from_millis(20),
+            attempts: 2,
+        };
+        let setup = SocketSetup::none();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(resolver.resolve("api", &setup)).unwrap_err();
+        assert_eq!(error.to_string(), "nameserver 127.0.0.1: no answer in time");
+        let questions = std::iter::from_fn(|| nameserver.recv(&mut [0; 512]).ok());
+        assert_eq!(questions.count(), 2, "as many as there are attempts");
+    }
+
+    #[test]
+    fn only_a_complete_answer_to_this_query_counts() {
+        let question = query(7, "api.example", TYPE::A).unwrap();
+        assert!(parse_answer(&question, 7).is_err(), "a question is no answer");
+        let mut answer = question.clone();
+        answer[2] |= 0x80;
+        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Addresses(Vec::new()));
+        assert!(parse_answer(&answer, 8).is_err(), "another question's answer");
+        answer[3] = 2;
+        assert!(parse_answer(&answer, 7).unwrap_err().to_string().contains("ServerFailure"));
+        answer[2] |= 0x02;
+        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Truncated);
+        for length in 0..answer.len() {
+            drop(parse_answer(&answer[..length], 7));
+        }
+    }
+}

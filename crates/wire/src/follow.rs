@@ -1,0 +1,266 @@
+//! Loop of one resource's list and watch: carries out what [`WatchState::step`] decides, over a source that tests script.
+
+use std::time::Duration;
+
+use super::{
+    failure::Cause,
+    resources::WatchedResource,
+    watch_state::{Collection, History, Input, Log, Next, Pause, Request, WatchEvent, WatchState},
+};
+
+/// I/O of a watch.
+pub(super) trait ApiSource<K> {
+    /// Sends a request. Returns when the server has accepted it; [`Self::receive`] reads the response.
+    async fn request(&mut self, request: Request) -> Result<(), Cause>;
+
+    /// Reads on in the response. From one object to the next, the server may be silent for `silence_max`.
+    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, Cause>;
+
+    /// Hands on an event; waits for room.
+    async fn publish(&mut self, event: WatchEvent<K>);
+
+    async fn pause(&mut self, pause: Pause);
+
+    fn log(&mut self, log: Log);
+}
+
+/// Follows a collection for ever.
+pub(super) async fn follow<K: WatchedResource>(source: &mut impl ApiSource<K>, collection: Collection<'_>) {
+    let (mut state, mut history) = (WatchState::new(), History::new());
+    let mut next = Next::Request;
+    loop {
+        let input = match next {
+            Next::Read => source.receive(state.silence_max()).await,
+            Next::Request => send::<K>(source, &state, collection).await,
+            Next::RequestAfter(pause) => {
+                source.pause(pause).await;
+                send::<K>(source, &state, collection).await
+            }
+        };
+        let (new, output) = state.step(input.unwrap_or_else(Input::Failed), collection, &mut history);
+        state = new;
+        if let Some(log) = output.log {
+            source.log(log);
+        }
+        if let Some(event) = output.event {
+            source.publish(event).await;
+        }
+        next = output.next;
+    }
+}
+
+async fn send<K: WatchedResource>(
+    source: &mut impl ApiSource<K>,
+    state: &WatchState,
+    collection: Collection<'_>,
+) -> Result<Input<K>, Cause> {
+    source.request(state.request::<K>(collection.selectors)).await.map(|()| Input::Accepted)
+}
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, future::pending};
+
+    use cproxy_core::api::{Metadata, Service};
+    use http::Uri;
+    use kube::core::Status;
+
+    use super::*;
+    use crate::{
+        decode::Decoded,
+        message::{ListMetadata, Message},
+        selectors::{Fields, Selectors},
+    };
+
+    type Response = Result<Vec<Result<Input<Service>, Cause>>, Cause>;
+
+    /// Server whose responses are a script, and the transcript of what is done with them.
+    #[derive(Default)]
+    struct Script {
+        responses: VecDeque<Response>,
+        response: VecDeque<Result<Input<Service>, Cause>>,
+        transcript: Vec<String>,
+    }
+
+    impl ApiSource<Service> for Script {
+        async fn request(&mut self, request: Request) -> Result<(), Cause> {
+            self.transcript.push(format!("{:?} {}", request.operation, brief(&request.target)));
+            let Some(response) = self.responses.pop_front() else { return pending().await };
+            self.response = response?.into();
+            Ok(())
+        }
+
+        async fn receive(&mut self, _: Duration) -> Result<Input<Service>, Cause> {
+            let Some(input) = self.response.pop_front() else { return pending().await };
+            input
+        }
+
+        async fn publish(&mut self, event: WatchEvent<Service>) {
+            self.transcript.push(match event {
+                WatchEvent::Listed(object) => format!("listed {}", name(&object)),
+                WatchEvent::Unlisted(object) => format!("unlisted {}", name(&object)),
+                WatchEvent::Applied(object) => format!("applied {}", name(&object)),
+                WatchEvent::Deleted(object) => format!("deleted {}", name(&object)),
+                other => format!("{other:?}"),
+            });
+        }
+
+        async fn pause(&mut self, pause: Pause) {
+            let what = if pause.ends_on_network_change { "or the network" } else { "" };
+            self.transcript.push(format!("pause {what}").trim_end().to_owned());
+        }
+
+        fn log(&mut self, log: Log) {
+            self.transcript.push(match log {
+                Log::Debug(message) => format!("debug {message}"),
+                Log::Info(message) => format!("info {message}"),
+                Log::Warn(message) => format!("warn {message}"),
+            });
+        }
+    }
+
+    /// The parameters that tell requests apart.
+    fn brief(target: &str) -> String {
+        let is_brief = |parameter: &&str| {
+            ["fieldSelector", "resourceVersion=", "continue"].iter().any(|name| parameter.starts_with(name))
+        };
+        let query = target.split_once('?').unwrap().1;
+        query.split('&').filter(is_brief).collect::<Vec<_>>().join(" ")
+    }
+
+    fn name(object: &Decoded<Service>) -> &str {
+        object.meta().name.as_deref().unwrap()
+    }
+
+    fn object(name: &str, version: &str) -> Decoded<Service> {
+        let metadata =
+            Metadata { name: Some(name.to_owned()), resource_version: Some(version.to_owned()), ..Metadata::default() };
+        let mut service = Box::<Service>::default();
+        service.metadata = metadata;
+        Decoded::Object(service)
+    }
+
+    fn applied(name: &str, version: &str) -> Result<Input<Service>, Cause> {
+        Ok(Input::Received(Message::Applied(object(name, version))))
+    }
+
+    fn deleted(name: &str, version: &str) -> Result<Input<Service>, Cause> {
+        Ok(Input::Received(Message::Deleted(object(name, version))))
+    }
+
+    fn bookmark(version: &str, ends_list: bool) -> Result<Input<Service>, Cause> {
+        Ok(Input::Received(Message::Bookmark { version: Some(version.to_owned()), ends_list }))
+    }
+
+    fn end() -> Result<Input<Service>, Cause> {
+        Ok(Input::Ended(ListMetadata::default()))
+    }
+
+    fn page(version: &str, next: Option<&str>) -> Result<Input<Service>, Cause> {
+        let metadata = ListMetadata { resource_version: Some(version.to_owned()), next: next.map(str::to_owned) };
+        Ok(Input::Ended(metadata))
+    }
+
+    fn refused(code: u16) -> Cause {
+        Cause::Refused(Box::new(Status::failure("m", "r").with_code(code)))
+    }
+
+    /// Plays the script to its end, and returns the transcript.
+    async fn play(responses: impl IntoIterator<Item = Response>) -> Vec<String> {
+        let mut script = Script { responses: responses.into_iter().collect(), ..Script::default() };
+        let url = Uri::from_static("https://api:6443");
+        let selectors = Selectors { labels: "", fields: Fields::Optional("a=b") };
+        let following = follow::<Service>(&mut script, Collection { url: &url, selectors });
+        tokio::time::timeout(Duration::from_secs(1), following).await.unwrap_err();
+        script.transcript
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_streamed_list_goes_on_as_a_watch_that_is_resumed_where_it_ended() {
+        let stream = vec![applied("a", "3"), deleted("a", "4"), bookmark("5", true), applied("b", "6"), end()];
+        let watch = vec![deleted("b", "7"), bookmark("9", false), Err(Cause::Cut)];
+        assert_eq!(
+            play([Ok(stream), Ok(watch)]).await,
+            [
+                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "listed a",
+                "unlisted a",
+                "ListDone",
+                "applied b",
+                "Watch fieldSelector=a%3Db resourceVersion=6",
+                "deleted b",
+                "Bookmark",
+                "Watch fieldSelector=a%3Db resourceVersion=9",
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_streaming_or_the_selector_is_listed_by_pages() {
+        let first = vec![applied("a", "3"), page("5", Some("c"))];
+        let second = vec![applied("b", "4"), page("5", None)];
+        assert_eq!(
+            play([Err(refused(400)), Err(refused(422)), Ok(first), Ok(second)]).await,
+            [
+                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "info cannot watch services at https://api:6443/: m (400): asking without fieldSelector a=b, \
+                 as Kubernetes before 1.31 wants it",
+                "StreamedList resourceVersion=0",
+                "info the API server does not stream lists of services: listing from its cache",
+                "CachedList resourceVersion=0",
+                "ListStarted",
+                "listed a",
+                "CachedList continue=c",
+                "listed b",
+                "ListDone",
+                "Watch resourceVersion=5",
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_is_logged_before_the_pause_and_a_list_starts_from_its_first_page() {
+        let no_route = || Cause::Connection(kube::Error::Service("no route".into()));
+        let first = || Ok(vec![applied("a", "3"), page("5", Some("c"))]);
+        assert_eq!(
+            play([Err(no_route()), Err(refused(422)), first(), Err(refused(503)), first()]).await,
+            [
+                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "warn cannot watch services at https://api:6443/: no route; trying again",
+                "pause or the network",
+                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "info the API server does not stream lists of services: listing from its cache",
+                "CachedList fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "listed a",
+                "CachedList fieldSelector=a%3Db continue=c",
+                "warn cannot list services at https://api:6443/: m (503); trying again",
+                "pause",
+                "CachedList fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "listed a",
+                "CachedList fieldSelector=a%3Db continue=c",
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_too_old_is_followed_by_a_list() {
+        let stream = || Ok(vec![bookmark("5", true), end()]);
+        assert_eq!(
+            play([stream(), Err(refused(410)), stream()]).await,
+            [
+                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "ListDone",
+                "Watch fieldSelector=a%3Db resourceVersion=5",
+                "info the watch of services is too old to be resumed: listing anew",
+                "pause",
+                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "ListDone",
+                "Watch fieldSelector=a%3Db resourceVersion=5",
+            ]
+        );
+    }
+}

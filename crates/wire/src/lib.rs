@@ -1,0 +1,32 @@
+//! Kubernetes API: client, lists, watches and decoding. The client's sockets are never translated.
+
+mod backoff;
+mod client;
+mod connector;
+mod decode;
+mod dns;
+mod error_text;
+mod failure;
+mod follow;
+mod head;
+mod kubeconfig;
+mod last_heard;
+mod message;
+mod message_reader;
+mod network_changes;
+mod rate_limit;
+mod resources;
+mod response;
+mod selectors;
+mod socket_setup;
+pub mod split;
+mod watch;
+mod watch_state;
+
+pub use client::{ApiServer, ClientError, client, configure};
+pub use connector::known_addresses;
+pub use kube::Config;
+pub use last_heard::LastHeard;
+pub use network_changes::NetworkChanges;
+pub use socket_setup::SocketSetup;
+pub use watch::watch;

@@ -1,0 +1,103 @@
+//! GET request to the API server, and its response as it comes in.
+
+use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
+
+use http::{
+    HeaderMap, Request, StatusCode,
+    header::{ACCEPT, HeaderValue, RETRY_AFTER},
+};
+use http_body::Body as _;
+use kube::{
+    Client,
+    client::Body,
+    core::{Status, response::StatusDetails},
+};
+use tokio::time::{Instant, timeout_at};
+
+use super::failure::Cause;
+
+/// Bytes read of a response that is only an error.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+
+/// Some bytes of a response.
+pub(super) type Chunk = <Body as http_body::Body>::Data;
+
+/// Response whose body is still coming in.
+pub(super) struct Response {
+    body: Body,
+    silence_max: Duration,
+    silent_until: Instant,
+}
+
+impl Response {
+    /// Requests `target`, a path with a query. The first object must come within `silence_max`.
+    pub(super) async fn get(client: &Client, target: &str, silence_max: Duration) -> Result<Self, Cause> {
+        let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
+        let request = request.body(Body::empty()).map_err(|error| Cause::Connection(kube::Error::HttpError(error)))?;
+        let silent_until = Instant::now() + silence_max;
+        let response = timeout_at(silent_until, client.send(request)).await;
+        let response = response.map_err(|_| Cause::Silent(silence_max))?.map_err(Cause::Connection)?;
+        let (code, retry_after) = (response.status(), retry_after(response.headers()));
+        let answer = Self { body: response.into_body(), silence_max, silent_until };
+        if code == StatusCode::OK {
+            return Ok(answer);
+        }
+        Err(Cause::Refused(Box::new(answer.error(code, retry_after).await)))
+    }
+
+    /// Restarts the timeout: from now on the server may be silent for `silence_max`.
+    pub(super) fn allow_silence(&mut self, silence_max: Duration) {
+        (self.silence_max, self.silent_until) = (silence_max, Instant::now() + silence_max);
+    }
+
+    /// The next chunk; `None` at the end.
+    pub(super) async fn chunk(&mut self) -> Result<Option<Chunk>, Cause> {
+        loop {
+            let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
+            let frame = timeout_at(self.silent_until, frame).await.map_err(|_| Cause::Silent(self.silence_max))?;
+            let Some(frame) = frame.transpose().map_err(interruption)? else { return Ok(None) };
+            // Trailers are ignored.
+            if let Ok(chunk) = frame.into_data() {
+                return Ok(Some(chunk));
+            }
+        }
+    }
+
+    /// The status in an error response. A proxy before the server may send text instead.
+    async fn error(mut self, code: StatusCode, retry_after: Option<u32>) -> Status {
+        let mut text = Vec::new();
+        while text.len() < ERROR_BYTES_MAX
+            && let Ok(Some(chunk)) = self.chunk().await
+        {
+            text.extend_from_slice(&chunk);
+        }
+        let mut status: Status = serde_json::from_slice(&text).unwrap_or_else(|_| {
+            let text = String::from_utf8_lossy(&text);
+            Status::failure(text.trim().lines().next().unwrap_or_default(), "")
+        });
+        if let Some(seconds) = retry_after {
+            status.details = Some(details(seconds));
+        }
+        status.with_code(code.as_u16())
+    }
+}
+
+/// Seconds of the Retry-After header. The API server never sends a date.
+fn retry_after(headers: &HeaderMap) -> Option<u32> {
+    headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
+}
+
+fn details(retry_after_seconds: u32) -> StatusDetails {
+    let [name, group, kind, uid] = <[String; 4]>::default();
+    StatusDetails { name, group, kind, uid, causes: Vec::new(), retry_after_seconds }
+}
+
+/// Cause of a broken response. A server, or a proxy before it, that closes the connection is nothing unusual.
+fn interruption(error: kube::Error) -> Cause {
+    let is_eof = |error: &(dyn Error + 'static)| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+    };
+    let first: &(dyn Error + 'static) = &error;
+    let is_cut = std::iter::successors(Some(first), |&error| error.source()).any(is_eof);
+    if is_cut { Cause::Cut } else { Cause::Interrupted(error) }
+}

@@ -1,0 +1,142 @@
+//! Lists and watches of a misbehaving API server in memory, in simulated time: in the end the agent knows exactly what the
+//! server has, at a bounded cost.
+
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assertion is a failed test"
+)]
+
+mod counting;
+#[path = "../../../fuzz/src/simulated.rs"]
+pub mod simulated;
+
+use std::time::Duration;
+
+use cproxy_core::ResourceKind;
+use tokio::time::{Instant, sleep};
+
+use self::{
+    counting::{BYTES, PEAK_BYTES},
+    simulated::{How, Simulation, Streaming, play},
+};
+
+/// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
+const PEAK_BYTES_MAX: usize = 3 * 3 * (8 << 20);
+
+const SCRIPTS: u64 = 200;
+const SCRIPT_BYTES_MAX: u64 = 120;
+
+/// xorshift64*
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % below
+    }
+}
+
+fn simulate<T>(simulation: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(simulation)
+}
+
+fn hours(count: u64) -> Duration {
+    Duration::from_secs(count * 3600)
+}
+
+/// Times and modes of list requests.
+fn lists(simulation: &Simulation, kind: ResourceKind) -> Vec<(Instant, How)> {
+    let asked = simulation.server.asked().into_iter().filter(|(_, asked)| asked.kind == kind);
+    asked.map(|(at, asked)| (at, asked.how)).filter(|(_, how)| !matches!(how, How::Watched(_))).collect()
+}
+
+#[test]
+fn the_agent_knows_the_servers_objects_in_the_end_whatever_the_server_does() {
+    let only = std::env::var("CPROXY_SEED").ok().map(|seed| seed.parse::<u64>().unwrap());
+    for seed in only.map_or(1..=SCRIPTS, |seed| seed..=seed) {
+        println!("CPROXY_SEED={seed}");
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let length = random.next(SCRIPT_BYTES_MAX);
+        let script: Vec<_> = (0..length).map(|_| u8::try_from(random.next(256)).unwrap()).collect();
+        let before = BYTES.get();
+        PEAK_BYTES.set(before);
+        simulate(play(&script));
+        let peak = PEAK_BYTES.get().saturating_sub(before);
+        assert!(peak < PEAK_BYTES_MAX, "{peak} bytes at most");
+    }
+}
+
+#[test]
+fn a_refusal_does_not_count_as_contact() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.converge().await;
+        simulation.server.set_outage(Some((401, None)));
+        sleep(hours(1)).await;
+        let silent = simulation.heard.silent_seconds().unwrap();
+        assert!(silent >= 3600 - 60, "refused for an hour, and silent for {silent} s");
+        let asked = simulation.server.asked().len();
+        assert!((100..600).contains(&asked), "{asked} requests, every 30 s to a minute for each kind");
+        simulation.server.set_outage(None);
+        sleep(Duration::from_secs(130)).await;
+        let silent = simulation.heard.silent_seconds().unwrap();
+        assert!(silent <= 60, "a bookmark each minute, and silent for {silent} s");
+    });
+}
+
+#[test]
+fn retry_after_is_respected() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.server.set_outage(Some((429, Some(20))));
+        sleep(hours(1)).await;
+        let lists = lists(&simulation, ResourceKind::Services);
+        assert!(lists.len() > 50, "{lists:?}");
+        assert!(lists.iter().all(|(_, how)| *how == How::Streamed), "too many requests say nothing of streaming");
+        assert!(lists.array_windows().all(|[(a, _), (b, _)]| *b - *a >= Duration::from_secs(20)), "{lists:?}");
+    });
+}
+
+#[test]
+fn a_stream_that_fails_is_listed_and_the_next_list_is_streamed_again() {
+    for streaming in [Streaming::Failing, Streaming::Refused, Streaming::Ignored] {
+        simulate(async {
+            let simulation = Simulation::start();
+            let how = || lists(&simulation, ResourceKind::Services).into_iter().map(|(_, how)| how).collect::<Vec<_>>();
+            simulation.server.set_streaming(streaming);
+            simulation.converge().await;
+            assert_eq!(how(), [How::Streamed, How::Listed], "{streaming:?}");
+            simulation.server.set_streaming(Streaming::Served);
+            simulation.server.forget();
+            sleep(Duration::from_secs(60)).await;
+            assert_eq!(how(), [How::Streamed, How::Listed, How::Streamed], "{streaming:?}");
+            simulation.converge().await;
+        });
+    }
+}
+
+#[test]
+fn a_server_that_always_forgets_is_listed_ever_more_seldom() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.converge().await;
+        simulation.server.forget();
+        let start = Instant::now();
+        sleep(Duration::from_secs(60)).await;
+        let [_, (second, _)] = lists(&simulation, ResourceKind::Services)[..] else { panic!("once is listed once") };
+        assert!(second - start < Duration::from_secs(1), "at once, after a short pause");
+        // A streamed list goes on as a watch, which never becomes too old.
+        simulation.server.set_streaming(Streaming::Refused);
+        simulation.server.set_forgetful();
+        sleep(hours(1)).await;
+        let lists =
+            lists(&simulation, ResourceKind::Services).into_iter().filter(|(_, how)| *how == How::Listed).count();
+        assert!((60..150).contains(&lists), "{lists} lists in an hour, one in 30 s to a minute");
+    });
+}

@@ -1,0 +1,343 @@
+//! A small cluster in a sandbox: pods with echo servers, Services and slices as manifests, and an agent that follows
+//! them. Suites that need more start from its parts.
+
+use std::{
+    ffi::{OsStr, OsString},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use crate::{
+    echo,
+    manifest::{self, Endpoint, Service, Slice},
+    process::{Agent, RunningAgent, cproxy, eventually},
+    sandbox::Sandbox,
+    server::Server,
+};
+
+/// The name prefix of sandboxes.
+pub const PREFIX: &str = "cproxy-test";
+
+/// How long the agent may take to follow.
+pub const SYNC: Duration = Duration::from_secs(10);
+
+/// The port of every Service here, for TCP and UDP.
+pub const PORT: u16 = 80;
+/// The TCP port of pods, `http` in Services.
+pub const TCP: u16 = 8080;
+/// The UDP port of pods, `dns` in Services.
+pub const UDP: u16 = 8081;
+
+/// The ClusterIPs of the Service `web`.
+pub const WEB: Host = cluster_ip(10);
+
+/// The manifest that a world starts with.
+const MANIFEST: &str = "web.json";
+
+/// An address of each family: a pod, a Service or any host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The IPv4 address.
+    pub v4: Ipv4Addr,
+    /// The IPv6 address.
+    pub v6: Ipv6Addr,
+}
+
+impl Host {
+    /// From octets and segments.
+    pub const fn new(v4: [u8; 4], v6: [u16; 8]) -> Self {
+        let [a, b, c, d, e, f, g, h] = v6;
+        Self { v4: Ipv4Addr::from_octets(v4), v6: Ipv6Addr::new(a, b, c, d, e, f, g, h) }
+    }
+
+    /// IPv4, then IPv6.
+    pub fn addresses(self) -> [IpAddr; 2] {
+        [self.v4.into(), self.v6.into()]
+    }
+
+    /// In the forms of [`Form::ALL`].
+    pub fn forms(self, port: u16) -> [SocketAddr; 3] {
+        Form::ALL.map(|form| form.address(self, port))
+    }
+
+    /// Whether `address` is one of them, in whatever form.
+    pub fn is_at(self, address: IpAddr) -> bool {
+        self.addresses().contains(&address.to_canonical())
+    }
+
+    /// Whether a row's field `address` is one of them.
+    pub fn is_of(self, row: &Value) -> bool {
+        let address = row.get("address").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        address.is_some_and(|address| self.is_at(address))
+    }
+}
+
+/// A pod's addresses.
+pub const fn pod(number: u8) -> Host {
+    Host::new([10, 244, 0, number], [0xfd00, 0x10, 0x244, 0, 0, 0, 0, number as u16])
+}
+
+/// A Service's ClusterIPs.
+pub const fn cluster_ip(number: u8) -> Host {
+    Host::new([10, 96, 0, number], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number as u16])
+}
+
+/// The name of a pod's servers.
+pub fn pod_name(number: u8) -> String {
+    format!("pod-{number}")
+}
+
+/// The pod whose servers have that name.
+///
+/// # Panics
+/// When no pod has it.
+pub fn pod_number(name: &str) -> u8 {
+    name.strip_prefix("pod-").and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name:?} is no pod"))
+}
+
+/// The three forms of an address that applications use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+    /// IPv4-mapped IPv6.
+    Mapped,
+}
+
+impl Form {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
+
+    /// A host's address and a port in this form.
+    pub fn address(self, host: Host, port: u16) -> SocketAddr {
+        let address = match self {
+            Self::V4 => host.v4.into(),
+            Self::V6 => host.v6.into(),
+            Self::Mapped => host.v4.to_ipv6_mapped().into(),
+        };
+        SocketAddr::new(address, port)
+    }
+
+    /// A pod's address and a port in this form.
+    pub fn pod(self, number: u8, port: u16) -> SocketAddr {
+        self.address(pod(number), port)
+    }
+
+    /// The Service `web` in this form.
+    pub fn web(self) -> SocketAddr {
+        self.address(WEB, PORT)
+    }
+
+    /// The address that a client's socket is bound to.
+    pub fn wildcard(self) -> SocketAddr {
+        let address: IpAddr =
+            if self == Self::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        SocketAddr::new(address, 0)
+    }
+}
+
+/// A Service with [`PORT`] of TCP and of UDP, at both families of `address`.
+pub fn service(name: &str, address: Host) -> Service {
+    Service::new(name).cluster_ips(address.addresses()).tcp("http", PORT, TCP).udp("dns", PORT, UDP)
+}
+
+/// The slices of a Service in both families, with an endpoint of each pod's address.
+pub fn slices_of(
+    service: &str,
+    pods: impl IntoIterator<Item = u8> + Clone,
+    endpoint: impl Fn(u8, IpAddr) -> Endpoint,
+) -> [Value; 2] {
+    [(Slice::v4(service), 0), (Slice::v6(service), 1)].map(|(slice, family): (Slice, usize)| {
+        let addresses = pods.clone().into_iter().map(|number| (number, pod(number).addresses()));
+        let endpoints = addresses.map(|(number, [v4, v6])| endpoint(number, if family == 0 { v4 } else { v6 }));
+        endpoints.fold(slice.tcp("http", TCP).udp("dns", UDP), Slice::endpoint).into()
+    })
+}
+
+/// The Service `web`.
+pub fn web() -> Service {
+    service("web", WEB)
+}
+
+/// The slices of `web`.
+pub fn slices(pods: impl IntoIterator<Item = u8> + Clone, endpoint: impl Fn(u8, IpAddr) -> Endpoint) -> [Value; 2] {
+    slices_of("web", pods, endpoint)
+}
+
+/// The slices of `web` with these pods, all ready.
+pub fn ready(pods: impl IntoIterator<Item = u8> + Clone) -> [Value; 2] {
+    slices(pods, |_, address| Endpoint::ready(address))
+}
+
+/// `web` and its slices with these pods, all ready.
+pub fn web_with(pods: impl IntoIterator<Item = u8> + Clone) -> Vec<Value> {
+    std::iter::once(web().into()).chain(ready(pods)).collect()
+}
+
+/// Gives each pod its addresses and, at both, an echo server of TCP and one of UDP.
+pub fn serve_pods(sandbox: &Sandbox, pods: impl IntoIterator<Item = u8>) -> Vec<Server> {
+    let mut servers = Vec::new();
+    for number in pods {
+        sandbox.add_addresses(pod(number).addresses());
+        for address in pod(number).addresses() {
+            servers.push(echo::tcp(sandbox, (address, TCP), &pod_name(number)));
+            servers.push(echo::udp(sandbox, (address, UDP), &pod_name(number)));
+        }
+    }
+    servers
+}
+
+/// Starts an agent on the sandbox's manifests and waits until it is ready.
+pub fn start_agent(sandbox: &Sandbox) -> RunningAgent {
+    start_agent_with(sandbox, [""; 0])
+}
+
+/// Like [`start_agent`], with more arguments.
+pub fn start_agent_with<S: AsRef<OsStr>>(sandbox: &Sandbox, arguments: impl IntoIterator<Item = S>) -> RunningAgent {
+    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).args(arguments).start();
+    agent.wait_ready(SYNC);
+    agent
+}
+
+/// The rows of `cproxy get WHAT`.
+pub fn rows(sandbox: &Sandbox, what: &str) -> Vec<Value> {
+    match cproxy(sandbox, &["get", what, "-o", "json"]).success().json() {
+        Value::Array(rows) => rows,
+        other => panic!("no rows: {other}"),
+    }
+}
+
+/// Whether a row of `get services` has these pods as its backends, and no others.
+pub fn has_pods(row: &Value, pods: &[u8]) -> bool {
+    let backends = row.get("backends").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    backends.len() == pods.len() && pods.iter().all(|&number| backends.iter().any(|backend| pod(number).is_of(backend)))
+}
+
+/// All counters of `cproxy get counters`.
+pub fn counters(sandbox: &Sandbox) -> Value {
+    cproxy(sandbox, &["get", "counters", "-o", "json"]).success().json()
+}
+
+/// One counter of `cproxy get counters`.
+///
+/// # Panics
+/// When there is no such counter.
+pub fn counter(sandbox: &Sandbox, name: &str) -> u64 {
+    let counters = counters(sandbox);
+    counters.get(name).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {name} in {counters}"))
+}
+
+/// A running world.
+#[derive(Debug)]
+pub struct World {
+    /// The agent, which ends first.
+    pub agent: RunningAgent,
+    /// The pods' servers.
+    pub servers: Vec<Server>,
+    /// The place where everything is.
+    pub sandbox: Sandbox,
+}
+
+impl World {
+    /// A world to be built: a sandbox with nothing in it.
+    pub fn builder() -> Builder {
+        Builder { servers: Vec::new(), arguments: Vec::new(), sandbox: Sandbox::new(PREFIX) }
+    }
+
+    /// A world with these pods, all of them ready behind `web`.
+    pub fn start(pods: impl IntoIterator<Item = u8> + Clone) -> Self {
+        Self::builder().pods(pods.clone()).objects(web_with(pods)).start()
+    }
+
+    /// Replaces the manifest that the world started with.
+    pub fn write(&self, objects: impl IntoIterator<Item = Value>) {
+        manifest::write(&self.sandbox.manifest_dir(), MANIFEST, objects);
+    }
+
+    /// Replaces the manifest and waits until `is_so` is true of the rows of `get services`.
+    pub fn set(&self, objects: impl IntoIterator<Item = Value>, is_so: impl Fn(&[Value]) -> bool) {
+        self.write(objects);
+        self.wait(is_so);
+    }
+
+    /// Waits until `is_so` is true of the rows of `get services`.
+    ///
+    /// # Panics
+    /// After [`SYNC`].
+    pub fn wait(&self, is_so: impl Fn(&[Value]) -> bool) {
+        eventually(SYNC, "the table follows", || {
+            let rows = self.rows();
+            if is_so(&rows) { Ok(()) } else { Err(format!("{rows:#?}")) }
+        });
+    }
+
+    /// Replaces the pods behind `web`, and waits until the kernel has them.
+    pub fn set_pods(&self, pods: impl IntoIterator<Item = u8> + Clone) {
+        self.write(web_with(pods.clone()));
+        self.wait_for_pods(pods);
+    }
+
+    /// Waits until the kernel has these pods, and no others, behind each of the four frontends of `web`.
+    pub fn wait_for_pods(&self, pods: impl IntoIterator<Item = u8>) {
+        let pods: Vec<u8> = pods.into_iter().collect();
+        self.wait(|rows| rows.len() == 4 && rows.iter().all(|row| has_pods(row, &pods)));
+    }
+
+    /// The rows of `get services`.
+    pub fn rows(&self) -> Vec<Value> {
+        rows(&self.sandbox, "services")
+    }
+
+    /// One counter.
+    pub fn counter(&self, name: &str) -> u64 {
+        counter(&self.sandbox, name)
+    }
+}
+
+/// A world without its agent. Ends with [`Builder::start`].
+#[derive(Debug)]
+pub struct Builder {
+    servers: Vec<Server>,
+    arguments: Vec<OsString>,
+    sandbox: Sandbox,
+}
+
+impl Builder {
+    /// More pods, as [`serve_pods`] makes them.
+    #[must_use]
+    pub fn pods(mut self, pods: impl IntoIterator<Item = u8>) -> Self {
+        self.servers.extend(serve_pods(&self.sandbox, pods));
+        self
+    }
+
+    /// Other servers, or whatever else comes before the agent.
+    #[must_use]
+    pub fn prepare<I: IntoIterator<Item = Server>>(mut self, prepare: impl FnOnce(&Sandbox) -> I) -> Self {
+        self.servers.extend(prepare(&self.sandbox));
+        self
+    }
+
+    /// The manifest.
+    #[must_use]
+    pub fn objects(self, objects: impl IntoIterator<Item = Value>) -> Self {
+        manifest::write(&self.sandbox.manifest_dir(), MANIFEST, objects);
+        self
+    }
+
+    /// Arguments of the agent.
+    #[must_use]
+    pub fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
+        self
+    }
+
+    /// Starts the agent and waits until it is ready.
+    pub fn start(self) -> World {
+        let agent = start_agent_with(&self.sandbox, &self.arguments);
+        World { agent, servers: self.servers, sandbox: self.sandbox }
+    }
+}
