@@ -46,8 +46,8 @@ impl KubeProxy {
     }
 }
 
-/// A directory with the commands of the iptables that writes iptables' rules, not nftables': with that one of Debian 12,
-/// kube-proxy does not get 5,000 Services into the kernel within minutes.
+/// A directory with the commands of the iptables that writes iptables' rules, not nftables': with that one of Debian
+/// 12, kube-proxy does not get 5,000 Services into the kernel within minutes.
 fn legacy_iptables(sandbox: &Sandbox) -> Result<PathBuf> {
     let dir = sandbox.dir().join("legacy");
     std::fs::create_dir_all(&dir).context("writing into the sandbox")?;

@@ -72,7 +72,8 @@ impl Report {
         }
     }
 
-    /// Adds the first line of what a program says of its version, on whichever of its outputs; `unknown` if it says nothing.
+    /// Adds the first line of what a program says of its version, on whichever of its outputs; `unknown` if it says
+    /// nothing.
     pub fn add_version(&mut self, name: &str, program: impl AsRef<OsStr>, args: &[&str]) {
         self.versions.push((name.to_owned(), version_of(program, args)));
     }
@@ -187,8 +188,8 @@ pub fn cell(samples: Vec<f64>) -> String {
     if count == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
 }
 
-/// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown` when
-/// there is none.
+/// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown`
+/// when there is none.
 fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let lines = output.map(|output| [output.stdout, output.stderr].map(|bytes| first_line(&bytes))).unwrap_or_default();

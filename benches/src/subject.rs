@@ -25,8 +25,8 @@ const TARGET_PORT: u16 = 8080;
 /// The Service's endpoint before and after a change.
 pub const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
 
-/// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules. Before
-/// there are any, nobody answers.
+/// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules.
+/// Before there are any, nobody answers.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(25);
 
 /// The longest pause between two looks.

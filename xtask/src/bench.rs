@@ -20,8 +20,8 @@ use crate::{
 pub(crate) struct Arguments {
     /// What to measure
     what: What,
-    /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists; `all`
-    /// takes --quick
+    /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists;
+    /// `all` takes --quick
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

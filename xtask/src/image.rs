@@ -53,7 +53,8 @@ enum Form {
     Initramfs,
     /// oci: an image layout with the agent alone, for registries and `COPY --from`
     Oci,
-    /// kernel and vmlinux: a guest's, as bzImage and as ELF file, built from Debian's sources with the options of images/kernel
+    /// kernel and vmlinux: a guest's, as bzImage and as ELF file, built from Debian's sources with the options of
+    /// images/kernel
     Kernel,
 }
 

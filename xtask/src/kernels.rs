@@ -1,6 +1,6 @@
-//! Kernels that guests are started with: those of Debian's packages, and those that are built from Debian's sources with
-//! the options that this repository asks for. Each is a directory in the cache: `kernel`, `config` and, where it has some,
-//! `vmlinux` and `modules`, these named in the order in which they are to be loaded.
+//! Kernels that guests are started with: those of Debian's packages, and those that are built from Debian's sources
+//! with the options that this repository asks for. Each is a directory in the cache: `kernel`, `config` and, where it
+//! has some, `vmlinux` and `modules`, these named in the order in which they are to be loaded.
 
 mod build;
 mod modules;
@@ -48,8 +48,8 @@ fn lock() -> Result<File> {
     Ok(file)
 }
 
-/// The directory `name` of the cache, which `make` fills if it is not there yet: beside its final place, so that what was
-/// interrupted never looks like what is finished, and one after the other.
+/// The directory `name` of the cache, which `make` fills if it is not there yet: beside its final place, so that what
+/// was interrupted never looks like what is finished, and one after the other.
 fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     if let Some(directory) = existing(name)? {
         return Ok(directory);

@@ -1,5 +1,5 @@
-//! `cargo xtask size`: what the agent's bytes are for. Machine code and data by the crate they come from, so that a pull
-//! request that adds a dependency shows its price, then everything that is in the file.
+//! `cargo xtask size`: what the agent's bytes are for. Machine code and data by the crate they come from, so that a
+//! pull request that adds a dependency shows its price, then everything that is in the file.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

@@ -299,8 +299,8 @@ fn compile<'s>(suites: &[&'s Suite]) -> Vec<(&'s Suite, Result<()>)> {
     suites.iter().map(|suite| (*suite, if all.is_ok() { Ok(()) } else { compile(&[suite]) })).collect()
 }
 
-/// Tests of these suites, with the same packages each time: dependencies are compiled with the same features then, and so
-/// only once for all suites.
+/// Tests of these suites, with the same packages each time: dependencies are compiled with the same features then, and
+/// so only once for all suites.
 fn tests(suites: &[&Suite]) -> Command {
     let mut command = run::cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());

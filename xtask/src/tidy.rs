@@ -13,8 +13,8 @@ use crate::{paths, run};
 /// What may not be in a source file, in two parts so that this file keeps its own rule.
 const FORBIDDEN: [(&str, &str); 3] = [("to", "do!("), ("unimple", "mented!("), ("#[ig", "nore")];
 
-/// Invariants of ARCHITECTURE.md: what code below a path may not mention. The core does no I/O and has no clock; only the
-/// agent's loop writes maps.
+/// Invariants of ARCHITECTURE.md: what code below a path may not mention. The core does no I/O and has no clock; only
+/// the agent's loop writes maps.
 const INVARIANTS: [(&str, &[&str]); 2] = [
     ("crates/core/src", &["std::fs", "std::io", "std::env", "std::time", "std::thread", "std::net::Tcp"]),
     ("cproxy/src", &["maps.apply("]),

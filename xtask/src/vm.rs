@@ -1,5 +1,5 @@
-//! `cargo xtask vm`: guests with kernels of their own, in QEMU, which emulates the processor and so needs nothing of the
-//! machine.
+//! `cargo xtask vm`: guests with kernels of their own, in QEMU, which emulates the processor and so needs nothing of
+//! the machine.
 
 use std::{
     collections::BTreeMap,
@@ -35,8 +35,8 @@ const REPORT_VARIABLE: &str = "CPROXY_GUEST_REPORT";
 /// The tests, by their names, that start other kernels than the one that is tested.
 const LACKING: &str = "lacking::";
 
-/// The tests, by their names, with a container runtime in the guest. It asks more of a kernel than cproxy does, and Debian's
-/// kernels have it.
+/// The tests, by their names, with a container runtime in the guest. It asks more of a kernel than cproxy does, and
+/// Debian's kernels have it.
 const CONTAINERS: &str = "containers::";
 
 /// Prefix of the names of Debian's kernels.
@@ -59,9 +59,10 @@ pub(crate) enum Verb {
 /// Which kernels to test.
 #[derive(Args)]
 pub(crate) struct TestArguments {
-    /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds. No modules
-    /// come along: virtio's network card on PCI, a serial console (8250), an initramfs packed with gzip and devtmpfs must be
-    /// built in, beside what images/kernel/cproxy.config names; images/kernel/guest.config has them all
+    /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds.
+    /// No modules come along: virtio's network card on PCI, a serial console (8250), an initramfs packed with gzip
+    /// and devtmpfs must be built in, beside what images/kernel/cproxy.config names; images/kernel/guest.config
+    /// has them all
     #[arg(long, value_name = "FILE")]
     kernel: Vec<PathBuf>,
     /// No other kernels than those named

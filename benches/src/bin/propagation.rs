@@ -346,13 +346,14 @@ fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
         rows,
     });
     report.notes.push(format!(
-        "{changes} changes of the only endpoint of one Service, one after the other, after {WARM_UP} for warm-up; beside \
-         it {services} Services with {ENDPOINTS} endpoints each. API server, agent and client share the machine's CPUs."
+        "{changes} changes of the only endpoint of one Service, one after the other, after {WARM_UP} for warm-up; \
+         beside it {services} Services with {ENDPOINTS} endpoints each. API server, agent and client share the \
+         machine's CPUs."
     ));
     report.notes.push(
         "The clock stops when a reading of the table shows the new backend, so a time is too long by at most the time \
-         between two readings. A time is negative where connections followed the change before the other client's watch \
-         or the API server's answer reported it."
+         between two readings. A time is negative where connections followed the change before the other client's \
+         watch or the API server's answer reported it."
             .to_owned(),
     );
     let drawn = CLOCKS.iter().take(DRAWN);

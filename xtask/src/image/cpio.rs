@@ -1,5 +1,6 @@
-//! The archive that a kernel unpacks as its first root file system (Documentation/driver-api/early-userspace/buffer-format.rst
-//! in the kernel's sources): "newc", where each entry is a header of hexadecimal numbers, a name and a content.
+//! The archive that a kernel unpacks as its first root file system
+//! (Documentation/driver-api/early-userspace/buffer-format.rst in the kernel's sources): "newc", where each entry is a
+//! header of hexadecimal numbers, a name and a content.
 
 use anyhow::{Context as _, Result};
 

@@ -1,5 +1,5 @@
-//! A guest's kernel, built from the sources that Debian has: the kernel's own smallest configuration, what a microVM needs
-//! besides, and what cproxy needs.
+//! A guest's kernel, built from the sources that Debian has: the kernel's own smallest configuration, what a microVM
+//! needs besides, and what cproxy needs.
 
 use std::{
     fs,

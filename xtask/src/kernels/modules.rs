@@ -67,7 +67,8 @@ pub(super) const KUBE_PROXY: [&str; 48] = [
 /// Files of modules by their names, as the kernel has them.
 type Files = BTreeMap<String, PathBuf>;
 
-/// Writes the modules that are wanted, and what they need, of those below `from` to `to`, in the order in which they are to be loaded.
+/// Writes the modules that are wanted, and what they need, of those below `from` to `to`, in the order in which they
+/// are to be loaded.
 pub(super) fn take(from: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
     let mut files = Files::new();
     collect(from, &mut files)?;

@@ -1,5 +1,5 @@
-//! The Go toolchain, which builds the control plane that the cluster tests run against, and one of the programs that are
-//! run through ClusterIPs.
+//! The Go toolchain, which builds the control plane that the cluster tests run against, and one of the programs that
+//! are run through ClusterIPs.
 
 use std::{fs, process::Command};
 

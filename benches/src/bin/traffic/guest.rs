@@ -1,5 +1,5 @@
-//! All peers in one virtual machine, since IPVS is in few kernels that developers have. The processor is emulated, and a
-//! nanosecond of its clocks is an instruction that it has carried out: its times are counts of instructions.
+//! All peers in one virtual machine, since IPVS is in few kernels that developers have. The processor is emulated, and
+//! a nanosecond of its clocks is an instruction that it has carried out: its times are counts of instructions.
 
 use std::{
     fs, io,
@@ -80,11 +80,11 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     ));
     report.charts.push(chart("connect", "Median of connect(2), by instructions", ("connect", "p50_us")));
     report.notes.push(
-        "One virtual machine holds all peers, each in a network namespace of its own, and the servers. Its processor is emulated \
-         (QEMU, TCG, one CPU), and each executed instruction advances its clocks by a nanosecond (-icount shift=0). Times are \
-         therefore counts of instructions, and requests per second are those of a machine that executes 1,000 million instructions \
-         a second, of whatever kind: caches, branches and memory cost nothing there. Ratios say how much work the kernel does; \
-         they are not times of any real processor."
+        "One virtual machine holds all peers, each in a network namespace of its own, and the servers. Its processor \
+         is emulated (QEMU, TCG, one CPU), and each executed instruction advances its clocks by a nanosecond (-icount \
+         shift=0). Times are therefore counts of instructions, and requests per second are those of a machine that \
+         executes 1,000 million instructions a second, of whatever kind: caches, branches and memory cost nothing \
+         there. Ratios say how much work the kernel does; they are not times of any real processor."
             .to_owned(),
     );
     Ok(report)
@@ -105,7 +105,8 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
     let quick = if plan.quick { "--quick" } else { "" };
     let peers: String = plan.peers.iter().map(|peer| format!("--peer {peer} ")).collect();
     let script = format!(
-        "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {endpoints} {peers}{quick} 2>&1\n\
+        "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {endpoints} \
+         {peers}{quick} 2>&1\n\
          echo \"ended: $?\"\npoweroff -f\n",
         own.display()
     );

@@ -126,7 +126,8 @@ pub(crate) fn nginx(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
     let configuration = format!(
         "daemon off; worker_processes auto; pid {0}/pid; error_log stderr crit; worker_rlimit_nofile 16384;\n\
          events {{ worker_connections 8192; }}\n\
-         http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {0}/body; proxy_temp_path {0}/proxy;\n\
+         http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {0}/body; proxy_temp_path \
+         {0}/proxy;\n\
          fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
          server {{ listen {backend} backlog=8192 reuseport; location / {{ return 200 \"hello\\n\"; }} }} }}\n",
         dir.display()

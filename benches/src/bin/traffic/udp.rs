@@ -28,8 +28,8 @@ const BULK: [Metric; 2] = [
     Metric { key: "cpu_percent", meaning: "sender's CPU, %", digits: 0, is_compared: false },
 ];
 
-/// Sockets, and questions that are under way on all of them. With one on each, dnsperf spends its time waiting for its own threads, and
-/// from round to round queries per second differ tenfold.
+/// Sockets, and questions that are under way on all of them. With one on each, dnsperf spends its time waiting for its
+/// own threads, and from round to round queries per second differ tenfold.
 const CLIENTS: &str = "10";
 const OUTSTANDING: &str = "100";
 

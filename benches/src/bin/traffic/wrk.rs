@@ -80,9 +80,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         &all,
     ));
     report.notes.push(format!(
-        "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, on the same \
-         CPUs; {}. \"Errors\" are connections that failed or timed out during a round. wrk's clock starts when the request is \
-         sent: its latencies leave out the time of connect(), its requests per second include it.",
+        "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, \
+         on the same CPUs; {}. \"Errors\" are connections that failed or timed out during a round. wrk's clock starts \
+         when the request is sent: its latencies leave out the time of connect(), its requests per second include it.",
         plan.rounds(ROUNDS)
     ));
     Ok(report)
