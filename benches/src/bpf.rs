@@ -3,10 +3,11 @@
 
 mod map;
 
-use std::fs;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
 
 use cproxy_datapath::bpf::syscalls::{
     bpf, bpf_attach_type, bpf_cmd, bpf_fd, bpf_prog_type, bpf_stats_type, exit, link_detach, load_program, move_to,

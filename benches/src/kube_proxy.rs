@@ -1,13 +1,13 @@
 //! kube-proxy as it is deployed, with its defaults.
 
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::process::Command;
+use std::{os::unix::fs::symlink, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result};
-use cproxy_tests::control_plane::NODE;
-use cproxy_tests::process::Daemon;
-use cproxy_tests::sandbox::{NEIGHBOURS_CIDR, Netns, Placement, Sandbox};
+use cproxy_tests::{
+    control_plane::NODE,
+    process::Daemon,
+    sandbox::{NEIGHBOURS_CIDR, Netns, Placement, Sandbox},
+};
 use serde_json::{Value, json};
 
 /// The program behind all commands of the iptables that writes iptables' rules.
@@ -46,8 +46,8 @@ impl KubeProxy {
     }
 }
 
-/// A directory with the commands of the iptables that writes iptables' rules, not nftables': with that one of Debian 12,
-/// kube-proxy does not get 5,000 Services into the kernel within minutes.
+/// A directory with the commands of the iptables that writes iptables' rules, not nftables': with that one of Debian
+/// 12, kube-proxy does not get 5,000 Services into the kernel within minutes.
 fn legacy_iptables(sandbox: &Sandbox) -> Result<PathBuf> {
     let dir = sandbox.dir().join("legacy");
     std::fs::create_dir_all(&dir).context("writing into the sandbox")?;

@@ -1,5 +1,5 @@
-//! What the benchmarks have in common: how a result is summed up, shown and kept, on what machine it was found, and what
-//! the kernel is asked.
+//! What the benchmarks have in common: how a result is summed up, shown and kept, on what machine it was found, and
+//! what the kernel is asked.
 
 pub mod arena;
 pub mod bpf;

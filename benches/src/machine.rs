@@ -1,8 +1,6 @@
 //! The machine a result was found on: without it a time says nothing.
 
-use std::fmt;
-use std::fs;
-use std::thread;
+use std::{fmt, fs, thread};
 
 use serde_json::{Value, json};
 

@@ -1,8 +1,10 @@
 //! The node that everybody is on.
 
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::manifest;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    manifest,
+    sandbox::Sandbox,
+};
 
 /// Its own address.
 const NODE_IP: &str = "192.0.2.10";

@@ -1,5 +1,5 @@
-//! Two ways of doing a thing, compared round by round: what disturbs a machine for longer than a round disturbs both, so
-//! that ratios hold where times do not.
+//! Two ways of doing a thing, compared round by round: what disturbs a machine for longer than a round disturbs both,
+//! so that ratios hold where times do not.
 
 use std::fmt;
 

@@ -1,17 +1,16 @@
 //! Charts as SVG text: lines with markers, whiskers for the interval of each point, and a legend beside them.
 //!
-//! The same chart is always the same bytes. It has a white background of its own, for viewers that are dark, and colours
-//! that differ for colour-blind readers, too (those of Okabe and Ito), each with another marker.
+//! The same chart is always the same bytes. It has a white background of its own, for viewers that are dark, and
+//! colours that differ for colour-blind readers, too (those of Okabe and Ito), each with another marker.
 
 mod scale;
 
 use std::fmt::Write as _;
 
+use scale::Scale;
 use serde_json::{Value, json};
 
-use crate::paired::Estimate;
-use crate::summary::percentiles;
-use scale::Scale;
+use crate::{paired::Estimate, summary::percentiles};
 
 /// The plot area, and what surrounds it; all in px.
 const AREA_WIDTH: f64 = 560.0;
@@ -152,7 +151,8 @@ impl Chart {
     pub fn json(&self) -> Value {
         let axis = |axis: &Axis| json!({"label": axis.label, "is_log": axis.is_log});
         let point = |point: &Point| json!({"x": point.x, "y": point.y.json()});
-        let series = |series: &Series| json!({"name": series.name, "points": series.points.iter().map(point).collect::<Vec<_>>()});
+        let points = |points: &[Point]| points.iter().map(point).collect::<Vec<_>>();
+        let series = |series: &Series| json!({"name": series.name, "points": points(&series.points)});
         json!({
             "name": self.name, "title": self.title, "x": axis(&self.x), "y": axis(&self.y),
             "series": self.series.iter().map(series).collect::<Vec<_>>(),

@@ -3,22 +3,23 @@
 mod figure;
 mod verdict;
 
-use std::env;
-use std::ffi::OsStr;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::machine::Machine;
-use crate::paired::Estimate;
-use crate::plot::Chart;
-
-pub use self::figure::Figure;
-pub use self::verdict::{Target, Verdict};
+pub use self::{
+    figure::Figure,
+    verdict::{Target, Verdict},
+};
+use crate::{machine::Machine, paired::Estimate, plot::Chart};
 
 /// A note for every report of a run with `--quick`.
 const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";
@@ -71,7 +72,8 @@ impl Report {
         }
     }
 
-    /// Adds the first line of what a program says of its version, on whichever of its outputs; `unknown` if it says nothing.
+    /// Adds the first line of what a program says of its version, on whichever of its outputs; `unknown` if it says
+    /// nothing.
     pub fn add_version(&mut self, name: &str, program: impl AsRef<OsStr>, args: &[&str]) {
         self.versions.push((name.to_owned(), version_of(program, args)));
     }
@@ -186,8 +188,8 @@ pub fn cell(samples: Vec<f64>) -> String {
     if count == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
 }
 
-/// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown` when
-/// there is none.
+/// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown`
+/// when there is none.
 fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let lines = output.map(|output| [output.stdout, output.stderr].map(|bytes| first_line(&bytes))).unwrap_or_default();

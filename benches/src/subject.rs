@@ -1,15 +1,19 @@
 //! The Service that is changed, and who answers behind its ClusterIP.
 
-use std::io::{self, BufRead as _, BufReader};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    io::{self, BufRead as _, BufReader},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
-use cproxy_tests::echo::{self, Server};
-use cproxy_tests::manifest::{Service, Slice};
-use cproxy_tests::sandbox::Netns;
+use cproxy_tests::{
+    echo::{self, Server},
+    manifest::{Service, Slice},
+    sandbox::Netns,
+};
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
 
@@ -21,8 +25,8 @@ const TARGET_PORT: u16 = 8080;
 /// The Service's endpoint before and after a change.
 pub const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
 
-/// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules. Before
-/// there are any, nobody answers.
+/// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules.
+/// Before there are any, nobody answers.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(25);
 
 /// The longest pause between two looks.

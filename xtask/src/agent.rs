@@ -3,14 +3,18 @@
 //! Cargo's own output keeps its symbol table, because `size` reads from it what each dependency costs; the stripped
 //! copy is what tests, demo and benchmarks run.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{self, Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{self, Command},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use object::LittleEndian;
-use object::elf::{FileHeader64, PT_INTERP};
-use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{
+    LittleEndian,
+    elf::{FileHeader64, PT_INTERP},
+    read::elf::{FileHeader as _, ProgramHeader as _},
+};
 
 use crate::{paths, run, setup};
 

@@ -8,17 +8,20 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::kernels::{self, LINUX_6_1};
-use crate::vm::Fixture;
-use crate::{agent, control_plane, run, setup};
+use crate::{
+    agent, control_plane,
+    kernels::{self, LINUX_6_1},
+    run, setup,
+    vm::Fixture,
+};
 
 /// Which benchmark, and what to tell it.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// What to measure
     what: What,
-    /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists; `all`
-    /// takes --quick
+    /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists;
+    /// `all` takes --quick
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -2,10 +2,12 @@
 //! from their Go modules at the versions that `tests/control-plane/go.mod` pins. Real peers find mistakes that an
 //! imitation, written by the people who wrote the agent, would share with it.
 
-use std::fs;
-use std::hash::{DefaultHasher, Hasher as _};
-use std::path::{Path, PathBuf};
-use std::process::{self, Command};
+use std::{
+    fs,
+    hash::{DefaultHasher, Hasher as _},
+    path::{Path, PathBuf},
+    process::{self, Command},
+};
 
 use anyhow::{Context as _, Result};
 

@@ -5,8 +5,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use crate::steps::{Step, Steps};
-use crate::{agent, control_plane, paths, run, setup};
+use crate::{
+    agent, control_plane, paths, run, setup,
+    steps::{Step, Steps},
+};
 
 /// The programs, by their targets' names.
 const AGENT: &str = "cproxy";
@@ -63,8 +65,8 @@ fn steps(arguments: &Arguments) -> Steps {
     Steps::new("demo", steps)
 }
 
-/// Both programs at once, in the tests' profile and with the features that tests have: every dependency is compiled once
-/// for all of them. Features are those of the packages that are selected, so all are.
+/// Both programs at once, in the tests' profile and with the features that tests have: every dependency is compiled
+/// once for all of them. Features are those of the packages that are selected, so all are.
 fn build() -> Command {
     let mut command = run::cargo();
     command.args(["build", "--workspace", "--bin", AGENT, "--bin", DEMO]);

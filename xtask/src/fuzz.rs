@@ -3,11 +3,13 @@
 //! Neither a nightly compiler nor `cargo fuzz` is needed: what counts coverage is a pass of LLVM that a stable compiler
 //! has too, and no sanitizer is used, since what is fuzzed has no `unsafe` code of its own.
 
-use std::fmt;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::{
+    fmt,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};

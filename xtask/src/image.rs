@@ -7,18 +7,19 @@ mod stamp;
 mod tar;
 mod tree;
 
-use std::fs;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
-use self::stamp::Stamp;
-use self::tree::Tree;
+use self::{stamp::Stamp, tree::Tree};
 use crate::{agent, kernels, paths, run, setup};
 
 /// Where the agent is in a guest.
@@ -52,7 +53,8 @@ enum Form {
     Initramfs,
     /// oci: an image layout with the agent alone, for registries and `COPY --from`
     Oci,
-    /// kernel and vmlinux: a guest's, as bzImage and as ELF file, built from Debian's sources with the options of images/kernel
+    /// kernel and vmlinux: a guest's, as bzImage and as ELF file, built from Debian's sources with the options of
+    /// images/kernel
     Kernel,
 }
 

@@ -1,19 +1,23 @@
-//! Kernels that guests are started with: those of Debian's packages, and those that are built from Debian's sources with
-//! the options that this repository asks for. Each is a directory in the cache: `kernel`, `config` and, where it has some,
-//! `vmlinux` and `modules`, these named in the order in which they are to be loaded.
+//! Kernels that guests are started with: those of Debian's packages, and those that are built from Debian's sources
+//! with the options that this repository asks for. Each is a directory in the cache: `kernel`, `config` and, where it
+//! has some, `vmlinux` and `modules`, these named in the order in which they are to be loaded.
 
 mod build;
 mod modules;
 mod packages;
 
-use std::fs::{self, File};
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, File},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 
-pub(crate) use self::build::built;
-pub(crate) use self::packages::{LINUX_6_1, LINUX_6_12, packaged, packaged_for_kube_proxy};
+pub(crate) use self::{
+    build::built,
+    packages::{LINUX_6_1, LINUX_6_12, packaged, packaged_for_kube_proxy},
+};
 use crate::paths;
 
 /// The kernel's image in its directory.
@@ -44,8 +48,8 @@ fn lock() -> Result<File> {
     Ok(file)
 }
 
-/// The directory `name` of the cache, which `make` fills if it is not there yet: beside its final place, so that what was
-/// interrupted never looks like what is finished, and one after the other.
+/// The directory `name` of the cache, which `make` fills if it is not there yet: beside its final place, so that what
+/// was interrupted never looks like what is finished, and one after the other.
 fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     if let Some(directory) = existing(name)? {
         return Ok(directory);

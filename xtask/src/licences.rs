@@ -1,7 +1,9 @@
 //! Licences, sources and duplicates of the dependencies, checked by cargo-deny against `deny.toml`.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::Result;
 

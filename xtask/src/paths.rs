@@ -1,7 +1,9 @@
 //! Where things are: the repository, cargo's output and the cache that outlives both.
 
-use std::env;
-use std::path::{Path, PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
 

@@ -1,15 +1,17 @@
 //! Running other programs: plain errors, cargo without this process's own package variables, and long steps that say
 //! how long they have been at it.
 
-use std::collections::BTreeMap;
-use std::env;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsString,
+    fs::{self, File},
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process;

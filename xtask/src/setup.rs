@@ -68,8 +68,8 @@ pub(crate) fn is_ready_to_build() -> bool {
     toolchain::is_recorded()
 }
 
-/// [`for_building`] and `others`. Where the toolchain is still to be set up, `build` compiles meanwhile as much as it can;
-/// it fails where it needs the toolchain before that is there.
+/// [`for_building`] and `others`. Where the toolchain is still to be set up, `build` compiles meanwhile as much as it
+/// can; it fails where it needs the toolchain before that is there.
 pub(crate) fn beside<T>(build: &mut Command, others: impl FnOnce() -> T) -> Result<T> {
     let ahead = match is_ready_to_build() {
         true => None,

@@ -1,14 +1,14 @@
-//! `cargo xtask size`: what the agent's bytes are for. Machine code and data by the crate they come from, so that a pull
-//! request that adds a dependency shows its price, then everything that is in the file.
+//! `cargo xtask size`: what the agent's bytes are for. Machine code and data by the crate they come from, so that a
+//! pull request that adds a dependency shows its price, then everything that is in the file.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
-use object::elf::{ELFMAG, EM_BPF, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS};
-use object::read::elf::{ElfFile64, ElfSymbol64, FileHeader as _, SectionHeader as _};
-use object::{LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind};
+use object::{
+    LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind,
+    elf::{ELFMAG, EM_BPF, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS},
+    read::elf::{ElfFile64, ElfSymbol64, FileHeader as _, SectionHeader as _},
+};
 
 use crate::agent::{self, Agent};
 
@@ -225,8 +225,7 @@ fn leading_crate(symbol: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use object::write;
-    use object::{Architecture, BinaryFormat, Endianness, SymbolFlags, SymbolKind, SymbolScope};
+    use object::{Architecture, BinaryFormat, Endianness, SymbolFlags, SymbolKind, SymbolScope, write};
 
     use super::*;
 

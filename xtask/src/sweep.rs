@@ -1,11 +1,11 @@
 //! What tests and demonstrations must not leave behind: cgroups, on which an attached program would go on answering,
 //! mounts and temporary directories. All carry the process id of their maker in their name, `cproxy-test-<pid>-<n>`.
 
-use std::env;
-use std::fmt;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    env, fmt, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail};
 

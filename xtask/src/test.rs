@@ -6,19 +6,26 @@
 mod products;
 pub(crate) mod summary;
 
-use std::env;
-use std::io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _};
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::thread;
-use std::time::Instant;
+use std::{
+    env,
+    io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _},
+    process::{Command, ExitCode, ExitStatus, Stdio},
+    thread,
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::{Args, ValueEnum};
 
-use self::products::{Built, Products, Wanted, told};
-use self::summary::{Counts, Outcome};
-use crate::steps::{Step, Steps};
-use crate::{agent, control_plane, paths, run, setup, sweep};
+use self::{
+    products::{Built, Products, Wanted, told},
+    summary::{Counts, Outcome},
+};
+use crate::{
+    agent, control_plane, paths, run, setup,
+    steps::{Step, Steps},
+    sweep,
+};
 
 /// Which tests to run, and how to show them.
 #[derive(Args)]
@@ -292,8 +299,8 @@ fn compile<'s>(suites: &[&'s Suite]) -> Vec<(&'s Suite, Result<()>)> {
     suites.iter().map(|suite| (*suite, if all.is_ok() { Ok(()) } else { compile(&[suite]) })).collect()
 }
 
-/// Tests of these suites, with the same packages each time: dependencies are compiled with the same features then, and so
-/// only once for all suites.
+/// Tests of these suites, with the same packages each time: dependencies are compiled with the same features then, and
+/// so only once for all suites.
 fn tests(suites: &[&Suite]) -> Command {
     let mut command = run::cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());

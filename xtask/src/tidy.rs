@@ -1,8 +1,10 @@
 //! Rules of this repository that no other tool knows.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -11,8 +13,8 @@ use crate::{paths, run};
 /// What may not be in a source file, in two parts so that this file keeps its own rule.
 const FORBIDDEN: [(&str, &str); 3] = [("to", "do!("), ("unimple", "mented!("), ("#[ig", "nore")];
 
-/// Invariants of ARCHITECTURE.md: what code below a path may not mention. The core does no I/O and has no clock; only the
-/// agent's loop writes maps.
+/// Invariants of ARCHITECTURE.md: what code below a path may not mention. The core does no I/O and has no clock; only
+/// the agent's loop writes maps.
 const INVARIANTS: [(&str, &[&str]); 2] = [
     ("crates/core/src", &["std::fs", "std::io", "std::env", "std::time", "std::thread", "std::net::Tcp"]),
     ("cproxy/src", &["maps.apply("]),

@@ -1,19 +1,24 @@
-//! `cargo xtask vm`: guests with kernels of their own, in QEMU, which emulates the processor and so needs nothing of the
-//! machine.
+//! `cargo xtask vm`: guests with kernels of their own, in QEMU, which emulates the processor and so needs nothing of
+//! the machine.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::kernels::{self, LINUX_6_1, LINUX_6_12};
-use crate::test::summary::{self, Outcome};
-use crate::{agent, control_plane, image, paths, run, setup, test};
+use crate::{
+    agent, control_plane, image,
+    kernels::{self, LINUX_6_1, LINUX_6_12},
+    paths, run, setup, test,
+    test::summary::{self, Outcome},
+};
 
 /// The variables that tell tests what to start a guest with.
 const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
@@ -30,8 +35,8 @@ const REPORT_VARIABLE: &str = "CPROXY_GUEST_REPORT";
 /// The tests, by their names, that start other kernels than the one that is tested.
 const LACKING: &str = "lacking::";
 
-/// The tests, by their names, with a container runtime in the guest. It asks more of a kernel than cproxy does, and Debian's
-/// kernels have it.
+/// The tests, by their names, with a container runtime in the guest. It asks more of a kernel than cproxy does, and
+/// Debian's kernels have it.
 const CONTAINERS: &str = "containers::";
 
 /// Prefix of the names of Debian's kernels.
@@ -54,9 +59,10 @@ pub(crate) enum Verb {
 /// Which kernels to test.
 #[derive(Args)]
 pub(crate) struct TestArguments {
-    /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds. No modules
-    /// come along: virtio's network card on PCI, a serial console (8250), an initramfs packed with gzip and devtmpfs must be
-    /// built in, beside what images/kernel/cproxy.config names; images/kernel/guest.config has them all
+    /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds.
+    /// No modules come along: virtio's network card on PCI, a serial console (8250), an initramfs packed with gzip
+    /// and devtmpfs must be built in, beside what images/kernel/cproxy.config names; images/kernel/guest.config
+    /// has them all
     #[arg(long, value_name = "FILE")]
     kernel: Vec<PathBuf>,
     /// No other kernels than those named

@@ -6,30 +6,39 @@
 //! address then tells which backend the hook has chosen. A thread asks with short pauses, because asking without pause
 //! would take one of the CPUs from the agent and the API server.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
-use std::pin::pin;
-use std::sync::mpsc as blocking;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    path::PathBuf,
+    pin::pin,
+    sync::mpsc as blocking,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use cproxy_benches::plot::{Axis, Chart, Series};
-use cproxy_benches::report::{Report, Table, check_output};
-use cproxy_benches::summary::Summary;
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::manifest::{self, Endpoint};
-use cproxy_tests::process::{Agent, cproxy_binary};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_benches::{
+    plot::{Axis, Chart, Series},
+    report::{Report, Table, check_output},
+    summary::Summary,
+};
+use cproxy_tests::{
+    control_plane::ControlPlane,
+    manifest::{self, Endpoint},
+    process::{Agent, cproxy_binary},
+    sandbox::Sandbox,
+};
 use futures_util::TryStreamExt as _;
-use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::{Api, Client, ResourceExt as _};
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
 
 const PREFIX: &str = "cproxy-bench";
 
@@ -337,13 +346,14 @@ fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
         rows,
     });
     report.notes.push(format!(
-        "{changes} changes of the only endpoint of one Service, one after the other, after {WARM_UP} for warm-up; beside \
-         it {services} Services with {ENDPOINTS} endpoints each. API server, agent and client share the machine's CPUs."
+        "{changes} changes of the only endpoint of one Service, one after the other, after {WARM_UP} for warm-up; \
+         beside it {services} Services with {ENDPOINTS} endpoints each. API server, agent and client share the \
+         machine's CPUs."
     ));
     report.notes.push(
         "The clock stops when a reading of the table shows the new backend, so a time is too long by at most the time \
-         between two readings. A time is negative where connections followed the change before the other client's watch \
-         or the API server's answer reported it."
+         between two readings. A time is negative where connections followed the change before the other client's \
+         watch or the API server's answer reported it."
             .to_owned(),
     );
     let drawn = CLOCKS.iter().take(DRAWN);

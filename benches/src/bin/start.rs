@@ -1,18 +1,21 @@
 //! How long the agent takes from its start until the table is complete, phase by phase. It reads manifests, so that no
 //! network takes part: what an API server adds is its answers.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use cproxy_benches::plot::{Axis, Chart, Series};
-use cproxy_benches::report::{Report, Table, check_output};
-use cproxy_benches::summary::Summary;
-use cproxy_tests::manifest;
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::{Agent, cproxy, cproxy_binary};
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_benches::{
+    plot::{Axis, Chart, Series},
+    report::{Report, Table, check_output},
+    summary::Summary,
+};
+use cproxy_tests::{
+    manifest,
+    population::Shape,
+    process::{Agent, cproxy, cproxy_binary},
+    sandbox::Sandbox,
+};
 use serde_json::{Map, Value, json};
 
 const PREFIX: &str = "cproxy-bench";
@@ -75,10 +78,10 @@ fn main() -> Result<()> {
     });
     report.samples = samples.into();
     report.notes.push(format!(
-        "{} starts of `cproxy run --manifests`, one after the other, each on a machine without pins or files of cproxy. The \
-         times are those in the agent's log; they leave out the operating system's time to start the process. Where the agent \
-         is in a memory cgroup, the child that installs the programs first leaves that cgroup and waits for a grace period of \
-         the kernel: about 10 ms, which guests without an init system do not pay.",
+        "{} starts of `cproxy run --manifests`, one after the other, each on a machine without pins or files of \
+         cproxy. The times are those in the agent's log; they leave out the operating system's time to start the \
+         process. Where the agent is in a memory cgroup, the child that installs the programs first leaves that cgroup \
+         and waits for a grace period of the kernel: about 10 ms, which guests without an init system do not pay.",
         arguments.starts
     ));
     report.finish(arguments.quick, arguments.output.as_deref())

@@ -1,8 +1,10 @@
 //! Maps that are pinned, for looking up.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
+};
 
 use cproxy_datapath::bpf::syscalls::{bpf, bpf_cmd, no_arguments, obj_get};
 

@@ -1,8 +1,9 @@
 //! `docs/benchmarks.md` and its charts: from the files that the benchmarks have left to the files that are committed.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;

@@ -45,22 +45,25 @@ pub(super) fn chart_files(report: &Value) -> impl Iterator<Item = &str> {
 
 /// The page's first paragraph.
 const INTRODUCTION: &str = "\
-`cargo xtask bench all` measures everything and writes this page; `cargo xtask bench docs` writes it again from the same results. \
-Do not edit it. [Profile](profile.md) says where the remaining difference to a direct connection goes; \
+`cargo xtask bench all` measures everything and writes this page; `cargo xtask bench docs` writes it again from the \
+same results. Do not edit it. [Profile](profile.md) says where the remaining difference to a direct connection goes; \
 [decision 018](decisions/018-benchmarks.md) explains the method.";
 
 /// How to read the tables of all benchmarks; notes that belong to one benchmark are in its report.
 const LEGEND: &str = "\
-`direct` connects to the pod's own address. `cproxy`, `iptables`, `nftables` and `ipvs` connect to a ClusterIP that cproxy, or \
-kube-proxy in that mode, serves. IPVS is in `guest` alone, because the machine's own kernel lacks it. `direct, again` is a second \
-direct connection in each round: its distance from 1 is chance. `cproxy, to the pod` and the like connect to the pod's own address \
-while that proxy's rules or programs are in force: they show what the proxy costs the pod's other traffic.
+`direct` connects to the pod's own address. `cproxy`, `iptables`, `nftables` and `ipvs` connect to a ClusterIP that \
+cproxy, or kube-proxy in that mode, serves. IPVS is in `guest` alone, because the machine's own kernel lacks it. \
+`direct, again` is a second direct connection in each round: its distance from 1 is chance. `cproxy, to the pod` and \
+the like connect to the pod's own address while that proxy's rules or programs are in force: they show what the proxy \
+costs the pod's other traffic.
 
-In each round every participant has its turn. A ratio is the median of the ratios within the rounds, not the ratio of the two \
-medians. Brackets hold the 95 % interval of the median; with fewer than six rounds, the smallest and the largest value.
+In each round every participant has its turn. A ratio is the median of the ratios within the rounds, not the ratio of \
+the two medians. Brackets hold the 95 % interval of the median; with fewer than six rounds, the smallest and the \
+largest value.
 
-While cproxy's programs are attached to any cgroup, the kernel takes the slower path through its hooks for every socket, so the \
-direct connection pays for that, too. Only `datapath` compares with a machine where nothing is attached.";
+While cproxy's programs are attached to any cgroup, the kernel takes the slower path through its hooks for every \
+socket, so the direct connection pays for that, too. Only `datapath` compares with a machine where nothing is \
+attached.";
 
 /// One line of links to the benchmarks.
 fn contents(reports: &[Value]) -> String {
@@ -117,8 +120,8 @@ fn section(report: &Value) -> String {
     section
 }
 
-/// The command that does it again: a benchmark that is one of several in its binary is named twice in what was run, and where
-/// the results went changes nothing.
+/// The command that does it again: a benchmark that is one of several in its binary is named twice in what was run, and
+/// where the results went changes nothing.
 fn command(report: &Value) -> String {
     let benchmark = text(report, "benchmark");
     let run = text(report, "command");
@@ -247,14 +250,17 @@ mod tests {
         let page = of(&[report("agent", "agent --starts 1"), report("wrk", "traffic wrk --seconds 5")], &["udp"]);
         let parts = [
             "# Benchmarks\n\n`cargo xtask bench all` measures",
-            "\n\nMeasured on P, 2 CPUs, Linux 6.1, 2026-01-02.\nNot measured: udp.\n\n| program | version |\n|---|---|\n\
-             | cproxy | cproxy 1 |\n\n[In short](#in-short), [budgets and aims](#budgets-and-aims), [agent](#agent), [wrk](#wrk).\n\
+            "\n\nMeasured on P, 2 CPUs, Linux 6.1, 2026-01-02.\nNot measured: udp.\n\n| program | version \
+             |\n|---|---|\n\
+             | cproxy | cproxy 1 |\n\n[In short](#in-short), [budgets and aims](#budgets-and-aims), [agent](#agent), \
+             [wrk](#wrk).\n\
              \n## In short\n\n`direct` connects",
             "\n\n**agent, ratio**\n\n|  | it |\n|---|---:|\n\nMore: [agent](#agent)\n\n**wrk, ratio**\n\n|  | it \
              |\n|---|---:|\n\nMore: [wrk](#wrk)\n\n## Budgets and aims\n",
             "\n\n## agent\n\n\
              `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
-             | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with care.\n\n\
+             | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with \
+             care.\n\n\
              ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n",
         ];
         let mut rest = page.as_str();

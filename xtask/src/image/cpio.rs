@@ -1,10 +1,13 @@
-//! The archive that a kernel unpacks as its first root file system (Documentation/driver-api/early-userspace/buffer-format.rst
-//! in the kernel's sources): "newc", where each entry is a header of hexadecimal numbers, a name and a content.
+//! The archive that a kernel unpacks as its first root file system
+//! (Documentation/driver-api/early-userspace/buffer-format.rst in the kernel's sources): "newc", where each entry is a
+//! header of hexadecimal numbers, a name and a content.
 
 use anyhow::{Context as _, Result};
 
-use super::stamp::Stamp;
-use super::tree::{Entry, Tree};
+use super::{
+    stamp::Stamp,
+    tree::{Entry, Tree},
+};
 
 const MAGIC: &str = "070701";
 /// The name that ends an archive.

@@ -1,16 +1,21 @@
 //! An OCI image layout (opencontainers/image-spec) with one image of one layer: the agent, and nothing else.
 
-use std::collections::BTreeMap;
-use std::env::consts::ARCH;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    env::consts::ARCH,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::stamp::{Stamp, revision};
-use super::tree::Tree;
-use super::{AGENT, Written, digest, gzip, tar};
+use super::{
+    AGENT, Written, digest, gzip,
+    stamp::{Stamp, revision},
+    tar,
+    tree::Tree,
+};
 
 /// The file that makes a directory a layout.
 const LAYOUT: &str = "oci-layout";

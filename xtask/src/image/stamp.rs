@@ -1,7 +1,6 @@
 //! The one time that everything in an image has, so that it does not depend on when it is made.
 
-use std::env;
-use std::process::Command;
+use std::{env, process::Command};
 
 use anyhow::{Context as _, Result};
 use jiff::{SignedDuration, Timestamp};

@@ -5,8 +5,10 @@ use std::io;
 use ::tar::{Builder, EntryType, Header};
 use anyhow::{Context as _, Result};
 
-use super::stamp::Stamp;
-use super::tree::{Entry, Tree};
+use super::{
+    stamp::Stamp,
+    tree::{Entry, Tree},
+};
 
 const OWNER: &str = "root";
 

@@ -1,9 +1,6 @@
 //! Files as they will be in an image: all of root's, with two modes, in the order of their names.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 

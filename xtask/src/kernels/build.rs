@@ -1,10 +1,12 @@
-//! A guest's kernel, built from the sources that Debian has: the kernel's own smallest configuration, what a microVM needs
-//! besides, and what cproxy needs.
+//! A guest's kernel, built from the sources that Debian has: the kernel's own smallest configuration, what a microVM
+//! needs besides, and what cproxy needs.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::thread;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
 
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};

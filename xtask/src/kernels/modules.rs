@@ -1,9 +1,11 @@
 //! The modules that a guest of a distribution's kernel needs, and what those need.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -65,7 +67,8 @@ pub(super) const KUBE_PROXY: [&str; 48] = [
 /// Files of modules by their names, as the kernel has them.
 type Files = BTreeMap<String, PathBuf>;
 
-/// Writes the modules that are wanted, and what they need, of those below `from` to `to`, in the order in which they are to be loaded.
+/// Writes the modules that are wanted, and what they need, of those below `from` to `to`, in the order in which they
+/// are to be loaded.
 pub(super) fn take(from: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
     let mut files = Files::new();
     collect(from, &mut files)?;

@@ -1,15 +1,16 @@
 //! Debian's packages of kernels and of their sources, unpacked without being installed.
 
-use std::ffi::OsStr;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::{CONFIG, KERNEL, cached, modules};
-use crate::run;
-use crate::setup::packages as system;
+use crate::{run, setup::packages as system};
 
 /// The package that depends on Debian 12's kernel for virtual machines.
 pub(crate) const LINUX_6_1: &str = "linux-image-cloud-amd64";

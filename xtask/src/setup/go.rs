@@ -1,8 +1,7 @@
-//! The Go toolchain, which builds the control plane that the cluster tests run against, and one of the programs that are
-//! run through ClusterIPs.
+//! The Go toolchain, which builds the control plane that the cluster tests run against, and one of the programs that
+//! are run through ClusterIPs.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, bail};
 

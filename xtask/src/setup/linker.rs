@@ -1,13 +1,14 @@
 //! bpf-linker, which turns rustc's LLVM bitcode into an eBPF object. It must be built against an LLVM that reads that
 //! bitcode, so there is one installation for each major version of LLVM.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Result, bail};
 
-use super::packages;
-use super::toolchain::Compiler;
+use super::{packages, toolchain::Compiler};
 use crate::{paths, run};
 
 const VERSION: &str = "0.13.0";

@@ -1,7 +1,9 @@
 //! Commands of the operating system that builds and tests call, and the Debian packages they come in.
 
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use anyhow::{Context as _, Result, bail};
 

@@ -1,9 +1,6 @@
 //! Packages that bring a service along, for their programs alone: the service is neither started nor enabled.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::process::Command;
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
 

@@ -2,9 +2,11 @@
 //! the standard library's sources: rustup's nightly with `rust-src`, or Debian's rustc with its source package. What
 //! was found is written to a file that the agent's build script reads.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{self, Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{self, Command},
+};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -13,8 +15,8 @@ use crate::{paths, run};
 
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-const ADVICE: &str = "no toolchain for eBPF programs: run either `rustup toolchain install nightly --component rust-src` \
-    (with the development files of that nightly's LLVM), or as root on Debian \
+const ADVICE: &str = "no toolchain for eBPF programs: run either `rustup toolchain install nightly --component \
+    rust-src` (with the development files of that nightly's LLVM), or as root on Debian \
     `apt-get install rustc-web rust-web-src llvm-22-dev zlib1g-dev libzstd-dev libxml2-dev`, then this again";
 
 /// A compiler that can build `core` for the BPF target.
@@ -34,8 +36,8 @@ pub(crate) struct Compiler {
 /// A way to get a compiler, in words and as the function that tries it.
 type Route = (&'static str, fn() -> Result<Compiler>);
 
-/// The ways, in order: first what is there, then what can be installed. rustup's download comes before Debian's packages,
-/// since it is the ordinary way; where only package mirrors are reached it fails at once.
+/// The ways, in order: first what is there, then what can be installed. rustup's download comes before Debian's
+/// packages, since it is the ordinary way; where only package mirrors are reached it fails at once.
 const ROUTES: [Route; 4] = [
     ("rustup's nightly", rustup_nightly),
     ("Debian's rustc", debian),

@@ -1,15 +1,19 @@
 //! What suites need and takes minutes to build: built in the background, one after the other, while other suites run.
 
-use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::Scope;
+use std::{
+    path::PathBuf,
+    sync::mpsc::{self, Receiver, Sender},
+    thread::Scope,
+};
 
 use anyhow::{Result, anyhow};
 
-use crate::agent::{self, Agent};
-use crate::control_plane::{self, Release};
-use crate::fuzz::Fuzzer;
-use crate::{run, sizes, vm};
+use crate::{
+    agent::{self, Agent},
+    control_plane::{self, Release},
+    fuzz::Fuzzer,
+    run, sizes, vm,
+};
 
 /// A product, or why there is none.
 pub(super) type Built<T> = Result<T, String>;

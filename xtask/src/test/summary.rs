@@ -1,7 +1,6 @@
 //! Counting tests and showing the counts.
 
-use std::ops::AddAssign;
-use std::time::Duration;
+use std::{ops::AddAssign, time::Duration};
 
 const GREEN: &str = "32";
 const RED: &str = "31";

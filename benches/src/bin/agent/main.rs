@@ -1,32 +1,35 @@
 //! What the agent costs beside kube-proxy: memory, CPU time, and time until the kernel has what the API server has.
 //!
-//! All follow the same objects of one API server, one after the other, so that none takes the CPUs from another, and each
-//! kube-proxy in a network namespace of its own, which its rules go with. What is in the kernel is asked with TCP connections
-//! to a Service's ClusterIP, the same for all, whose backends say who they are.
+//! All follow the same objects of one API server, one after the other, so that none takes the CPUs from another, and
+//! each kube-proxy in a network namespace of its own, which its rules go with. What is in the kernel is asked with TCP
+//! connections to a Service's ClusterIP, the same for all, whose backends say who they are.
 //!
-//! A kube-proxy runs with its defaults, as it is deployed. It writes its rules at most once a second, so between two changes
-//! there is more than that. Its time to ready is that to the first connection that is answered: it writes all rules in one
-//! transaction. That of cproxy is until the file `ready` is there, which appears when everything is written.
+//! A kube-proxy runs with its defaults, as it is deployed. It writes its rules at most once a second, so between two
+//! changes there is more than that. Its time to ready is that to the first connection that is answered: it writes all
+//! rules in one transaction. That of cproxy is until the file `ready` is there, which appears when everything is
+//! written.
 
 mod measure;
 mod peer;
 mod report;
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::Parser;
-use cproxy_benches::report::{Report, check_output};
-use cproxy_benches::{kube_proxy, node, subject};
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::cproxy_binary;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::writer::Writer;
+use cproxy_benches::{
+    kube_proxy, node,
+    report::{Report, check_output},
+    subject,
+};
+use cproxy_tests::{
+    control_plane::ControlPlane, population::Shape, process::cproxy_binary, sandbox::Sandbox, writer::Writer,
+};
 
-use crate::measure::{Found, Plan};
-use crate::peer::Peer;
+use crate::{
+    measure::{Found, Plan},
+    peer::Peer,
+};
 
 const PREFIX: &str = "cproxy-bench";
 
@@ -44,8 +47,8 @@ const BURSTS: u32 = 5;
 #[derive(Parser)]
 #[command(name = "agent", about = "What the agent costs beside kube-proxy")]
 struct Arguments {
-    /// How many Services, and how many endpoints each has; may be given again; default: 100x10, 5000x10 and, cproxy alone,
-    /// 10000x25
+    /// How many Services, and how many endpoints each has; may be given again; default: 100x10, 5000x10 and, cproxy
+    /// alone, 10000x25
     #[arg(long = "shape", value_name = "SERVICESxENDPOINTS")]
     shapes: Vec<Shape>,
     /// Whose costs; may be given again; default: all

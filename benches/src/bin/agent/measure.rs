@@ -1,12 +1,16 @@
 //! The measurements of one peer.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::{rest, subject};
-use cproxy_tests::pinned::{self, MapMemory};
-use cproxy_tests::usage::{Memory, Sleeps, cpu_time, forget_peak};
+use cproxy_tests::{
+    pinned::{self, MapMemory},
+    usage::{Memory, Sleeps, cpu_time, forget_peak},
+};
 
 use crate::peer::{Peer, Place, Running};
 

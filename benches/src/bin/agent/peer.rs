@@ -1,20 +1,22 @@
 //! Who is measured, and how each is started and ended.
 
-use std::fmt;
-use std::fs;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::{
+    fmt, fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
-use cproxy_benches::kube_proxy::KubeProxy;
-use cproxy_benches::subject;
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::echo::Server;
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy, cproxy_binary};
-use cproxy_tests::sandbox::{Netns, Sandbox};
-use cproxy_tests::writer::Writer;
+use cproxy_benches::{kube_proxy::KubeProxy, subject};
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    echo::Server,
+    population::Shape,
+    process::{Agent, Daemon, RunningAgent, cproxy, cproxy_binary},
+    sandbox::{Netns, Sandbox},
+    writer::Writer,
+};
 
 /// Somebody who follows the API server.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

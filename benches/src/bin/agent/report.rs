@@ -1,15 +1,18 @@
 //! Tables, charts and every sample.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Figure, Report, Table};
+use cproxy_benches::{
+    plot::{Axis, Chart, Point, Series},
+    report::{Figure, Report, Table},
+};
 use serde_json::{Map, Value, json};
 
-use crate::Column;
-use crate::measure::{Burst, Found, Plan};
-use crate::peer::Peer;
+use crate::{
+    Column,
+    measure::{Burst, Found, Plan},
+    peer::Peer,
+};
 
 const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "disk_mib", meaning: "on disk, MiB", of: |found| vec![mib(found.bytes_on_disk)] },
@@ -142,8 +145,8 @@ fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {
     let mut notes = vec![
         format!(
             "Medians; brackets hold the 95 % interval or, with few samples, the smallest and the largest value. Single \
-             changes: {}; many changes at once: {}, {} times; at rest: {} s. CPU time includes all threads and ended child \
-             processes; memory is that of the process alone.",
+             changes: {}; many changes at once: {}, {} times; at rest: {} s. CPU time includes all threads and ended \
+             child processes; memory is that of the process alone.",
             plan.changes,
             plan.burst,
             plan.bursts,
@@ -152,8 +155,8 @@ fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {
         "All follow the same objects of one API server, one after the other. kube-proxy has its default settings, with \
          which it writes its rules at most once a second. kube-proxy counts as ready at the first connection that is \
          answered, because it writes all rules in one transaction; cproxy when its file `ready` exists, which is when \
-         everything is written. kube-proxy serves a whole node and also translates forwarded packets; cproxy serves the \
-         processes below one cgroup."
+         everything is written. kube-proxy serves a whole node and also translates forwarded packets; cproxy serves \
+         the processes below one cgroup."
             .to_owned(),
     ];
     for Column { shape, found, .. } in columns {
@@ -174,7 +177,8 @@ fn samples(columns: &[Column], plan: &Plan) -> Value {
             "slices": column.shape.slices(), "peers": found.collect::<Map<_, _>>(),
         })
     };
-    json!({"quiet_s": plan.quiet.as_secs_f64(), "burst": plan.burst, "shapes": columns.iter().map(column).collect::<Vec<_>>()})
+    let shapes = columns.iter().map(column).collect::<Vec<_>>();
+    json!({"quiet_s": plan.quiet.as_secs_f64(), "burst": plan.burst, "shapes": shapes})
 }
 
 fn figures(found: &Found) -> Value {

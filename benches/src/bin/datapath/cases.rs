@@ -1,17 +1,17 @@
 //! What is measured. Every call's outcome is looked at, so that a case measures what its name says: no route leads to a
 //! ClusterIP, and a call can only succeed there if it is translated.
 
-use std::io;
-use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::bpf::Program;
-use cproxy_benches::paired::Estimate;
+use cproxy_benches::{bpf::Program, paired::Estimate};
 use cproxy_tests::process::eventually;
-use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{SocketFlags, SocketType, connect, connect_unspec, socket_with};
+use rustix::net::{SocketFlags, SocketType, connect, connect_unspec, socket_with, sockopt::set_socket_linger};
 
 use crate::place::{Attached, Family, Peers, TIMEOUT};
 

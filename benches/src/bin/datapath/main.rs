@@ -1,36 +1,38 @@
 //! What cproxy's socket programs cost: each program's runs as the kernel times them, and whole system calls.
 //!
 //! Times do not carry from machine to machine, nor from one minute of a shared machine to the next; so everything is
-//! compared with something else that is done in the same round: a program with an empty program on the same hook, a call
-//! with the same call where nothing is attached. A round does every case once, in a block of calls, each round in
+//! compared with something else that is done in the same round: a program with an empty program on the same hook, a
+//! call with the same call where nothing is attached. A round does every case once, in a block of calls, each round in
 //! another order, and what counts is the median of the rounds' ratios.
 //!
 //! One process in one cgroup makes all the calls, and what is attached to the cgroup changes between the blocks. Two
 //! cgroups, one of them without programs, would be simpler, but then nothing would be compared with a machine without
-//! cproxy: once a program is attached anywhere, every socket's call takes the long way past its hook and, for UDP, takes
-//! the socket's lock for it (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG_LOCK`).
+//! cproxy: once a program is attached anywhere, every socket's call takes the long way past its hook and, for UDP,
+//! takes the socket's lock for it (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG_LOCK`).
 //!
-//! The kernel's statistics are on while programs are timed, and off for whole calls. They take time themselves, and all of
-//! it is in the empty program's figure: differences are without it.
+//! The kernel's statistics are on while programs are timed, and off for whole calls. They take time themselves, and all
+//! of it is in the empty program's figure: differences are without it.
 
 mod cases;
 mod place;
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use cproxy_benches::bpf::{Program, enable_statistics};
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Axis, Chart, Series};
-use cproxy_benches::report::{Report, Table, Target, Verdict, check_output};
+use cproxy_benches::{
+    bpf::{Program, enable_statistics},
+    paired::Estimate,
+    plot::{Axis, Chart, Series},
+    report::{Report, Table, Target, Verdict, check_output},
+};
 use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
-use crate::cases::{CALLS, Case, Meter, SUITES, Subject, Suite, TO_SERVICE};
-use crate::place::{Attached, HOOKS, Peers, Place, Programs};
+use crate::{
+    cases::{CALLS, Case, Meter, SUITES, Subject, Suite, TO_SERVICE},
+    place::{Attached, HOOKS, Peers, Place, Programs},
+};
 
 /// Rounds of `--quick`.
 const QUICK_ROUNDS: usize = 3;
@@ -287,14 +289,14 @@ fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
              Differences and ratios are to the table's first row, round by round: they are comparable between machines \
              and runs, which times are not. {services} Services with ten endpoints each were present in both families."
         ),
-        "Whole calls are compared with calls while nothing is attached; runs of a program are compared with those of an \
-         empty program on the same hook, both as timed by the kernel's BPF statistics."
+        "Whole calls are compared with calls while nothing is attached; runs of a program are compared with those of \
+         an empty program on the same hook, both as timed by the kernel's BPF statistics."
             .to_owned(),
     ];
     if others > 0 {
         notes.push(format!(
-            "{others} foreign programs were attached to these hooks: `nothing attached` is not quite true, and the ratios \
-             of whole calls are a little too good."
+            "{others} foreign programs were attached to these hooks: `nothing attached` is not quite true, and the \
+             ratios of whole calls are a little too good."
         ));
     }
     notes

@@ -1,20 +1,26 @@
 //! Where it is measured: pods and Services of both families in a sandbox, with the programs in hand and the agent gone.
 
-use std::fs::File;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd as _;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{
+    fs::File,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    os::fd::AsFd as _,
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::bpf::{AttachType, Link, Program};
 use cproxy_ebpf::LAYOUT_VERSION;
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::process::Agent;
-use cproxy_tests::sandbox::Sandbox;
-use rustix::net::sockopt::{Timeout, set_ipv6_v6only, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+use cproxy_tests::{
+    manifest::{self, Service, Slice},
+    process::Agent,
+    sandbox::Sandbox,
+};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, socket_with,
+    sockopt::{Timeout, set_ipv6_v6only, set_socket_timeout},
+};
 use serde_json::Value;
 
 const PREFIX: &str = "cproxy-bench";

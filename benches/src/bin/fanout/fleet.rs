@@ -1,24 +1,30 @@
 //! Many clients of one API server, of one kind, each in the place that a microVM would be.
 
-use std::fmt;
-use std::fs;
-use std::io;
-use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::{
+    fmt, fs, io,
+    net::IpAddr,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use cproxy_benches::kube_proxy::KubeProxy;
-use cproxy_benches::subject::{self, Seen, TIMEOUT, VIP};
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::echo::Server;
-use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy_binary};
-use cproxy_tests::sandbox::{Netns, Sandbox};
-use cproxy_tests::usage::cpu_time;
+use cproxy_benches::{
+    kube_proxy::KubeProxy,
+    subject::{self, Seen, TIMEOUT, VIP},
+};
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    echo::Server,
+    process::{Agent, Daemon, RunningAgent, cproxy_binary},
+    sandbox::{Netns, Sandbox},
+    usage::cpu_time,
+};
 
 use crate::table::Table;
 

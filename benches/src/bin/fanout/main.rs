@@ -1,30 +1,32 @@
-//! What each further agent costs the API server: every microVM has an agent of its own, so that thousands of watchers hang
-//! on one API server.
+//! What each further agent costs the API server: every microVM has an agent of its own, so that thousands of watchers
+//! hang on one API server.
 //!
-//! Fleets of so many agents follow one API server, one fleet after the other; beside them kube-proxies. A fleet starts at
-//! once, which is the worst that a cluster can do to an API server; then single EndpointSlices change; then the API server
-//! crashes and comes back.
+//! Fleets of so many agents follow one API server, one fleet after the other; beside them kube-proxies. A fleet starts
+//! at once, which is the worst that a cluster can do to an API server; then single EndpointSlices change; then the API
+//! server crashes and comes back.
 
 mod fleet;
 mod measure;
 mod report;
 mod table;
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use cproxy_benches::report::{Report, check_output};
-use cproxy_benches::{node, subject};
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::cproxy_binary;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::writer::Writer;
+use cproxy_benches::{
+    node,
+    report::{Report, check_output},
+    subject,
+};
+use cproxy_tests::{
+    control_plane::ControlPlane, population::Shape, process::cproxy_binary, sandbox::Sandbox, writer::Writer,
+};
 
-use crate::fleet::Kind;
-use crate::measure::{Place, Plan};
+use crate::{
+    fleet::Kind,
+    measure::{Place, Plan},
+};
 
 const PREFIX: &str = "cproxy-bench";
 
@@ -36,10 +38,12 @@ const NAMESPACES_MAX: u32 = 60;
 #[command(name = "fanout", about = "What each further agent costs the API server")]
 struct Arguments {
     /// How many agents; more numbers, separated by commas, are one fleet after the other
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 10, 50, 100], value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 10, 50, 100])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000))]
     agents: Vec<u32>,
     /// The same of kube-proxies
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 10], value_parser = clap::value_parser!(u32).range(0..=40))]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 10])]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=40))]
     kube_proxies: Vec<u32>,
     /// How many Services, and how many endpoints each has
     #[arg(long, value_name = "SERVICESxENDPOINTS", default_value = "1000x10")]

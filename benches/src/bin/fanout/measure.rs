@@ -1,14 +1,18 @@
 //! The measurements of one fleet.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::{rest, subject};
-use cproxy_tests::control_plane::ControlPlane;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::usage::{Memory, cpu_time};
-use cproxy_tests::writer::Writer;
+use cproxy_tests::{
+    control_plane::ControlPlane,
+    sandbox::Sandbox,
+    usage::{Memory, cpu_time},
+    writer::Writer,
+};
 
 use crate::fleet::{Fleet, Kind};
 

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Figure, Report, Table};
+use cproxy_benches::{
+    paired::Estimate,
+    plot::{Axis, Chart, Point, Series},
+    report::{Figure, Report, Table},
+};
 use cproxy_tests::population::Shape;
 use serde_json::{Value, json};
 
-use crate::fleet::Kind;
-use crate::measure::{Found, Plan};
+use crate::{
+    fleet::Kind,
+    measure::{Found, Plan},
+};
 
 const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "first_ready_s", meaning: "all started at once: first ready, s", of: |found| first(&found.ready) },
@@ -130,26 +134,26 @@ fn charts(found: &[Found]) -> Vec<Chart> {
 fn notes(plan: &Plan) -> Vec<String> {
     vec![
         format!(
-            "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM. All are outside \
-             of the API server's network namespace; the bytes that it sends are counted on the links between, headers \
-             included. Medians of {} changes of one EndpointSlice; brackets hold the 95 % interval or, with few samples, the \
-             smallest and the largest value.",
+            "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM. All are \
+             outside of the API server's network namespace; the bytes that it sends are counted on the links between, \
+             headers included. Medians of {} changes of one EndpointSlice; brackets hold the 95 % interval or, with \
+             few samples, the smallest and the largest value.",
             plan.changes
         ),
         format!(
-            "The API server's idle CPU time, measured for {} s before, is subtracted from its CPU time, which can therefore \
-             be below zero where there is little to measure. Its memory includes what its garbage collector has not given \
-             back, so the growth for few clients says little.",
+            "The API server's idle CPU time, measured for {} s before, is subtracted from its CPU time, which can \
+             therefore be below zero where there is little to measure. Its memory includes what its garbage collector \
+             has not given back, so the growth for few clients says little.",
             plan.idle.as_secs_f64()
         ),
         "API server, etcd and all clients share the machine's CPUs. The start of many agents is therefore mostly the \
-         machine's time for loading so many sets of programs, which microVMs spend on CPUs of their own, and not the API \
-         server's. Whether an agent follows a change is read from its maps; whether kube-proxy does, from TCP connections in \
-         the network namespace that each kube-proxy has of its own. kube-proxy has its default settings, with which it writes \
-         its rules at most once a second."
+         machine's time for loading so many sets of programs, which microVMs spend on CPUs of their own, and not the \
+         API server's. Whether an agent follows a change is read from its maps; whether kube-proxy does, from TCP \
+         connections in the network namespace that each kube-proxy has of its own. kube-proxy has its default \
+         settings, with which it writes its rules at most once a second."
             .to_owned(),
-        "The API server is back after a crash: times start when it serves again and show how far apart the clients come \
-         back. The bytes sent then show whether clients resume their watches or list everything again."
+        "The API server is back after a crash: times start when it serves again and show how far apart the clients \
+         come back. The bytes sent then show whether clients resume their watches or list everything again."
             .to_owned(),
     ]
 }

@@ -1,9 +1,11 @@
 //! What an agent has written for one Service, read from its pinned maps: some system calls for each look, whoever has
 //! attached programs where.
 
-use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    path::Path,
+};
 
 use cproxy_benches::bpf::Map;
 use cproxy_ebpf::{Backend, LAYOUT_VERSION, PROTOCOL_TCP, Set, SetWord};

@@ -1,16 +1,20 @@
 //! How evenly long-lived connections are spread over backends.
 
-use std::collections::BTreeMap;
-use std::mem::take;
+use std::{collections::BTreeMap, mem::take};
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::arena::{Arena, Cluster, Peer, Subject};
-use cproxy_benches::plot::{Axis, Chart};
-use cproxy_benches::report::Report;
+use cproxy_benches::{
+    arena::{Arena, Cluster, Peer, Subject},
+    plot::{Axis, Chart},
+    report::Report,
+};
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Measured, Metric, Rounds};
-use crate::{PREFIX, Plan, servers};
+use crate::{
+    PREFIX, Plan,
+    contest::{self, Measured, Metric, Rounds},
+    servers,
+};
 
 const ROUNDS: Rounds = Rounds::of_all(50);
 const CONNECTIONS: [u32; 2] = [40, 400];

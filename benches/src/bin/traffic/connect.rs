@@ -1,13 +1,18 @@
 //! connect(2), call by call.
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::arena::{Arena, Peer};
-use cproxy_benches::report::{Report, Target};
-use cproxy_benches::summary::percentiles;
+use cproxy_benches::{
+    arena::{Arena, Peer},
+    report::{Report, Target},
+    summary::percentiles,
+};
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Measured, Metric, Rounds};
-use crate::{Plan, servers};
+use crate::{
+    Plan,
+    contest::{self, Measured, Metric, Rounds},
+    servers,
+};
 
 /// Connections of one peer in one round.
 const BATCH: u32 = 1_000;
@@ -47,9 +52,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     report.summary.extend([P50, WHOLE].into_iter().filter_map(|metric| contest::summary("Connections", metric, &all)));
     report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", P50, &all));
     report.notes.push(format!(
-        "A round is {BATCH} connections of each participant, one after the other, each closed with a reset; {}. The first \
-         connection of a round comes after all other turns, so its memory is cold. A veth pair joins the namespace of a \
-         peer's clients, which has its rules, and that of the server.",
+        "A round is {BATCH} connections of each participant, one after the other, each closed with a reset; {}. The \
+         first connection of a round comes after all other turns, so its memory is cold. A veth pair joins the \
+         namespace of a peer's clients, which has its rules, and that of the server.",
         plan.rounds(ROUNDS)
     ));
     Ok(report)

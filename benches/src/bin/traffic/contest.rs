@@ -1,17 +1,19 @@
 //! Peers measured in turns: in every round each has one, and what a round finds is compared with what the direct
 //! connection had in the same round.
 
-use std::fmt;
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 use anyhow::Result;
-use cproxy_benches::arena::{Arena, Peer, Stand, Subject};
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Axis, Chart, Point, Series};
-use cproxy_benches::report::{Report, Table, Target, Verdict};
+use cproxy_benches::{
+    arena::{Arena, Peer, Stand, Subject},
+    paired::Estimate,
+    plot::{Axis, Chart, Point, Series},
+    report::{Report, Table, Target, Verdict},
+};
 use serde_json::{Map, Value, json};
 
-/// More than this between the quarters of the direct connection's own samples, as a part of their median: a noisy machine.
+/// More than this between the quarters of the direct connection's own samples, as a part of their median: a noisy
+/// machine.
 const NOISY: f64 = 0.10;
 
 /// One figure that is measured.
@@ -48,8 +50,8 @@ enum Way {
 pub(crate) struct Rounds {
     /// In which everybody has a turn.
     pub(crate) of_all: u32,
-    /// Behind those, in which only the direct connection, cproxy and iptables have one, which targets compare: it takes more
-    /// rounds to settle by how much these differ than what all others cost.
+    /// Behind those, in which only the direct connection, cproxy and iptables have one, which targets compare: it
+    /// takes more rounds to settle by how much these differ than what all others cost.
     pub(crate) of_compared: u32,
 }
 
@@ -228,8 +230,8 @@ impl Measured {
         })
     }
 
-    /// By how much the direct connection's own rounds differ, if that is much: the width of their middle half, as a part of
-    /// their median.
+    /// By how much the direct connection's own rounds differ, if that is much: the width of their middle half, as a
+    /// part of their median.
     fn noise(&self) -> Option<f64> {
         self.direct(0).and_then(spread).filter(|spread| *spread > NOISY)
     }
@@ -265,8 +267,8 @@ pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measu
     let noise = noise.collect::<Vec<_>>();
     if !noise.is_empty() {
         report.notes.push(format!(
-            "{what}: a noisy run. The middle half of the direct connection's rounds spans {}. Noise that lasts for a whole round \
-             does not change its ratios; noise in a part of a round widens their intervals.",
+            "{what}: a noisy run. The middle half of the direct connection's rounds spans {}. Noise that lasts for a \
+             whole round does not change its ratios; noise in a part of a round widens their intervals.",
             noise.join(", ")
         ));
     }

@@ -1,30 +1,34 @@
-//! All peers in one virtual machine, since IPVS is in few kernels that developers have. The processor is emulated, and a
-//! nanosecond of its clocks is an instruction that it has carried out: its times are counts of instructions.
+//! All peers in one virtual machine, since IPVS is in few kernels that developers have. The processor is emulated, and
+//! a nanosecond of its clocks is an instruction that it has carried out: its times are counts of instructions.
 
-use std::fs;
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
+use std::{
+    fs, io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
-use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, marker};
-use cproxy_benches::kube_proxy::KubeProxy;
-use cproxy_benches::node;
-use cproxy_benches::paired::Estimate;
-use cproxy_benches::plot::{Point, Series};
-use cproxy_benches::report::{Report, Table};
-use cproxy_tests::control_plane::{ADDRESS, ControlPlane, PORT};
-use cproxy_tests::guest::{GuestImage, Kernel};
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::cproxy_binary;
-use cproxy_tests::sandbox::Sandbox;
-use cproxy_tests::writer::Writer;
+use cproxy_benches::{
+    arena::{Arena, Cluster, Peer, Subject, marker},
+    kube_proxy::KubeProxy,
+    node,
+    paired::Estimate,
+    plot::{Point, Series},
+    report::{Report, Table},
+};
+use cproxy_tests::{
+    control_plane::{ADDRESS, ControlPlane, PORT},
+    guest::{GuestImage, Kernel},
+    population::Shape,
+    process::cproxy_binary,
+    sandbox::Sandbox,
+    writer::Writer,
+};
 use serde_json::{Value, json};
 
-use crate::contest::Rounds;
-use crate::{PREFIX, Plan, balance, connect, contest, redis, servers, wrk};
+use crate::{PREFIX, Plan, balance, connect, contest, contest::Rounds, redis, servers, wrk};
 
 const SERVICES: [u32; 2] = [10, 5_000];
 const PEERS: [Peer; 5] = [Peer::Direct, Peer::Cproxy, Peer::Iptables, Peer::Nftables, Peer::Ipvs];
@@ -76,11 +80,11 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     ));
     report.charts.push(chart("connect", "Median of connect(2), by instructions", ("connect", "p50_us")));
     report.notes.push(
-        "One virtual machine holds all peers, each in a network namespace of its own, and the servers. Its processor is emulated \
-         (QEMU, TCG, one CPU), and each executed instruction advances its clocks by a nanosecond (-icount shift=0). Times are \
-         therefore counts of instructions, and requests per second are those of a machine that executes 1,000 million instructions \
-         a second, of whatever kind: caches, branches and memory cost nothing there. Ratios say how much work the kernel does; \
-         they are not times of any real processor."
+        "One virtual machine holds all peers, each in a network namespace of its own, and the servers. Its processor \
+         is emulated (QEMU, TCG, one CPU), and each executed instruction advances its clocks by a nanosecond (-icount \
+         shift=0). Times are therefore counts of instructions, and requests per second are those of a machine that \
+         executes 1,000 million instructions a second, of whatever kind: caches, branches and memory cost nothing \
+         there. Ratios say how much work the kernel does; they are not times of any real processor."
             .to_owned(),
     );
     Ok(report)
@@ -101,7 +105,8 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
     let quick = if plan.quick { "--quick" } else { "" };
     let peers: String = plan.peers.iter().map(|peer| format!("--peer {peer} ")).collect();
     let script = format!(
-        "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {endpoints} {peers}{quick} 2>&1\n\
+        "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {endpoints} \
+         {peers}{quick} 2>&1\n\
          echo \"ended: $?\"\npoweroff -f\n",
         own.display()
     );

@@ -1,5 +1,5 @@
-//! What connections through a ClusterIP cost, beside what people would use instead: each peer in a network namespace of its
-//! own, the same servers behind the same Services, one peer after the other in every round.
+//! What connections through a ClusterIP cost, beside what people would use instead: each peer in a network namespace of
+//! its own, the same servers behind the same Services, one peer after the other in every round.
 
 mod balance;
 mod connect;
@@ -14,12 +14,12 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Parser};
-use cproxy_benches::arena::{Arena, Cluster, Peer, Subject, worker};
-use cproxy_benches::report::{self, Report};
-use cproxy_tests::population::Shape;
-use cproxy_tests::sandbox::Sandbox;
-
 use contest::Rounds;
+use cproxy_benches::{
+    arena::{Arena, Cluster, Peer, Subject, worker},
+    report::{self, Report},
+};
+use cproxy_tests::{population::Shape, sandbox::Sandbox};
 
 const PREFIX: &str = "cproxy-bench";
 
@@ -54,7 +54,8 @@ enum Benchmark {
 #[derive(Args, Clone)]
 struct Plan {
     /// How many Services there are; may be given again
-    #[arg(long = "services", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long = "services", value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     services: Vec<u32>,
     /// How many endpoints each has; default: 10, in a virtual machine 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -138,8 +139,8 @@ impl Plan {
         all
     }
 
-    /// The same with all peers and, unless something else was asked for, cproxy alone with `many` Services, which come from
-    /// manifests: an API server takes longer for each Service the more there are. `serve` starts who answers.
+    /// The same with all peers and, unless something else was asked for, cproxy alone with `many` Services, which come
+    /// from manifests: an API server takes longer for each Service the more there are. `serve` starts who answers.
     fn at_each_and_many<S, R>(
         &self,
         benchmark: &'static str,
@@ -163,8 +164,8 @@ impl Plan {
             let mut arena = Arena::new(&sandbox, Cluster::Manifests, &[Peer::Direct, Peer::Cproxy], &[subject])?;
             all.extend(self.at_each(&mut arena, many, &mut report.failures, measure));
             report.notes.push(
-                "In runs without kube-proxy, which have the most Services, cproxy reads manifests instead of an API server; \
-                 programs and maps are the same."
+                "In runs without kube-proxy, which have the most Services, cproxy reads manifests instead of an API \
+                 server; programs and maps are the same."
                     .to_owned(),
             );
         }

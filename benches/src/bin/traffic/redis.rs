@@ -1,19 +1,20 @@
 //! redis: connections that stay, short ones, a client behind a macvlan, and connections that are idle for long.
 
-use std::fs;
-use std::net::SocketAddr;
-use std::process::Command;
-use std::thread;
-use std::time::Duration;
+use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::arena::{Arena, Peer};
-use cproxy_benches::report::{Report, Table};
+use cproxy_benches::{
+    arena::{Arena, Peer},
+    report::{Report, Table},
+};
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::{Value, json};
 
-use crate::contest::{self, Metric, Rounds};
-use crate::{PREFIX, Plan, servers};
+use crate::{
+    PREFIX, Plan,
+    contest::{self, Metric, Rounds},
+    servers,
+};
 
 const ROUNDS: Rounds = Rounds::of_all(20);
 const SERVICES: [u32; 2] = [10, 5_000];
@@ -63,8 +64,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     report.charts.push(contest::chart("stay", "redis, requests per second on connections that stay", 0, &staying));
     report.charts.push(contest::chart("short", "redis, requests per second on short connections", 0, &short));
     report.notes.push(format!(
-        "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {}. Its latencies, like those of \
-         wrk, leave out connect().",
+        "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {}. Its latencies, like those \
+         of wrk, leave out connect().",
         plan.rounds(ROUNDS)
     ));
     idle(&mut arena, &mut report)?;
@@ -110,13 +111,15 @@ pub(crate) fn idle(arena: &mut Arena<'_>, report: &mut Report) -> Result<()> {
     note_samples(report, "idle_alive", json.collect::<serde_json::Map<_, _>>().into());
     report.notes.push(format!(
         "Idle connections: conntrack forgets an established connection after 5 days, IPVS after 15 minutes; here \
-         nf_conntrack_tcp_timeout_established and kube-proxy's ipvs.tcpTimeout are {EXPIRY_SECONDS} s. A connection that \
-         iptables or nftables has forgotten survives only where the rules happen to choose the same endpoint again."
+         nf_conntrack_tcp_timeout_established and kube-proxy's ipvs.tcpTimeout are {EXPIRY_SECONDS} s. A connection \
+         that iptables or nftables has forgotten survives only where the rules happen to choose the same endpoint \
+         again."
     ));
     Ok(())
 }
 
-/// A pod on a macvlan interface of its node: what it sends does not pass the node's own network stack, where the rules are.
+/// A pod on a macvlan interface of its node: what it sends does not pass the node's own network stack, where the rules
+/// are.
 fn macvlan(arena: &mut Arena<'_>, vip: &SocketAddr, report: &mut Report) -> Result<()> {
     let mut cells = Vec::new();
     for (number, stand) in arena.stands.iter().enumerate() {

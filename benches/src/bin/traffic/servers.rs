@@ -1,17 +1,23 @@
 //! The servers that are connected to, and the Services before them.
 
-use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::arena::{Arena, Subject};
-use cproxy_benches::report::Report;
-use cproxy_tests::echo::{self, Server};
-use cproxy_tests::process::{Daemon, cproxy_binary};
-use cproxy_tests::sandbox::{Placement, Sandbox};
+use cproxy_benches::{
+    arena::{Arena, Subject},
+    report::Report,
+};
+use cproxy_tests::{
+    echo::{self, Server},
+    process::{Daemon, cproxy_binary},
+    sandbox::{Placement, Sandbox},
+};
 use serde_json::json;
 
 /// More than the connections that a client makes in one go; as many as the kernel allows by default
@@ -120,7 +126,8 @@ pub(crate) fn nginx(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
     let configuration = format!(
         "daemon off; worker_processes auto; pid {0}/pid; error_log stderr crit; worker_rlimit_nofile 16384;\n\
          events {{ worker_connections 8192; }}\n\
-         http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {0}/body; proxy_temp_path {0}/proxy;\n\
+         http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {0}/body; proxy_temp_path \
+         {0}/proxy;\n\
          fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
          server {{ listen {backend} backlog=8192 reuseport; location / {{ return 200 \"hello\\n\"; }} }} }}\n",
         dir.display()

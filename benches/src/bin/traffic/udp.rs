@@ -1,15 +1,17 @@
 //! DNS over UDP, and one stream of many bytes.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::report::Report;
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::Value;
 
-use crate::contest::{self, Metric, Rounds};
-use crate::{PREFIX, Plan, servers};
+use crate::{
+    PREFIX, Plan,
+    contest::{self, Metric, Rounds},
+    servers,
+};
 
 const ROUNDS: Rounds = Rounds::of_all(7);
 const SECONDS: u32 = 3;
@@ -26,8 +28,8 @@ const BULK: [Metric; 2] = [
     Metric { key: "cpu_percent", meaning: "sender's CPU, %", digits: 0, is_compared: false },
 ];
 
-/// Sockets, and questions that are under way on all of them. With one on each, dnsperf spends its time waiting for its own threads, and
-/// from round to round queries per second differ tenfold.
+/// Sockets, and questions that are under way on all of them. With one on each, dnsperf spends its time waiting for its
+/// own threads, and from round to round queries per second differ tenfold.
 const CLIENTS: &str = "10";
 const OUTSTANDING: &str = "100";
 

@@ -1,15 +1,19 @@
 //! wrk with short HTTP connections to nginx.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::arena::{Arena, Peer};
-use cproxy_benches::report::{Report, Target};
+use cproxy_benches::{
+    arena::{Arena, Peer},
+    report::{Report, Target},
+};
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::contest::{self, Measured, Metric, Participant, Rounds};
-use crate::{Plan, servers};
+use crate::{
+    Plan,
+    contest::{self, Measured, Metric, Participant, Rounds},
+    servers,
+};
 
 const CONNECTIONS: u32 = 2_000;
 const THREADS: u32 = 2;
@@ -76,9 +80,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         &all,
     ));
     report.notes.push(format!(
-        "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, on the same \
-         CPUs; {}. \"Errors\" are connections that failed or timed out during a round. wrk's clock starts when the request is \
-         sent: its latencies leave out the time of connect(), its requests per second include it.",
+        "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, \
+         on the same CPUs; {}. \"Errors\" are connections that failed or timed out during a round. wrk's clock starts \
+         when the request is sent: its latencies leave out the time of connect(), its requests per second include it.",
         plan.rounds(ROUNDS)
     ));
     Ok(report)

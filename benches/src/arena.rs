@@ -1,35 +1,38 @@
-//! Where peers are measured side by side: the same servers behind the same Services, and for each peer a network namespace
-//! of its own with a link to them, so that nobody's rules slow another.
+//! Where peers are measured side by side: the same servers behind the same Services, and for each peer a network
+//! namespace of its own with a link to them, so that nobody's rules slow another.
 //!
-//! The servers are in the sandbox's namespace, which has no rules at all. The programs of cproxy see the clients of cproxy
-//! alone, which are in the sandbox's cgroup; all others are outside of it.
+//! The servers are in the sandbox's namespace, which has no rules at all. The programs of cproxy see the clients of
+//! cproxy alone, which are in the sandbox's cgroup; all others are outside of it.
 
 pub mod worker;
 
-use std::ffi::OsStr;
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    ffi::OsStr,
+    fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use cproxy_tests::control_plane::{ControlPlane, NODE};
-use cproxy_tests::echo::{self, Server};
-use cproxy_tests::manifest::{self, Service, Slice};
-use cproxy_tests::population::Shape;
-use cproxy_tests::process::{Agent, Daemon, RunningAgent, cproxy};
-use cproxy_tests::sandbox::{Netns, Placement, Sandbox};
-use cproxy_tests::usage::cpu_time;
-use cproxy_tests::writer::Writer;
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    echo::{self, Server},
+    manifest::{self, Service, Slice},
+    population::Shape,
+    process::{Agent, Daemon, RunningAgent, cproxy},
+    sandbox::{Netns, Placement, Sandbox},
+    usage::cpu_time,
+    writer::Writer,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use self::worker::Worker;
-use crate::kube_proxy::KubeProxy;
-use crate::{node, rest};
+use crate::{kube_proxy::KubeProxy, node, rest};
 
 /// Longer than anybody takes to follow the API server.
 const TIMEOUT: Duration = Duration::from_secs(900);
@@ -136,8 +139,8 @@ pub enum Cluster<'s> {
         /// kube-proxy, and how it is reached as kube-proxy.
         kube_proxy: KubeProxy,
     },
-    /// In the sandbox's directory of manifests. kube-proxy cannot follow; but an API server takes longer for each Service the
-    /// more there are, for tens of thousands half an hour.
+    /// In the sandbox's directory of manifests. kube-proxy cannot follow; but an API server takes longer for each
+    /// Service the more there are, for tens of thousands half an hour.
     Manifests,
 }
 
@@ -262,7 +265,8 @@ impl<'s> Arena<'s> {
         }
         for stand in &mut self.stands {
             stand.wait_for_rest()?;
-            // Rules of kube-proxy's mode ipvs come one by one, and a connection may be answered before the last of them.
+            // Rules of kube-proxy's mode ipvs come one by one, and a connection may be answered before the last of
+            // them.
             stand.wait_for(marker.vip).with_context(|| format!("{}, once at rest", stand.peer))?;
         }
         Ok(())
@@ -412,7 +416,8 @@ fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("this program has no path")
 }
 
-/// A command in a peer's namespace and, if it is cproxy's, in the cgroup that the programs are attached to, else in another.
+/// A command in a peer's namespace and, if it is cproxy's, in the cgroup that the programs are attached to, else in
+/// another.
 fn client(sandbox: &Sandbox, netns: &Netns, peer: Peer, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", netns.path().display())).arg(program);
