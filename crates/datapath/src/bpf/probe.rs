@@ -4,7 +4,6 @@ use std::io;
 
 pub use aya::maps::MapType;
 use aya::sys::is_map_supported;
-
 use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_insn, bpf_prog_type};
 
 use super::{
