@@ -18,6 +18,7 @@ use super::{
     map_spec::{MapShape, MapSpec},
     open::{Access, open_map},
     pins::PinDir,
+    root_cause,
     syscalls::{inner_map_id, map_create, obj_pin, set_inner_map},
 };
 
@@ -42,7 +43,8 @@ impl ResizableMap {
     /// Opens the outer map.
     pub(super) fn open(pins: &PinDir, spec: MapSpec, access: Access) -> Result<Self, TableError> {
         let path = pins.object(spec.name);
-        let outer = open_map(&path, access).map_err(|error| TableError::Open(path, error))?;
+        let outer =
+            open_map(&path, access).map_err(|error| TableError::Pin(path, io::Error::other(root_cause(&error))))?;
         Ok(Self { spec, pins: pins.clone(), access, outer })
     }
 

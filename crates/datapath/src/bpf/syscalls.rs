@@ -2,7 +2,8 @@
 
 use std::{
     ffi::{CString, c_char},
-    io, mem,
+    io,
+    mem::{self, offset_of},
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -11,7 +12,10 @@ use std::{
 };
 
 use aya::Pod;
-use aya_obj::generated::{BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_JMP, BPF_K, BPF_MOV, bpf_func_id, bpf_link_info};
+use aya_obj::generated::{
+    BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_JMP, BPF_K, BPF_MOV, bpf_attr__bindgen_ty_1 as MapCreate, bpf_func_id,
+    bpf_link_info,
+};
 pub use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_type, bpf_stats_type};
 
 use super::map_spec::MapShape;
@@ -28,10 +32,15 @@ pub fn no_arguments() -> bpf_attr {
 /// # Errors
 /// As the command has them.
 pub fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
+    bpf_prefix(command, attr, size_of::<bpf_attr>())
+}
+
+fn bpf_prefix(command: bpf_cmd, attr: &mut bpf_attr, size_bytes: usize) -> io::Result<i32> {
+    let size_bytes = size_bytes.min(size_of::<bpf_attr>());
     let command = command as libc::c_long;
-    // SAFETY: `attr` is live and of the size given. The kernel refuses one that is longer than its own, unless the rest is
+    // SAFETY: `attr` is live and at least of the size given. The kernel refuses one that is longer than its own, unless the rest is
     // zero; it is, since no older kernel has a command that sets it.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<bpf_attr>()) };
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_bytes) };
     match result {
         -1 => Err(io::Error::last_os_error()),
         value => Ok(value as i32),
@@ -43,9 +52,12 @@ pub fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
 /// # Errors
 /// As the command has them.
 pub fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
-    let fd = bpf(command, attr)?;
+    bpf(command, attr).map(owned)
+}
+
+fn owned(fd: i32) -> OwnedFd {
     // SAFETY: the kernel has just returned this descriptor, and nothing else uses it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// `register = immediate`
@@ -104,7 +116,8 @@ pub(super) fn map_create(shape: MapShape, name: &str) -> io::Result<OwnedFd> {
     attr.__bindgen_anon_1.max_entries = shape.entries;
     attr.__bindgen_anon_1.map_flags = shape.flags;
     attr.__bindgen_anon_1.map_name = object_name(name);
-    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
+    // By this size the tests tell the maps that the agent makes from those of aya.
+    bpf_prefix(bpf_cmd::BPF_MAP_CREATE, &mut attr, offset_of!(MapCreate, map_ifindex)).map(owned)
 }
 
 fn object_name(name: &str) -> [c_char; 16] {
