@@ -43,7 +43,7 @@ impl AttachType {
     /// `BPF_CGROUP_INET_SOCK_RELEASE`.
     pub const SOCK_RELEASE: Self = Self(34);
 
-    /// What type of program the hook takes (include/uapi/linux/bpf.h, `enum bpf_prog_type`).
+    /// Program type of the hook (include/uapi/linux/bpf.h, `enum bpf_prog_type`).
     fn program_type(self) -> u32 {
         if self == Self::SOCK_RELEASE { CGROUP_SOCK } else { CGROUP_SOCK_ADDR }
     }
@@ -53,12 +53,12 @@ impl AttachType {
 #[derive(Debug)]
 pub struct Program(OwnedFd);
 
-/// What the kernel says of a program.
+/// The kernel's information about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramInfo {
     /// How many instructions the verifier went through.
     pub verified_instructions: u64,
-    /// How often it has run, while somebody had statistics on.
+    /// How often it has run, while statistics were on.
     pub runs: u64,
     /// How long these runs took together.
     pub run_time_ns: u64,
@@ -117,7 +117,7 @@ impl Program {
         Ok(Self(program))
     }
 
-    /// What the kernel says of it now.
+    /// The kernel's information about it now.
     ///
     /// # Errors
     /// `/proc` is not mounted, or the kernel is older than 5.16.
@@ -171,7 +171,7 @@ impl Link {
 }
 
 /// Has the kernel time every program's runs until the descriptor is closed, by whatever end of this process: the same
-/// as the sysctl `kernel.bpf_stats_enabled`, which somebody would have to restore.
+/// as the sysctl `kernel.bpf_stats_enabled`, which would have to be restored.
 ///
 /// # Errors
 /// The kernel is older than 5.8.
@@ -234,7 +234,7 @@ fn field(fdinfo: &str, name: &str) -> io::Result<u64> {
 
 fn bpf_fd<Attr>(command: libc::c_long, attr: &mut Attr) -> io::Result<OwnedFd> {
     let fd = bpf(command, attr)?;
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -80,13 +80,13 @@ struct Suite {
     targets: &'static [&'static str],
     /// Arguments of the test binaries.
     harness: &'static [&'static str],
-    /// What it needs besides a compiler.
+    /// Requirements besides a compiler.
     needs: &'static [Need],
     /// The name that leaves it out.
     part: Option<Part>,
 }
 
-/// What can be missing; a suite that needs it then fails.
+/// Requirement of a suite, which fails where it is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Need {
     Agent,
@@ -308,7 +308,7 @@ fn tests(suites: &[&Suite]) -> Command {
     command
 }
 
-/// What suites are given.
+/// Supplies of the suites.
 struct Fixture<'a> {
     arguments: &'a Arguments,
     machine: &'a Machine,
@@ -408,7 +408,7 @@ impl Fixture<'_> {
     }
 }
 
-/// What a run of test binaries amounts to.
+/// Outcome of a run of test binaries.
 pub(crate) fn judge(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
     let outcome = Outcome::new(name, counts);
     if !status.success() && counts.failed == 0 {
