@@ -32,18 +32,7 @@ const DECISIONS_INDEX: &str = "README.md";
 const SKIPPED: [&str; 2] = ["target", ".git"];
 
 /// Not held to the rules about lines yet.
-const EXEMPT: [&str; 10] = [
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "README.md",
-    "cproxy",
-    "cproxy-ebpf",
-    "crates",
-    "docs",
-    "fuzz",
-    "tests",
-];
+const EXEMPT: [&str; 6] = ["ARCHITECTURE.md", "cproxy", "cproxy-ebpf", "crates", "fuzz", "tests"];
 
 /// Fails, after naming each breach, when a file breaks a rule.
 pub(crate) fn check() -> Result<()> {
