@@ -1,5 +1,5 @@
 //! Where peers are measured side by side: the same servers behind the same Services, and for each peer a network
-//! namespace of its own with a link to them, so that nobody's rules slow another.
+//! namespace of its own with a link to them, so that no peer's rules slow another.
 //!
 //! The servers are in the sandbox's namespace, which has no rules at all. The programs of cproxy see the clients of
 //! cproxy alone, which are in the sandbox's cgroup; all others are outside of it.
@@ -40,7 +40,7 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 const REMARK: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Who does next to nothing for so long is at rest.
+/// A process that does next to nothing for this long is at rest.
 const REST: Duration = Duration::from_secs(2);
 
 /// Where the kernel shows its tables of IPVS, if it has it.
@@ -48,10 +48,10 @@ const IPVS: &str = "/proc/net/ip_vs";
 
 /// The first of the ClusterIPs that tell that everything before them is in force.
 const FIRST_MARKER: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 0);
-/// Who answers behind them.
+/// Backend of the marker.
 const MARKER_BACKEND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 255, 1)), 8080);
 
-/// Who brings a connection to its backend.
+/// Way of a connection to its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Peer {
     /// Nobody: the client connects to the pod.
@@ -76,7 +76,7 @@ impl Peer {
         matches!(self, Self::Cproxy | Self::CproxyRoundRobin)
     }
 
-    /// What kube-proxy calls it.
+    /// The mode's name in kube-proxy's configuration.
     fn mode(self) -> Option<&'static str> {
         match self {
             Self::Direct | Self::Cproxy | Self::CproxyRoundRobin => None,
@@ -128,11 +128,11 @@ impl Subject {
     }
 }
 
-/// Where the Services are that everybody follows.
+/// Source of the Services, which all peers follow.
 pub enum Cluster<'s> {
     /// On an API server in the sandbox.
     Here(Box<Here<'s>>),
-    /// On one that somebody else has filled.
+    /// On one that others have filled.
     Elsewhere {
         /// How it is reached, as the agent.
         agent_kubeconfig: PathBuf,
@@ -193,7 +193,7 @@ impl<'s> Cluster<'s> {
 /// A peer's network namespace, and the process that keeps it as the API server says.
 pub struct Stand<'s> {
     sandbox: &'s Sandbox,
-    /// Whose it is.
+    /// The peer that runs here.
     pub peer: Peer,
     /// Where its clients are.
     pub netns: Netns,
@@ -390,7 +390,7 @@ impl<'s> Stand<'s> {
         Ok(())
     }
 
-    /// Waits until somebody answers behind a ClusterIP.
+    /// Waits until a backend answers behind a ClusterIP.
     fn wait_for(&mut self, vip: SocketAddr) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         let mut said = Instant::now();
@@ -426,7 +426,7 @@ fn client(sandbox: &Sandbox, netns: &Netns, peer: Peer, program: impl AsRef<OsSt
 }
 
 /// Of the clients' namespaces. Many short connections to one address must not run out of ports while those that have
-/// ended wait, whoever is measured.
+/// ended wait, for every peer alike.
 const SYSCTLS: [(&str, &str); 2] =
     [("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535"), ("/proc/sys/net/ipv4/tcp_tw_reuse", "1")];
 

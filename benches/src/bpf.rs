@@ -23,7 +23,7 @@ impl AttachType {
     /// `BPF_CGROUP_INET_SOCK_RELEASE`.
     pub const SOCK_RELEASE: Self = Self(bpf_attach_type::BPF_CGROUP_INET_SOCK_RELEASE as u32);
 
-    /// The type of program that the hook takes.
+    /// Program type of the hook.
     fn program_type(self) -> bpf_prog_type {
         match self {
             Self::SOCK_RELEASE => bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK,
@@ -36,12 +36,12 @@ impl AttachType {
 #[derive(Debug)]
 pub struct Program(OwnedFd);
 
-/// What the kernel says of a program.
+/// The kernel's information about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramInfo {
     /// How many instructions the verifier went through.
     pub verified_instructions: u64,
-    /// How often it has run, while somebody had statistics on.
+    /// How often it has run, while statistics were on.
     pub runs: u64,
     /// How long these runs took together.
     pub run_time_ns: u64,
@@ -68,7 +68,7 @@ impl Program {
         Ok(Self(program))
     }
 
-    /// What the kernel says of it now.
+    /// The kernel's information about it now.
     ///
     /// # Errors
     /// `/proc` is not mounted, or the kernel is older than 5.16.
@@ -109,7 +109,7 @@ impl Link {
 }
 
 /// Has the kernel time every program's runs until the descriptor is closed, by whatever end of this process: the same
-/// as the sysctl `kernel.bpf_stats_enabled`, which somebody would have to restore.
+/// as the sysctl `kernel.bpf_stats_enabled`, which would have to be restored.
 ///
 /// # Errors
 /// The kernel is older than 5.8.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// The program behind all commands of the iptables that writes iptables' rules.
 pub const LEGACY_IPTABLES: &str = "/usr/sbin/xtables-legacy-multi";
 
-/// What it is started with.
+/// Paths and settings of a kube-proxy.
 #[derive(Clone, Debug)]
 pub struct KubeProxy {
     /// The program.
@@ -60,7 +60,7 @@ fn legacy_iptables(sandbox: &Sandbox) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// How long IPVS remembers a connection on which nobody says anything: 15 minutes if nothing is said.
+/// How long IPVS remembers an idle connection; default: 15 minutes.
 const IPVS_TCP_TIMEOUT: &str = "3s";
 
 /// Nothing of it reaches beyond its network namespace: sysctls of the whole machine stay as they are.

@@ -1,5 +1,5 @@
-//! What the benchmarks have in common: how a result is summed up, shown and kept, on what machine it was found, and
-//! what the kernel is asked.
+//! Common parts of the benchmarks: how a result is summed up, shown and kept, the machine it was found on, and
+//! questions to the kernel.
 
 pub mod arena;
 pub mod bpf;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// The machine this runs on.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// What the processor calls itself.
+    /// Name of the processor.
     pub processor: String,
     /// How many CPUs this process may use.
     pub cpus: usize,

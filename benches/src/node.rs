@@ -1,4 +1,4 @@
-//! The node that everybody is on.
+//! The node of all peers.
 
 use cproxy_tests::{
     control_plane::{ControlPlane, NODE},

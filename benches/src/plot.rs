@@ -36,7 +36,7 @@ const MARKER: f64 = 4.0;
 pub struct Chart {
     /// A part of a file's name, such as `wrk-throughput`.
     pub name: String,
-    /// What it shows, above it.
+    /// Heading above the chart.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
@@ -49,7 +49,7 @@ pub struct Chart {
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What is measured, and its unit.
+    /// Quantity and its unit.
     pub label: String,
     /// Whether it is logarithmic; what is not above zero is not drawn then.
     pub is_log: bool,
@@ -58,7 +58,7 @@ pub struct Axis {
 /// A line.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// What the legend calls it.
+    /// Name in the legend.
     pub name: String,
     /// In any order.
     pub points: Vec<Point>,

@@ -1,4 +1,4 @@
-//! What a benchmark has found: tables and notes for whoever waits at the terminal, and everything in files.
+//! Results of a benchmark: tables and notes on the terminal, and everything in files.
 
 mod figure;
 mod verdict;
@@ -24,14 +24,14 @@ use crate::{machine::Machine, paired::Estimate, plot::Chart};
 /// A note for every report of a run with `--quick`.
 const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";
 
-/// What a benchmark has found.
+/// Result of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What `cargo xtask bench` calls it.
+    /// Name that `cargo xtask bench` uses.
     pub benchmark: &'static str,
     /// Each program that was measured, or that took part, and its version.
     pub versions: Vec<(String, String)>,
-    /// What who has little time reads.
+    /// Tables for readers who have little time.
     pub summary: Vec<Table>,
     /// In the order in which they are shown.
     pub tables: Vec<Table>,
@@ -39,7 +39,7 @@ pub struct Report {
     pub charts: Vec<Chart>,
     /// How it was measured, what is not comparable: sentences, each a paragraph.
     pub notes: Vec<String>,
-    /// What could not be measured, and why.
+    /// Failed measurements, with their reasons.
     pub failures: Vec<String>,
     /// Every single sample.
     pub samples: Value,
@@ -48,7 +48,7 @@ pub struct Report {
 /// Rows and columns of text.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// What it is about.
+    /// Heading above the table.
     pub title: String,
     /// The headings, without that of the first column, which names the rows.
     pub columns: Vec<String>,
@@ -214,7 +214,7 @@ fn first_line(bytes: &[u8]) -> Option<String> {
     text.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
-/// What this process was started with, without the directory of the program, as a shell takes it.
+/// Command line of this process, without the directory of the program, quoted for a shell.
 fn command() -> String {
     let mut words = env::args_os().map(|word| word.to_string_lossy().into_owned());
     let program = words.next().unwrap_or_default();

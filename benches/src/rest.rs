@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-/// Who takes no more than this part of a CPU is at rest.
+/// A process that takes no more than one of so many parts of a CPU is at rest.
 const PART: u32 = 50;
 
 /// Waits until `processes` processes, whose CPU time up to now is `cpu`, take next to none for as long as `interval`.

@@ -26,7 +26,7 @@ const TARGET_PORT: u16 = 8080;
 pub const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
 
 /// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules.
-/// Before there are any, nobody answers.
+/// Before there are any, no backend answers.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(25);
 
 /// The longest pause between two looks.
@@ -52,7 +52,7 @@ pub fn slice(changes: usize) -> Value {
     Slice::v4(SUBJECT).tcp("", TARGET_PORT).ready([backend(changes)]).into()
 }
 
-/// Who answers after so many changes.
+/// Backend after so many changes.
 #[must_use]
 pub fn backend(changes: usize) -> IpAddr {
     let [before, after] = BACKENDS;
@@ -78,7 +78,7 @@ pub fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
     Seen(seen)
 }
 
-/// The moment at which somebody will have answered.
+/// The moment of the first answer.
 pub struct Seen(Receiver<Result<Instant>>);
 
 impl Seen {

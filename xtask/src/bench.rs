@@ -18,7 +18,7 @@ use crate::{
 /// Which benchmark, and what to tell it.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// What to measure
+    /// The benchmark, or `all`, or `docs`
     what: What,
     /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists;
     /// `all` takes --quick
@@ -29,23 +29,23 @@ pub(crate) struct Arguments {
 /// A benchmark, or what is done with all of them.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// What connect() takes through a ClusterIP, beside kube-proxy
+    /// Time of connect() through a ClusterIP, beside kube-proxy
     Connect,
-    /// What HTTP clients get through a ClusterIP, beside kube-proxy
+    /// Throughput and latency of HTTP clients through a ClusterIP, beside kube-proxy
     Wrk,
-    /// What redis' clients get through a ClusterIP, beside kube-proxy
+    /// Throughput and latency of redis' clients through a ClusterIP, beside kube-proxy
     Redis,
-    /// What DNS and other UDP clients get through a ClusterIP, beside kube-proxy
+    /// Throughput and latency of DNS and other UDP clients through a ClusterIP, beside kube-proxy
     Udp,
-    /// What the socket programs cost, run by run and call by call
+    /// Cost of the socket programs, run by run and call by call
     Datapath,
-    /// What the agent costs in memory, CPU time and time, beside kube-proxy
+    /// Memory, CPU time and start of the agent, beside kube-proxy
     Agent,
     /// How long the agent takes from its start to a complete table
     Start,
     /// How long a change in the cluster takes until connections follow it
     Propagation,
-    /// What each further agent costs the API server, beside kube-proxy
+    /// Cost of each further agent for the API server, beside kube-proxy
     Fanout,
     /// How evenly connections are spread over endpoints, beside kube-proxy
     Balance,
@@ -57,7 +57,7 @@ enum What {
     Docs,
 }
 
-/// What a benchmark needs besides the agent, each set including those before it.
+/// Requirements of a benchmark besides the agent, each set including those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Needs {
     Nothing,

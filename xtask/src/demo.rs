@@ -14,7 +14,7 @@ use crate::{
 const AGENT: &str = "cproxy";
 const DEMO: &str = "demo";
 
-/// What the demonstration runs against, and which agent.
+/// Options of the demonstration.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Runs against a real Kubernetes control plane on this machine

@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 
 use crate::{agent, paths, run, setup};
 
-/// What to fuzz, and for how long.
+/// Targets, and for how long each runs.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The targets to run, one after the other; all if none is named
@@ -38,11 +38,11 @@ enum Target {
     ApiServer,
     /// Manifest files, as YAML or JSON
     Manifests,
-    /// What an API server sends, cut into objects
+    /// Responses of an API server, cut into objects
     Split,
 }
 
-/// What sancov needs to give libFuzzer counters, their places and the operands of comparisons.
+/// Flags with which sancov gives libFuzzer counters, their places and the operands of comparisons.
 const RUSTFLAGS: [&str; 5] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -198,7 +198,7 @@ fn compile(triple: &str) -> Command {
     command
 }
 
-/// What a run of a target has come to.
+/// Result of a run of a target.
 struct Report {
     executions: u64,
     seconds: u64,
@@ -210,7 +210,7 @@ struct Report {
 struct Finding {
     /// The target's own words.
     why: String,
-    /// What runs its input again.
+    /// Command that runs its input again.
     again: String,
     /// The input, as it can be written in a test: where this ran, its file may be gone by tomorrow.
     input: String,
@@ -248,7 +248,7 @@ fn artifact(log: &str) -> Option<PathBuf> {
     log.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, path)| path.into())
 }
 
-/// What the target said when it broke: a panic's place and message with the values that differ, or libFuzzer's verdict.
+/// The target's words when it broke: a panic's place and message with the values that differ, or libFuzzer's verdict.
 fn reason(log: &str) -> String {
     let start = log.find("panicked at ").or_else(|| log.find("ERROR: libFuzzer")).unwrap_or(log.len());
     let is_more =

@@ -29,7 +29,7 @@ const BUSYBOX: &str = "bin/busybox";
 /// Where the initramfs has nothing and its `init` mounts something.
 const MOUNT_POINTS: [&str; 5] = ["dev", "etc/cproxy", "proc", "run", "sys"];
 
-/// What to make, and of what.
+/// Form and source of an image.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The form
@@ -92,7 +92,7 @@ pub(crate) fn initramfs_of(agent: &Path) -> Result<PathBuf> {
     Ok(write_initramfs(&out, read(agent)?)?.path)
 }
 
-/// What goes over a guest's root file system with this agent, for tests.
+/// The files over a guest's root file system with this agent, for tests.
 pub(crate) fn rootfs_of(agent: &Path) -> Result<PathBuf> {
     let out = default_out();
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
@@ -119,7 +119,7 @@ fn write_initramfs(out: &Path, agent: Vec<u8>) -> Result<Written> {
     write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&initramfs(agent)?, Stamp::find()?)?)?)
 }
 
-/// What has been written.
+/// A file or directory that has been written.
 struct Written {
     path: PathBuf,
     bytes: u64,

@@ -174,7 +174,7 @@ fn succeeded(command: &Command, status: ExitStatus) -> Result<()> {
     Ok(())
 }
 
-/// What went wrong when `command` could not even be started.
+/// Message about a `command` that could not be started.
 pub(crate) fn cannot_start(command: &Command) -> String {
     format!("cannot start `{}`", command.get_program().to_string_lossy())
 }

@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 
 use crate::run;
 
-/// What `setup` is asked to do.
+/// Options of `setup`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Leaves out what only this part of the tests needs

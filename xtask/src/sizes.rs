@@ -15,7 +15,7 @@ use crate::agent::{self, Agent};
 type Header = FileHeader64<LittleEndian>;
 type Elf<'data> = ElfFile64<'data, LittleEndian>;
 
-/// What the project promises about the shipped file.
+/// Limit of the shipped file.
 const LIMIT_BYTES: u64 = 7 << 20;
 
 const SHOWN: usize = 30;
@@ -93,7 +93,7 @@ fn rows(crates: BTreeMap<String, Sums>, file: &Parts) -> Vec<(String, Sums)> {
     rows
 }
 
-/// What a file is made of, in bytes.
+/// Parts of a file, in bytes.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct Parts {
     code: u64,

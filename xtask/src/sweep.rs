@@ -1,5 +1,6 @@
-//! What tests and demonstrations must not leave behind: cgroups, on which an attached program would go on answering,
-//! mounts and temporary directories. All carry the process id of their maker in their name, `cproxy-test-<pid>-<n>`.
+//! Leftovers of tests and demonstrations, of which there should be none: cgroups, on which an attached program would go
+//! on answering, mounts and temporary directories. All carry the process id of their maker in their name,
+//! `cproxy-test-<pid>-<n>`.
 
 use std::{
     env, fmt, fs,
@@ -135,7 +136,7 @@ fn remove_cgroup(directory: &Path) -> Result<()> {
     fs::remove_dir(directory).with_context(|| format!("removing {}", directory.display()))
 }
 
-/// Removes a directory, but never through a mount: what is behind one is somebody else's.
+/// Removes a directory, but never through a mount: the files behind one belong to others.
 fn remove_directory(directory: &Path) -> Result<()> {
     if let Some(mount) = mounts()?.iter().find(|mount| Path::new(&mount.point).starts_with(directory)) {
         bail!("{} is still mounted", mount.point);

@@ -80,13 +80,13 @@ struct Suite {
     targets: &'static [&'static str],
     /// Arguments of the test binaries.
     harness: &'static [&'static str],
-    /// What it needs besides a compiler.
+    /// Requirements besides a compiler.
     needs: &'static [Need],
     /// The name that leaves it out.
     part: Option<Part>,
 }
 
-/// What can be missing; a suite that needs it then fails.
+/// Requirement of a suite, which fails where it is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Need {
     Agent,
@@ -226,7 +226,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     steps.next();
     let mut outcomes = thread::scope(|scope| {
         let products = Products::build(scope, wanted(arguments, &machine));
-        Fixture { arguments, machine: &machine, products, color: arguments.is_coloured() }.outcomes(&compiled)
+        let suites = (0, compiled.len() + usize::from(!arguments.leave_out(Some(Part::Fuzz))));
+        Fixture { arguments, machine: &machine, products, color: arguments.is_coloured(), suites }.outcomes(&compiled)
     });
     outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
     let total = summary::print(&outcomes, arguments.is_coloured());
@@ -308,12 +309,14 @@ fn tests(suites: &[&Suite]) -> Command {
     command
 }
 
-/// What suites are given.
+/// Supplies of the suites.
 struct Fixture<'a> {
     arguments: &'a Arguments,
     machine: &'a Machine,
     products: Products,
     color: bool,
+    /// How many have begun, and how many there are.
+    suites: (usize, usize),
 }
 
 impl Fixture<'_> {
@@ -340,7 +343,8 @@ impl Fixture<'_> {
     }
 
     fn timed(&mut self, name: &'static str, run: impl FnOnce(&mut Self) -> Result<Outcome>) -> Outcome {
-        run::say(format!("test: running suite {name}"));
+        self.suites.0 += 1;
+        run::say(format!("test: suite {} of {}: {name}", self.suites.0, self.suites.1));
         let start = Instant::now();
         let outcome = run(self).unwrap_or_else(|error| Outcome::failed(name, format!("{error:#}")));
         outcome.took(start.elapsed())
@@ -408,7 +412,7 @@ impl Fixture<'_> {
     }
 }
 
-/// What a run of test binaries amounts to.
+/// Outcome of a run of test binaries.
 pub(crate) fn judge(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
     let outcome = Outcome::new(name, counts);
     if !status.success() && counts.failed == 0 {

@@ -42,12 +42,12 @@ const CONTAINERS: &str = "containers::";
 /// Prefix of the names of Debian's kernels.
 const PACKAGED: &str = "debian-";
 
-/// What stock guest kernels leave out and cproxy can do without.
+/// Options that stock guest kernels leave out and cproxy can do without.
 const LEAN: [&str; 1] = ["BPF_JIT"];
-/// What it cannot do without.
+/// Options that it cannot do without.
 const NEEDED: [&str; 2] = ["CGROUP_BPF", "CGROUPS"];
 
-/// What to do with guests.
+/// Verbs about guests.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
     /// Boots each kernel and runs in it every socket call and the agent, against an API server outside (needs root)
@@ -85,7 +85,7 @@ pub(crate) fn run(verb: &Verb) -> Result<ExitCode> {
     }
 }
 
-/// What every guest is started with, besides its kernel.
+/// Files that every guest is started with, besides its kernel.
 #[derive(Clone)]
 pub(crate) struct Fixture {
     agent: PathBuf,
@@ -203,7 +203,7 @@ fn matrix() -> Result<PathBuf> {
     run::executables(&mut command)?.remove("matrix").context("cargo names no file of the test `matrix`")
 }
 
-/// What the tests found out about a kernel.
+/// Facts that the tests found out about a kernel.
 type Row = BTreeMap<String, String>;
 
 fn row(name: &str, report: &Path) -> Row {

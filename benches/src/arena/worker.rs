@@ -102,7 +102,7 @@ impl Drop for Worker {
     }
 }
 
-/// What a worker does: an answer of one line to each line.
+/// Loop of a worker: an answer of one line to each line.
 ///
 /// # Errors
 /// Whoever gave the orders has gone.

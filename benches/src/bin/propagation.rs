@@ -68,7 +68,7 @@ const QUICK: (u32, u32) = (10, 20);
 /// Longer than a change may ever take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What to measure.
+/// Command line.
 #[derive(Parser)]
 #[command(name = "propagation", about = "From an EndpointSlice's change to connections that follow it")]
 struct Arguments {

@@ -23,7 +23,7 @@ const PREFIX: &str = "cproxy-bench";
 /// Longer than a start may ever take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What to measure.
+/// Command line.
 #[derive(Parser)]
 #[command(name = "start", about = "From the agent's start to a complete table")]
 struct Arguments {
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     report.finish(arguments.quick, arguments.output.as_deref())
 }
 
-/// What the log says of each start.
+/// Times of each start, from the log.
 fn starts(shape: Shape, count: u32) -> Result<Vec<Value>> {
     let sandbox = Sandbox::new(PREFIX);
     manifest::write(&sandbox.manifest_dir(), "all.json", shape.objects(0..shape.services));

@@ -1,9 +1,9 @@
-//! What part of an axis a value is at, and which values a person would write beside it.
+//! Scales of axes: the place of a value, and round values to write beside the axis.
 
 /// About so many intervals between ticks.
 const INTERVALS: f64 = 6.0;
 
-/// What is kept free at both ends of an axis of places, as a part of it.
+/// Free part at both ends of an axis of places.
 const MARGIN: f64 = 0.04;
 
 /// A character of a label takes less than this, with the gap between two labels; in px.
@@ -18,7 +18,7 @@ pub(super) struct Scale {
     is_log: bool,
     /// Where lines cross the chart.
     pub(super) grid: Vec<f64>,
-    /// What is written beside the axis.
+    /// Values beside the axis.
     pub(super) ticks: Vec<Tick>,
 }
 

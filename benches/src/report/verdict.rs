@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Table;
 use crate::paired::Estimate;
 
-/// What a ratio's median is to be.
+/// Aim for a ratio's median.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     /// No more.
@@ -19,11 +19,11 @@ pub enum Target {
 /// A promise, and what was found.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// What was compared with what.
+    /// The two things that are compared.
     pub what: String,
     /// The ratio.
     pub found: Estimate,
-    /// What it is to be.
+    /// The aim.
     pub target: Target,
 }
 

@@ -101,7 +101,7 @@ fn config(labels: &BTreeMap<String, String>, layer: &str, stamp: Stamp) -> Resul
         "os": "linux",
         "config": {
             // Loading programs, attaching them to the machine's cgroup and closing other processes' sockets takes
-            // capabilities that runtimes give to nobody but root. By number: the image has no /etc/passwd.
+            // capabilities that runtimes give to root alone. By number: the image has no /etc/passwd.
             "User": "0:0",
             "Entrypoint": [format!("/{AGENT}")],
             "Cmd": ["run"],
@@ -114,7 +114,7 @@ fn config(labels: &BTreeMap<String, String>, layer: &str, stamp: Stamp) -> Resul
     }))
 }
 
-/// What is not known is left out.
+/// Labels of the image; unknown ones are left out.
 fn labels(stamp: Stamp) -> BTreeMap<String, String> {
     let known = [
         ("title", Some("cproxy".to_owned())),

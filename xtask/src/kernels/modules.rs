@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 /// The network card of a virtual machine, and what tells the agent of sockets.
 pub(super) const GUEST: [&str; 5] = ["virtio_pci", "virtio_net", "inet_diag", "tcp_diag", "udp_diag"];
 
-/// What kube-proxy's rules are made of, in all its modes, and what its pods are connected by.
+/// Modules of kube-proxy's rules, in all its modes, and of the links to its pods.
 pub(super) const KUBE_PROXY: [&str; 48] = [
     "veth",
     "dummy",
@@ -116,7 +116,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("reading {}", path.display()))
 }
 
-/// What a module's section `.modinfo` says that it depends on: texts with a zero byte behind each.
+/// Dependencies in a module's section `.modinfo`: texts with a zero byte behind each.
 fn dependencies(content: &[u8]) -> Vec<String> {
     let list = content.split(|&byte| byte == 0).find_map(|text| text.strip_prefix(b"depends="));
     let names = String::from_utf8_lossy(list.unwrap_or_default()).into_owned();

@@ -78,7 +78,7 @@ pub(super) fn unpack(package: &str, root: &Path) -> Result<()> {
     fs::remove_file(&archive).with_context(|| format!("removing {}", archive.display()))
 }
 
-/// What in a directory has a name that begins so.
+/// The entry of a directory whose name begins so.
 pub(super) fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))?;
     let mut paths = entries.flatten().map(|entry| entry.path());

@@ -13,7 +13,7 @@ use crate::{paths, run};
 /// A command and the Debian packages that bring it.
 type Provided = (&'static str, &'static [&'static str]);
 
-/// What builds and most tests call.
+/// Commands of builds and of most tests.
 static COMMANDS: [Provided; 14] = [
     ("bindfs", &["bindfs"]),
     ("c++", &["g++"]),
@@ -31,7 +31,7 @@ static COMMANDS: [Provided; 14] = [
     ("unshare", &["util-linux"]),
 ];
 
-/// What kube-proxy calls, which tests and benchmarks run beside the agent.
+/// Commands of kube-proxy, which tests and benchmarks run beside the agent.
 static CLUSTER: [Provided; 2] = [("iptables", &["iptables"]), ("nft", &["nftables"])];
 
 /// Programs that tests run through ClusterIPs.
@@ -44,7 +44,7 @@ static PROGRAMS: [Provided; 6] = [
     ("redis-cli", &["redis-tools"]),
 ];
 
-/// What benchmarks send requests with and to, and what they look at beside the agent.
+/// Clients, servers and peers of benchmarks.
 static BENCHES: [Provided; 10] = [
     ("dnsmasq", &["dnsmasq-base"]),
     ("dnsperf", &["dnsperf"]),
@@ -61,13 +61,13 @@ static BENCHES: [Provided; 10] = [
 /// Commands of [`BENCHES`] whose packages have a service of the same name.
 const SERVICES: [&str; 2] = ["nginx", "redis-server"];
 
-/// What is put into images.
+/// Programs that are put into images.
 static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 
-/// What images are held against.
+/// Tools that check images.
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
-/// What starts guests.
+/// Commands that start guests.
 static GUESTS: [Provided; 8] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
@@ -79,7 +79,7 @@ static GUESTS: [Provided; 8] = [
     ("xz", &["xz-utils"]),
 ];
 
-/// What builds guest kernels, besides a compiler.
+/// Commands that build guest kernels, besides a compiler.
 static KERNELS: [Provided; 4] = [("bc", &["bc"]), ("bison", &["bison"]), ("flex", &["flex"]), ("xz", &["xz-utils"])];
 
 /// The library that the kernel's own tools are linked with.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{paths, run};
 
-/// What Debian's packages ask before they start a service, and what 101 answers: no.
+/// Script that Debian's packages ask before they start a service; 101 forbids it.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 const NO: &str = "#!/bin/sh\nexit 101\n";
 

@@ -29,7 +29,7 @@ pub(crate) struct Compiler {
     pub(crate) llvm: u32,
     /// Whether it takes unstable options only when told that it bootstraps itself, as a stable one does.
     bootstrap: bool,
-    /// What it is, for people.
+    /// Description for messages.
     name: String,
 }
 

@@ -1,4 +1,4 @@
-//! What suites need and takes minutes to build: built in the background, one after the other, while other suites run.
+//! Products that take minutes to build: built in the background, one after the other, while suites that need none run.
 
 use std::{
     path::PathBuf,
@@ -34,7 +34,7 @@ pub(super) struct Wanted {
     pub(super) is_with_fuzzer: bool,
 }
 
-/// What is built so far.
+/// Products that are built so far.
 #[derive(Default)]
 struct Finished {
     agent: Option<Built<Agent>>,
@@ -86,7 +86,7 @@ impl Products {
         self.wait_for(|finished| finished.oldest.as_ref())
     }
 
-    /// What guests are started with, and their kernel.
+    /// Files that guests are started with, and their kernel.
     pub(super) fn guests(&mut self) -> Result<&(vm::Fixture, PathBuf)> {
         self.wait_for(|finished| finished.guests.as_ref())
     }

@@ -35,7 +35,7 @@ impl AddAssign for Counts {
     }
 }
 
-/// What became of a suite.
+/// Outcome of a suite.
 pub(crate) struct Outcome {
     name: String,
     counts: Counts,

@@ -1,4 +1,4 @@
-//! What the agent costs beside kube-proxy: memory, CPU time, and time until the kernel has what the API server has.
+//! Cost of the agent beside kube-proxy: memory, CPU time, and time until the kernel has the API server's objects.
 //!
 //! All follow the same objects of one API server, one after the other, so that none takes the CPUs from another, and
 //! each kube-proxy in a network namespace of its own, which its rules go with. What is in the kernel is asked with TCP
@@ -33,7 +33,7 @@ use crate::{
 
 const PREFIX: &str = "cproxy-bench";
 
-/// What all can follow.
+/// Shapes that every peer can follow.
 const USUAL: [Shape; 2] = [Shape::new(100, 10), Shape::new(5_000, 10)];
 /// For cproxy alone: each kube-proxy takes minutes for it.
 const MANY: Shape = Shape::new(10_000, 25);
@@ -43,7 +43,7 @@ const BURST: usize = 1_000;
 /// So often, to see whether memory grows with it.
 const BURSTS: u32 = 5;
 
-/// What to measure.
+/// Command line.
 #[derive(Parser)]
 #[command(name = "agent", about = "What the agent costs beside kube-proxy")]
 struct Arguments {
@@ -51,7 +51,7 @@ struct Arguments {
     /// alone, 10000x25
     #[arg(long = "shape", value_name = "SERVICESxENDPOINTS")]
     shapes: Vec<Shape>,
-    /// Whose costs; may be given again; default: all
+    /// Peer to measure; may be given again; default: all
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
     /// How often each is started
@@ -68,7 +68,7 @@ struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// What was found with one shape.
+/// Measurements with one shape.
 struct Column {
     shape: Shape,
     found: Vec<Found>,
@@ -133,7 +133,7 @@ fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<(
             }
         }
     }
-    // An orderly end would take a second, and nobody is left to mind.
+    // An orderly end would take a second, and no client is left.
     control_plane.kill_api_server();
     Column { shape, found, failures }
 }

@@ -137,8 +137,8 @@ fn quiet(running: &Running<'_>, interval: Duration) -> Quiet {
     }
 }
 
-/// The last change is that of the Service that can be asked: a watch tells of changes in their order, so that whoever
-/// has it in the kernel has them all.
+/// The last change is that of the Service that can be asked: a watch reports changes in their order, so a client with
+/// the last one in the kernel has them all.
 fn burst(place: &Place<'_>, running: &Running<'_>, plan: &Plan, made: &mut usize) -> Result<Burst> {
     let before = cpu_at_rest(running, plan.rest)?;
     forget_peak(running.pid());

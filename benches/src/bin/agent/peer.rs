@@ -1,4 +1,4 @@
-//! Who is measured, and how each is started and ended.
+//! The peers, and how each is started and ended.
 
 use std::{
     fmt, fs,

@@ -1,4 +1,4 @@
-//! What is measured. Every call's outcome is looked at, so that a case measures what its name says: no route leads to a
+//! Measured calls. Every call's outcome is looked at, so that a case measures what its name says: no route leads to a
 //! ClusterIP, and a call can only succeed there if it is translated.
 
 use std::{
@@ -74,7 +74,7 @@ impl Case {
     }
 }
 
-/// What a suite's times are of.
+/// Object of a suite's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// The program's runs.
@@ -232,7 +232,7 @@ pub(crate) const SUITES: [Suite; 8] = [
     },
 ];
 
-/// What is sent.
+/// Payload of every datagram.
 const DATAGRAM: &[u8] = b"ping";
 
 /// `connect()` on fresh sockets. The connections are accepted after the block: no server thread runs meanwhile, so that

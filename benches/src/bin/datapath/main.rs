@@ -1,4 +1,4 @@
-//! What cproxy's socket programs cost: each program's runs as the kernel times them, and whole system calls.
+//! Cost of cproxy's socket programs: each program's runs as the kernel times them, and whole system calls.
 //!
 //! Times do not carry from machine to machine, nor from one minute of a shared machine to the next; so everything is
 //! compared with something else that is done in the same round: a program with an empty program on the same hook, a
@@ -37,7 +37,7 @@ use crate::{
 /// Rounds of `--quick`.
 const QUICK_ROUNDS: usize = 3;
 
-/// What to measure.
+/// Command line.
 #[derive(Parser)]
 #[command(name = "datapath", about = "What the socket programs cost, run by run and call by call")]
 struct Arguments {
@@ -116,7 +116,7 @@ fn main() -> Result<ExitCode> {
     Ok(if is_met || !arguments.strict { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What is asked for.
+/// Requested columns.
 fn columns<'p>(arguments: &Arguments, peers: &'p [Peers; 2]) -> Vec<Column<'p>> {
     let column = |suite: &'static Suite, peers: &'p Peers| {
         let rows = suite.cases.iter().map(|case| Row { case, times_ns: Vec::new() }).collect();
@@ -214,7 +214,7 @@ impl Column<'_> {
         Some(Series::distribution(self.title(), more).without_ends())
     }
 
-    /// What making a socket's state costs, and the two cases that tell.
+    /// Cost of making a socket's state, and the two cases that show it.
     fn new_state(&self) -> Option<(Estimate, &Row, &Row)> {
         let (made, found) = self.suite.new_state?;
         let (made, found) = (self.rows.get(made)?, self.rows.get(found)?);

@@ -214,7 +214,7 @@ pub(crate) const HOOKS: [Hook; 9] = [
     Hook { name: "sock_release", attach_type: AttachType::SOCK_RELEASE },
 ];
 
-/// What is attached.
+/// Programs on the cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attached {
     /// Nothing.

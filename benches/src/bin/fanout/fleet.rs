@@ -38,7 +38,7 @@ const READY_POLL: Duration = Duration::from_millis(1);
 /// Tells the fleets apart: what one leaves, the next must not meet.
 static FLEET: AtomicU32 = AtomicU32::new(0);
 
-/// Who follows the API server.
+/// Client of the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Cproxy,
@@ -52,7 +52,7 @@ impl Kind {
 /// Running clients. Their end takes everything out of the kernel.
 pub(crate) struct Fleet {
     clients: Clients,
-    /// What they have of networks: the agents share one.
+    /// Network namespaces: the agents share one.
     netns: Vec<Netns>,
 }
 
@@ -96,7 +96,7 @@ impl Fleet {
         self.pids().into_iter().map(cpu_time).sum()
     }
 
-    /// What has come in over their links, headers included.
+    /// Bytes received over their links, headers included.
     pub(crate) fn received_bytes(&self) -> Result<u64> {
         let received = self.netns.iter().map(|netns| netns.run(link_received_bytes));
         received.sum::<io::Result<u64>>().context("reading a link's counters")

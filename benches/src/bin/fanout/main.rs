@@ -1,4 +1,4 @@
-//! What each further agent costs the API server: every microVM has an agent of its own, so that thousands of watchers
+//! Cost of each further agent for the API server: every microVM has an agent of its own, so that thousands of watchers
 //! hang on one API server.
 //!
 //! Fleets of so many agents follow one API server, one fleet after the other; beside them kube-proxies. A fleet starts
@@ -33,7 +33,7 @@ const PREFIX: &str = "cproxy-bench";
 /// Network namespaces that one sandbox has room for beside its own.
 const NAMESPACES_MAX: u32 = 60;
 
-/// What to measure.
+/// Command line.
 #[derive(Parser)]
 #[command(name = "fanout", about = "What each further agent costs the API server")]
 struct Arguments {
@@ -97,7 +97,7 @@ fn main() -> Result<()> {
     }
     let mut report = Report { failures, ..report::of(arguments.shape, &found, &plan) };
     add_versions(&mut report, &place.control_plane);
-    // An orderly end would take a second, and nobody is left to mind.
+    // An orderly end would take a second, and no client is left.
     place.control_plane.kill_api_server();
     report.finish(arguments.quick, arguments.output.as_deref())
 }

@@ -24,9 +24,9 @@ pub(crate) struct Plan {
     pub(crate) changes: u32,
     /// How long is looked whether clients are at rest.
     pub(crate) rest: Duration,
-    /// How long the API server is looked at while nobody wants anything of it.
+    /// For how long the idle API server is measured.
     pub(crate) idle: Duration,
-    /// Who is to see the API server crash and come back.
+    /// Clients that see the API server crash and come back.
     pub(crate) returning: &'static [Kind],
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Found {
     pub(crate) count: u32,
     /// From the first one's start until each was ready.
     pub(crate) ready: Vec<Duration>,
-    /// What the start of all cost.
+    /// Cost of starting all clients.
     pub(crate) start: Cost,
     /// How much larger the API server is with them.
     pub(crate) server_growth_bytes: f64,
@@ -54,17 +54,17 @@ pub(crate) struct Found {
     /// From sending each change until the first, and until the last, has it.
     pub(crate) first_follows: Vec<Duration>,
     pub(crate) last_follows: Vec<Duration>,
-    /// What all changes cost.
+    /// Cost of all changes.
     pub(crate) changes: Cost,
     /// From the moment at which an API server that was started again is ready until each follows a change.
     pub(crate) returns: Vec<Duration>,
-    /// What it sent them until then.
+    /// Bytes it sent them until then.
     pub(crate) return_bytes: u64,
 }
 
-/// What happened between two moments, of all clients together.
+/// Cost between two moments, of all clients together.
 pub(crate) struct Cost {
-    /// Without what it takes when nobody wants anything.
+    /// Without that of the idle API server.
     pub(crate) server_cpu_s: f64,
     pub(crate) clients_cpu: Duration,
     pub(crate) sent_bytes: u64,

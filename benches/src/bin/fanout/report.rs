@@ -173,12 +173,12 @@ fn samples(shape: Shape, found: &[Found], plan: &Plan) -> Value {
     })
 }
 
-/// What falls to each client.
+/// Share of each client.
 fn each(found: &Found, of_all: f64) -> Vec<f64> {
     vec![of_all / f64::from(found.count)]
 }
 
-/// What falls to each change.
+/// Share of each change.
 fn each_change(found: &Found, of_all: f64) -> Vec<f64> {
     vec![of_all / found.first_follows.len().max(1) as f64]
 }

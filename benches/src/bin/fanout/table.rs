@@ -1,5 +1,5 @@
-//! What an agent has written for one Service, read from its pinned maps: some system calls for each look, whoever has
-//! attached programs where.
+//! Rows that an agent has written for one Service, read from its pinned maps: some system calls for each look, on
+//! whatever cgroup programs are attached.
 
 use std::{
     io,

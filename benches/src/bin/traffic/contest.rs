@@ -28,7 +28,7 @@ pub(crate) struct Metric {
     pub(crate) is_compared: bool,
 }
 
-/// Who takes part: a peer's clients.
+/// Participant of a contest: a peer's clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Participant {
     stand: usize,
@@ -48,14 +48,14 @@ enum Way {
 /// How many rounds there are.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounds {
-    /// In which everybody has a turn.
+    /// Rounds in which all participants have a turn.
     pub(crate) of_all: u32,
     /// Behind those, in which only the direct connection, cproxy and iptables have one, which targets compare: it
     /// takes more rounds to settle by how much these differ than what all others cost.
     pub(crate) of_compared: u32,
 }
 
-/// What was found with one number of Services.
+/// Measurements with one number of Services.
 pub(crate) struct Measured {
     metrics: &'static [Metric],
     participants: Vec<(String, Outcome)>,
@@ -117,11 +117,11 @@ pub(crate) fn measure(
 ) -> Measured {
     let names = participants.iter().map(|participant| participant.name(arena)).collect::<Vec<_>>();
     let mut outcomes: Vec<_> = names.iter().map(|_| Outcome::Samples(vec![Vec::new(); metrics.len()])).collect();
-    let everybody = (0..participants.len()).collect::<Vec<_>>();
+    let all = (0..participants.len()).collect::<Vec<_>>();
     let is_compared =
         |index: &usize| participants.get(*index).is_some_and(|participant| participant.is_compared(arena));
-    let compared = everybody.iter().copied().filter(is_compared).collect::<Vec<_>>();
-    let turns = [(everybody, rounds.of_all), (compared, rounds.of_compared)];
+    let compared = all.iter().copied().filter(is_compared).collect::<Vec<_>>();
+    let turns = [(all, rounds.of_all), (compared, rounds.of_compared)];
     let turns = turns.iter().flat_map(|(who, rounds)| (0..*rounds as usize).map(move |round| (who, round)));
     for (who, round) in turns {
         for index in order(who.len(), round).filter_map(|place| who.get(place).copied()) {
@@ -282,7 +282,7 @@ pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measu
     }
 }
 
-/// Whom the direct connection is compared with.
+/// Sentences that compare each peer with the direct connection.
 fn compared(all: &[(u32, Measured)]) -> Vec<String> {
     let names = all.first().map(|(_, measured)| measured.participants.iter().map(|(name, _)| name.clone()));
     names.into_iter().flatten().filter(|name| *name != Peer::Direct.to_string()).collect()
@@ -405,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_a_turn_in_each_round_and_is_behind_many_others() {
+    fn all_have_a_turn_in_each_round_and_is_behind_many_others() {
         for count in 1..9 {
             let mut behind = std::collections::BTreeSet::new();
             for round in 0..count * count {

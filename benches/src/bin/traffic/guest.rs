@@ -46,7 +46,7 @@ const WRK_ROUNDS: Rounds = Rounds::of_all(3);
 const WRK_SECONDS: u32 = 1;
 const BALANCE_ROUNDS: Rounds = Rounds::of_all(3);
 
-/// What comes before the result on the console.
+/// Start of the result's line on the console.
 const RESULT: &str = "result: ";
 /// Where the guest has what it was given.
 const GIVEN: &str = "/given";
@@ -147,7 +147,7 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
     serde_json::from_str(result).context("the guest's result")
 }
 
-/// What every Linux has when its first process begins.
+/// Mounts that an init system makes first.
 const SET_UP: &str = "mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run
 mkdir -p /tmp /sys/fs/cgroup /sys/fs/bpf /var/log/nginx /var/lib/nginx
 mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf
@@ -171,7 +171,7 @@ fn program(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no program {name} in PATH"))
 }
 
-/// What happens in the guest.
+/// The part of the benchmark that runs in the guest.
 pub(crate) fn inside(plan: &Plan) -> Result<()> {
     let sandbox = Sandbox::new(PREFIX);
     relay(&sandbox)?;

@@ -1,5 +1,5 @@
-//! What connections through a ClusterIP cost, beside what people would use instead: each peer in a network namespace of
-//! its own, the same servers behind the same Services, one peer after the other in every round.
+//! Cost of connections through a ClusterIP, beside that of alternatives: each peer in a network namespace of its own,
+//! the same servers behind the same Services, one peer after the other in every round.
 
 mod balance;
 mod connect;
@@ -42,7 +42,7 @@ enum Benchmark {
     Balance(Plan),
     /// The same in a virtual machine, whose kernel has IPVS, timed in instructions
     Guest(Plan),
-    /// What runs in that virtual machine
+    /// The part that runs in that virtual machine
     #[command(hide = true)]
     Inside(Plan),
     /// Carries out orders
@@ -60,7 +60,7 @@ struct Plan {
     /// How many endpoints each has; default: 10, in a virtual machine 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     endpoints: Option<u32>,
-    /// Whose costs; may be given again; default: all that this machine's kernel has
+    /// Peer to measure; may be given again; default: all that this machine's kernel has
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
     /// How many rounds; in each, every peer has its turn
@@ -93,7 +93,7 @@ impl Plan {
         if self.quick { Rounds::of_all(1) } else { self.rounds.map_or(default, Rounds::of_all) }
     }
 
-    /// What would be found out only after long work.
+    /// Checks that would otherwise fail only after long work.
     fn check(&self) -> Result<()> {
         let has = |peer| self.peers.contains(&peer);
         ensure!(

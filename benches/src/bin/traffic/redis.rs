@@ -28,7 +28,7 @@ const METRICS: [Metric; 3] = [
 
 /// Connections that are left idle, on a Service with several endpoints.
 const IDLE: u32 = 30;
-/// What conntrack's five days for an established connection are shortened to, and for how long nothing is sent.
+/// conntrack's timeout of established connections, five days by default, and the length of the silence.
 const EXPIRY_SECONDS: &str = "3";
 const SILENCE: Duration = Duration::from_secs(8);
 const EXPIRY: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
@@ -86,7 +86,7 @@ fn figures(client: &mut Command) -> Result<Vec<f64>> {
     Ok(vec![per_second, p50, p99])
 }
 
-/// Connections on which nobody says anything for longer than conntrack remembers them.
+/// Connections that are idle for longer than conntrack remembers them.
 pub(crate) fn idle(arena: &mut Arena<'_>, report: &mut Report) -> Result<()> {
     for stand in &mut arena.stands {
         // There is none where nothing has asked for conntrack.
@@ -130,7 +130,7 @@ fn macvlan(arena: &mut Arena<'_>, vip: &SocketAddr, report: &mut Report) -> Resu
             },
             Err(error) => format!("not measured: {error:#}"),
         };
-        // It has no rules: by the ClusterIP nobody is reached.
+        // It has no rules: the ClusterIP leads nowhere.
         if stand.peer != Peer::Direct {
             cells.push((stand.peer.to_string(), outcome));
         }
