@@ -34,7 +34,7 @@ use serde_json::Value;
 use self::worker::Worker;
 use crate::{kube_proxy::KubeProxy, node, rest};
 
-/// Longer than anybody takes to follow the API server.
+/// Longer than any peer takes to follow the API server.
 const TIMEOUT: Duration = Duration::from_secs(900);
 /// After this long, the terminal shows what a wait is for.
 const REMARK: Duration = Duration::from_secs(30);
@@ -248,7 +248,7 @@ impl<'s> Arena<'s> {
         if self.services == shape.services {
             return Ok(());
         }
-        // No client works on a half of it.
+        // Programs must not follow a cluster that is half created.
         self.stop();
         eprintln!("creating {} Services with {} endpoints each", shape.services, shape.endpoints);
         let create = |name: &str, objects: &mut dyn Iterator<Item = Value>| {
