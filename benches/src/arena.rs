@@ -34,9 +34,9 @@ use serde_json::Value;
 use self::worker::Worker;
 use crate::{kube_proxy::KubeProxy, node, rest};
 
-/// Longer than anybody takes to follow the API server.
+/// Longer than any peer takes to follow the API server.
 const TIMEOUT: Duration = Duration::from_secs(900);
-/// Whoever waits for longer is told what for.
+/// After this long, the terminal shows what a wait is for.
 const REMARK: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -54,7 +54,7 @@ const MARKER_BACKEND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 
 /// Way of a connection to its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Peer {
-    /// Nobody: the client connects to the pod.
+    /// None: the client connects to the pod.
     Direct,
     /// cproxy.
     Cproxy,
@@ -248,7 +248,7 @@ impl<'s> Arena<'s> {
         if self.services == shape.services {
             return Ok(());
         }
-        // Nobody works on what is half there.
+        // Programs must not follow a cluster that is half created.
         self.stop();
         eprintln!("creating {} Services with {} endpoints each", shape.services, shape.endpoints);
         let create = |name: &str, objects: &mut dyn Iterator<Item = Value>| {
@@ -432,7 +432,7 @@ const SYSCTLS: [(&str, &str); 2] =
 
 impl Drop for Stand<'_> {
     fn drop(&mut self) {
-        // Whoever is stopped does not end.
+        // A stopped process does not end.
         if let Some(daemon) = self.daemon()
             && daemon.exit_status().is_none()
         {

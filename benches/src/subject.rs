@@ -72,7 +72,7 @@ pub fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
     let netns = netns.clone();
     thread::spawn(move || {
         let entered = netns.enter().context("entering a network namespace");
-        // Whoever asked may have given up.
+        // The asking thread may have given up.
         drop(found.send(entered.and_then(|()| wait_for(backend))));
     });
     Seen(seen)
@@ -85,7 +85,7 @@ impl Seen {
     /// Waits for it.
     ///
     /// # Errors
-    /// Nobody has answered within [`TIMEOUT`], or not the one that is looked for.
+    /// No backend has answered within [`TIMEOUT`], or another one than is looked for.
     pub fn wait(self) -> Result<Instant> {
         self.0.recv().context("the thread that looks has ended")?
     }

@@ -55,7 +55,7 @@ fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf>
         return Ok(directory);
     }
     let _lock = lock()?;
-    // Whoever had the lock before may have made it.
+    // The process that had the lock before may have made it.
     match existing(name)? {
         Some(directory) => Ok(directory),
         None => made(name, make),

@@ -286,7 +286,7 @@ fn wanted(arguments: &Arguments, machine: &Machine) -> Wanted {
     }
 }
 
-/// All that [`compile`] compiles and that compiles as yet.
+/// Compiles for [`compile`] as much as the toolchain allows yet.
 fn compile_ahead() -> Command {
     let mut command = run::cargo();
     command.args(["build", "--workspace", "--tests", "--keep-going"]);

@@ -105,7 +105,7 @@ impl Drop for Worker {
 /// Loop of a worker: an answer of one line to each line.
 ///
 /// # Errors
-/// Whoever gave the orders has gone.
+/// The process that gives the orders has gone.
 pub fn run() -> Result<()> {
     let (mut held, mut output) = (Vec::new(), io::stdout().lock());
     for order in io::stdin().lock().lines() {

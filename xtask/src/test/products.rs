@@ -123,7 +123,7 @@ impl Products {
 
 fn build(wanted: Wanted, sender: &Sender<Product>) {
     let send = |product: Product| {
-        // Nobody waits any more when the tests have ended early.
+        // The receiver is gone when the tests have ended early.
         sender.send(product).ok();
     };
     let agent = told(agent::build_logged());
