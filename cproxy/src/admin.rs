@@ -1,9 +1,9 @@
-//! The agent's socket: what only the agent knows, for commands that ask the kernel for the rest.
+//! Socket of the agent: facts that only the agent has, for commands that read the rest from the kernel.
 //!
 //! One request line, one answer, then the connection ends.
 //!
-//! - `services`: the table as the JSON contract has it, names included, without backends: those the kernel has.
-//! - `gauges`: what the agent itself counts, as a JSON object.
+//! - `services`: the table in the form of the JSON contract, with names, without backends, which the kernel has.
+//! - `gauges`: the gauges of the agent, as a JSON object.
 //! - `reseed`: `ok`, once choices are made from a new seed. For a VM that was restored from a snapshot: without it all
 //!   copies of the snapshot choose the same backends, since the kernel's random numbers in BPF are the same in each.
 

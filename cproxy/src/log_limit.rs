@@ -1,6 +1,6 @@
-//! A bound on what is logged, whatever objects and servers do: a serial console writes some 10 KiB a second, and the one
-//! thread of the agent waits for it. Each place in the code has a bound of its own, so that a thousand objects with a
-//! mistake do not hide what becomes of the agent.
+//! Rate limit of the log, whatever objects and servers do: a serial console writes some 10 KiB a second, and the one
+//! thread of the agent waits for it. Each place in the code has its own limit, so that a thousand objects with a
+//! mistake do not hide the agent's other messages.
 
 use std::{
     collections::HashMap,

@@ -137,7 +137,7 @@ fn a_file_is_never_there_as_objects() {
     }
 }
 
-/// Sixteen times the ports may cost sixteen times as much, and some more, but not two hundred and fifty times.
+/// Sixteen times the ports may cost somewhat more than sixteen times as much, but not two hundred and fifty times.
 #[test]
 fn the_cost_of_a_service_grows_with_its_ports_and_not_with_their_square() {
     let cost = |ports: u16| {

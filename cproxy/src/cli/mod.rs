@@ -99,7 +99,7 @@ impl OwnOptions {
     }
 }
 
-/// Anything else would mean something in a field selector.
+/// Node name without characters that have a meaning in a field selector.
 fn node_name(text: &str) -> Result<String, String> {
     let belongs = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let is_name = text.bytes().all(belongs);

@@ -8,7 +8,7 @@ use super::{
     yaml,
 };
 
-/// Maximum number of nodes that aliases may add to a document: a few lines can repeat each other a billion times.
+/// Maximum number of parts that aliases may repeat in a document: a few lines can repeat each other a billion times.
 const REPEATED_MAX: usize = 100_000;
 
 /// Reads a file's text, document by document and item by item. `file` only names it in problems.
@@ -68,10 +68,10 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// A manifest of ten thousand Services is no attack; nesting stays bounded, and what aliases repeat.
+/// Limits of the parser: a manifest of ten thousand Services is allowed; nesting and aliases stay bounded.
 fn yaml_options() -> serde_saphyr::Options {
     serde_saphyr::options! {
-        // Something may be named n or yes.
+        // Names may be n or yes.
         strict_booleans: true,
         with_snippet: false,
         budget: serde_saphyr::budget! {
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// What is in a list's items, in words and in the order of the file.
+    /// Summary of a list's items in the order of the file.
     fn said(fields: [&str; 3]) -> Vec<String> {
         let contents = contents(&format!("{{{}}}", fields.join(", ")));
         let said = contents.events().filter_map(|event| match event {
@@ -212,7 +212,7 @@ mod tests {
         for text in [format!(r#"{{"kind":"List","items":[{service},"#), format!("{service}\n{{")] {
             assert!(parse("f", &text, &Wanted::default()).is_err(), "{text}");
         }
-        // As YAML it is good.
+        // The text is valid YAML.
         let twice = format!("{{kind: List, items: [{service}]}}");
         assert_eq!(counts(&format!("{service}\n---\n{twice}")), (2, 0, 0));
     }

@@ -95,7 +95,7 @@ impl Rescan {
                     let stamp = stamp(&file).ok();
                     (file, stamp)
                 })),
-                // That is what has changed. The files stay as they were, as their content does.
+                // The unreadable path counts as changed. Its files keep their last state and content.
                 Err(_) => {
                     let below = self.seen.iter().filter(|(file, _)| file.starts_with(path));
                     stamps.extend(below.map(|(file, stamp)| (file.clone(), *stamp)));
@@ -135,7 +135,7 @@ mod tests {
         let [tmpfs, ext4, overlay, xfs, fuse, smb2] =
             [0x0102_1994, 0xef53, 0x794c_7630, 0x5846_5342, 0x6573_5546, 0xfe53_4d42].map(is_shared_type);
         assert!(!tmpfs && !ext4 && !overlay && !xfs && fuse && smb2);
-        // Whatever there is on the machine that tests: none of these is a host's or a server's.
+        // None of these paths is on a file system that other machines can change, on any machine that runs the tests.
         assert!(Rescan::of(&["/proc".into(), "/sys/nowhere/at/all".into(), "/dev/null".into()]).is_none());
         assert!(Rescan::of(&[]).is_none());
     }
@@ -171,7 +171,7 @@ mod tests {
         look();
         assert_eq!(look(), [b, missing.clone()]);
 
-        // A server that is away takes nothing with it.
+        // The files of an unreachable server do not count as removed.
         fs::rename(&dir, dir.with_extension("away")).unwrap();
         look();
         assert_eq!(look(), [dir.clone(), missing.clone()]);

@@ -65,8 +65,8 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Watches the directory of each path or, while that does not exist, the nearest one above it: there its return is
-    /// seen. Watching twice is watching once.
+    /// Watches the directory of each path or, while that does not exist, the nearest one above it, which sees its
+    /// return. Watching a directory again has no effect.
     fn add_watches(&mut self) -> Result<(), (PathBuf, rustix::io::Errno)> {
         for path in &self.paths {
             let dir = directory(path);
@@ -157,7 +157,7 @@ async fn due(rescan: Option<&Rescan>) {
     }
 }
 
-/// A file that has just been created is not written yet, and says so when it is; a link says nothing more.
+/// Whether a created entry is complete: a file reports the end of its writing later, a link reports nothing more.
 fn is_complete_at_once(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
 }
