@@ -112,7 +112,8 @@ fn a_thousand_services_take_little() {
     assert!(bytes <= KEPT_BYTES_MAX, "{bytes} bytes");
 }
 
-/// A thousand Services and their slices as one List whose kind comes last, as JSON and as YAML, and document by document.
+/// A thousand Services and their slices as one List whose kind comes last, as JSON and as YAML, and document by
+/// document.
 fn files() -> [(&'static str, String); 3] {
     let objects: Vec<_> =
         (0..1_000).flat_map(|index| [service(index), slice(index, 0)]).map(|value| value.to_string()).collect();

@@ -20,8 +20,9 @@ use tokio::sync::Notify;
 const DELAY: Duration = Duration::from_millis(50);
 /// Pause after a failed pass.
 const RETRY: Duration = Duration::from_secs(5);
-/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a percent.
-/// The cost of finding network namespaces and owners grows with processes and descriptors, which cannot be known before.
+/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a
+/// percent. The cost of finding network namespaces and owners grows with processes and descriptors, which cannot be
+/// known before.
 const REST: u32 = 299;
 /// Longest pause, however long the last pass was: with 50 ms, that is one percent.
 const REST_MAX: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ pub(super) enum Phase {
     Prepare,
     /// Has a child load and attach the programs.
     Install,
-    /// Opens the maps, reads back what is in them, serves `--bootstrap`, finds its own addresses.
+    /// Opens the maps, reads back their content, serves `--bootstrap`, finds its own addresses.
     Open,
     /// Waits for the first complete lists.
     List,

@@ -50,12 +50,13 @@ impl Setting {
     }
 }
 
-/// Makes variables of the settings that nothing else gives. `known` are the variables that there are.
+/// Turns settings that no flag or variable gives into environment variables. `known` are the existing variables.
 ///
 /// To be called while there is one thread.
 ///
 /// # Errors
-/// A setting that has no value or is not known, or a file that cannot be read. The others are in force all the same.
+/// A setting without a value or with an unknown name, or a file that cannot be read. The other settings take effect all
+/// the same.
 #[expect(clippy::disallowed_methods, reason = "nothing else runs yet")]
 pub(super) fn apply(known: impl FnOnce() -> BTreeSet<String>) -> Result<(), SettingsError> {
     let (file, wrong) = of_files(env::var_os(FILE_VARIABLE).map(PathBuf::from));
@@ -127,7 +128,7 @@ fn is_flag_given(variable: &str, mut arguments: impl Iterator<Item = String>) ->
     arguments.any(|argument| argument.split('=').next() == Some(&flag))
 }
 
-/// The parameters for cproxy, as far as `--`: what follows is for others. A value with spaces in it is in double quotes, as the kernel has it.
+/// Parameters for cproxy, up to `--`. A value with spaces is in double quotes, as in the kernel.
 fn of_kernel(command_line: &str) -> Vec<Setting> {
     let mut is_quoted = false;
     let parameters = command_line.split(|char: char| {

@@ -45,7 +45,7 @@ const DESIRED_KEPT_MAX: usize = 64;
 /// Operations that are written together.
 const OPS_AT_ONCE: usize = 256;
 
-/// Plans the writes that make the kernel's table what the store says.
+/// Planner of the writes that make the kernel's table equal to the store.
 ///
 /// A batch has three steps: the claims of its Services change, their sets are published, and the frontends that the
 /// difference has touched are placed.
@@ -123,7 +123,7 @@ impl TablePlanner {
     }
 
     /// Makes the whole table equal the store: after the first complete sync, and whenever the kernel's content is in
-    /// doubt. Removes what no Service claims.
+    /// doubt. Removes frontends and addresses that no Service claims.
     pub fn sync(&mut self, store: &Store) -> Vec<Op> {
         collected(|write| self.sync_by(store, write))
     }
@@ -279,7 +279,7 @@ impl TablePlanner {
         self.drained();
     }
 
-    /// Frees what waited for the grace period that has ended.
+    /// Frees slots and ids after the grace period that they waited for.
     fn drained(&mut self) {
         self.sets.reclaim();
         self.order.drained();

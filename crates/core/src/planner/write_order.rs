@@ -1,4 +1,4 @@
-//! The order of writes: the filter widens before the keys that need it and narrows after them; memory that a program may
+//! Order of writes: the filter widens before the keys that need it and narrows after them; memory that a program may
 //! still read waits for a grace period before it is used again.
 
 use crate::{Address, Family, Filter, Op};
