@@ -1,9 +1,9 @@
-//! The agent's socket: what only the agent knows, for commands that ask the kernel for the rest.
+//! Socket of the agent: facts that only the agent has, for commands that read the rest from the kernel.
 //!
 //! One request line, one answer, then the connection ends.
 //!
-//! - `services`: the table as the JSON contract has it, names included, without backends: those the kernel has.
-//! - `gauges`: what the agent itself counts, as a JSON object.
+//! - `services`: the table in the form of the JSON contract, with names, without backends, which the kernel has.
+//! - `gauges`: the gauges of the agent, as a JSON object.
 //! - `reseed`: `ok`, once choices are made from a new seed. For a VM that was restored from a snapshot: without it all
 //!   copies of the snapshot choose the same backends, since the kernel's random numbers in BPF are the same in each.
 
@@ -32,27 +32,27 @@ const REQUEST_SERVICES: &str = "services\n";
 const REQUEST_GAUGES: &str = "gauges\n";
 const REQUEST_RESEED: &str = "reseed\n";
 const REQUEST_BYTES_MAX: u64 = 64;
-/// How long an answer may take.
+/// Longest time for an answer.
 pub const TIMEOUT: Duration = Duration::from_secs(2);
-/// How many are answered at a time; the others wait. Each holds a copy of the table.
+/// Maximum number of simultaneous answers; other clients wait. Each answer holds a copy of the table.
 const CONNECTIONS_MAX: usize = 4;
 
-/// A question to the one task that owns the table, and where its answer goes.
+/// Request to the one task that owns the table, with the channel for its answer.
 #[derive(Debug)]
 pub enum Question {
-    /// The table's frontends as JSON text, of which there is one copy.
+    /// Frontends of the table as JSON text, of which there is one copy.
     Services(oneshot::Sender<Vec<u8>>),
-    /// What has the agent counted?
+    /// Gauges of the agent.
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
-    /// Choose from a new seed; the error's text if that failed.
+    /// Choice of a new seed; the error's text if that failed.
     Reseed(oneshot::Sender<Result<(), String>>),
 }
 
-/// Answers for ever.
+/// Serves requests for ever.
 pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        // It is never closed, so there is always a place some time.
+        // The semaphore is never closed.
         let place = places.clone().acquire_owned().await.ok();
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -71,7 +71,7 @@ pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) {
 }
 
 async fn answer_in_time(stream: UnixStream, questions: mpsc::Sender<Question>) {
-    // Whoever asks too slowly or hangs up gets no answer; that is nobody else's problem.
+    // A client that is too slow or hangs up gets no answer, which affects no other client.
     drop(tokio::time::timeout(TIMEOUT, answer(stream, questions)).await);
 }
 
@@ -104,21 +104,21 @@ async fn ask<T>(
     receiver.await.map_err(io::Error::other)
 }
 
-/// Whether somebody listens in the run directory.
+/// Whether an agent listens in the run directory.
 #[must_use]
 pub fn is_answered(run_dir: &Path) -> bool {
     connect(&socket_path(run_dir)).is_ok()
 }
 
-/// Asks a running agent for its table, which it tells without backends.
+/// Frontends of a running agent, without backends.
 ///
 /// # Errors
-/// None is running there, or it does not answer within `timeout`, which is not zero.
+/// No agent is running there, or it does not answer within `timeout`, which is not zero.
 pub fn ask_services(run_dir: &Path, timeout: Duration) -> io::Result<Vec<ReportRow>> {
     ask_agent(run_dir, REQUEST_SERVICES, timeout)
 }
 
-/// Asks a running agent for what it has counted itself, by name.
+/// Gauges of a running agent, by name.
 ///
 /// # Errors
 /// As [`ask_services`].
@@ -126,10 +126,10 @@ pub fn ask_gauges(run_dir: &Path, timeout: Duration) -> io::Result<BTreeMap<Stri
     ask_agent(run_dir, REQUEST_GAUGES, timeout)
 }
 
-/// Asks a running agent to choose from a new seed: `ok`, or `error: ` and why not.
+/// Answer of a running agent to `reseed`: `ok`, or `error: ` and the reason.
 ///
 /// # Errors
-/// None is running there, or it does not answer in time.
+/// No agent is running there, or it does not answer in time.
 pub fn ask_to_reseed(run_dir: &Path) -> io::Result<String> {
     String::from_utf8(request(run_dir, REQUEST_RESEED, TIMEOUT)?).map_err(io::Error::other)
 }
@@ -144,14 +144,14 @@ fn request(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).map_err(|error| match error.kind() {
-        // What the system calls it when the time is over would tell nobody anything.
+        // The system's own text for a timeout does not help the user.
         io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
         _ => error,
     })?;
     Ok(answer)
 }
 
-/// Connects without waiting: where an agent has stopped and its queue is full, a blocking call would never return.
+/// Connects without waiting: a blocking call would never return if an agent has stopped and its queue is full.
 fn connect(path: &Path) -> io::Result<BlockingStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,6 +1,6 @@
-//! A bound on what is logged, whatever objects and servers do: a serial console writes some 10 KiB a second, and the one
-//! thread of the agent waits for it. Each place in the code has a bound of its own, so that a thousand objects with a
-//! mistake do not hide what becomes of the agent.
+//! Rate limit of the log, whatever objects and servers do: a serial console writes some 10 KiB a second, and the one
+//! thread of the agent waits for it. Each place in the code has its own limit, so that a thousand objects with a
+//! mistake do not hide the agent's other messages.
 
 use std::{
     collections::HashMap,
@@ -12,23 +12,23 @@ use tokio::runtime::Handle;
 use tracing::{Event, Metadata, Subscriber, callsite::Identifier};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// So many messages pass at once.
+/// Number of messages that pass at once.
 const BURST: u32 = 256;
-/// After that, one in this time.
+/// Interval between messages after a burst.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long messages are left out before that is said.
+/// Time for which messages are left out before a report of their number.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Leaves out messages that come too fast, and says how many.
+/// Filter that drops messages above the rate and reports their number.
 #[derive(Clone, Default)]
 pub(crate) struct LogLimit(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// When the next message of each place would be due if there were no burst.
+    /// Time at which each place's next message would be due if there were no burst.
     due: HashMap<Identifier, Instant>,
     left_out: u64,
-    /// Somebody is about to say so.
+    /// Whether a report is under way.
     is_reporting: bool,
 }
 
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(state.left_out, 3 * (20_000 - u64::from(BURST)) + 97);
     }
 
-    /// Not of no size: each has an address of its own.
+    /// Has a size, so that each place has a distinct address.
     struct Place(u8);
 
     impl tracing::callsite::Callsite for Place {

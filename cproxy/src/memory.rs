@@ -1,16 +1,16 @@
-//! The allocator: what is free goes back to the kernel (docs/decisions/014).
+//! Settings of the allocator: free memory goes back to the kernel (docs/decisions/014).
 
-/// From this size on an allocation has pages of its own; a text of some megabytes then leaves nothing behind.
+/// Size from which an allocation has pages of its own, so that a text of some megabytes leaves nothing behind.
 #[cfg(target_env = "gnu")]
 const MMAP_THRESHOLD_BYTES: libc::c_int = 64 << 10;
-/// So much may be free at the heap's end.
+/// Free memory that may stay at the heap's end.
 #[cfg(target_env = "gnu")]
 const TRIM_THRESHOLD_BYTES: libc::c_int = 64 << 10;
-/// By so much more than it needs the heap grows.
+/// Spare memory that each growth of the heap adds.
 #[cfg(target_env = "gnu")]
 const TOP_PAD_BYTES: libc::c_int = 16 << 10;
 
-/// Makes the allocator keep little for later. To be called while there is one thread.
+/// Makes the allocator keep little spare memory. To be called while there is one thread.
 pub fn keep_little() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [
@@ -19,12 +19,12 @@ pub fn keep_little() {
         (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
         (libc::M_TOP_PAD, TOP_PAD_BYTES),
     ] {
-        // SAFETY: integers in, an integer out; a parameter that is not taken leaves everything as it is.
+        // SAFETY: integers in, an integer out; a rejected parameter changes nothing.
         unsafe { libc::mallopt(parameter, value) };
     }
 }
 
-/// Gives back the pages that have become free within the heap: after something large.
+/// Returns the free pages within the heap to the kernel, after a large allocation was freed.
 pub fn give_back() {
     // SAFETY: only pages without any allocation go.
     #[cfg(target_env = "gnu")]

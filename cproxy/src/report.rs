@@ -10,41 +10,41 @@ use cproxy_core::{Action, Backend, Explanation, Frontend, FrontendName, KernelSe
 use serde::{Deserialize, Serialize, Serializer as _};
 pub use sockets::{SocketRow, sockets_json, sockets_text};
 
-/// What an agent has told of frontends; nothing without one.
+/// Rows of a running agent, by frontend; empty without one.
 pub type Names = HashMap<Frontend, ReportRow>;
 
-/// How many backends, or Services, a line of text names before it only counts.
+/// Maximum number of backends or Services that a line of text names; it only counts the others.
 const NAMED_MAX: usize = 6;
 
-/// A frontend as commands print it.
+/// Frontend in the output of commands.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ReportRow {
-    /// namespace/name; `None` if only the kernel could be asked.
+    /// namespace/name; `None` without an agent.
     pub service: Option<String>,
-    /// The name of the Service's port; `None` if only the kernel could be asked.
+    /// Name of the Service's port; `None` without an agent.
     pub port_name: Option<String>,
     /// TCP or UDP.
     pub protocol: String,
-    /// What clients connect to.
+    /// Address that clients connect to.
     pub address: IpAddr,
-    /// Its port.
+    /// Port that clients connect to.
     pub port: u16,
-    /// ClusterIP; `None` if only the kernel could be asked.
+    /// Source, such as ClusterIP; `None` without an agent.
     pub source: Option<String>,
     /// forward, refuse or drop.
     pub action: String,
-    /// For how long a client keeps its backend; `None` without session affinity.
+    /// Time for which a client keeps its backend; `None` without session affinity.
     pub session_affinity_seconds: Option<u32>,
     /// Sorted by address and port; empty unless `action` is forward.
     pub backends: Vec<ReportBackend>,
 }
 
-/// A backend as commands print it.
+/// Backend in the output of commands.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ReportBackend {
-    /// The endpoint's address.
+    /// Address of the endpoint.
     pub address: IpAddr,
-    /// Its own port.
+    /// Port on which the endpoint listens.
     pub port: u16,
 }
 
@@ -66,7 +66,7 @@ impl From<&Row> for ReportRow {
 }
 
 impl ReportRow {
-    /// A row of which only the kernel's part is known.
+    /// Row with only the kernel's part.
     #[must_use]
     pub fn unnamed(frontend: Frontend, set: &KernelSet) -> Self {
         let backends = set.members.eligible();
@@ -88,7 +88,7 @@ impl ReportRow {
         }
     }
 
-    /// The frontend it is about, if its protocol is one.
+    /// Frontend of the row, if its protocol is known.
     #[must_use]
     pub fn frontend(&self) -> Option<Frontend> {
         let protocol = match self.protocol.as_str() {
@@ -234,7 +234,7 @@ fn or_dash(cell: Option<&str>) -> String {
     cell.filter(|cell| !cell.is_empty()).map_or_else(|| "-".to_owned(), printable)
 }
 
-/// The first of so many names.
+/// First names of a list, and the number of the others.
 fn some_of(count: usize, names: impl Iterator<Item = String>) -> String {
     let mut names: Vec<_> = names.take(NAMED_MAX).collect();
     match count.saturating_sub(NAMED_MAX) {

@@ -1,4 +1,4 @@
-//! Whether an agent has come as far as somebody waits for, seen from its run directory.
+//! Wait for an agent's progress, seen from its run directory.
 
 use std::{
     fs,
@@ -13,44 +13,44 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::admin;
 
-/// In the run directory: the table has been complete since this agent started.
+/// File in the run directory: the table has been complete since this agent started.
 pub const READY: &str = "ready";
-/// In the run directory: that the programs are attached below the cgroup root, and where, in one line.
+/// File in the run directory: the programs are attached below the cgroup root, with the place in one line.
 pub const LIMITED: &str = "limited";
-/// In the run directory: why the last agent has ended, in one line.
+/// File in the run directory: the reason why the last agent has ended, in one line.
 pub const FAILED: &str = "failed";
-/// As [`FAILED`], where another try on this machine would end the same.
+/// As [`FAILED`], if another attempt on this machine would fail in the same way.
 pub const UNUSABLE: &str = "unusable";
 
-/// The agent writes less into a file of its run directory.
+/// Bound on the size of a file in the run directory; the agent writes less.
 const SMALL_BYTES_MAX: u64 = 16 << 10;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A file is looked for so often at first: a boot must not wait for who waits.
+/// Interval of the first polls for a file: `cproxy wait` must not delay a boot.
 const PAUSE: Duration = Duration::from_millis(2);
-/// As often when it has not come for a while, or when the agent is asked.
+/// Interval of later polls, and of requests to the agent.
 const PAUSE_LONG: Duration = Duration::from_millis(50);
-/// From then on pauses are long.
+/// Time after which polls are less frequent.
 const EAGER: Duration = Duration::from_secs(1);
-/// The agent has so long to answer when the time is over: who waits for no time asks all the same.
+/// Time for the agent's answer after the timeout: a wait with timeout 0 still asks.
 const LAST_ANSWER: Duration = Duration::from_millis(500);
 
-/// What is waited for.
+/// Conditions to wait for.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Where the agent says how it is.
+    /// Run directory of the agent.
     pub run_dir: PathBuf,
-    /// For how long.
+    /// Longest time to wait.
     pub timeout: Duration,
     /// Services of which some frontend leads to an endpoint.
     pub services: Vec<ServiceName>,
 }
 
-/// Why it has not come.
+/// Reason why the wait failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
-    /// The time is over.
+    /// Timeout.
     #[error("not ready after {0:?}: {1}")]
     TimedOut(Duration, String),
     /// The agent cannot run on this machine.
@@ -58,10 +58,10 @@ pub enum WaitError {
     Unusable(String),
 }
 
-/// Returns when everything that is wanted is there.
+/// Waits until all conditions hold.
 ///
 /// # Errors
-/// It has not come in time, and what is missing; or it never will.
+/// The timeout with the missing conditions, or an agent that cannot run here.
 pub fn wait(wanted: &Wanted) -> Result<(), WaitError> {
     let start = Instant::now();
     let left = || wanted.timeout.saturating_sub(start.elapsed());
@@ -83,7 +83,7 @@ pub fn limits(run_dir: &Path) -> Option<String> {
     read_line(&run_dir.join(LIMITED)).ok()
 }
 
-/// What is still missing.
+/// Conditions that do not hold yet.
 enum Missing {
     Ready,
     Answer(io::Error),
@@ -112,12 +112,12 @@ fn missing(wanted: &Wanted, left: Duration) -> Result<Option<Missing>, WaitError
     Ok(wanted.services.iter().find(|service| !is_served(service)).cloned().map(Missing::Service))
 }
 
-/// Whether the file is there, and of this boot.
+/// Whether the file exists and is from this boot.
 fn is_ready(file: &Path) -> bool {
     read_small(file).is_ok_and(|boot| boot.is_empty() || boot == this_boot())
 }
 
-/// What tells this boot from others; empty where the kernel does not say.
+/// Identity of this boot; empty if the kernel does not provide it.
 #[must_use]
 pub fn this_boot() -> String {
     fs::read_to_string(BOOT_ID).unwrap_or_default()
@@ -144,8 +144,8 @@ impl Missing {
     }
 }
 
-/// In a directory that others can write, there may be anything in the place of an agent's file: what never ends, or a link
-/// to what only root can read.
+/// In a directory that others can write, an agent's file may be replaced by a file that never ends, or by a link to one
+/// that only root can read.
 fn read_small(path: &Path) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);

@@ -1,5 +1,5 @@
-//! What one change of an EndpointSlice costs, in allocations: few, and as many whatever the number of Services. What is
-//! kept of many, and what is there at most while a file of them is read.
+//! Allocations of one change of an EndpointSlice: few, and independent of the number of Services. Memory of many
+//! objects, and its peak while a file of them is read.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
@@ -18,11 +18,11 @@ use serde_json::{Value, json};
 
 use self::counting::{ALLOCATIONS, BYTES, PEAK_BYTES};
 
-/// For an object that has become an event already: its row, what follows from it, and the operations.
+/// Allocations for an object that was decoded to an event: its row, the changes from it, and the operations.
 const ALLOCATIONS_MAX: usize = 55;
-/// What a thousand Services with ten endpoints each may take.
+/// Memory of a thousand Services with ten endpoints each.
 const KEPT_BYTES_MAX: usize = 700_000;
-/// What may be there at most, besides its text, while a file with these is read.
+/// Peak of memory, besides the text, while a file with these is read.
 const FILE_BYTES_MAX: usize = 800_000;
 
 fn address(network: u32, index: u32) -> String {
@@ -75,7 +75,7 @@ fn synced(services: u32) -> (Store, TablePlanner) {
     (store, table)
 }
 
-/// How many allocations each of a few changes of one slice takes.
+/// Number of allocations for each of a few changes of one slice.
 fn allocations(services: u32) -> Vec<usize> {
     let (mut store, mut table) = synced(services);
     let changes: Vec<_> = (1..7).map(|change| slice_event(services / 2, change % 3)).collect();
@@ -112,7 +112,8 @@ fn a_thousand_services_take_little() {
     assert!(bytes <= KEPT_BYTES_MAX, "{bytes} bytes");
 }
 
-/// A thousand Services and their slices as one List whose kind comes last, as JSON and as YAML, and document by document.
+/// A thousand Services and their slices as one List whose kind comes last, as JSON and as YAML, and document by
+/// document.
 fn files() -> [(&'static str, String); 3] {
     let objects: Vec<_> =
         (0..1_000).flat_map(|index| [service(index), slice(index, 0)]).map(|value| value.to_string()).collect();
@@ -137,7 +138,7 @@ fn a_file_is_never_there_as_objects() {
     }
 }
 
-/// Sixteen times the ports may cost sixteen times as much, and some more, but not two hundred and fifty times.
+/// Sixteen times the ports may cost somewhat more than sixteen times as much, but not two hundred and fifty times.
 #[test]
 fn the_cost_of_a_service_grows_with_its_ports_and_not_with_their_square() {
     let cost = |ports: u16| {

@@ -1,4 +1,4 @@
-//! The one writer: events in, map writes out.
+//! Single writer of the table: events in, map writes out.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -27,23 +27,23 @@ use crate::{admin::Question, memory, report};
 const QUIET: Duration = Duration::from_millis(2);
 /// No event waits longer than this for others.
 const DELAY_MAX: Duration = Duration::from_millis(10);
-/// How often what did not fit is tried again after one batch.
+/// Maximum number of retries after one batch, for changes that did not fit.
 const RETRIES_MAX: usize = 8;
-/// After a failed write the table is read back and written anew, no more often than this.
+/// Least time between attempts to read back and rewrite the table after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
-/// Maps that are mostly empty are replaced by smaller ones after this.
+/// Time after which maps that are mostly empty are replaced by smaller ones.
 const SPARSE_MAX: Duration = Duration::from_secs(10);
-/// Where there was no memory for a larger map, it is tried again after this.
+/// Pause before the next attempt to grow a map, after memory ran out.
 const NO_MEMORY_PAUSE: Duration = Duration::from_secs(30);
 
-/// What the next write is.
+/// Kind of the next write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The first complete sync.
+    /// First complete sync.
     FirstSync,
-    /// The Services that have changed.
+    /// Update of the Services that have changed.
     Following,
-    /// A write has failed: the kernel's content is in doubt until it has been read back.
+    /// Sync after a failed write: the kernel's content is in doubt until it has been read back.
     InDoubt { retry_at: Instant },
 }
 
@@ -55,27 +55,27 @@ pub(super) struct Follower {
     maps: KernelMaps,
     run_dir: RunDir,
     state: State,
-    /// How far the maps may grow: not at all for a while after there was no memory for it.
+    /// Limits of the maps. They allow no growth for a while after memory ran out.
     limits: Limits,
     grows_again_at: Option<Instant>,
     compacts_at: Option<Instant>,
     is_ready: bool,
     timeline: Timeline,
-    /// A list has been taken in, whose staged rows are free again.
+    /// Whether a list was applied, whose staged rows are free again.
     has_list: bool,
     reported: BTreeSet<Problem>,
-    /// Revision of the planner's problems that `reported` has.
+    /// Revision of the planner's problems in `reported`.
     reported_revision: Option<u64>,
-    /// Told which backends have retired: sockets may be connected to nobody.
+    /// Retired backends, to which sockets may still be connected.
     handover: Arc<Handover>,
-    /// Somebody may have been connected through the pins before this agent.
+    /// Whether an earlier agent's pins may have connected sockets.
     has_predecessor: bool,
     gauges: Arc<Gauges>,
     heard: LastHeard,
 }
 
 impl Follower {
-    /// Takes over what is in the kernel.
+    /// Takes over the table in the kernel.
     pub(super) fn open(
         lock: &PinLock,
         store: Store,
@@ -110,7 +110,7 @@ impl Follower {
         })
     }
 
-    /// Says who is left alone, before anything else is written, and how choices are made.
+    /// Writes the exclusions, before anything else, and the balance.
     pub(super) fn configure(&mut self, exclusions: Exclusions, balance: Balance) -> Result<(), AgentError> {
         self.maps.apply(&[Op::SetExclusions(exclusions), Op::SetBalance(balance)])?;
         Ok(self.reseed()?)
@@ -123,12 +123,12 @@ impl Follower {
         self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
     }
 
-    /// The source is about to be asked.
+    /// Records that the source is about to be read.
     pub(super) fn opened(&mut self) {
         self.timeline.end(Phase::Open);
     }
 
-    /// Serves what the kernel does not have yet, until the first complete sync.
+    /// Serves frontends of the bootstrap that the kernel does not have yet, until the first complete sync.
     pub(super) fn bootstrap(&mut self, bootstrap: &Store) -> Result<(), AgentError> {
         let ops = self.table.bootstrap(bootstrap);
         self.maps.apply(&ops)?;
@@ -139,12 +139,12 @@ impl Follower {
         Ok(())
     }
 
-    /// The background task that closes sockets to retired backends.
+    /// Background task that closes sockets to retired backends.
     pub(super) fn terminator(&self) -> SocketTerminator {
         SocketTerminator { pins: self.pins.clone(), handover: self.handover.clone(), gauges: self.gauges.clone() }
     }
 
-    /// What the agent itself counts: sockets, what is wrong with objects now, and how stale the table may be.
+    /// Gauges of the agent: sockets, current problems of objects, and the age of the table.
     fn gauges(&self) -> Vec<(&'static str, u64)> {
         let mut gauges = Vec::from(self.gauges.read());
         gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().len() as u64));
@@ -160,7 +160,7 @@ impl Follower {
         gauges
     }
 
-    /// Follows events and answers questions for ever.
+    /// Follows events and answers requests for ever.
     pub(super) async fn follow(
         &mut self,
         mut events: mpsc::Receiver<Vec<Event>>,
@@ -181,7 +181,7 @@ impl Follower {
         }
     }
 
-    /// Without a source the table stays as it is, for ever; commands are still answered.
+    /// Leaves the table as it is without a source, and still answers commands.
     async fn source_ended(&mut self, mut questions: mpsc::Receiver<Question>) -> Result<(), AgentError> {
         tracing::error!("the source of events has ended; the table stays as it is");
         while let Some(question) = questions.recv().await {
@@ -191,7 +191,7 @@ impl Follower {
     }
 
     fn answer(&mut self, question: Question) {
-        // Whoever asked may have gone.
+        // The client may have gone.
         match question {
             Question::Services(sender) => {
                 drop(sender.send(report::names_json(self.table.each_name())));
@@ -210,7 +210,7 @@ impl Follower {
         }
     }
 
-    /// Brings the kernel up to the store, once that is complete.
+    /// Writes the store's changes to the kernel once the store is complete.
     fn write(&mut self) -> Result<(), AgentError> {
         let now = Instant::now();
         if self.grows_again_at.is_some_and(|at| at <= now) {
@@ -243,7 +243,7 @@ impl Follower {
         }
     }
 
-    /// Gives the memory back of maps that have been mostly empty for a while.
+    /// Frees the memory of maps that have been mostly empty for a while.
     fn compact(&mut self, now: Instant) -> Result<(), TableError> {
         match self.compacts_at {
             Some(at) if at > now => {}
@@ -256,7 +256,7 @@ impl Follower {
         Ok(())
     }
 
-    /// When there is something to do without an event.
+    /// Time of the next action without an event.
     fn wake(&self) -> Option<Instant> {
         let retry_at = match self.state {
             State::InDoubt { retry_at } => Some(retry_at),
@@ -282,10 +282,10 @@ impl Follower {
         }
         self.timeline.end(Phase::Write);
         if self.state != State::Following {
-            // Whoever wrote before may not have come so far.
+            // An earlier agent may have ended before it raised the epoch.
             self.maps.apply(&[Op::RaiseEpoch])?;
         }
-        // What was given up just now may be room for what did not fit before it.
+        // Room that was freed just now may suffice for changes that did not fit before.
         for _ in 0..RETRIES_MAX {
             let ops = self.table.update(&self.store, BTreeSet::new());
             if ops.is_empty() {
@@ -309,7 +309,7 @@ impl Follower {
 
     fn written(&mut self) -> Result<(), AgentError> {
         let retired = self.table.take_retired();
-        // Of what went before the table was read back, nothing is known.
+        // Nothing is known of the backends before the table was read back.
         let is_unknown = match self.state {
             State::FirstSync => self.has_predecessor,
             State::Following => false,
@@ -344,7 +344,7 @@ impl Follower {
     }
 }
 
-/// Takes in what comes within a few milliseconds of the event before it, and of the first.
+/// Gathers the events that arrive within a few milliseconds of the one before, up to a bound from the first.
 async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut take: impl FnMut(Vec<Event>)) {
     let deadline = Instant::now() + DELAY_MAX;
     while let Ok(Some(batch)) = timeout_at((Instant::now() + QUIET).min(deadline), events.recv()).await {
@@ -363,7 +363,7 @@ async fn until(wake: Option<Instant>) {
 mod tests {
     use super::*;
 
-    /// How long events are gathered, and how many, when one comes every `pause` and there are `count`.
+    /// Time that events are gathered, and their number, when `count` events arrive with this `pause`.
     fn gathered(pause: Duration, count: usize) -> (Duration, usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {

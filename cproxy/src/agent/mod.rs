@@ -39,26 +39,26 @@ use crate::{
 /// Proxy variables of the environment, which the agent does not honour.
 const PROXY_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
 
-/// How many batches of events may wait: a bound on memory, not on speed. From the API server each is one object, which
-/// may have a thousand endpoints.
+/// Maximum number of batches of events that wait: a bound on memory, not on speed. From the API server each is one
+/// object, which may have a thousand endpoints.
 const EVENTS_WAITING_MAX: usize = 16;
 
-/// Why the agent does not run.
+/// Reason why the agent does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The machine lacks something.
+    /// The machine lacks a requirement.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// A cgroup that is to be left alone is none.
+    /// An excluded cgroup does not exist.
     #[error(transparent)]
     Exclude(#[from] CgroupError),
     /// The pin directory cannot be used.
     #[error(transparent)]
     Pins(#[from] PinError),
-    /// The programs could not be installed; the child's own words, and whether that is so for good.
+    /// The programs could not be installed: the child's message, and whether the failure is permanent.
     #[error("{0}")]
     Install(String, bool),
-    /// Something, such as want of memory, has ended the child that installs.
+    /// The child that installs was killed, for example for lack of memory.
     #[error("the child that installs the programs was ended: {0}")]
     InstallEnded(ExitStatus),
     /// The child could not be started.
@@ -85,7 +85,7 @@ pub enum AgentError {
 }
 
 impl AgentError {
-    /// Whether another try on this machine would end the same.
+    /// Whether another attempt on this machine would fail in the same way.
     fn is_lasting(&self) -> bool {
         match self {
             Self::Environment(error) => !matches!(error, EnvironmentError::Io(..)),
@@ -98,7 +98,7 @@ impl AgentError {
 /// Runs until SIGTERM, SIGINT or SIGHUP. The hooks and the table stay in the kernel.
 ///
 /// # Errors
-/// What prevents it from running; nothing is half attached.
+/// The reason why it does not run; nothing is half attached.
 pub async fn run(config: Config) -> Result<(), AgentError> {
     let run_dir = config.run_dir.clone();
     let outcome = run_here(config).await;
@@ -109,14 +109,14 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     outcome
 }
 
-/// Leaves word of an agent that could not begin, because of its settings, for those who wait for it.
+/// Records in the run directory why an agent could not start with its settings, for `cproxy wait`.
 pub fn leave_word(run_dir: &Path, reason: &str) {
     run_dir::leave_word(run_dir, FAILED, reason);
 }
 
 async fn run_here(config: Config) -> Result<(), AgentError> {
     let mut timeline = Timeline::start();
-    // Whatever can be wrong with the input is found before anything is attached.
+    // All input is checked before anything is attached.
     let mut own = config.own;
     let wanted = Wanted { node: own.node_name.clone(), whole: None };
     let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &own, &wanted)).transpose()?;
@@ -136,13 +136,13 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     let heard = LastHeard::default();
     let api_server = source.api_server();
     let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
-    // The source alone keeps the channel open: its end is noticed.
+    // The source alone keeps the channel open, so that its end is noticed.
     let others = sender.downgrade();
     start(source, own.node_name.clone(), lock.pins(), heard.clone(), sender)?;
     install(&environment, &lock).await?;
     tell_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
-    // Nothing is derived before it is known.
+    // Nothing is derived before the addresses are known.
     if own.pod_ips.is_empty() {
         let found = OwnAddresses::find(SocketMark::new(lock.pins()), api_server);
         own.pod_ips = found.addresses();
@@ -160,7 +160,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     follow_until_stopped(follower, events, listener).await
 }
 
-/// A source that has been found usable and not yet been started.
+/// Source that was checked and has not been started.
 enum Prepared {
     ApiServer(Box<wire::Config>),
     Manifests(Watcher, Box<Files>),
@@ -177,7 +177,7 @@ impl Prepared {
 
 async fn prepare(source: &ObjectSource, wanted: Wanted) -> Result<Prepared, AgentError> {
     Ok(match source {
-        // Watching comes first: what changes while the files are read is seen afterwards.
+        // Watching comes first, so that changes while the files are read are seen.
         ObjectSource::Manifests(paths) => {
             Prepared::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, wanted)?))
         }
@@ -185,12 +185,12 @@ async fn prepare(source: &ObjectSource, wanted: Wanted) -> Result<Prepared, Agen
     })
 }
 
-/// Loads and attaches in a child, whose memory goes with it. Meanwhile the source may deliver.
+/// Loads and attaches the programs in a child, whose memory is freed when it ends. Meanwhile the source may deliver.
 async fn install(environment: &Environment, lock: &PinLock) -> Result<(), AgentError> {
     let path = PathBuf::from("/proc/self/exe");
     let failed = |error| AgentError::Child(path.clone(), error);
     let mut command = Command::new(&path);
-    // If it outlives the agent, the next one must not begin beside it.
+    // The child shares the lock: if it outlives the agent, the next agent must not start beside it.
     command.stdin(lock.share().map_err(failed)?);
     command.arg("install").arg("--cgroup").arg(&environment.cgroup).arg("--pin-dir").arg(&environment.pin_dir);
     let (sender, ended) = oneshot::channel();
@@ -206,7 +206,7 @@ async fn install(environment: &Environment, lock: &PinLock) -> Result<(), AgentE
     let Some(last) = lines.pop().filter(|_| output.status.code().is_some()) else {
         return Err(AgentError::InstallEnded(output.status));
     };
-    // The verifier's log, if there is one, comes first.
+    // The verifier's log, if there is one, precedes the message.
     lines.iter().for_each(|line| eprintln!("{line}"));
     let is_lasting = output.status.code() != Some(INSTALL_AGAIN.into());
     Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned(), is_lasting))
@@ -238,7 +238,7 @@ fn read_bootstrap(path: &Path, own: &NodeContext, wanted: &Wanted) -> Result<Sto
     Ok(store)
 }
 
-/// Lets the source deliver. The API server may be asked before the programs are installed: see [`SocketMark::mark`].
+/// Starts the source. The API server may be read before the programs are installed: see [`SocketMark::mark`].
 fn start(
     source: Prepared,
     node_name: Option<String>,
@@ -255,7 +255,7 @@ fn start(
         Prepared::ApiServer(config) => {
             let client = wire::client(&config, socket_setup(pins))?;
             tracing::info!("following the API server at {}", config.cluster_url);
-            // Without this line, an API server behind a proxy is just unreachable.
+            // Without this line, an API server behind a proxy just looks unreachable.
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }
@@ -265,7 +265,7 @@ fn start(
     Ok(())
 }
 
-/// The agent never uses its own table.
+/// Marks the agent's own sockets, which never use its table.
 fn socket_setup(pins: &PinDir) -> SocketSetup {
     let mark = SocketMark::new(pins);
     SocketSetup::new(move |socket| mark.mark(socket))
@@ -292,7 +292,7 @@ async fn stop_signal() -> &'static str {
     let [Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)] =
         [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal)
     else {
-        // Without handlers the signals end the process, which is what they are for.
+        // Without handlers the signals end the process, which is their purpose.
         return std::future::pending().await;
     };
     tokio::select! {
@@ -302,7 +302,7 @@ async fn stop_signal() -> &'static str {
     }
 }
 
-/// Takes away what a dead agent has left in its run directory.
+/// Removes the files of a dead agent from its run directory.
 ///
 /// # Errors
 /// An agent is alive there, or a file cannot be removed.
@@ -310,19 +310,19 @@ pub fn clear_run_dir(dir: &Path) -> Result<(), AgentError> {
     run_dir::clear_unused(dir)
 }
 
-/// The exit code of `cproxy install` where another attempt may do better (sysexits.h, EX_TEMPFAIL).
+/// Exit code of `cproxy install` if another attempt may succeed (sysexits.h, EX_TEMPFAIL).
 pub const INSTALL_AGAIN: u8 = 75;
 
-/// What `cproxy install` does in the child that [`run`] starts.
+/// Implementation of `cproxy install`, the child that [`run`] starts.
 ///
 /// # Errors
 /// As [`bpf::install`].
 pub fn install_here(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
-    // Nobody would be told of what it does without its agent. Whatever is half done then, the next one mends.
+    // Without its agent, the child could not report anything. The next agent repairs an interrupted installation.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
-    // Where that may not be, everything works, and the maps' memory counts as the agent's.
+    // If that fails, everything works, and the maps' memory counts as the agent's.
     bpf::leave_memory_cgroup().ok();
-    // Where that may not be, it takes longer.
+    // If that fails, the installation takes longer.
     bpf::hide_kernel_btf().ok();
     let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe())?;
     let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);

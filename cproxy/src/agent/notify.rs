@@ -11,7 +11,7 @@ use std::{
 const VARIABLE: &str = "NOTIFY_SOCKET";
 const READY: &[u8] = b"READY=1";
 
-/// Says so, if somebody asked for it. Who asked and does not listen is told in the log.
+/// Sends `READY=1` if the environment names a socket. A failure is only logged.
 pub(super) fn ready() {
     if let Err(error) = tell(READY) {
         tracing::warn!("{VARIABLE}: {error}");

@@ -1,6 +1,6 @@
-//! The run directory: `ready` says that the table has been complete since this agent started.
+//! Run directory: `ready` means that the table has been complete since this agent started.
 //!
-//! Everything is done through the opened directory: other users know its path, too, and may have put links there.
+//! All access is through the opened directory: other users know its path too, and may have put links there.
 
 use std::{
     fs::File,
@@ -25,17 +25,17 @@ const LOCK: &str = "lock";
 /// Name of a file until it is complete.
 const TEMPORARY: &str = ".new";
 
-/// The run directory of this agent; what it put there goes with it.
+/// Run directory of this agent, which removes its files when it ends.
 #[derive(Debug)]
 pub(super) struct RunDir {
     path: PathBuf,
     dir: OwnedFd,
-    /// Held: no other agent uses the directory.
+    /// Lock that no other agent can hold.
     _lock: OwnedFd,
 }
 
 impl RunDir {
-    /// Makes it, and takes away what a dead agent left.
+    /// Creates the directory, and removes a dead agent's files.
     pub(super) fn create(path: &Path) -> Result<Self, AgentError> {
         Self::take(path).map_err(|error| AgentError::RunDir(path.to_owned(), error))
     }
@@ -47,7 +47,7 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), dir, _lock: lock })
     }
 
-    /// Makes the socket on which the agent answers.
+    /// Creates the socket on which the agent answers.
     pub(super) fn listen(&self) -> Result<UnixListener, AgentError> {
         UnixListener::bind(owned_dir::path_in(&self.dir, admin::SOCKET))
             .map_err(|error| AgentError::RunDir(self.path.join(admin::SOCKET), error))
@@ -58,7 +58,7 @@ impl RunDir {
         self.write(LIMITED, &format!("{caveat}\n"))
     }
 
-    /// Lets `ready` appear. It says in which boot that was: on a lasting file system it may outlive the machine.
+    /// Creates `ready`, which names the boot: on a lasting file system it may outlive the machine.
     pub(super) fn set_ready(&self) -> Result<(), AgentError> {
         self.write(READY, &wait::this_boot())
     }
@@ -68,12 +68,12 @@ impl RunDir {
     }
 }
 
-/// Takes away what a dead agent has left; fails if one is alive. The agent may have been another user's.
+/// Removes a dead agent's files; fails if one is alive. The agent may have been another user's.
 pub(super) fn clear_unused(path: &Path) -> Result<(), AgentError> {
     let clear_unused = || {
         let dir = owned_dir::open_any(path)?;
         let _lock = match open_lock(&dir, OFlags::empty()) {
-            // Without the file no agent has been here, or it could not be asked.
+            // Without the lock file, no agent has used the directory.
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             lock => Some(locked(lock?)?),
         };
@@ -85,10 +85,10 @@ pub(super) fn clear_unused(path: &Path) -> Result<(), AgentError> {
     clear_unused().map_err(|error| AgentError::RunDir(path.to_owned(), error))
 }
 
-/// Leaves word of why the agent has ended, for those who wait for it. Where another agent is alive, nothing is said; where
-/// it cannot be said, the log has it all the same.
+/// Records why the agent has ended, for those that wait for it. Nothing is written if another agent is alive; a failure
+/// is ignored, since the log has the reason too.
 pub(super) fn leave_word(path: &Path, name: &str, reason: &str) {
-    // Besides the lock, which not every kernel has.
+    // A second check besides the lock, which not every kernel has.
     if admin::is_answered(path) {
         return;
     }
@@ -133,7 +133,7 @@ fn locked(file: OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Writes a file in one step, in the place of an earlier one.
+/// Writes a file atomically and replaces an earlier one.
 fn write(dir: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
     remove(dir, TEMPORARY)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -155,7 +155,7 @@ fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        // The directory may have gone; then so has what is to be taken away.
+        // If the directory has gone, there is nothing to remove.
         clear(&self.dir).ok();
     }
 }

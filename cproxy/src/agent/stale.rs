@@ -15,18 +15,19 @@ use cproxy_datapath::{
 };
 use tokio::sync::Notify;
 
-/// A connect that has just got its backend must have reached the kernel's list of sockets; and one pass serves for all
-/// that goes meanwhile.
+/// Delay of a pass: a socket that has just got its backend must have reached the kernel's list, and one pass serves all
+/// backends that retire meanwhile.
 const DELAY: Duration = Duration::from_millis(50);
-/// A pass that failed is tried again after this.
+/// Pause after a failed pass.
 const RETRY: Duration = Duration::from_secs(5);
-/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a percent.
-/// The cost of finding network namespaces and owners grows with processes and descriptors, which cannot be known before.
+/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a
+/// percent. The cost of finding network namespaces and owners grows with processes and descriptors, which cannot be
+/// known before.
 const REST: u32 = 299;
-/// But no longer than this, however long the last one was: with 50 ms, that is one percent.
+/// Longest pause, however long the last pass was: with 50 ms, that is one percent.
 const REST_MAX: Duration = Duration::from_secs(5);
 
-/// The retired backends that are handed over to whoever closes their sockets.
+/// Retired backends for the task that closes their sockets.
 pub(super) struct Handover {
     mode: Mode,
     retired: Mutex<Retired>,
@@ -38,7 +39,7 @@ impl Handover {
         Self { mode, retired: Mutex::default(), news: Notify::new() }
     }
 
-    /// Leaves out what sockets are not closed for.
+    /// Adds retired backends of the protocols whose sockets are closed.
     pub(super) fn add(&self, mut retired: Retired) {
         retired.retain(|protocol| self.mode.closes(protocol));
         if !retired.is_empty() {
@@ -52,14 +53,14 @@ impl Handover {
     }
 }
 
-/// What has become of stale sockets.
+/// Gauges of stale sockets.
 #[derive(Debug, Default)]
 pub(super) struct Gauges {
     closed: AtomicU64,
     left: AtomicU64,
     /// Passes that have ended.
     passes: AtomicU64,
-    /// Network namespaces and processes that could not be looked into by the last pass.
+    /// Network namespaces and processes that the last pass could not inspect.
     unseen: AtomicU64,
 }
 
@@ -76,7 +77,7 @@ impl Gauges {
     }
 }
 
-/// Whoever closes them.
+/// Background task that closes stale sockets.
 pub(super) struct SocketTerminator {
     pub(super) pins: PinDir,
     pub(super) handover: Arc<Handover>,
@@ -84,9 +85,9 @@ pub(super) struct SocketTerminator {
 }
 
 impl SocketTerminator {
-    /// Works for ever.
+    /// Runs for ever.
     pub(super) async fn run(self) {
-        // Looked for again each time, so that what is said to be left open is so.
+        // Backends to search again, so that sockets reported as open are still open.
         let mut unfinished = Retired::default();
         loop {
             self.handover.news.notified().await;
@@ -140,7 +141,7 @@ impl SocketTerminator {
     }
 }
 
-/// The outcome of a pass; none if it failed.
+/// Outcome of a pass; none if it failed.
 struct Passed(Option<Outcome>);
 
 impl Passed {
@@ -148,12 +149,12 @@ impl Passed {
         self.0.is_some_and(|outcome| outcome.left == 0)
     }
 
-    /// Where some could be closed and some not, those were hidden behind others.
+    /// Whether to search again soon: sockets that a pass closed may have hidden those that it left open.
     fn is_to_be_repeated(&self) -> bool {
         self.0.is_none_or(|outcome| outcome.closed != 0 && outcome.left != 0)
     }
 
-    /// How long there is no other.
+    /// Pause before the next pass.
     fn rest(&self) -> Duration {
         match self.0 {
             Some(outcome) if !self.is_to_be_repeated() => (outcome.cpu * REST).min(REST_MAX),

@@ -1,15 +1,15 @@
-//! Where the time goes from the start until the table is complete.
+//! Durations of the phases from the start until the table is complete.
 
 use std::time::{Duration, Instant};
 
-/// What the agent does before it is ready, in this order.
+/// Phase of the agent's start, in this order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Phase {
     /// Reads its input and looks at the machine.
     Prepare,
     /// Has a child load and attach the programs.
     Install,
-    /// Opens the maps, reads back what is in them, serves `--bootstrap`, finds its own addresses.
+    /// Opens the maps, reads back their content, serves `--bootstrap`, finds its own addresses.
     Open,
     /// Waits for the first complete lists.
     List,
@@ -17,7 +17,7 @@ pub(super) enum Phase {
     Write,
 }
 
-/// How long each phase took.
+/// Duration of each phase.
 #[derive(Debug)]
 pub(super) struct Timeline {
     started: Instant,
@@ -26,13 +26,13 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// The first phase begins.
+    /// Starts the first phase.
     pub(super) fn start() -> Self {
         let now = Instant::now();
         Self { started: now, since: now, phases: [Duration::ZERO; 5] }
     }
 
-    /// A phase ends, and the next one begins.
+    /// Ends a phase and starts the next one.
     pub(super) fn end(&mut self, phase: Phase) {
         let now = Instant::now();
         if let Some(total) = self.phases.get_mut(phase as usize) {
@@ -41,7 +41,7 @@ impl Timeline {
         self.since = now;
     }
 
-    /// Says that all is done.
+    /// Logs that the agent is ready, with the duration of each phase.
     pub(super) fn log_ready(&self, services: usize, frontends: usize) {
         let total = self.started.elapsed();
         let [prepare_ms, install_ms, open_ms, list_ms, write_ms] = self.phases.map(milliseconds);
@@ -59,7 +59,7 @@ impl Timeline {
     }
 }
 
-/// With one digit after the point.
+/// Milliseconds with one decimal.
 fn milliseconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 10_000.0).round() / 10.0
 }

@@ -208,7 +208,7 @@ fn errno_helper() -> Answer {
     }
 }
 
-/// The cgroup of our hooks now, if `cproxy run` was there before.
+/// Current cgroup of the hooks, if `cproxy run` attached them before.
 fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> Answer {
     match pins.check_installed() {
         Err(PinError::NotInstalled(_)) => return ok("not installed"),

@@ -18,13 +18,13 @@ pub(super) struct Options {
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let dir = &options.pin.pin_dir;
     let (removed, foreign) = PinDir::new(dir).remove(&Program::links())?;
-    // No agent runs on these pins; what a killed one has left in the run directory is no longer true.
+    // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
     agent::clear_run_dir(&options.run.run_dir)?;
     for path in &foreign {
         eprintln!("cproxy: {}: not cproxy's; left alone", path.display());
     }
     print(&match removed.len() {
-        // In another mount namespace there may be a bpffs, as there is not for `ip netns exec`.
+        // The bpffs may be mounted in another mount namespace, as under `ip netns exec`.
         0 if !Environment::is_on_bpffs(dir) => {
             format!(
                 "nothing of cproxy in {}: no bpf filesystem (bpffs) is mounted there, as seen from here\n",

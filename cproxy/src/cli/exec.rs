@@ -1,5 +1,5 @@
-//! `cproxy exec`: replaces itself by another program, with the default handling of SIGINT and SIGQUIT. A shell makes the
-//! programs that it starts in the background ignore both signals, and no shell below it can undo that.
+//! `cproxy exec`: replaces itself by another program, with the default handling of SIGINT and SIGQUIT. A shell makes
+//! the programs that it starts in the background ignore both signals, and no shell below it can undo that.
 
 use std::{
     ffi::OsString,

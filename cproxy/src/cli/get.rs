@@ -96,7 +96,7 @@ fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 
 fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-    // Without an agent its own are not there, and that is no error.
+    // Without an agent there are no gauges, which is no error.
     counters.extend(admin::ask_gauges(&options.run.run_dir, admin::TIMEOUT).unwrap_or_default());
     print(&match options.output {
         Format::Table => counters_text(&counters),
@@ -104,7 +104,7 @@ fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     })
 }
 
-/// Without an agent there are no names, and that is no error.
+/// Names from the agent; without one there are none, which is no error.
 fn names(options: &Options) -> Names {
     let rows = admin::ask_services(&options.run.run_dir, admin::TIMEOUT).unwrap_or_default();
     rows.into_iter().filter_map(|row| Some((row.frontend()?, row))).collect()

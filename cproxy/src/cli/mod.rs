@@ -99,7 +99,7 @@ impl OwnOptions {
     }
 }
 
-/// Anything else would mean something in a field selector.
+/// Node name without characters that have a meaning in a field selector.
 fn node_name(text: &str) -> Result<String, String> {
     let belongs = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let is_name = text.bytes().all(belongs);
@@ -146,7 +146,7 @@ enum Format {
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|command| command == exec::NAME) {
-        // Before settings become variables, which would be the program's, too.
+        // This comes before settings become variables, which the program would inherit.
         return exec::run(arguments);
     }
     forget_empty_variables();
@@ -155,7 +155,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    // Who waits for the agent hears from it, and then does what was chosen for that.
+    // An error in the settings goes to `cproxy wait` too, which then follows its own policy.
     if let (Err(error), Command::Run(_)) = (&settings, &cli.command) {
         return misuse(error);
     }
@@ -182,7 +182,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The variables that flags of a guest's agent, and of those who wait for it, can come from.
+/// Variables of the flags of `run` and `wait`.
 fn variables() -> BTreeSet<String> {
     let cli = Cli::command();
     let commands = ["run", "wait"].into_iter().filter_map(|name| cli.find_subcommand(name));
@@ -217,7 +217,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     misuse(&format!("{} (see {help})", what.join(" ").trim_start_matches("error: ")))
 }
 
-/// An agent that cannot even begin leaves word of it, as one that ends later does.
+/// Records in the run directory why an agent could not start, as it does for one that ends later.
 fn misuse(error: &dyn Display) -> ExitCode {
     complain(error);
     let mut arguments = std::env::args_os().skip(1);
@@ -231,7 +231,7 @@ fn value_of(argument: &OsString) -> Option<OsString> {
     argument.to_str()?.strip_prefix("--run-dir=").map(OsString::from)
 }
 
-/// The run directory that was meant, where not all arguments can be read.
+/// Requested run directory, even if other arguments cannot be parsed.
 fn run_dir(arguments: impl Iterator<Item = OsString>) -> PathBuf {
     let mut arguments = arguments.skip_while(|argument| argument != "--run-dir" && value_of(argument).is_none());
     let flag = arguments.next();
@@ -241,7 +241,7 @@ fn run_dir(arguments: impl Iterator<Item = OsString>) -> PathBuf {
 }
 
 fn complain(error: &dyn Display) {
-    // At once: on a console, lines that are written in parts mix with others.
+    // One write for the line: on a console, parts of lines would mix with others.
     let line = format!("cproxy: {}\n", one_line(error));
     std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).ok();
 }

@@ -40,7 +40,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let wanted = Wanted { node: store.node_name().map(str::to_owned), whole: options.explain.clone() };
     let files = Files::read(&options.manifests, wanted)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
-    // As the agent does it, for what only shows when the Services are put together.
+    // Plans as the agent does, to find problems between Services.
     let mut table = TablePlanner::new(KernelMaps::LIMITS, KernelTable::default());
     drop(table.sync(&store));
     let duplicates = files.duplicates();
@@ -65,7 +65,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The Service that is explained and its slices.
+/// Explained Service and its slices.
 #[derive(Default)]
 struct Objects<'a> {
     service: Option<&'a Service>,
@@ -85,7 +85,7 @@ impl<'a> Objects<'a> {
     }
 }
 
-/// All problems; or those of one Service and its slices, and of what is no object.
+/// Prints all problems; or those of one Service and its slices, and of files.
 fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objects<'_>)>) {
     let (told, others): (Vec<_>, Vec<_>) = match explained {
         None => (problems.iter().collect(), Vec::new()),

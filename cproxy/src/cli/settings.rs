@@ -12,7 +12,7 @@ use std::{
 const KERNEL_COMMAND_LINE: &str = "/proc/cmdline";
 const KERNEL_PREFIX: &str = "cproxy.";
 const FILE: &str = "/etc/cproxy/cproxy.conf";
-/// The variable that names another file.
+/// Variable with the path of another file.
 const FILE_VARIABLE: &str = "CPROXY_CONFIG";
 const VARIABLE_PREFIX: &str = "CPROXY_";
 
@@ -22,7 +22,7 @@ const LINE_CHARS_MAX: usize = 80;
 const API_SERVER: [&str; 3] = ["CPROXY_KUBECONFIG", "CPROXY_APISERVER", "CPROXY_TLS_SERVER_NAME"];
 const MANIFESTS: &str = "CPROXY_MANIFESTS";
 
-/// Why settings cannot be used.
+/// Reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SettingsError {
     #[error("{0}: {1}")]
@@ -35,11 +35,11 @@ pub(super) enum SettingsError {
     ZeroByte(String),
 }
 
-/// A setting, and where it is from.
+/// Setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Setting {
     place: String,
-    /// As the flag without its dashes.
+    /// Name of the flag, without its dashes.
     name: String,
     value: String,
 }
@@ -50,12 +50,13 @@ impl Setting {
     }
 }
 
-/// Makes variables of the settings that nothing else gives. `known` are the variables that there are.
+/// Turns settings that no flag or variable gives into environment variables. `known` are the existing variables.
 ///
 /// To be called while there is one thread.
 ///
 /// # Errors
-/// A setting that has no value or is not known, or a file that cannot be read. The others are in force all the same.
+/// A setting without a value or with an unknown name, or a file that cannot be read. The other settings take effect all
+/// the same.
 #[expect(clippy::disallowed_methods, reason = "nothing else runs yet")]
 pub(super) fn apply(known: impl FnOnce() -> BTreeSet<String>) -> Result<(), SettingsError> {
     let (file, wrong) = of_files(env::var_os(FILE_VARIABLE).map(PathBuf::from));
@@ -91,17 +92,17 @@ fn of_files(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
     }
 }
 
-/// As much of a line as an error shows.
+/// Part of a line that an error shows.
 fn cut(line: &str) -> String {
     line.chars().take(LINE_CHARS_MAX).collect()
 }
 
-/// What is said twice in one place counts as it is said last, as with the kernel's own parameters.
+/// Settings, nearest place first. Of duplicates in one place the last one counts, as with the kernel's own parameters.
 fn nearest_first(kernel: Vec<Setting>, file: Vec<Setting>) -> Vec<Setting> {
     kernel.into_iter().rev().chain(file.into_iter().rev()).collect()
 }
 
-/// What becomes a variable: the first of each name, unless a flag or variable that is `given` says otherwise.
+/// Settings that become variables: the first of each name, unless a flag or variable is `given`.
 fn defaults(settings: &[Setting], given: impl Fn(&str) -> bool) -> BTreeMap<String, &str> {
     let mut defaults = BTreeMap::new();
     let is_manifests = |variable: &str| variable == MANIFESTS;
@@ -127,7 +128,7 @@ fn is_flag_given(variable: &str, mut arguments: impl Iterator<Item = String>) ->
     arguments.any(|argument| argument.split('=').next() == Some(&flag))
 }
 
-/// The parameters for cproxy, as far as `--`: what follows is for others. A value with spaces in it is in double quotes, as the kernel has it.
+/// Parameters for cproxy, up to `--`. A value with spaces is in double quotes, as in the kernel.
 fn of_kernel(command_line: &str) -> Vec<Setting> {
     let mut is_quoted = false;
     let parameters = command_line.split(|char: char| {

@@ -1,4 +1,4 @@
-//! What a file says: rows, which the store then shares, and never the objects, but for those that were asked for.
+//! Contents of a manifest file: rows, which the store then shares. Whole objects are kept only on request.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,34 +11,34 @@ use cproxy_core::{
     object_name,
 };
 
-/// For whom files are read.
+/// Parts of the files that the reader needs.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// The own node's name: rows are as seen from there, and other Nodes do not count.
+    /// Name of the pod's node: rows are relative to it, and other Nodes do not count.
     pub node: Option<String>,
-    /// This Service and its slices are kept whole, besides their rows.
+    /// Service that is kept whole with its slices, besides their rows.
     pub whole: Option<ServiceName>,
 }
 
-/// What is kept of a file.
+/// Contents of a file.
 #[derive(Debug, Default)]
 pub struct Contents {
     objects: Vec<Kept>,
     problems: BTreeSet<Problem>,
 }
 
-/// What is kept of an object.
+/// Object of a file.
 #[derive(Debug)]
 pub(super) enum Kept {
     Row(ObjectRow),
-    /// One that was asked for, beside its row.
+    /// Requested whole object, besides its row.
     Whole(Box<(ObjectRow, Whole)>),
-    /// The own one.
+    /// Node of the pod.
     Node(Box<(ObjectName, Node)>),
     Unreadable(Box<(ResourceKind, ObjectName, String)>),
 }
 
-/// An object as it was written.
+/// Object as it was written.
 #[derive(Debug)]
 pub enum Whole {
     /// A Service.
@@ -47,7 +47,7 @@ pub enum Whole {
     Slice(EndpointSlice),
 }
 
-/// Which object it is.
+/// Identity of an object.
 pub(super) type Id<'a> = (ResourceKind, &'a ObjectName);
 
 impl Contents {
@@ -56,12 +56,12 @@ impl Contents {
         lists(&self.objects)
     }
 
-    /// What is wrong with the file's objects, but for what their rows or the store tell.
+    /// Problems of the file's objects, except those that their rows or the store report.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.iter()
     }
 
-    /// The objects that were to be kept whole.
+    /// Requested whole objects.
     #[must_use]
     pub fn whole(&self) -> BTreeMap<(ResourceKind, &ObjectName), &Whole> {
         whole(&self.objects)
@@ -98,19 +98,19 @@ impl Contents {
         self.problems.insert(Problem::new(object, "", message));
     }
 
-    /// Adds what comes after this.
+    /// Appends the contents that follow.
     pub(super) fn append(&mut self, mut next: Self) {
         self.objects.append(&mut next.objects);
         self.problems.append(&mut next.problems);
     }
 
-    /// Nothing more comes.
+    /// Frees spare capacity at the end of the file.
     pub(super) fn shrink_to_fit(&mut self) {
         self.objects.shrink_to_fit();
     }
 }
 
-/// What the API server fills in before anybody sees a slice: an unnamed port has the name "".
+/// Slice with the API server's defaults: an unnamed port has the name "".
 fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
     for port in slice.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();
@@ -118,14 +118,14 @@ fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
     slice
 }
 
-/// These as complete lists of all kinds. Of several definitions the last counts, whether it can be read or not.
+/// Objects as complete lists of all kinds. Of several definitions the last counts, readable or not.
 pub(super) fn lists<'a>(objects: impl IntoIterator<Item = &'a Kept>) -> impl Iterator<Item = Event> {
     let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
     let objects = objects.into_iter().map(Kept::event);
     kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone))
 }
 
-/// Those that were to be kept whole. Of several definitions that can be read the last counts.
+/// Requested whole objects. Of several readable definitions the last counts.
 pub(super) fn whole<'a>(objects: impl IntoIterator<Item = &'a Kept>) -> BTreeMap<Id<'a>, &'a Whole> {
     let mut all = BTreeMap::new();
     for object in objects {

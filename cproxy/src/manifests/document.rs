@@ -1,7 +1,7 @@
-//! One document of a file, reduced while it is read: what is kept of an object of many kilobytes, or of a List of ten
-//! thousand of them, is the parts that cproxy uses.
+//! One document of a file, reduced while it is read: of an object of many kilobytes, or of a List of ten thousand of
+//! them, only the parts that cproxy uses are kept.
 //!
-//! The fields of an object have no order, and the items of a typed list need not say what they are. Those that do are
+//! The fields of an object have no order, and the items of a typed list need not name their kind. Those that do are
 //! reduced at once; the others are kept until their list's kind is known.
 
 use std::{fmt, mem};
@@ -18,10 +18,10 @@ use serde_json::{Map, Value};
 
 use super::contents::{Contents, Wanted};
 
-/// How deep Lists may be nested.
+/// Maximum nesting of Lists.
 const LIST_DEPTH_MAX: usize = 4;
 
-/// Where something is in a file.
+/// Position in a file.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     Document { file: &'a str, number: usize },
@@ -41,7 +41,7 @@ impl fmt::Display for Place<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     place: Place<'a>,
-    /// How many Lists may still be in each other.
+    /// Number of further levels of Lists that are allowed.
     depth: usize,
     wanted: &'a Wanted,
 }
@@ -56,51 +56,51 @@ pub(super) struct Document {
     content: Content,
 }
 
-/// What a document is.
+/// Content of a document.
 #[derive(Default)]
 enum Content {
     /// Empty.
     Null,
-    /// Nothing that is used.
+    /// Object of a kind that is not used.
     #[default]
     Unused,
-    /// It does not say what it is; the list that it is in may.
+    /// Object without a kind; its list may name it.
     Untyped(Map<String, Value>),
-    /// A list, and its items, if it has any.
+    /// List with its items, if it has any.
     List(Option<Items>),
     Service(Object<Service>),
     Slice(Object<EndpointSlice>),
     Node(Object<Node>),
 }
 
-/// An object, or why it is none.
+/// Object, or the reason why it cannot be used.
 type Object<T> = Result<T, Refused>;
 
-/// Why an object cannot be used.
+/// Reason why an object cannot be used.
 enum Refused {
-    /// It has no name; what is wrong.
+    /// Missing name, with the message.
     Nameless(String),
-    /// It cannot be read; its name and what is wrong.
+    /// Unreadable object: its name and the message.
     Unreadable(ObjectName, String),
 }
 
 /// The items of a list.
 #[derive(Default)]
 struct Items {
-    /// Those that do not say what they are, if their list had not said it before them.
+    /// Items without a kind that came before their list's kind.
     untyped: Vec<Untyped>,
-    /// What those after the last of these say.
+    /// Contents of the items after the last untyped one.
     contents: Contents,
 }
 
 struct Untyped {
-    /// What the items before it say, from the last untyped one on.
+    /// Contents of the items before this one, from the last untyped one on.
     before: Contents,
     index: usize,
     document: Document,
 }
 
-/// What the items of a typed list are; empty if their list does not say it.
+/// Type of the items of a typed list; empty if the list does not name it.
 #[derive(Clone, Copy, Default)]
 struct ItemType<'a> {
     version: &'a str,
@@ -131,7 +131,7 @@ impl Document {
         matches!(self.content, Content::Null)
     }
 
-    /// The items of a typed list (`kind: ServiceList`) need not say what they are.
+    /// Gives the items of a typed list (`kind: ServiceList`), which need not name their kind, the list's type.
     fn typed(self, item_type: ItemType<'_>) -> Self {
         match self.content {
             Content::Untyped(mut fields) if !item_type.kind.is_empty() => {
@@ -166,12 +166,12 @@ fn object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceKind) -
 }
 
 impl<'a> Reader<'a> {
-    /// For a document of `file`; the first has the number 1.
+    /// Reader of a document of `file`; the first has the number 1.
     pub(super) fn new(file: &'a str, number: usize, wanted: &'a Wanted) -> Self {
         Self { place: Place::Document { file, number }, depth: LIST_DEPTH_MAX, wanted }
     }
 
-    /// For an item of the List that this one reads.
+    /// Reader of an item of this reader's List.
     fn item(&self, index: usize) -> Reader<'_> {
         Reader {
             place: Place::Item { list: &self.place, index },
@@ -180,7 +180,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds what a document says that this one has read.
+    /// Adds the contents of a document of this reader.
     pub(super) fn take(&self, document: Document, contents: &mut Contents) {
         let Document { version, kind, content } = document;
         let message = match content {
@@ -239,7 +239,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What is neither map nor null says nothing.
+/// Accepts values that are neither map nor null as unused.
 macro_rules! nothing {
     ($type:ty: $($visit:ident($($value:ty)?),)*) => {
         $(
@@ -274,7 +274,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
                 }
                 items = map.next_value_seed(ItemsReader::new(&self, &fields))?;
             } else if fields.insert(key, map.next_value()?).is_some() && items.is_some() {
-                // The items have been read as what their list was said to be then.
+                // The items were read with the type that the list had then.
                 return Err(A::Error::custom("a field of a list is there twice"));
             }
         }
@@ -293,17 +293,17 @@ impl<'de> Visitor<'de> for Reader<'_> {
     nothing!(Document: visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str),);
 }
 
-/// Reads `items`, if it is a list.
+/// Reader of `items`, if the object is a list.
 struct ItemsReader<'a> {
-    /// What reads the object that they are in.
+    /// Reader of the object that contains the items.
     list: &'a Reader<'a>,
-    /// What they are if they do not say it themselves; `None` if that is not known yet.
+    /// Type of items that do not name their own; `None` if it is not known yet.
     item_type: Option<ItemType<'a>>,
     is_used: bool,
 }
 
 impl<'a> ItemsReader<'a> {
-    /// `fields` are those before `items`.
+    /// Reader for a list with these `fields` before `items`.
     fn new(list: &'a Reader<'a>, fields: &'a Map<String, Value>) -> Self {
         let (version, kind) = (text(fields, "apiVersion"), text(fields, "kind"));
         let is_known = !version.is_empty() && !kind.is_empty();

@@ -1,4 +1,4 @@
-//! The manifest files as they are now, each with its last good content.
+//! Current manifest files, each with its last good content.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,20 +13,20 @@ use super::{
     parse::parse,
 };
 
-/// Why a path cannot be a source.
+/// Reason why a path cannot be a source.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// It does not exist or may not be read.
+    /// The path does not exist or may not be read.
     #[error("--manifests {0}: {1}")]
     Io(PathBuf, io::Error),
 }
 
-/// Which files may have other content than before.
+/// Files that may have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Any.
+    /// Any file.
     Everything,
-    /// These: the others are not read, since somebody may be in the middle of writing them.
+    /// These files. Others are not read, since a writer may be in the middle of them.
     Paths(BTreeSet<PathBuf>),
 }
 
@@ -64,7 +64,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Reads what has changed. What cannot be read or parsed keeps its last good content.
+    /// Reads the changed files. One that cannot be read or parsed keeps its last good content.
     pub fn refresh(&mut self, change: &Change) {
         let mut found = BTreeSet::new();
         for path in self.paths.clone() {
@@ -87,7 +87,7 @@ impl Files {
         lists(self.objects())
     }
 
-    /// The objects that were to be kept whole.
+    /// Requested whole objects.
     #[must_use]
     pub fn whole(&self) -> BTreeMap<(ResourceKind, &ObjectName), &Whole> {
         whole(self.objects())
@@ -97,7 +97,7 @@ impl Files {
         self.files.values().flatten().flat_map(Contents::objects)
     }
 
-    /// That the own Node, if it has a name, is not among the objects.
+    /// Problem of a missing Node: the pod's node has a name that no object has.
     #[must_use]
     pub fn missing_node(&self) -> Option<Problem> {
         let is_there = self.objects().any(|object| matches!(object, Kept::Node(_)));
@@ -107,7 +107,7 @@ impl Files {
         Some(Problem::new(format_args!("Node {own}"), "", message))
     }
 
-    /// Whether a Service of this name is there and cannot be read.
+    /// Whether there is an unreadable Service of this name.
     #[must_use]
     pub fn has_unreadable_service(&self, name: &ObjectName) -> bool {
         self.objects().any(|object| match object {
@@ -116,7 +116,7 @@ impl Files {
         })
     }
 
-    /// What is wrong with files, and with objects that could not be read.
+    /// Problems of files, and of unreadable objects.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.values().chain(self.files.values().flatten().flat_map(Contents::problems))
     }
@@ -146,7 +146,7 @@ impl Files {
         }
     }
 
-    /// Reading a FIFO or a device may never end: such a file counts only if it was asked for by name, and once.
+    /// Reads a file. Reading a FIFO or a device may never end: such a file counts only if its path was given, and once.
     fn read_text(&self, file: &Path) -> io::Result<String> {
         let is_asked_for = self.paths.iter().any(|path| path == file) && !self.files.contains_key(file);
         if !is_asked_for && !fs::metadata(file)?.is_file() {
@@ -159,7 +159,7 @@ impl Files {
         self.problems.insert(path.to_owned(), Problem::new(path.display(), "", message));
     }
 
-    /// Objects that several files define, or one file several times: only the last counts.
+    /// Problems of objects that are defined several times: only the last definition counts.
     #[must_use]
     pub fn duplicates(&self) -> Vec<Problem> {
         let mut all: Vec<_> = self
@@ -186,7 +186,7 @@ fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
     Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))
 }
 
-/// The manifests of a path: itself, or those in the directory that it is.
+/// Manifests of a path: the file itself, or those in the directory.
 pub(super) fn expand(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return fs::metadata(path).map(|_| vec![path.to_owned()]);

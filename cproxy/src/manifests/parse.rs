@@ -8,7 +8,7 @@ use super::{
     yaml,
 };
 
-/// How many parts of a document may be there by aliases: a few lines can repeat each other a billion times.
+/// Maximum number of parts that aliases may repeat in a document: a few lines can repeat each other a billion times.
 const REPEATED_MAX: usize = 100_000;
 
 /// Reads a file's text, document by document and item by item. `file` only names it in problems.
@@ -27,11 +27,11 @@ pub fn parse(file: &str, text: &str, wanted: &Wanted) -> Result<Contents, String
     Ok(contents)
 }
 
-/// What has been read so far: of a text that is broken further on nothing counts.
+/// Contents that have been read so far. They do not count if the text is broken further on.
 struct Attempt<'a> {
     file: &'a str,
     wanted: &'a Wanted,
-    /// How many documents there were.
+    /// Number of documents.
     documents: usize,
     contents: Contents,
 }
@@ -61,17 +61,17 @@ impl<'a> Attempt<'a> {
     fn read_document<'de, D: Deserializer<'de>>(&mut self, deserializer: D) -> Result<(), D::Error> {
         let reader = Reader::new(self.file, self.documents + 1, self.wanted);
         let document = reader.deserialize(deserializer)?;
-        // Empty ones are between others, and nobody counts them.
+        // Empty documents only separate others and do not count.
         self.documents += usize::from(!document.is_null());
         reader.take(document, &mut self.contents);
         Ok(())
     }
 }
 
-/// A manifest of ten thousand Services is no attack; nesting stays bounded, and what aliases repeat.
+/// Limits of the parser: a manifest of ten thousand Services is allowed; nesting and aliases stay bounded.
 fn yaml_options() -> serde_saphyr::Options {
     serde_saphyr::options! {
-        // Something may be named n or yes.
+        // Names may be n or yes.
         strict_booleans: true,
         with_snippet: false,
         budget: serde_saphyr::budget! {
@@ -83,7 +83,7 @@ fn yaml_options() -> serde_saphyr::Options {
     }
 }
 
-/// What is wrong with a document that comes after this text, as one line.
+/// Error in a document that comes after this text, as one line.
 fn yaml_message(error: &serde_saphyr::Error, before: &str) -> String {
     let lines = before.replace("\r\n", "\n").matches(['\n', '\r']).count();
     let line_offset = u64::try_from(lines).unwrap_or_default();
@@ -106,7 +106,7 @@ mod tests {
         parse("f", text, &Wanted::default()).unwrap()
     }
 
-    /// How many Services, slices and problems.
+    /// Numbers of Services, slices and problems.
     fn counts(text: &str) -> (usize, usize, usize) {
         let contents = contents(text);
         let count =
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// What is in a list's items, in words and in the order of the file.
+    /// Summary of a list's items in the order of the file.
     fn said(fields: [&str; 3]) -> Vec<String> {
         let contents = contents(&format!("{{{}}}", fields.join(", ")));
         let said = contents.events().filter_map(|event| match event {
@@ -212,7 +212,7 @@ mod tests {
         for text in [format!(r#"{{"kind":"List","items":[{service},"#), format!("{service}\n{{")] {
             assert!(parse("f", &text, &Wanted::default()).is_err(), "{text}");
         }
-        // As YAML it is good.
+        // The text is valid YAML.
         let twice = format!("{{kind: List, items: [{service}]}}");
         assert_eq!(counts(&format!("{service}\n---\n{twice}")), (2, 0, 0));
     }

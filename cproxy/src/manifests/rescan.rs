@@ -1,5 +1,5 @@
-//! Polling of manifests that others than this machine can change: the host of a guest (virtio-fs, 9p), other clients of
-//! a file server (NFS, SMB). inotify tells only what this machine's kernel has done itself.
+//! Polling of manifests that other machines can change: the host of a guest (virtio-fs, 9p), other clients of a file
+//! server (NFS, SMB). inotify reports only changes by this machine's kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,10 +13,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::files::expand;
 
-/// Pause between two looks. A change is taken at the second look that finds it.
+/// Interval of polls. A change is reported at the second poll that finds it.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Magic numbers (include/uapi/linux/magic.h, and the drivers' own) of file systems that are not this machine's alone.
+/// Magic numbers (include/uapi/linux/magic.h, and the drivers' own) of file systems that other machines can change.
 const SHARED: [u32; 15] = [
     0x6573_5546, // FUSE and virtio-fs
     0x0102_1997, // 9p
@@ -35,22 +35,22 @@ const SHARED: [u32; 15] = [
     0xbacb_acbc, // VMware
 ];
 
-/// Inode number, size and times of a file, which tell a change without reading it; none if they cannot be had.
+/// Inode number, size and times of a file, which show a change without reading it; none if they cannot be read.
 type Stamp = Option<[i64; 6]>;
 
-/// The files of some paths, as they were when they were last looked at.
+/// Files of some paths at the last poll.
 #[derive(Debug)]
 pub(super) struct Rescan {
     paths: Vec<PathBuf>,
-    /// As they were when they were last taken as changed.
+    /// State that was last reported.
     taken: BTreeMap<PathBuf, Stamp>,
-    /// As they were at the last look.
+    /// State at the last poll.
     seen: BTreeMap<PathBuf, Stamp>,
     next: Instant,
 }
 
 impl Rescan {
-    /// Takes in what there is now of those paths that others can change; none where there are no such paths.
+    /// Records the current files of the paths that other machines can change; none if there are no such paths.
     pub(super) fn of(paths: &[PathBuf]) -> Option<Self> {
         let shared: Vec<_> = paths.iter().filter(|path| is_shared(path)).cloned().collect();
         (!shared.is_empty()).then(|| Self::new(shared))
@@ -63,12 +63,13 @@ impl Rescan {
         new
     }
 
-    /// Waits until it is time for the next look.
+    /// Waits until the next poll.
     pub(super) async fn due(&self) {
         sleep_until(self.next).await;
     }
 
-    /// The files that have changed, come or gone and are now as they were at the last look: nobody is still writing them.
+    /// Files that were changed, created or removed and have not changed since the last poll, so that no writer is in
+    /// the middle of them.
     pub(super) fn look(&mut self) -> BTreeSet<PathBuf> {
         let now = self.stamps();
         let is_new = |path: &&PathBuf| now.get(*path) != self.taken.get(*path);
@@ -94,7 +95,7 @@ impl Rescan {
                     let stamp = stamp(&file).ok();
                     (file, stamp)
                 })),
-                // That is what has changed. The files stay as they were, as their content does.
+                // The unreadable path counts as changed. Its files keep their last state and content.
                 Err(_) => {
                     let below = self.seen.iter().filter(|(file, _)| file.starts_with(path));
                     stamps.extend(below.map(|(file, stamp)| (file.clone(), *stamp)));
@@ -113,7 +114,7 @@ fn stamp(file: &Path) -> io::Result<[i64; 6]> {
     Ok([number, size, is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec()])
 }
 
-/// Whether others than this machine can change what is at this path, or in the directory where it will be.
+/// Whether other machines can change the file at this path, or the directory where it will be.
 fn is_shared(path: &Path) -> bool {
     let existing = path.ancestors().find(|path| path.exists());
     let nearest = existing.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -134,7 +135,7 @@ mod tests {
         let [tmpfs, ext4, overlay, xfs, fuse, smb2] =
             [0x0102_1994, 0xef53, 0x794c_7630, 0x5846_5342, 0x6573_5546, 0xfe53_4d42].map(is_shared_type);
         assert!(!tmpfs && !ext4 && !overlay && !xfs && fuse && smb2);
-        // Whatever there is on the machine that tests: none of these is a host's or a server's.
+        // None of these paths is on a file system that other machines can change, on any machine that runs the tests.
         assert!(Rescan::of(&["/proc".into(), "/sys/nowhere/at/all".into(), "/dev/null".into()]).is_none());
         assert!(Rescan::of(&[]).is_none());
     }
@@ -170,7 +171,7 @@ mod tests {
         look();
         assert_eq!(look(), [b, missing.clone()]);
 
-        // A server that is away takes nothing with it.
+        // The files of an unreachable server do not count as removed.
         fs::rename(&dir, dir.with_extension("away")).unwrap();
         look();
         assert_eq!(look(), [dir.clone(), missing.clone()]);

@@ -27,7 +27,7 @@ use super::{
 const QUIET: Duration = Duration::from_millis(10);
 /// No stream of changes delays the first for longer than this.
 const DELAY_MAX: Duration = Duration::from_millis(100);
-/// How many events are one message.
+/// Maximum number of events in one message.
 const EVENTS_AT_ONCE: usize = 128;
 
 /// Watches the directories of some paths.
@@ -36,7 +36,7 @@ pub struct Watcher {
     inotify: AsyncFd<OwnedFd>,
     paths: Vec<PathBuf>,
     directories: HashMap<i32, PathBuf>,
-    /// Polling of those that others than this machine can change.
+    /// Polling of paths that other machines can change.
     rescan: Option<Rescan>,
 }
 
@@ -57,7 +57,7 @@ impl Watcher {
     pub fn new(paths: &[PathBuf]) -> Result<Self, ManifestError> {
         let failed = |error: rustix::io::Errno| ManifestError::Io("inotify".into(), error.into());
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed)?;
-        // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and nobody else closes it.
+        // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and no other owner closes it.
         let inotify = unsafe { AsyncFd::register(inotify) };
         let inotify = inotify.map_err(|error| ManifestError::Io("inotify".into(), error.into()))?;
         let mut watcher = Self { inotify, paths: paths.to_vec(), directories: HashMap::new(), rescan: None };
@@ -65,8 +65,8 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Watches the directory of each path or, while that does not exist, the nearest one above it: there its return is
-    /// seen. Watching twice is watching once.
+    /// Watches the directory of each path or, while that does not exist, the nearest one above it, which sees its
+    /// return. Watching a directory again has no effect.
     fn add_watches(&mut self) -> Result<(), (PathBuf, rustix::io::Errno)> {
         for path in &self.paths {
             let dir = directory(path);
@@ -77,7 +77,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Waits until something has changed and then been quiet.
+    /// Waits until files have changed and then been quiet.
     async fn changed(&mut self) -> io::Result<Change> {
         let mut change = Change::Paths(BTreeSet::new());
         loop {
@@ -101,14 +101,14 @@ impl Watcher {
                 Err(_) => break,
             }
         }
-        // Before the files are read: what changes after that is seen.
+        // This precedes the reading of the files, so that later changes are seen.
         if change == Change::Everything {
             self.add_watches().map_err(|(_, error)| error)?;
         }
         Ok(change)
     }
 
-    /// Waits for at least one event and takes in all that there are.
+    /// Waits for at least one event and reads all pending ones.
     async fn read(&self, change: &mut Change) -> io::Result<()> {
         let mut has_read = false;
         loop {
@@ -149,7 +149,7 @@ impl Watcher {
     }
 }
 
-/// The next look, where there is anything to poll: otherwise nothing wakes the agent at rest.
+/// Time of the next poll, if there is anything to poll; otherwise nothing wakes the idle agent.
 async fn due(rescan: Option<&Rescan>) {
     match rescan {
         Some(rescan) => rescan.due().await,
@@ -157,7 +157,7 @@ async fn due(rescan: Option<&Rescan>) {
     }
 }
 
-/// A file that has just been created is not written yet, and says so when it is; a link says nothing more.
+/// Whether a created entry is complete: a file reports the end of its writing later, a link reports nothing more.
 fn is_complete_at_once(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
 }
@@ -167,7 +167,7 @@ fn directory(path: &Path) -> &Path {
     existing.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Sends the files' content now and after every change; ends when nobody listens any more.
+/// Sends the files' content now and after every change; ends when the receiver is closed.
 ///
 /// # Errors
 /// inotify fails.
@@ -183,7 +183,7 @@ pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<
     }
 }
 
-/// Sends what the files say, a little at a time: all of it at once would be there twice.
+/// Sends the files' content in small portions: all of it at once would be in memory twice.
 async fn send(files: &Files, events: &mpsc::Sender<Vec<Event>>) -> Result<(), mpsc::error::SendError<Vec<Event>>> {
     let mut all = files.events();
     loop {

@@ -1,9 +1,9 @@
-//! YAML text, cut into its documents: the parser takes several at once only from a reader, with tables of every encoding
-//! that there is, or as values that are all there together.
+//! Splits YAML text into its documents. The parser takes several at once only from a reader, with tables of every
+//! encoding, or as values that are all in memory together.
 
-/// The documents of `text`, each with how many bytes come before it. Some may be empty.
+/// Documents of `text`, each with the number of bytes before it. Some may be empty.
 ///
-/// In no part of a document may a line begin as a marker does (YAML 1.2.2, 9.1), so this needs no parser.
+/// No line within a document may begin as a marker does (YAML 1.2.2, 9.1), so this needs no parser.
 pub(super) fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut start = 0;
     std::iter::from_fn(move || {
@@ -15,7 +15,7 @@ pub(super) fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// How long the first document is: as far as the next begins, or this one says that it ends.
+/// Length of the first document: up to the start of the next one, or to its own end marker.
 fn first_length(text: &str) -> usize {
     let (mut length, mut has_begun, mut has_ended) = (0, false, false);
     for line in text.split_inclusive(['\n', '\r']) {

@@ -1,5 +1,5 @@
-//! The VM's own addresses, at most one of each family: what the kernel takes as the source of what is sent to the API
-//! server, else of what leaves by the default route. `loadBalancerSourceRanges` are held against them.
+//! Addresses of the VM, at most one of each family: the kernel's source address towards the API server, else that of
+//! the default route. They are compared with `loadBalancerSourceRanges`.
 
 mod route;
 
@@ -13,7 +13,7 @@ use http::Uri;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 
-/// The own addresses, found and followed.
+/// Addresses of the VM, found and followed.
 #[derive(Debug)]
 pub struct OwnAddresses {
     finder: Finder,
@@ -22,8 +22,8 @@ pub struct OwnAddresses {
 }
 
 impl OwnAddresses {
-    /// Finds them, and takes notice of what changes from then on. Call it inside a tokio runtime. The mark is for sockets
-    /// that look for a route: they must not be translated.
+    /// Finds the addresses and follows their changes. Call it inside a tokio runtime. The mark is for the sockets that
+    /// look for a route: they must not be translated.
     #[must_use]
     pub fn find(mark: SocketMark, api_server: Option<Uri>) -> Self {
         // The other way round, a change between the two would be missed.
@@ -34,14 +34,14 @@ impl OwnAddresses {
         Self { finder, changes, found }
     }
 
-    /// What they are.
+    /// Current addresses.
     #[must_use]
     pub fn addresses(&self) -> Vec<Address> {
         self.found.addresses()
     }
 
-    /// Sends them whenever they have changed; ends when nobody listens or says anything else any more, or when changes
-    /// cannot be seen.
+    /// Sends the addresses whenever they have changed; ends when the receiver is closed, or when changes cannot be
+    /// seen.
     pub async fn follow(self, events: mpsc::WeakSender<Vec<Event>>) {
         let Self { mut finder, changes, mut found } = self;
         let end = async {
@@ -69,7 +69,7 @@ impl OwnAddresses {
     }
 }
 
-/// Asks the kernel.
+/// Queries the kernel.
 #[derive(Debug)]
 struct Finder {
     mark: SocketMark,
@@ -88,19 +88,19 @@ impl Finder {
     }
 }
 
-/// What leads to an own address.
+/// Destination that selects an address of the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     ApiServer,
     DefaultRoute,
 }
 
-/// The own addresses, each with what has led there.
+/// Addresses of the VM, each with the destination that selected it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Found(Vec<(IpAddr, Way)>);
 
 impl Found {
-    /// Asks `source` for the source of what is sent to an address. In each family the first usable answer counts.
+    /// Queries `source` for the source address towards each destination. In each family the first usable answer counts.
     fn new(api_server: &[IpAddr], mut source: impl FnMut(IpAddr) -> Option<IpAddr>) -> Self {
         let mut found = Vec::new();
         for elsewhere in route::ELSEWHERE {

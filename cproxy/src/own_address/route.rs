@@ -1,5 +1,4 @@
-//! The source address that the kernel takes for a destination: a UDP socket has it once it is connected, and nothing is
-//! sent for that.
+//! Source address that the kernel selects for a destination: a connected UDP socket has it, without sending anything.
 
 use std::{
     io,
@@ -9,16 +8,16 @@ use std::{
 use cproxy_datapath::bpf::SocketMark;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
 
-/// Addresses that no network has: where there is a way to them, it is the default route (RFC 5737, RFC 9637).
+/// Addresses that no network has: a route to them is the default route (RFC 5737, RFC 9637).
 pub(super) const ELSEWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 254)),
     IpAddr::V6(Ipv6Addr::new(0x3fff, 0xfff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xfffe)),
 ];
 
-/// Any will do.
+/// Arbitrary port.
 const PORT: u16 = 9;
 
-/// The source of what is sent to `to`.
+/// Source address towards `to`.
 ///
 /// # Errors
 /// There is no route, or the kernel refuses the mark.
@@ -30,7 +29,7 @@ pub(super) fn source(to: IpAddr, mark: &mut SocketMark) -> io::Result<IpAddr> {
     Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
 }
 
-/// Whether others can know it as the VM's.
+/// Whether other machines can know the address as the VM's.
 pub(super) fn is_usable(address: &IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
     !(address.is_loopback() || address.is_unspecified() || is_link_local)

@@ -1,4 +1,4 @@
-//! The table the other way round: each backend, and the frontends that lead to it.
+//! Backends, each with the frontends that lead to it.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -7,33 +7,33 @@ use serde::Serialize;
 
 use super::{Names, ReportRow, aligned, or_dash, some_of};
 
-/// A backend as commands print it.
+/// Backend in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BackendRow {
     /// TCP or UDP.
     pub protocol: String,
-    /// The endpoint's address.
+    /// Address of the endpoint.
     pub address: IpAddr,
-    /// Its own port.
+    /// Port on which the endpoint listens.
     pub port: u16,
-    /// Whether some frontend gives it new connections; without one it only keeps those that it has.
+    /// Whether any frontend gives it new connections; otherwise it only keeps those that it has.
     pub eligible: bool,
     /// Sorted by address and port.
     pub frontends: Vec<BackendFrontend>,
 }
 
-/// A frontend that leads to a backend.
+/// Frontend that leads to a backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BackendFrontend {
-    /// namespace/name; `None` if only the kernel could be asked.
+    /// namespace/name; `None` without an agent.
     pub service: Option<String>,
-    /// The name of the Service's port; `None` if only the kernel could be asked.
+    /// Name of the Service's port; `None` without an agent.
     pub port_name: Option<String>,
-    /// What clients connect to.
+    /// Address that clients connect to.
     pub address: IpAddr,
-    /// Its port.
+    /// Port that clients connect to.
     pub port: u16,
-    /// ClusterIP; `None` if only the kernel could be asked.
+    /// Source, such as ClusterIP; `None` without an agent.
     pub source: Option<String>,
     /// Whether new connections of this frontend go to the backend.
     pub eligible: bool,
@@ -124,7 +124,8 @@ mod tests {
         hosts.iter().copied().map(backend).collect()
     }
 
-    /// Two frontends with one set, one that only keeps what it has, one of another protocol, and one with nobody.
+    /// Two frontends with one set, one whose backends only keep connections, one of another protocol, and one without
+    /// backends.
     fn table() -> KernelTable {
         let set = |eligible: &[u8], serving: &[u8]| KernelSet {
             members: Members::new(&backends(eligible), &backends(serving), false),

@@ -1,4 +1,4 @@
-//! Sockets that are connected through us.
+//! Sockets that are connected through cproxy.
 
 use std::net::IpAddr;
 
@@ -8,39 +8,39 @@ use serde::Serialize;
 
 use super::{Names, ReportBackend, ReportRow, aligned, or_dash};
 
-/// A socket as commands print it.
+/// Socket in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SocketRow {
-    /// namespace/name; `None` if no agent could be asked, or it has no such frontend.
+    /// namespace/name; `None` without an agent, or if the agent has no such frontend.
     pub service: Option<String>,
-    /// The name of the Service's port; `None` as `service`.
+    /// Name of the Service's port; `None` as `service`.
     pub port_name: Option<String>,
     /// TCP or UDP.
     pub protocol: String,
-    /// Whom the application believes to be connected to.
+    /// Address that the application connected to.
     pub address: IpAddr,
-    /// Its port.
+    /// Port that the application connected to.
     pub port: u16,
-    /// ClusterIP; `None` as `service`.
+    /// Source, such as ClusterIP; `None` as `service`.
     pub source: Option<String>,
-    /// Whom it is connected to.
+    /// Backend that the socket is connected to.
     pub backend: ReportBackend,
     /// serving, stale or no-frontend.
     pub state: String,
-    /// The socket's own address.
+    /// Local address of the socket.
     pub local: ReportBackend,
-    /// The inode number of its network namespace.
+    /// Inode number of its network namespace.
     pub netns: u64,
-    /// The user that owns it.
+    /// User that owns the socket.
     pub uid: u32,
-    /// A process that has it.
+    /// A process that has the socket open.
     pub pid: u32,
-    /// What that process calls itself; `None` if it has ended meanwhile.
+    /// Name of that process; `None` if it has ended meanwhile.
     pub command: Option<String>,
 }
 
 impl SocketRow {
-    /// With what an agent has told of its frontend.
+    /// Adds the agent's facts about the socket's frontend.
     #[must_use]
     pub fn new(socket: &TranslatedSocket, names: &Names) -> Self {
         let TranslatedSocket { frontend, backend, local, netns, state, uid, pid, command } = socket;

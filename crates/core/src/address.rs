@@ -1,4 +1,4 @@
-//! Addresses in the one 16-byte form that the table uses: IPv6, or IPv4 as IPv4-mapped.
+//! IP addresses in the table's 16-byte form: IPv6, or IPv4 as IPv4-mapped IPv6.
 
 use std::{
     fmt,
@@ -7,11 +7,11 @@ use std::{
 
 use super::packed::{Reader, Writer};
 
-/// An IP address; orders IPv4 before the IPv6 addresses in use.
+/// IP address. IPv4 sorts before the IPv6 addresses in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address([u8; 16]);
 
-/// The two families a Service can have.
+/// Address family of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4.
@@ -20,7 +20,7 @@ pub enum Family {
     V6,
 }
 
-/// The transport protocols that socket hooks can serve.
+/// Transport protocol that socket hooks can serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP.
@@ -29,40 +29,40 @@ pub enum Protocol {
     Udp,
 }
 
-/// What a client connects to.
+/// Address, port and protocol that a client connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
-    /// The ClusterIP (or another address of the Service).
+    /// ClusterIP or another address of the Service.
     pub address: Address,
-    /// The Service's port.
+    /// Port of the Service.
     pub port: u16,
-    /// Its protocol.
+    /// Protocol of the Service port.
     pub protocol: Protocol,
 }
 
-/// Where a connection goes instead.
+/// Address and port of an endpoint that a frontend leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
-    /// The endpoint's address.
+    /// Address of the endpoint.
     pub address: Address,
-    /// The endpoint's own port.
+    /// Port on which the endpoint listens.
     pub port: u16,
 }
 
 impl Address {
-    /// From its 16 bytes in network order.
+    /// Address from its 16 bytes in network order.
     #[must_use]
     pub const fn from_octets(octets: [u8; 16]) -> Self {
         Self(octets)
     }
 
-    /// Its 16 bytes in network order.
+    /// The 16 bytes of the address in network order.
     #[must_use]
     pub const fn octets(self) -> [u8; 16] {
         self.0
     }
 
-    /// From the four words that the kernel keeps, each in network order.
+    /// Address from the kernel's four words, each in network order.
     #[must_use]
     pub fn from_words(words: [u32; 4]) -> Self {
         let mut octets = [0; 16];
@@ -72,7 +72,7 @@ impl Address {
         Self(octets)
     }
 
-    /// The four words that the kernel keeps, each in network order.
+    /// The kernel's four words of the address, each in network order.
     #[must_use]
     pub fn words(self) -> [u32; 4] {
         let mut words = [0; 4];
@@ -82,59 +82,59 @@ impl Address {
         words
     }
 
-    /// Whether no Service can have it: loopback, multicast or unspecified.
+    /// Whether the address is loopback, multicast or unspecified, which no Service can have.
     #[must_use]
     pub fn is_special(self) -> bool {
         let address = IpAddr::from(self);
         address.is_loopback() || address.is_multicast() || address.is_unspecified()
     }
 
-    /// IPv4 if it is IPv4-mapped.
+    /// IPv4 for an IPv4-mapped address, else IPv6.
     #[must_use]
     pub fn family(self) -> Family {
         if Ipv6Addr::from(self.0).to_ipv4_mapped().is_some() { Family::V4 } else { Family::V6 }
     }
 }
 
-/// A range of addresses of one family, as in 10.0.0.0/8.
+/// Range of addresses of one family, such as 10.0.0.0/8.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressRange {
     first: Address,
-    /// How many bits are fixed, of the 128.
+    /// Number of leading bits that are fixed, of 128.
     fixed: u8,
 }
 
 impl AddressRange {
-    /// Reads address/length. The address is read as by [`parse_address`]; its bits beyond the length do not matter
-    /// (k8s.io/utils/net `ParseCIDRSloppy`). `None` if it is no range.
+    /// Parses address/length, with the address as in [`parse_address`]. Bits beyond the length are ignored
+    /// (k8s.io/utils/net `ParseCIDRSloppy`). `None` if the text is no range.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (address, length) = text.split_once('/')?;
         let digits_only = !length.is_empty() && length.bytes().all(|byte| byte.is_ascii_digit());
         let length: u8 = digits_only.then(|| length.parse().ok()).flatten()?;
         let address = parse_address(address)?;
-        // An IPv4-mapped address has a length of 128 bits if it is written so.
+        // The length of an IPv4-mapped address that is written as IPv6 counts from 128 bits.
         let bits_before = if text.contains(':') { 0 } else { 96 };
         let fixed = length.checked_add(bits_before).filter(|&fixed| fixed <= 128)?;
-        // A range that reaches beyond the IPv4-mapped addresses is one of IPv6.
+        // A range that reaches beyond the IPv4-mapped addresses is an IPv6 range.
         let first = u128::from_be_bytes(address.0) & mask(fixed);
         Some(Self { first: Address(first.to_be_bytes()), fixed })
     }
 
-    /// Whether an address is in it.
+    /// Whether the range contains an address.
     #[must_use]
     pub fn contains(&self, address: Address) -> bool {
         (u128::from_be_bytes(address.0) & mask(self.fixed)).to_be_bytes() == self.first.0
             && address.family() == self.family()
     }
 
-    /// The family of all its addresses.
+    /// Family of all addresses in the range.
     #[must_use]
     pub fn family(&self) -> Family {
         if self.fixed >= 96 { self.first.family() } else { Family::V6 }
     }
 
-    /// Whether every address of its family is in it.
+    /// Whether the range contains every address of its family.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.fixed
@@ -166,7 +166,7 @@ impl Protocol {
     }
 }
 
-/// The first bits of 128.
+/// Mask of the leading bits of 128.
 fn mask(fixed: u8) -> u128 {
     u128::MAX.checked_shl(128 - u32::from(fixed.min(128))).unwrap_or(0)
 }
@@ -249,15 +249,16 @@ fn fmt_address_port(f: &mut fmt::Formatter<'_>, address: Address, port: u16) -> 
     }
 }
 
-/// Reads an address as Kubernetes does for fields that older API servers let through: leading zeros are decimal
-/// (`010.0.0.1` is 10.0.0.1; k8s.io/utils/net `ParseIPSloppy`) and IPv4-mapped IPv6 is IPv4. `None` if it is no address.
+/// Parses an address as Kubernetes does for fields that older API servers did not validate: leading zeros are decimal
+/// (`010.0.0.1` is 10.0.0.1; k8s.io/utils/net `ParseIPSloppy`) and IPv4-mapped IPv6 is IPv4. `None` if the text is no
+/// address.
 #[must_use]
 pub fn parse_address(text: &str) -> Option<Address> {
     let address = if text.contains(':') { parse_v6(text).map(IpAddr::V6) } else { parse_v4(text).map(IpAddr::V4) };
     address.map(Address::from)
 }
 
-/// An end that is written as IPv4 is read as leniently as IPv4 itself.
+/// Parses IPv6. A dotted end allows leading zeros, as IPv4 does.
 fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     match text.rsplit_once(':') {
         Some((groups, v4)) if v4.contains('.') => format!("{groups}:{}", parse_v4(v4)?).parse().ok(),

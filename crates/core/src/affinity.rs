@@ -1,12 +1,12 @@
-//! The names under which clients with session affinity are remembered.
+//! Identifiers of Service ports in the session affinity map.
 
 use super::{Family, Protocol, ServiceName};
 
 const FNV_OFFSET: u32 = 0x811c_9dc5;
 const FNV_PRIME: u32 = 0x0100_0193;
 
-/// The name of a Service port in one family: 32-bit FNV-1a, so that it outlives an agent. Two ports may share one; then
-/// a client of both is remembered for the one it used last.
+/// Identifier of a Service port in one family: 32-bit FNV-1a, so that it stays the same across restarts of the agent.
+/// If two ports collide, a client of both keeps only the backend that it used last.
 #[must_use]
 pub fn affinity_id(service: &ServiceName, port_name: &str, protocol: Protocol, family: Family) -> u32 {
     let protocol = match protocol {
@@ -18,7 +18,7 @@ pub fn affinity_id(service: &ServiceName, port_name: &str, protocol: Protocol, f
         Family::V6 => "IPv6",
     };
     let parts = [&*service.namespace, &*service.name, port_name, protocol, family];
-    // No name has a slash in it.
+    // A slash separates the parts unambiguously: no name contains one.
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
     bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME))
 }
@@ -27,7 +27,7 @@ pub fn affinity_id(service: &ServiceName, port_name: &str, protocol: Protocol, f
 mod tests {
     use super::*;
 
-    /// Clients keep their backends over an upgrade only while this stays as it is.
+    /// Clients keep their backends across an upgrade only while the identifiers stay the same.
     #[test]
     fn an_id_is_the_same_in_every_build() {
         let id = |service: &ServiceName| affinity_id(service, "http", Protocol::Tcp, Family::V4);

@@ -1,5 +1,5 @@
-//! Slim Kubernetes objects: the fields that cproxy reads, and nothing else. An object of many kilobytes is decoded into
-//! these without being held whole.
+//! Slim Kubernetes objects with only the fields that cproxy reads. Decoding never holds an object of many kilobytes in
+//! memory as a whole.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{
     de::{DeserializeOwned, Error as _},
 };
 
-/// A kind of Kubernetes object.
+/// Kind of Kubernetes object.
 pub trait Object: DeserializeOwned {
     /// API group; empty for the core group.
     const GROUP: &'static str;
@@ -49,9 +49,9 @@ pub struct Service {
     /// Names and labels.
     #[serde(default, deserialize_with = "null_as_default")]
     pub metadata: Metadata,
-    /// What it serves.
+    /// `spec` of the Service.
     pub spec: Option<ServiceSpec>,
-    /// What others have made of it.
+    /// `status` of the Service.
     pub status: Option<ServiceStatus>,
 }
 
@@ -62,26 +62,26 @@ pub struct ServiceSpec {
     /// ClusterIP, NodePort, LoadBalancer or ExternalName.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// The first ClusterIP, "None" or nothing.
+    /// First ClusterIP, "None" or absent.
     #[serde(rename = "clusterIP")]
     pub cluster_ip: Option<String>,
-    /// The ClusterIPs, in the order of `ip_families`.
+    /// ClusterIPs, in the order of `ip_families`.
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Option<Vec<String>>,
     /// IPv4, IPv6.
     pub ip_families: Option<Vec<String>>,
-    /// Its ports.
+    /// Ports of the Service.
     pub ports: Option<Vec<ServicePortSpec>>,
     /// None or ClientIP.
     pub session_affinity: Option<String>,
-    /// More about ClientIP.
+    /// Settings of ClientIP affinity.
     pub session_affinity_config: Option<SessionAffinityConfig>,
     /// Cluster or Local.
     pub internal_traffic_policy: Option<String>,
-    /// Addresses outside the cluster that lead to it.
+    /// Addresses outside the cluster that lead to the Service.
     #[serde(rename = "externalIPs")]
     pub external_ips: Option<Vec<String>>,
-    /// Who may use its load balancer's addresses; nothing means everybody.
+    /// Clients that may use the load balancer's addresses; absent: all.
     pub load_balancer_source_ranges: Option<Vec<String>>,
 }
 
@@ -89,14 +89,14 @@ pub struct ServiceSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus {
-    /// What its load balancer has.
+    /// State of the load balancer.
     pub load_balancer: Option<LoadBalancerStatus>,
 }
 
 /// `status.loadBalancer` of a Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct LoadBalancerStatus {
-    /// Its addresses.
+    /// Addresses of the load balancer.
     pub ingress: Option<Vec<LoadBalancerIngress>>,
 }
 
@@ -104,7 +104,7 @@ pub struct LoadBalancerStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerIngress {
-    /// The address; an entry may have a host name only.
+    /// IP address; an entry may have a host name only.
     pub ip: Option<String>,
     /// VIP (default) or Proxy.
     pub ip_mode: Option<String>,
@@ -113,30 +113,30 @@ pub struct LoadBalancerIngress {
 /// `spec.sessionAffinityConfig` of a Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct SessionAffinityConfig {
-    /// For ClientIP.
+    /// Settings of ClientIP affinity.
     #[serde(rename = "clientIP")]
     pub client_ip: Option<ClientIpConfig>,
 }
 
-/// How session affinity by ClientIP behaves.
+/// `clientIP` of the session affinity's settings.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClientIpConfig {
-    /// For how long a client is remembered.
+    /// Time for which a client keeps its backend.
     pub timeout_seconds: Option<i64>,
 }
 
-/// One of a Service's ports.
+/// One port of a Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePortSpec {
-    /// Its name; may be missing where there is only one.
+    /// Name of the port; optional for a single port.
     pub name: Option<String>,
     /// TCP (default), UDP, SCTP.
     pub protocol: Option<String>,
-    /// The port.
+    /// Port number.
     pub port: Option<i64>,
-    /// The port on every node; 0 is none.
+    /// Port on every node; 0 means none.
     pub node_port: Option<i64>,
 }
 
@@ -152,9 +152,9 @@ pub struct EndpointSlice {
     pub metadata: Metadata,
     /// IPv4, IPv6 or FQDN.
     pub address_type: Option<String>,
-    /// The endpoints.
+    /// Endpoints of the slice.
     pub endpoints: Option<Vec<EndpointSpec>>,
-    /// The ports that each of the endpoints has.
+    /// Ports that every endpoint of the slice has.
     pub ports: Option<Vec<EndpointPortSpec>>,
 }
 
@@ -162,52 +162,52 @@ pub struct EndpointSlice {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
-    /// Its addresses; only the first counts.
+    /// Addresses of the endpoint; only the first counts.
     pub addresses: Option<Vec<String>>,
-    /// Its state.
+    /// State of the endpoint.
     pub conditions: Option<EndpointConditions>,
-    /// The node it runs on.
+    /// Name of the endpoint's node.
     pub node_name: Option<String>,
-    /// For whom it is meant.
+    /// Zones and nodes whose clients should use the endpoint.
     pub hints: Option<EndpointHints>,
 }
 
-/// For whom an endpoint is meant.
+/// `hints` of an endpoint.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointHints {
-    /// Clients in these zones.
+    /// Zones whose clients should use the endpoint.
     pub for_zones: Option<Vec<HintName>>,
-    /// Clients on these nodes.
+    /// Nodes whose clients should use the endpoint.
     pub for_nodes: Option<Vec<HintName>>,
 }
 
-/// A zone or node in a hint.
+/// Zone or node in a hint.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct HintName {
-    /// Its name.
+    /// Name of the zone or node.
     pub name: Option<String>,
 }
 
-/// The state of an endpoint.
+/// `conditions` of an endpoint.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct EndpointConditions {
-    /// Nothing means true.
+    /// Takes new connections; absent: true.
     pub ready: Option<bool>,
-    /// Nothing means true.
+    /// Still answers; absent: true.
     pub serving: Option<bool>,
-    /// Nothing means false.
+    /// Is terminating; absent: false.
     pub terminating: Option<bool>,
 }
 
 /// One port of a slice.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct EndpointPortSpec {
-    /// The name that the Service's port has too.
+    /// Name that the Service's port has too.
     pub name: Option<String>,
     /// TCP (default), UDP, SCTP.
     pub protocol: Option<String>,
-    /// The endpoints' own port.
+    /// Port on which the endpoints listen.
     pub port: Option<i64>,
 }
 
@@ -220,14 +220,14 @@ pub struct Node {
     /// Names and labels.
     #[serde(default, deserialize_with = "null_as_default")]
     pub metadata: Metadata,
-    /// How it is.
+    /// State of the Node.
     pub status: Option<NodeStatus>,
 }
 
 /// `status` of a Node.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct NodeStatus {
-    /// Its addresses.
+    /// Addresses of the Node.
     pub addresses: Option<Vec<NodeAddress>>,
 }
 
@@ -237,11 +237,11 @@ pub struct NodeAddress {
     /// InternalIP, ExternalIP, Hostname and others.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// The address.
+    /// IP address or host name.
     pub address: Option<String>,
 }
 
-/// An object that names another kind is not one of this kind.
+/// Rejects an object whose `kind` names another kind.
 fn own_kind<'de, K: Object, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     match Option::<String>::deserialize(deserializer)? {
         Some(kind) if kind != K::KIND => Err(D::Error::custom(format_args!("{kind} where {} is asked for", K::KIND))),
@@ -253,7 +253,7 @@ fn null_as_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(des
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// RFC 3339, as the API server writes times.
+/// Decodes an RFC 3339 time, the API server's format, to seconds since 1970.
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
     let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
     text.parse().map(|time: jiff::Timestamp| Some(time.as_second())).map_err(D::Error::custom)

@@ -1,4 +1,4 @@
-//! What the table should be: a pure function of the rows.
+//! Desired table, as a pure function of the store's rows.
 
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
@@ -7,7 +7,7 @@ use super::{
     eligible::{Found, backends_of, eligible, merged_endpoints},
 };
 
-/// Where a frontend's address comes from.
+/// Origin of a frontend's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendSource {
     /// `spec.clusterIP` or `spec.clusterIPs`.
@@ -16,25 +16,25 @@ pub enum FrontendSource {
     ExternalIp,
     /// `status.loadBalancer.ingress`.
     LoadBalancerIp,
-    /// An address of the own node, with the Service's `nodePort`.
+    /// An address of the pod's node, with the Service's `nodePort`.
     NodePort,
 }
 
-/// Which of a Service port's endpoints a frontend leads to: frontends with the same share a set.
+/// Endpoints of a Service port that a frontend leads to. Frontends of the same scope share a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// Those in the whole cluster, as far as hints allow.
+    /// Endpoints in the whole cluster, as far as hints allow.
     Cluster,
-    /// Those on the own node: a ClusterIP with internal traffic policy Local.
+    /// Endpoints on the pod's node: a ClusterIP with internal traffic policy Local.
     Local,
     /// None: `loadBalancerSourceRanges` do not let this VM in.
     Denied,
 }
 
-/// What a new connection to a frontend gets.
+/// Result of a new connection to a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// One of the backends.
+    /// Connection to one of the backends.
     Forward,
     /// ECONNREFUSED.
     Refuse,
@@ -42,30 +42,29 @@ pub enum Action {
     Drop,
 }
 
-/// One frontend with everything that is known about it.
+/// One frontend with its Service, action and backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// What clients connect to.
+    /// Address, port and protocol that clients connect to.
     pub frontend: Frontend,
-    /// The Service.
+    /// Service of the frontend.
     pub service: ServiceName,
-    /// The name of the Service's port.
+    /// Name of the Service's port.
     pub port_name: Arc<str>,
-    /// Why the Service has this frontend.
+    /// Origin of the frontend's address.
     pub source: FrontendSource,
-    /// Which endpoints it leads to.
+    /// Endpoints that the frontend leads to.
     pub scope: Scope,
-    /// What a new connection gets.
+    /// Result of a new connection.
     pub action: Action,
-    /// For how long a client keeps its backend; `None` without session affinity.
+    /// Time for which a client keeps its backend; `None` without session affinity.
     pub session_affinity_seconds: Option<u32>,
-    /// The backends, which all frontends of one set share; none of them is eligible unless `action` is
-    /// [`Action::Forward`].
+    /// Backends, shared by all frontends of one set; none of them is eligible unless `action` is [`Action::Forward`].
     pub members: Members,
 }
 
 impl FrontendSource {
-    /// Its name in the JSON contract.
+    /// Name in the JSON contract.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -78,13 +77,13 @@ impl FrontendSource {
 }
 
 impl Row {
-    /// The backends that get new connections, sorted, no duplicates.
+    /// Backends that get new connections, sorted, without duplicates.
     #[must_use]
     pub fn backends(&self) -> &[Backend] {
         self.members.eligible()
     }
 
-    /// Endpoints that get no new connections but still serve those they have; sorted.
+    /// Backends that get no new connections but keep those they have; sorted.
     #[must_use]
     pub fn serving(&self) -> &[Backend] {
         self.members.serving()
@@ -92,7 +91,7 @@ impl Row {
 }
 
 impl Action {
-    /// What a set with or without eligible backends does.
+    /// Action of a set with or without eligible backends.
     #[must_use]
     pub fn of(has_eligible: bool, drops: bool) -> Self {
         match (has_eligible, drops) {
@@ -102,7 +101,7 @@ impl Action {
         }
     }
 
-    /// Its name in the JSON contract.
+    /// Name in the JSON contract.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -113,22 +112,22 @@ impl Action {
     }
 }
 
-/// Most frontends of one Service: as many as there are ports. ClusterIPs come first, so that a Service with very many
-/// external addresses keeps its own.
+/// Maximum number of frontends of one Service, equal to the number of ports. ClusterIPs come first, so that a Service
+/// with very many external addresses keeps its own.
 pub const SERVICE_FRONTENDS_MAX: usize = 65_536;
 
-/// A Service's frontends and the sets that they lead to, each made when it is asked for: together they are as many as
-/// ports times addresses times endpoints.
+/// Frontends of a Service and the sets that they lead to. Each is computed on demand: all of them would be ports times
+/// addresses times endpoints.
 pub(super) struct DesiredRows {
     row: ServiceRow,
-    /// ClusterIPs first, each part sorted by address.
+    /// Addresses of the Service: ClusterIPs first, each part sorted by address.
     places: Vec<(Address, FrontendSource, Scope)>,
     node_ips: Vec<Address>,
     slices: Vec<SliceRow>,
     zone: Option<Arc<str>>,
 }
 
-/// One of a Service's frontends.
+/// One frontend of a Service.
 pub(super) struct DesiredFrontend<'a> {
     pub(super) frontend: Frontend,
     pub(super) port: &'a ServicePort,
@@ -137,7 +136,7 @@ pub(super) struct DesiredFrontend<'a> {
 }
 
 impl DesiredRows {
-    /// As the rows of the store have it; `None` if it is unknown.
+    /// Desired rows of a Service of the store; `None` if the store does not have it.
     pub(super) fn new(store: &Store, name: &ServiceName) -> Option<Self> {
         let row = store.service_row(name)?;
         let mut places: Vec<_> =
@@ -152,17 +151,17 @@ impl DesiredRows {
         })
     }
 
-    /// When the Service was created, in seconds since 1970.
+    /// Creation time of the Service in seconds since 1970.
     pub(super) fn created_s(&self) -> Option<i64> {
         self.row.created_s
     }
 
-    /// For how long a client keeps its backend.
+    /// Time for which a client keeps its backend.
     pub(super) fn affinity_seconds(&self) -> Option<u32> {
         self.row.affinity_seconds
     }
 
-    /// The frontends, [`SERVICE_FRONTENDS_MAX`] at most. No two are the same for the same port.
+    /// The frontends, [`SERVICE_FRONTENDS_MAX`] at most. One port never has the same frontend twice.
     pub(super) fn frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
         let split = self.places.partition_point(|&(_, source, _)| source == FrontendSource::ClusterIp);
         let (cluster, others) = self.places.split_at_checked(split).unwrap_or((&self.places, &[]));
@@ -177,7 +176,7 @@ impl DesiredRows {
         of_service.chain(self.node_frontends()).take(SERVICE_FRONTENDS_MAX)
     }
 
-    /// The node ports on the own node's addresses, but for those that are frontends already.
+    /// Node ports on the addresses of the pod's node, except those that are frontends already.
     fn node_frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
         let has_place = |address: Address| self.places.iter().any(|&(other, ..)| other == address);
         let ips = self.node_ips.iter().map(move |&address| (address, has_place(address)));
@@ -196,7 +195,7 @@ impl DesiredRows {
         })
     }
 
-    /// The members of one of the Service's sets.
+    /// Members of one of the Service's sets.
     pub(super) fn members(&self, port: &ServicePort, family: Family, scope: Scope) -> Members {
         let endpoints = merged_endpoints(&self.slices, port, family);
         let backends = eligible(&endpoints, scope, self.zone.as_ref());
@@ -207,11 +206,11 @@ impl DesiredRows {
         Members::new(&backends, &serving, drops && backends.is_empty())
     }
 
-    /// The problem of a Service with more frontends than [`SERVICE_FRONTENDS_MAX`].
+    /// Problem of a Service with more frontends than [`SERVICE_FRONTENDS_MAX`].
     fn problem(&self, name: &ServiceName) -> Option<Problem> {
         let addresses = self.places.len().saturating_add(self.node_ips.len());
         let most = self.row.ports.len().saturating_mul(addresses);
-        // Some node ports may be counted that are none.
+        // `most` may count node ports that are not served.
         if most <= SERVICE_FRONTENDS_MAX || self.frontends().count() < SERVICE_FRONTENDS_MAX {
             return None;
         }
@@ -223,7 +222,7 @@ impl DesiredRows {
     }
 }
 
-/// The rows of one Service; none if it is unknown. No two have the same frontend for the same port.
+/// Rows of one Service; none if the store does not have it. One port never has the same frontend twice.
 #[must_use]
 pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
     let Some(service) = DesiredRows::new(store, name) else { return Vec::new() };
@@ -246,7 +245,7 @@ pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
     service.frontends().map(row).collect()
 }
 
-/// What cannot be done for a Service because something about the own place is not known.
+/// Problems of a Service that come from missing facts about the node or the VM.
 #[must_use]
 pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &DesiredRows) -> Vec<Problem> {
     let service = &desired.row;
@@ -264,7 +263,7 @@ pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &Desi
     problems
 }
 
-/// The whole table, sorted by frontend: what `cproxy resolve` prints, and the oracle of the incremental path.
+/// The whole table, sorted by frontend: the output of `cproxy resolve`, and the oracle of the incremental path.
 #[must_use]
 pub fn resolve(store: &Store) -> Vec<Row> {
     let mut table = BTreeMap::<Frontend, (Option<i64>, Row)>::new();
@@ -283,7 +282,7 @@ pub fn resolve(store: &Store) -> Vec<Row> {
     table.into_values().map(|(_, row)| row).collect()
 }
 
-/// One Service's wish to have an address.
+/// Claim of one Service on an address, as far as it decides precedence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClaimRank<'a> {
     pub(super) source: FrontendSource,
@@ -291,17 +290,17 @@ pub(super) struct ClaimRank<'a> {
     pub(super) service: &'a ServiceName,
 }
 
-/// Who owns a frontend that several claim: an address of a Service comes before a port of the node; then the older
-/// Service, then the first by name. Age unknown counts as youngest.
+/// Order of the claims on one frontend; the first owns it: an address of a Service before a port of the node, then the
+/// older Service, then the first by name. A Service of unknown age counts as the youngest.
 pub(super) fn precedence(a: ClaimRank<'_>, b: ClaimRank<'_>) -> Ordering {
     let key = |claim: ClaimRank<'_>| (claim.source == FrontendSource::NodePort, claim.created_s.unwrap_or(i64::MAX));
     key(a).cmp(&key(b)).then_with(|| a.service.cmp(b.service))
 }
 
-/// The addresses of a Service itself. One that it has for several reasons is there for the first of them, but denied if
-/// it is denied for any, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`), and
-/// a ClusterIP that is one for outside, too, knows no internal traffic policy (there, the later entry of `service-ips`
-/// takes the place of the earlier).
+/// Addresses of the Service itself. An address with several sources keeps the first one. It is denied if any source
+/// denies it, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`). A ClusterIP
+/// that is also an external address ignores the internal traffic policy (in kube-proxy, the later entry of
+/// `service-ips` replaces the earlier one).
 fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSource, Scope)> {
     let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
     let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, FrontendSource::ClusterIp, cluster_ip_scope));
@@ -323,13 +322,14 @@ fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSou
     places
 }
 
-/// Whether `loadBalancerSourceRanges` let this VM in, whose address is the source of all that its sockets send.
+/// Whether `loadBalancerSourceRanges` let this VM in. The VM's address is the source of everything that its sockets
+/// send.
 fn may_enter(store: &Store, service: &ServiceRow, family: Family) -> bool {
     let mut ranges = service.source_ranges.iter().filter(|range| range.family() == family).peekable();
     ranges.peek().is_none() || ranges.any(|range| store.pod_ips().iter().any(|&ip| range.contains(ip)))
 }
 
-/// The own node's addresses on which a Service's node ports are served.
+/// Addresses of the pod's node on which the Service's node ports are served.
 fn node_ips(store: &Store, service: &ServiceRow) -> Vec<Address> {
     let is_served = |ip: &&Address| service.cluster_ips.iter().any(|other| other.family() == ip.family());
     store.node_ips().iter().filter(is_served).filter(|ip| !ip.is_special()).copied().collect()

@@ -1,10 +1,10 @@
-//! Which endpoints of a Service port get new connections (kube-proxy 1.36, `pkg/proxy/topology.go`).
+//! Eligible endpoints of a Service port (kube-proxy 1.36, `pkg/proxy/topology.go`).
 
 use std::sync::Arc;
 
 use super::{Backend, Endpoint, Family, NodeHint, Scope, ServicePort, SliceRow};
 
-/// The endpoints that get new connections: the ready ones, or, if there is none, those that still serve while they
+/// Endpoints that get new connections: the ready ones, or, if there is none, those that still serve while they
 /// terminate.
 pub(super) fn eligible(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<str>>) -> Vec<Backend> {
     let preference = Preference::of(endpoints, zone);
@@ -13,7 +13,7 @@ pub(super) fn eligible(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<s
         Scope::Local => found.endpoint.local,
         Scope::Denied => false,
     };
-    // Hints are for clients in the whole cluster: an endpoint on the own node is near enough whatever they say.
+    // Hints are for clients in the whole cluster. They do not apply to scopes that are limited to the pod's node.
     let is_hinted = |found: &Found<'_>| scope != Scope::Cluster || preference.allows(found, zone);
     let ready = backends_of(endpoints, |_, found| found.endpoint.ready && is_near(found) && is_hinted(found));
     if !ready.is_empty() {
@@ -22,19 +22,20 @@ pub(super) fn eligible(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<s
     backends_of(endpoints, |_, found| found.endpoint.serving && found.endpoint.terminating && is_near(found))
 }
 
-/// Which hints are followed.
+/// Hints that are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Preference {
     /// None.
     Nothing,
-    /// For the own zone.
+    /// Hints for the pod's zone.
     Zone,
-    /// For the own node.
+    /// Hints for the pod's node.
     Node,
 }
 
 impl Preference {
-    /// `topologyModeFromHints`: every ready endpoint has a hint and one is for here, or hints do not count.
+    /// Port of `topologyModeFromHints`: hints count only if every ready endpoint has one and at least one of them names
+    /// this node or zone.
     pub(super) fn of(endpoints: &Merged<'_>, zone: Option<&Arc<str>>) -> Self {
         let mut ready = endpoints.values().filter(|found| found.endpoint.ready).peekable();
         if ready.peek().is_none() {
@@ -55,7 +56,7 @@ impl Preference {
         }
     }
 
-    /// Whether an endpoint is meant for here.
+    /// Whether the hints allow an endpoint.
     pub(super) fn allows(self, found: &Found<'_>, zone: Option<&Arc<str>>) -> bool {
         match self {
             Self::Nothing => true,
@@ -69,7 +70,7 @@ pub(super) fn backends_of(endpoints: &Merged<'_>, wanted: impl Fn(&Backend, &Fou
     endpoints.0.iter().filter(|(backend, found)| wanted(backend, found)).map(|&(backend, _)| backend).collect()
 }
 
-/// The endpoints of one Service port in one family, sorted.
+/// Endpoints of one Service port in one family, sorted.
 pub(super) struct Merged<'a>(Vec<(Backend, Found<'a>)>);
 
 impl<'a> Merged<'a> {
@@ -83,7 +84,7 @@ impl<'a> Merged<'a> {
     }
 }
 
-/// An endpoint and the slice that it was found in.
+/// Endpoint and the slice that contains it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found<'a> {
     pub(super) slice: &'a SliceRow,
@@ -91,7 +92,7 @@ pub(super) struct Found<'a> {
 }
 
 impl Endpoint {
-    /// Whether it would get connections if nothing else kept them from it.
+    /// Whether the endpoint is ready, or serves while it terminates.
     pub(super) fn is_usable(&self) -> bool {
         self.ready || self.serving && self.terminating
     }
@@ -110,15 +111,16 @@ impl Found<'_> {
         zone.is_some_and(|zone| self.zones().contains(zone))
     }
 
-    /// Whether it takes the place of one with the same address and port that comes before it.
+    /// Whether the endpoint replaces an earlier one with the same address and port.
     fn replaces(&self, known: &Self) -> bool {
         let is_same_slice = std::ptr::eq(known.slice, self.slice);
         !self.endpoint.terminating && (known.endpoint.terminating || is_same_slice)
     }
 }
 
-/// The union over all slices, by address and port. Of several with the same, one that is not terminating wins, else the
-/// one of the first slice by name. In one slice it is the last that is not terminating, as in kube-proxy.
+/// Union of the endpoints of all slices, by address and port. Of several with the same key, one that is not terminating
+/// wins, else the one of the first slice by name. Within one slice, the last one that is not terminating wins, as in
+/// kube-proxy.
 pub(super) fn merged_endpoints<'a>(
     slices: impl IntoIterator<Item = &'a SliceRow>,
     port: &ServicePort,
@@ -133,7 +135,7 @@ pub(super) fn merged_endpoints<'a>(
             slice.endpoints.iter().map(move |endpoint| (backend(endpoint), found(endpoint)))
         })
         .collect();
-    // Those that are the same stay in the order of their slices.
+    // The stable sort keeps endpoints with the same key in the order of their slices.
     merged.sort_by_key(|(backend, _)| *backend);
     merged.dedup_by(|(backend, found), (known, kept)| {
         let is_same = backend == known;

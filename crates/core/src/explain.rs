@@ -1,7 +1,6 @@
-//! Why each endpoint of a Service gets connections or does not: what `cproxy resolve --explain` prints.
+//! Reasons why each endpoint of a Service gets connections or does not: the output of `cproxy resolve --explain`.
 //!
-//! The slices are those that were sent or written, not the rows that are kept of them: what could not be read is
-//! explained too.
+//! It reads the slices as the source sent them, not the packed rows, so that it can explain unreadable endpoints too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,38 +13,38 @@ use super::{
 };
 use crate::api::{EndpointSlice, EndpointSpec};
 
-/// What one endpoint of a slice is for one port of the Service, as some of its frontends see it.
+/// Use of one endpoint of a slice for one Service port, as seen by some of its frontends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The Service port.
+    /// Name of the Service port.
     pub port_name: String,
-    /// Its protocol; `None` if the whole slice is meant.
+    /// Protocol of the Service port; `None` if the explanation is about the whole slice.
     pub protocol: Option<Protocol>,
-    /// The kinds of frontends that this is about.
+    /// Sources of the frontends that the explanation is about.
     pub sources: BTreeSet<FrontendSource>,
-    /// address:port, or what stands there instead.
+    /// address:port, or a text in its place.
     pub endpoint: String,
-    /// The slice; `None` if all are meant.
+    /// Slice of the endpoint; `None` if the explanation is about all slices.
     pub slice: Option<ObjectName>,
-    /// What it gets.
+    /// Connections that the endpoint gets.
     pub usage: Usage,
-    /// The rule that decided.
+    /// Rule that decided.
     pub reason: String,
 }
 
-/// What an endpoint gets.
+/// Connections that an endpoint gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
     /// New connections.
     New,
-    /// No new ones, but it keeps what it has.
+    /// No new connections; it keeps those it has.
     Kept,
-    /// Nothing.
+    /// No connections.
     Unused,
 }
 
 impl Usage {
-    /// Its name in output.
+    /// Name in the output.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -56,14 +55,14 @@ impl Usage {
     }
 }
 
-/// Whether a slice says that it is the Service's.
+/// Whether a slice's label names the Service.
 #[must_use]
 pub fn is_slice_of(slice: &EndpointSlice, service: &ServiceName) -> bool {
     let namespace = slice.metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
     namespace.unwrap_or("default") == &*service.namespace && service_label(slice) == Some(&*service.name)
 }
 
-/// Explains every endpoint of these slices that says it is the Service's; nothing if the Service is not served.
+/// Explains every endpoint of those slices that belong to the Service; empty if the Service is not served.
 #[must_use]
 pub fn explain<'a>(
     store: &Store,
@@ -93,7 +92,7 @@ pub fn explain<'a>(
     explanations
 }
 
-/// What several views say of one slice, endpoint by endpoint; where they agree, they say it together.
+/// Explanations of one slice from several views, endpoint by endpoint. Views that agree share one explanation.
 fn merged(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
     let mut views: Vec<_> = views.into_iter().map(Vec::into_iter).collect();
     let mut merged = Vec::<Explanation>::new();
@@ -113,12 +112,12 @@ fn merged(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
     }
 }
 
-/// Who has each frontend.
+/// Owner of each frontend.
 fn owners(store: &Store) -> BTreeMap<Frontend, ServiceName> {
     resolve(store).into_iter().map(|row| (row.frontend, row.service)).collect()
 }
 
-/// Why a port of the nodes is not served.
+/// Explanation for a node port that is not served.
 fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explanation> {
     let number = port.node_port?;
     let is_there = |row: &Row| row.source == FrontendSource::NodePort && is_of(row, port);
@@ -138,7 +137,7 @@ fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explan
     })
 }
 
-/// What keeps all endpoints from a frontend.
+/// Explanation for a frontend that no endpoint gets connections from.
 fn lost_frontend(row: &Row, owner: Option<&ServiceName>) -> Explanation {
     let owner = owner.map(ToString::to_string).unwrap_or_default();
     Explanation {
@@ -156,7 +155,7 @@ fn is_of(row: &Row, port: &ServicePort) -> bool {
     row.port_name == port.name && row.frontend.protocol == port.protocol
 }
 
-/// What keeps a whole slice out.
+/// Explanation for a slice that is left out as a whole.
 fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &EndpointSlice) -> Option<Explanation> {
     let reason = match store.slice(name) {
         Some(row) if service.cluster_ips.iter().any(|ip| ip.family() == row.family) => return None,
@@ -175,10 +174,10 @@ fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &E
     })
 }
 
-/// One Service port in one family, as some of its frontends see it.
+/// One Service port in one family, as seen by some of its frontends.
 struct View<'a> {
     store: &'a Store,
-    /// The Service's slices as they are kept.
+    /// Parsed slices of the Service.
     kept: &'a [(ObjectName, SliceRow)],
     port: &'a ServicePort,
     family: Family,
@@ -188,7 +187,7 @@ struct View<'a> {
     serving: &'a [Backend],
     merged: Merged<'a>,
     preference: Preference,
-    /// Why hints do not count, if there are any.
+    /// Reason why hints do not count, if there are any.
     hints_ignored: Option<String>,
 }
 
@@ -219,7 +218,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What it says of each endpoint of a slice; nothing of a slice of the other family.
+    /// Explanations for each endpoint of a slice; empty for a slice of the other family.
     fn explain_slice(&self, name: &ObjectName, slice: &EndpointSlice) -> Vec<Explanation> {
         let mut explanations = Vec::new();
         let row = self.kept.iter().find(|(other, row)| other == name && row.family == self.family);
@@ -240,7 +239,7 @@ impl<'a> View<'a> {
             tell("all".to_owned(), Usage::Unused, self.no_port(row));
             return explanations;
         }
-        // The row has an endpoint for each that could be read, in the same order.
+        // The row has one endpoint for each readable one, in the same order.
         let mut endpoints = row.endpoints.iter();
         for (index, spec) in slice.endpoints.iter().flatten().enumerate() {
             let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else {
@@ -306,7 +305,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What hints have to do with it, if there are any.
+    /// Effect of the hints, if there are any.
     fn hints(&self) -> String {
         match self.preference {
             Preference::Node => format!(", meant for node {}", self.store.node_name().unwrap_or_default()),
@@ -413,7 +412,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
         )
     }
 
-    /// A line for each explanation of the Service above with these slices, seen from the node here.
+    /// One line for each explanation of the Service above with these slices, seen from the pod's node.
     fn lines(slices: &[String]) -> Vec<String> {
         let web = ObjectName::new("default", "web");
         let own = NodeContext {

@@ -1,4 +1,4 @@
-//! What the table says to the kernel, and what it reads back from there.
+//! Writes to the kernel's table, and the content that is read back from it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,127 +7,128 @@ use std::{
 
 use super::{Address, Backend, Frontend};
 
-/// How a backend is chosen for a new connection.
+/// Policy that chooses the backend of a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// Any, with equal weight.
+    /// Random, with equal weight.
     #[default]
     Random,
-    /// One after the other.
+    /// Round robin.
     RoundRobin,
 }
 
-/// One write to the kernel.
+/// One write to the kernel's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Fill slots that no set refers to.
+    /// Fills slots that no set refers to.
     WriteBackends {
-        /// The first slot.
+        /// First slot.
         first_slot: u32,
-        /// What goes there.
+        /// Backends for the slots.
         members: Members,
     },
-    /// Make a set consist of these slots; atomic.
+    /// Points a set at these slots; atomic.
     PublishSet {
-        /// The set.
+        /// Id of the set.
         set: u32,
-        /// Its first slot.
+        /// First slot of the set.
         first_slot: u32,
-        /// How many eligible backends it has.
+        /// Number of eligible backends.
         eligible: u16,
-        /// How many backends after them still serve.
+        /// Number of backends after them that still serve.
         serving: u16,
-        /// As [`Members::drops`].
+        /// See [`Members::drops`].
         drops: bool,
     },
-    /// Give a set session affinity, or take it away; atomic.
+    /// Sets or removes the session affinity of a set; atomic.
     SetAffinity {
-        /// The set.
+        /// Id of the set.
         set: u32,
-        /// What it gets.
+        /// Session affinity of the set.
         affinity: Affinity,
     },
-    /// Insert a frontend, or replace its value.
+    /// Inserts a frontend or replaces its value.
     PutFrontend {
-        /// The key.
+        /// Key of the element.
         frontend: Frontend,
-        /// The set it has.
+        /// Id of the frontend's set.
         set: u32,
     },
-    /// Delete a frontend.
+    /// Deletes a frontend.
     DeleteFrontend {
-        /// The key.
+        /// Key of the element.
         frontend: Frontend,
     },
-    /// Have sockets look anew whether their backends serve: some have gone, or their frontends have, since the last time.
+    /// Raises the epoch, so that sockets look up again whether their backends serve: backends or frontends have gone
+    /// since the last time.
     RaiseEpoch,
-    /// Make an address known as a ClusterIP: ports that it has no frontend for are refused.
+    /// Makes an address known as a ClusterIP: its ports without a frontend refuse connections.
     PutAddress(Address),
-    /// Forget an address.
+    /// Removes an address from the known ClusterIPs.
     DeleteAddress(Address),
-    /// Say which addresses may be in the table.
+    /// Replaces the filter of addresses that may be in the table.
     SetFilter(Filter),
-    /// Mix this into every choice.
+    /// Sets the seed of the choice of backends.
     SetSeed(u64),
-    /// Choose backends so.
+    /// Sets the policy that chooses backends.
     SetBalance(Balance),
-    /// Leave these alone.
+    /// Replaces the exclusions.
     SetExclusions(Exclusions),
-    /// Wait until every program that runs now has ended.
+    /// Waits for a grace period: every program that runs now has ended.
     Drain,
-    /// Put a map of this size, with this content, in the place of the one that has the frontends; atomic, and as
-    /// [`Op::Drain`] when it is done.
+    /// Replaces the map of the frontends by one of this size and content; atomic, and includes an [`Op::Drain`].
     ReplaceFrontends {
-        /// Its size.
+        /// Size of the new map, in elements.
         room: u32,
-        /// All frontends and their sets.
+        /// All frontends and the ids of their sets.
         frontends: Vec<(Frontend, u32)>,
         /// All addresses that are known as ClusterIPs.
         addresses: Vec<Address>,
     },
-    /// Make room for sets with ids below this; those stay as they are. Atomic, and as [`Op::Drain`] when it is done.
+    /// Resizes the map of sets to ids below this; sets that stay do not change. Atomic, and includes an [`Op::Drain`].
     ResizeSets(u32),
-    /// Make so many backend slots; those that stay keep their content. Atomic, and as [`Op::Drain`] when it is done.
+    /// Resizes the map of backends to this many slots; slots that stay keep their content. Atomic, and includes an
+    /// [`Op::Drain`].
     ResizeBackends(u32),
 }
 
-/// How much the maps can hold.
+/// Capacity of the maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
     /// Frontends and addresses together.
     pub frontends: u32,
-    /// Sets, with the one that unknown ports have: what ids are less than.
+    /// Sets, including the one for unknown ports: all ids are below this.
     pub sets: u32,
     /// Backend slots.
     pub slots: u32,
 }
 
-/// What a set consists of.
+/// Backends of a set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Members {
-    /// First the eligible backends, then those that still serve; each of the two runs is sorted.
+    /// Eligible backends, then those that still serve; each of the two runs is sorted.
     pub backends: Arc<[Backend]>,
-    /// How many are eligible.
+    /// Number of eligible backends.
     pub eligible: usize,
-    /// Whether connections are dropped, not refused, while none is eligible.
+    /// Whether connections are dropped instead of refused while no backend is eligible.
     pub drops: bool,
 }
 
 impl Members {
-    /// From its two runs, both sorted.
+    /// Members from the two runs, both sorted.
     #[must_use]
     pub fn new(eligible: &[Backend], serving: &[Backend], drops: bool) -> Self {
         let backends = eligible.iter().chain(serving).copied().collect();
         Self { backends, eligible: eligible.len(), drops }
     }
 
-    /// The backends that get new connections.
+    /// Backends that get new connections.
     #[must_use]
     pub fn eligible(&self) -> &[Backend] {
         self.backends.get(..self.eligible).unwrap_or_default()
     }
 
-    /// The backends that only keep those they have.
+    /// Backends that get no new connections but keep those they have.
     #[must_use]
     pub fn serving(&self) -> &[Backend] {
         self.backends.get(self.eligible..).unwrap_or_default()
@@ -143,30 +144,31 @@ impl Members {
 /// Session affinity of a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Affinity {
-    /// Under which name clients are remembered.
+    /// Identifier under which the clients of the set are remembered.
     pub id: u32,
-    /// For how long; 0: there is no affinity.
+    /// Time for which a client keeps its backend; 0 without affinity.
     pub seconds: u32,
 }
 
 impl Affinity {
-    /// For how long, `None` without affinity.
+    /// Time for which a client keeps its backend; `None` without affinity.
     #[must_use]
     pub fn seconds(self) -> Option<u32> {
         (self.seconds != 0).then_some(self.seconds)
     }
 }
 
-/// One bit for each address in the table, many addresses to a bit: what has none is not in the table.
+/// One bit for each address in the table; several addresses share a bit. An address whose bit is clear is not in the
+/// table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// For IPv4 addresses.
+    /// Bits of IPv4 addresses.
     pub v4: u64,
-    /// For IPv6 addresses.
+    /// Bits of IPv6 addresses.
     pub v6: u64,
 }
 
-/// Whose sockets, and which destinations, the programs leave alone.
+/// Sockets and destinations that the programs leave alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exclusions {
     /// Processes in or below these cgroups.
@@ -177,16 +179,16 @@ pub struct Exclusions {
     pub ports: Vec<u16>,
 }
 
-/// A cgroup that is left alone.
+/// cgroup that is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExcludedCgroup {
-    /// The inode number of its directory.
+    /// Inode number of the cgroup's directory.
     pub id: u64,
-    /// How many cgroups are above it.
+    /// Number of cgroups above it.
     pub level: u32,
 }
 
-/// Room that only the API server's Service may take.
+/// Room reserved for the API server's Service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reserve {
     /// Sets.
@@ -195,55 +197,55 @@ pub struct Reserve {
     pub slots: u32,
 }
 
-/// How far the maps may grow, and what a set is like.
+/// Limits on the size of the maps and of a set.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most frontends and addresses together.
+    /// Maximum number of frontends and addresses together.
     pub frontends: u32,
-    /// Most sets; their ids start at 1.
+    /// Maximum number of sets; ids start at 1.
     pub sets: u32,
-    /// Most backend slots.
+    /// Maximum number of backend slots.
     pub slots: u32,
-    /// Most frontends of external addresses and node ports.
+    /// Maximum number of frontends of external addresses and node ports.
     pub external_frontends: u32,
-    /// Most backend slots of one Service.
+    /// Maximum number of backend slots of one Service.
     pub service_slots: u32,
-    /// Sets, and backend slots, that only the API server's Service may take.
+    /// Sets and backend slots reserved for the API server's Service.
     pub reserved: Reserve,
-    /// The map with the frontends may be replaced by one of the same size: not for a while after there was no memory.
+    /// Whether the map of frontends may be replaced by one of the same size: not for a while after memory ran out.
     pub may_replace: bool,
-    /// No map is made smaller than this.
+    /// Minimum size of each map.
     pub least: Room,
-    /// Most backends in one run of a set.
+    /// Maximum number of backends in one run of a set.
     pub run_backends: usize,
-    /// Which bit of the filter an address has.
+    /// Function from an address to its bit in the filter.
     pub filter_bit: fn(Address) -> u64,
 }
 
-/// What the kernel holds, as read back from the maps.
+/// Content of the kernel's table, as read back from the maps.
 #[derive(Clone, Debug, Default)]
 pub struct KernelTable {
-    /// The frontends and their sets.
+    /// Frontends and the ids of their sets.
     pub frontends: BTreeMap<Frontend, u32>,
-    /// The addresses that are known as ClusterIPs.
+    /// Addresses that are known as ClusterIPs.
     pub addresses: BTreeSet<Address>,
-    /// The sets that frontends refer to.
+    /// Sets that frontends refer to, by id.
     pub sets: BTreeMap<u32, KernelSet>,
-    /// The filter.
+    /// Filter of addresses.
     pub filter: Filter,
-    /// How much the maps can hold now.
+    /// Current capacity of the maps.
     pub room: Room,
-    /// No program has ever read it.
+    /// Whether no program has ever read the table.
     pub is_new: bool,
 }
 
-/// A set as read back from the maps.
+/// Set as read back from the maps.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct KernelSet {
-    /// Its first slot.
+    /// First slot of the set.
     pub first_slot: u32,
-    /// Its backends.
+    /// Backends of the set.
     pub members: Members,
-    /// Its session affinity.
+    /// Session affinity of the set.
     pub affinity: Affinity,
 }

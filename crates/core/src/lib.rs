@@ -1,4 +1,4 @@
-//! From Kubernetes objects to map writes, without any I/O.
+//! Kubernetes objects to map writes, without any I/O.
 //!
 //! ```text
 //! objects -> rows (service, slice) -> Store -> desired rows -> TablePlanner -> ordered operations

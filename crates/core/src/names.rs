@@ -5,9 +5,9 @@ use std::{borrow::Borrow, cmp::Ordering, collections::BTreeSet, fmt, sync::Arc};
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
-    /// Its namespace.
+    /// Namespace of the object.
     pub namespace: Text,
-    /// Its name.
+    /// Name of the object.
     pub name: Arc<str>,
 }
 
@@ -15,7 +15,7 @@ pub struct ObjectName {
 pub type ServiceName = ObjectName;
 
 impl ObjectName {
-    /// From its parts.
+    /// Name from its parts.
     pub fn new(namespace: &str, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -30,7 +30,7 @@ impl fmt::Display for ObjectName {
     }
 }
 
-/// A text that many have: one word, where a pointer to text itself would be two.
+/// Interned text: one word, where a fat pointer would be two.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Text(Arc<String>);
 
@@ -41,7 +41,7 @@ impl PartialOrd for Text {
 }
 
 impl Ord for Text {
-    /// The same text is nearly always the same place, and most of what is compared are names in one namespace.
+    /// Interned texts are mostly the same allocation, and most comparisons are of names in one namespace.
     fn cmp(&self, other: &Self) -> Ordering {
         if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
     }
@@ -73,16 +73,16 @@ impl Borrow<str> for Text {
     }
 }
 
-/// Texts that many have, such as namespaces and the names of ports: each is there once.
+/// Interned texts, such as namespaces and the names of ports: each is in memory once.
 #[derive(Debug, Default)]
 pub(super) struct Texts {
     known: BTreeSet<Text>,
-    /// How many there were after the last look for those that nobody has any more.
+    /// Number of texts that were left after the last removal of unused ones.
     in_use: usize,
 }
 
 impl Texts {
-    /// The text as others have it.
+    /// The interned text.
     pub(super) fn share(&mut self, text: &str) -> Text {
         if let Some(known) = self.known.get(text) {
             return known.clone();
@@ -96,7 +96,7 @@ impl Texts {
         text
     }
 
-    /// Drops those that nobody has.
+    /// Removes the texts that are no longer in use.
     pub(super) fn forget_unused(&mut self) {
         self.known.retain(|text| Arc::strong_count(&text.0) > 1);
         self.in_use = self.known.len();

@@ -1,12 +1,12 @@
-//! Rows as bytes: what is kept of thousands of objects is one small allocation each.
+//! Rows as bytes: one small allocation for each of thousands of objects.
 //!
-//! Only this module's [`Writer`] makes such bytes, so reading them cannot fail; where they end, zeros are read.
+//! Only this module's [`Writer`] makes such bytes, so reading them cannot fail; beyond their end, zeros are read.
 
 use std::sync::Arc;
 
 use super::{Address, Family};
 
-/// A row of an object as bytes; equal if the rows are.
+/// Packed row of an object; equal if the rows are.
 pub(super) type Packed = Arc<[u8]>;
 
 /// Writes one value after the other.
@@ -22,7 +22,7 @@ impl Writer {
         self.0.push(byte);
     }
 
-    /// Seven bits to a byte, the last of them first; small numbers are small.
+    /// Writes seven bits to a byte, least significant first, so that small numbers are short.
     pub(super) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
@@ -36,21 +36,21 @@ impl Writer {
         self.0.extend_from_slice(text.as_bytes());
     }
 
-    /// An address of a family that the reader knows.
+    /// Writes an address of a family that the reader knows.
     pub(super) fn address(&mut self, address: Address, family: Family) {
         let octets = address.octets();
         let skipped = skipped(family);
         self.0.extend(octets.iter().skip(skipped));
     }
 
-    /// An address of either family.
+    /// Writes an address of either family.
     pub(super) fn any_address(&mut self, address: Address) {
         let family = address.family();
         self.byte(u8::from(family == Family::V6));
         self.address(address, family);
     }
 
-    /// How many there are, then each.
+    /// Writes the number of items, then each item.
     pub(super) fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Self, &T)) {
         self.number(items.len() as u64);
         items.iter().for_each(|item| write(self, item));
@@ -60,13 +60,13 @@ impl Writer {
         self.0.into()
     }
 
-    /// For bytes that only one has.
+    /// The bytes, for a single owner.
     pub(super) fn finish_alone(self) -> Box<[u8]> {
         self.0.into()
     }
 }
 
-/// Reads what a [`Writer`] has written, in the same order.
+/// Reads the values of a [`Writer`] in the order in which they were written.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// How many bytes are the same in all addresses of a family.
+/// Number of leading bytes that all addresses of a family share.
 fn skipped(family: Family) -> usize {
     match family {
         Family::V4 => 12,

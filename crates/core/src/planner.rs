@@ -1,13 +1,13 @@
-//! From desired rows to ordered map writes.
+//! Desired rows to ordered map writes.
 //!
-//! A set of backends is published by one atomic store: its backends go into slots that nobody reads, then the set's
+//! A set of backends is published by one atomic store: its backends go into slots that no program reads, then the set's
 //! word points at them. A frontend keeps its set's id for as long as the Service port lives. The order of [`Op`]s is
 //! part of the model: after each of them, every lookup finds a set that was complete at some moment, or nothing.
 //!
 //! Two things may be used again only after a grace period ([`Op::Drain`]), because a program may have read a pointer to
-//! them a moment before: backend slots and set ids, and (inside the kernel) the memory of a deleted or replaced
-//! element of `FRONTENDS`, which the next insertion may take. Drains are made as late as possible: a change of endpoints
-//! needs none until slots run out.
+//! them a moment before: backend slots and set ids, and (inside the kernel) the memory of a deleted or replaced element
+//! of `FRONTENDS`, which the next insertion may take. Drains are made as late as possible: a change of endpoints needs
+//! none until slots run out.
 
 mod capacity;
 mod claims;
@@ -45,7 +45,7 @@ const DESIRED_KEPT_MAX: usize = 64;
 /// Operations that are written together.
 const OPS_AT_ONCE: usize = 256;
 
-/// Plans the writes that make the kernel's table what the store says.
+/// Planner of the writes that make the kernel's table equal to the store.
 ///
 /// A batch has three steps: the claims of its Services change, their sets are published, and the frontends that the
 /// difference has touched are placed.
@@ -73,32 +73,32 @@ enum Phase {
     Synced,
 }
 
-/// Whether it is the API server's own Service, on which everything in the cluster depends.
+/// Whether the Service is the API server's, on which everything in the cluster depends.
 fn is_protected(service: &ServiceName) -> bool {
     (&*service.namespace, &*service.name) == ("default", "kubernetes")
 }
 
-/// A frontend in force, with what the kernel does not know of it.
+/// Frontend in force, with the facts that the kernel does not store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontendName<'a> {
     /// Address, port and protocol that clients connect to.
     pub frontend: Frontend,
-    /// The Service.
+    /// Service of the frontend.
     pub service: &'a ServiceName,
-    /// The name of the Service's port.
+    /// Name of the Service's port.
     pub port_name: &'a str,
-    /// Why the Service has this frontend.
+    /// Origin of the frontend's address.
     pub source: FrontendSource,
-    /// Outcome of a new connection.
+    /// Result of a new connection.
     pub action: Action,
 }
 
 impl TablePlanner {
-    /// Takes over what the kernel holds; empty on a fresh start.
+    /// Takes over the kernel's content; empty on a fresh start.
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
         let KernelTable { frontends, addresses, mut sets, filter, room, is_new } = kernel;
-        // The set of keys without a port is not one of ours.
+        // Set 0 belongs to keys without a port, not to a Service.
         sets.remove(&0);
         let mut filter = FilterCounts::new(limits.filter_bit, filter);
         frontends.keys().map(|frontend| frontend.address).chain(addresses.iter().copied()).for_each(|a| filter.add(a));
@@ -116,19 +116,19 @@ impl TablePlanner {
         }
     }
 
-    /// Serves the frontends of `bootstrap` that the kernel does not have yet; touches nothing that it has.
+    /// Serves the frontends of `bootstrap` that the kernel does not have yet; changes nothing else.
     pub fn bootstrap(&mut self, bootstrap: &Store) -> Vec<Op> {
         let names = bootstrap.service_names().cloned().collect();
         collected(|write| self.grant(&names, &|name| DesiredService::of_missing(bootstrap, name), Batch::new(write)))
     }
 
     /// Makes the whole table equal the store: after the first complete sync, and whenever the kernel's content is in
-    /// doubt. Removes what no Service claims.
+    /// doubt. Removes frontends and addresses that no Service claims.
     pub fn sync(&mut self, store: &Store) -> Vec<Op> {
         collected(|write| self.sync_by(store, write))
     }
 
-    /// As [`TablePlanner::sync`], a little at a time: all of it at once would be a second table.
+    /// As [`TablePlanner::sync`], in small portions: all operations at once would be a second table in memory.
     pub fn sync_by(&mut self, store: &Store, write: Write<'_>) {
         let names: BTreeSet<_> = self.claims.services().chain(store.service_names()).cloned().collect();
         let mut batch = Batch {
@@ -153,18 +153,18 @@ impl TablePlanner {
         collected(|write| self.grant(&names, &|name| DesiredService::of(store, name), Batch::new(write)))
     }
 
-    /// The table as it is in force, with what the kernel does not know, sorted by frontend.
+    /// Rows of the table in force, sorted by frontend.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         self.each_row().collect()
     }
 
-    /// The rows one after the other.
+    /// Rows of the table in force, one at a time.
     pub fn each_row(&self) -> impl Iterator<Item = Row> {
         self.claims.frontends.each_claimed().filter_map(|(frontend, claims)| self.row(frontend, claims))
     }
 
-    /// The frontends in force with what the kernel does not know of them, without their backends.
+    /// Frontends in force with the facts that the kernel does not store, without their backends.
     pub fn each_name(&self) -> impl Iterator<Item = FrontendName<'_>> {
         self.claims.frontends.each_claimed().filter_map(|(frontend, claims)| {
             let (claim, set) = self.in_force(frontend, claims)?;
@@ -188,14 +188,14 @@ impl TablePlanner {
         self.problems.iter().chain(unplaced).cloned().chain(self.claims.conflicts()).collect()
     }
 
-    /// As long as this is the same, [`TablePlanner::problems`] are.
+    /// Revision of [`TablePlanner::problems`]: they change only if it does.
     #[must_use]
     pub fn problems_revision(&self) -> u64 {
         self.problems.revision + self.claims.revision
     }
 
-    /// Backends that, since the last call, have left a set altogether, and those of frontends that were deleted or given
-    /// to another set: sockets may still be connected to them.
+    /// Retired backends since the last call: those that have left a set altogether, and those of frontends that were
+    /// deleted or given another set. Sockets may still be connected to them.
     pub fn take_retired(&mut self) -> Retired {
         std::mem::take(&mut self.retired)
     }
@@ -215,16 +215,16 @@ impl TablePlanner {
         })
     }
 
-    /// The claim that a frontend is served by.
+    /// Claim that serves the frontend, and its set.
     fn in_force<'a>(&'a self, frontend: Frontend, claims: &'a [Claim]) -> Option<(&'a Claim, &'a BackendSet)> {
         claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key(frontend))?)))
     }
 
-    /// All claims first, since the owner of a frontend decides which sets may be taken over; then sets, each published at
-    /// once; then frontends.
+    /// Applies all claims first, since the owner of a frontend decides which sets may be taken over; then publishes
+    /// each set at once; then places frontends.
     fn grant(&mut self, names: &BTreeSet<Arc<ServiceName>>, desire: Desire<'_>, mut batch: Batch<'_>) {
         batch.ops.extend(self.order.filter.widen().map(Op::SetFilter));
-        // Where there is no room for all backends, the API server's have it.
+        // The API server's Service gets backend slots first if there is not room for all.
         let (first, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| is_protected(name));
         let names = [first, others].concat();
         let mut kept = Vec::new();
@@ -262,7 +262,7 @@ impl TablePlanner {
         }
     }
 
-    /// Writes what there is, if it is `least` operations or more.
+    /// Writes the pending operations if there are `least` or more.
     fn flush(&mut self, batch: &mut Batch<'_>, least: usize) {
         if batch.ops.len() < least {
             return;
@@ -273,30 +273,30 @@ impl TablePlanner {
         (batch.write)(std::mem::take(&mut batch.ops));
     }
 
-    /// Waits until no program uses any more what was given up.
+    /// Waits for a grace period, after which freed slots and ids are free for use.
     fn drain(&mut self, batch: &mut Batch<'_>) {
         batch.ops.push(Op::Drain);
         self.drained();
     }
 
-    /// A grace period has ended.
+    /// Frees slots and ids after the grace period that they waited for.
     fn drained(&mut self) {
         self.sets.reclaim();
         self.order.drained();
     }
 }
 
-/// Takes operations that are to be carried out in this order.
+/// Callback that carries out operations in this order.
 pub type Write<'a> = &'a mut dyn FnMut(Vec<Op>);
 
-/// All that is written, as one list.
+/// All operations as one list.
 fn collected(write: impl FnOnce(Write<'_>)) -> Vec<Op> {
     let mut all = Vec::new();
     write(&mut |mut ops| if all.is_empty() { all = ops } else { all.append(&mut ops) });
     all
 }
 
-/// The difference that one batch makes, and its writes so far.
+/// Difference that one batch makes, and its pending operations.
 struct Batch<'a> {
     write: Write<'a>,
     ops: Vec<Op>,

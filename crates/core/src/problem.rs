@@ -1,10 +1,10 @@
-//! What is wrong with an object, as a value.
+//! Problems of objects, as values.
 
 use std::fmt;
 
-/// How many frontends a problem names before it only counts.
+/// Maximum number of frontends that a problem names; it only counts the others.
 pub(super) const FRONTENDS_NAMED_MAX: usize = 3;
-/// The same for items of a list.
+/// Maximum number of list items that a problem names.
 const ITEMS_NAMED_MAX: usize = 11;
 
 /// The first of `count` names: "a", "a and b", "a, b and 7 more".
@@ -17,18 +17,18 @@ pub(super) fn some_of(first: &[impl fmt::Display], count: usize) -> String {
     }
 }
 
-/// One thing that is wrong with one object. It never stops anything else.
+/// Error in one object. It never affects other objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// The object: kind and namespace/name, or a file.
     pub object: String,
-    /// The field, as a path from the object's root; empty if it is the object as a whole.
+    /// Path of the field from the object's root; empty for the object as a whole.
     pub field: String,
-    /// What is wrong and what was done about it.
+    /// Error and its consequence.
     pub message: String,
 }
 
-/// Most characters of a message: an object may quote a megabyte.
+/// Maximum length of a message in characters: an object may quote a megabyte.
 const MESSAGE_CHARS_MAX: usize = 1_024;
 
 impl Problem {
@@ -39,7 +39,7 @@ impl Problem {
     }
 }
 
-/// The beginning of a message that is very long.
+/// Start of a very long message, or the whole of a shorter one.
 #[must_use]
 pub fn shortened(mut message: String) -> String {
     if let Some((end, _)) = message.char_indices().nth(MESSAGE_CHARS_MAX) {
@@ -49,15 +49,15 @@ pub fn shortened(mut message: String) -> String {
     message
 }
 
-/// Problems of one object while it is read. Items of one list with the same reason are one problem, which names the
-/// first of them and says how many there are.
+/// Problems of one object while it is parsed. Items of a list with the same reason are one problem, which names the
+/// first of them and counts the others.
 pub(super) struct Findings {
     object: String,
     all: Vec<Finding>,
 }
 
 struct Finding {
-    /// The field, or the list that items are of.
+    /// Path of the field, or of the list with the items.
     field: String,
     reason: String,
     items: Option<Items>,
@@ -65,7 +65,7 @@ struct Finding {
 
 struct Items {
     first_index: usize,
-    /// The rest of an item's path.
+    /// Rest of an item's path.
     rest: &'static str,
     count: usize,
     subjects: Vec<String>,
@@ -76,12 +76,12 @@ impl Findings {
         Self { object: object.to_string(), all: Vec::new() }
     }
 
-    /// A problem of a field.
+    /// Records a problem of a field.
     pub(super) fn field(&mut self, field: &str, message: &str) {
         self.all.push(Finding { field: field.to_owned(), reason: message.to_owned(), items: None });
     }
 
-    /// A problem of an item of a list: of what, and the reason, which is the same text for all items that have it.
+    /// Records a problem of a list item. The reason is the same text for all items that share it.
     pub(super) fn item(
         &mut self,
         (list, index, rest): (&str, usize, &'static str),
@@ -122,7 +122,8 @@ impl Finding {
     }
 }
 
-/// Names come from outside: one must not begin a new line of a log, steer a terminal, or turn what follows around.
+/// Printable form of a name from outside, which must not begin a new line of a log, steer a terminal or reverse the
+/// text after it.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let steers = |char: char| {

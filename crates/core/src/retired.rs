@@ -1,25 +1,25 @@
-//! Backends that have retired: sockets may be connected to them that should not be any more.
+//! Retired backends, to which stale sockets may be connected.
 
 use std::collections::BTreeSet;
 
 use super::{Backend, Protocol};
 
-/// More of one protocol than this are not told apart.
+/// Maximum number of backends of a protocol that are listed; more count as any.
 const BACKENDS_MAX: usize = 256;
 
-/// Backends that frontends have lost, since they left a set or because the frontend went or got another set.
+/// Backends that frontends have lost: they left a set, or the frontend was deleted or got another set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retired {
     tcp: RetiredBackends,
     udp: RetiredBackends,
 }
 
-/// The retired backends of one protocol.
+/// Retired backends of one protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetiredBackends {
-    /// These, perhaps none.
+    /// These backends, perhaps none.
     These(BTreeSet<Backend>),
-    /// Any may have.
+    /// Possibly any backend.
     Any,
 }
 
@@ -30,13 +30,13 @@ impl Default for RetiredBackends {
 }
 
 impl Retired {
-    /// Any backend of any protocol: where it is not known what was served before.
+    /// Any backend of any protocol, for a table whose earlier content is unknown.
     #[must_use]
     pub fn any() -> Self {
         Self { tcp: RetiredBackends::Any, udp: RetiredBackends::Any }
     }
 
-    /// Those of a protocol.
+    /// Retired backends of a protocol.
     #[must_use]
     pub fn of(&self, protocol: Protocol) -> &RetiredBackends {
         match protocol {
@@ -45,18 +45,18 @@ impl Retired {
         }
     }
 
-    /// Whether there are none.
+    /// Whether no backend has retired.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tcp.is_empty() && self.udp.is_empty()
     }
 
-    /// These have retired, too.
+    /// Adds retired backends of a protocol.
     pub fn add(&mut self, protocol: Protocol, backends: impl IntoIterator<Item = Backend>) {
         self.of_mut(protocol).add(backends);
     }
 
-    /// And so have those.
+    /// Adds other retired backends.
     pub fn add_all(&mut self, others: Self) {
         for (ours, theirs) in [(&mut self.tcp, others.tcp), (&mut self.udp, others.udp)] {
             match theirs {
@@ -66,7 +66,7 @@ impl Retired {
         }
     }
 
-    /// Forgets those of all other protocols.
+    /// Keeps only the protocols for which `is_kept` holds.
     pub fn retain(&mut self, is_kept: impl Fn(Protocol) -> bool) {
         for protocol in [Protocol::Tcp, Protocol::Udp].into_iter().filter(|protocol| !is_kept(*protocol)) {
             *self.of_mut(protocol) = RetiredBackends::default();
@@ -82,13 +82,13 @@ impl Retired {
 }
 
 impl RetiredBackends {
-    /// Whether there are none.
+    /// Whether no backend has retired.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::These(backends) if backends.is_empty())
     }
 
-    /// Whether a backend is, or may be, among them.
+    /// Whether a backend has retired or may have.
     #[must_use]
     pub fn has(&self, backend: &Backend) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! A Service as a compact row: which of its addresses and ports count (kube-proxy 1.36, `pkg/proxy/util/utils.go` and
+//! Compact row of a Service, with the addresses and ports that count (kube-proxy 1.36, `pkg/proxy/util/utils.go` and
 //! `serviceport.go`).
 
 use std::{
@@ -15,50 +15,50 @@ use super::{
 };
 use crate::api::{LoadBalancerIngress, Service, ServicePortSpec, ServiceSpec};
 
-/// Another proxy serves a Service with this label, whatever its value.
+/// Label of a Service that another proxy serves, whatever the value.
 const LABEL_SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
-/// For how long a client is remembered where the Service does not say (pkg/apis/core/types.go).
+/// Default time of session affinity in seconds (pkg/apis/core/types.go).
 const AFFINITY_DEFAULT_SECONDS: u32 = 10_800;
 const AFFINITY_MAX_SECONDS: u32 = 86_400;
 
-/// What is kept of a Service.
+/// Compact row of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceRow {
-    /// When it was created, in seconds since 1970; decides who owns an address that two Services claim.
+    /// Creation time in seconds since 1970; decides which of two Services owns an address that both claim.
     pub created_s: Option<i64>,
-    /// Its ClusterIPs, at most one of each family. A family without one has no frontend at all.
+    /// ClusterIPs, at most one of each family. A family without one has no frontend at all.
     pub cluster_ips: Vec<Address>,
-    /// `spec.externalIPs` of its families.
+    /// `spec.externalIPs` in the families of the ClusterIPs.
     pub external_ips: Box<[Address]>,
-    /// The VIPs of its load balancer, of its families.
+    /// VIPs of the load balancer in the families of the ClusterIPs.
     pub load_balancer_ips: Box<[Address]>,
-    /// Who may use those: nobody else in a family that has a range; everybody in a family that has none.
+    /// Clients that may use the load balancer's VIPs. A family without a range lets all clients in.
     pub source_ranges: Box<[AddressRange]>,
-    /// Its ports that can be served.
+    /// Ports that cproxy can serve.
     pub ports: Vec<ServicePort>,
-    /// For how long a client keeps its backend; `None` without session affinity.
+    /// Time for which a client keeps its backend; `None` without session affinity.
     pub affinity_seconds: Option<u32>,
-    /// Internal traffic policy Local: only endpoints on the own node get connections.
+    /// Internal traffic policy Local: only endpoints on the pod's node get connections.
     pub is_internal_local: bool,
 }
 
-/// One port of a Service; known by name and protocol.
+/// One port of a Service, identified by name and protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name, "" if it has none.
+    /// Name of the port, "" if it has none.
     pub name: Arc<str>,
-    /// Its protocol.
+    /// Protocol of the port.
     pub protocol: Protocol,
-    /// The port clients connect to.
+    /// Port that clients connect to.
     pub port: u16,
-    /// The port of the nodes that leads here too.
+    /// Port of the nodes that leads to this port too.
     pub node_port: Option<NonZeroU16>,
 }
 
 impl ServiceRow {
-    /// The row of a Service, or `None` if cproxy does not serve it (headless, ExternalName, another proxy's). `node` is
-    /// the own node's name.
+    /// Row of a Service, or `None` if cproxy does not serve it (headless, ExternalName, another proxy's). `node` is the
+    /// name of the pod's node.
     pub fn from_object(
         name: &ServiceName,
         service: &Service,
@@ -97,7 +97,7 @@ impl ServiceRow {
         })
     }
 
-    /// The row as it is kept.
+    /// The row in packed form.
     pub(super) fn pack(&self) -> Packed {
         let mut writer = Writer::default();
         writer.byte(u8::from(self.is_internal_local) | u8::from(self.created_s.is_some()) << 1);
@@ -119,7 +119,7 @@ impl ServiceRow {
         Self {
             is_internal_local: flags & 1 != 0,
             created_s: (flags & 2 != 0).then(|| reader.number() as i64),
-            // Affinity for no time is none.
+            // An affinity of 0 seconds is no affinity.
             affinity_seconds: Some(reader.number() as u32).filter(|&seconds| seconds != 0),
             cluster_ips: reader.list(Reader::any_address),
             external_ips: reader.list(Reader::any_address),
@@ -148,19 +148,19 @@ impl ServicePort {
     }
 }
 
-/// Why a Service is not served.
+/// Reason why a Service is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skipped {
-    /// It says nothing.
+    /// The Service has no `spec`.
     #[error("it has no spec")]
     NoSpec,
-    /// It has the label, whatever its value.
+    /// The Service has another proxy's label, whatever the value.
     #[error("its label {LABEL_SERVICE_PROXY_NAME} gives it to another proxy")]
     OtherProxy,
     /// Even with a `clusterIP`.
     #[error("its type is ExternalName")]
     ExternalName,
-    /// An API server assigns one; in a file somebody has to.
+    /// No ClusterIP: an API server assigns one, a manifest must name one.
     #[error("it has no clusterIP")]
     NoClusterIp,
     /// `clusterIP: None`
@@ -169,7 +169,7 @@ pub enum Skipped {
 }
 
 impl Skipped {
-    /// The field that was forgotten, if that is what it is.
+    /// Field that was probably forgotten, if any.
     fn mistaken_field(self) -> Option<&'static str> {
         match self {
             Self::NoSpec => Some("spec"),
@@ -179,12 +179,12 @@ impl Skipped {
     }
 }
 
-/// Whether a Service is cproxy's to serve (`ShouldSkipService` and the label selector).
+/// `spec` of a Service that cproxy serves (`ShouldSkipService` and the label selector).
 ///
 /// # Errors
-/// Why it is not.
+/// The reason why cproxy does not serve it.
 pub fn served_spec(service: &Service) -> Result<&ServiceSpec, Skipped> {
-    // An API server does not even send it: what is wrong with it is the other proxy's business.
+    // An API server does not even send such a Service: its mistakes concern the other proxy.
     let labels = service.metadata.labels.as_ref();
     if labels.is_some_and(|labels| labels.contains_key(LABEL_SERVICE_PROXY_NAME)) {
         return Err(Skipped::OtherProxy);
@@ -265,7 +265,7 @@ fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
     found
 }
 
-/// Addresses that mean something else to every program, whatever a Service says.
+/// Problem of an address that no Service can have.
 const NO_FRONTEND: &str = " is a loopback, multicast or unspecified address; not served";
 
 /// `MapIPsByIPFamily` of `spec.externalIPs`.
@@ -274,7 +274,7 @@ fn external_ips(spec: &ServiceSpec, is_served: impl Fn(Address) -> bool, finding
     texts.filter_map(|(index, text)| extra_ip(text, &is_served, ("spec.externalIPs", index, ""), findings)).collect()
 }
 
-/// Those that are VIPs: a load balancer in mode Proxy wants to see the connections itself.
+/// VIPs of the load balancer. Addresses in mode Proxy are left out: their connections go through the load balancer.
 fn load_balancer_ips(
     ingress: &[LoadBalancerIngress],
     is_served: impl Fn(Address) -> bool,
@@ -297,7 +297,7 @@ fn load_balancer_ips(
     found.into()
 }
 
-/// An address beside the ClusterIP. Blanks mean nothing.
+/// Address besides the ClusterIP. Blanks around it are ignored.
 fn extra_ip(
     text: &str,
     is_served: impl Fn(Address) -> bool,
@@ -318,7 +318,7 @@ fn extra_ip(
     None
 }
 
-/// `MapCIDRsByIPFamily`. A range of all addresses of a family is the same as none.
+/// `MapCIDRsByIPFamily`. A range of all addresses of a family is equivalent to none.
 fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Box<[AddressRange]> {
     let mut ranges = Vec::new();
     for (index, text) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
@@ -353,7 +353,7 @@ fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
         findings.field("spec.ports", "the Service has no ports; nothing to serve, add one");
     }
     let mut seen = BTreeSet::new();
-    // The ports of a protocol that cannot be served are one problem.
+    // All ports of one unsupported protocol are one problem.
     let mut unserved = BTreeMap::<&str, (usize, usize)>::new();
     let mut ports = Vec::with_capacity(specs.len());
     for (index, spec) in specs.iter().enumerate() {
@@ -387,13 +387,13 @@ fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
     ports
 }
 
-/// What is wrong with a port.
+/// Error in a port.
 enum PortError<'a> {
-    /// Nobody can serve its protocol.
+    /// Unsupported protocol.
     Protocol(&'a str),
-    /// Its number is none.
+    /// Number that is no port.
     Number(i64),
-    /// It has no number.
+    /// Missing number.
     Missing,
 }
 
@@ -404,7 +404,7 @@ fn service_port(spec: &ServicePortSpec) -> Result<ServicePort, PortError<'_>> {
     Ok(ServicePort { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: None })
 }
 
-/// 0 is none. A number that is no port comes back.
+/// Node port, if there is one: 0 means none. A number that is no port is the error.
 fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, i64> {
     let port = spec.node_port.unwrap_or_default();
     u16::try_from(port).map(NonZeroU16::new).map_err(|_| port)
@@ -412,7 +412,7 @@ fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, i64> {
 
 const NO_PORT: &str = " is not in 1..65535; not served";
 
-/// Reads a protocol; nothing means TCP. The name of another comes back.
+/// Protocol; absent means TCP. The name of another one is the error.
 pub(super) fn parse_protocol(text: Option<&str>) -> Result<Protocol, &str> {
     match text {
         None | Some("" | "TCP") => Ok(Protocol::Tcp),

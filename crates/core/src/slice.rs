@@ -1,4 +1,4 @@
-//! An EndpointSlice as a compact row (kube-proxy 1.36, `pkg/proxy/endpointslicecache.go`).
+//! Compact row of an EndpointSlice (kube-proxy 1.36, `pkg/proxy/endpointslicecache.go`).
 
 use std::sync::Arc;
 
@@ -11,73 +11,73 @@ use super::{
 };
 use crate::api::{EndpointConditions, EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
 
-/// Names the Service that a slice belongs to; owner references do not matter.
+/// Label with the name of a slice's Service; owner references do not matter.
 const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Marks slices of headless Services, whatever its value.
+/// Label of the slices of headless Services, whatever the value.
 const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// With how many of the sets of zones that a slice has already a further one is compared.
+/// Number of a slice's sets of zones that a further one is compared with.
 const ZONES_COMPARED_MAX: usize = 32;
 
-/// What is kept of an EndpointSlice.
+/// Compact row of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceRow {
-    /// The Service it belongs to, which is in the slice's own namespace.
+    /// Service of the slice, in the slice's namespace.
     pub service: Arc<str>,
-    /// The family of all its endpoints.
+    /// Family of all endpoints.
     pub family: Family,
-    /// The ports that each endpoint has, sorted by name and protocol: there may be twenty thousand.
+    /// Ports that each endpoint has, sorted by name and protocol: there may be twenty thousand.
     pub ports: Vec<SlicePort>,
-    /// The endpoints that may ever be used.
+    /// Endpoints that may ever be used.
     pub endpoints: Vec<Endpoint>,
-    /// The sets of zones that endpoints are meant for.
+    /// Sets of zones that hints name.
     zones: Vec<Box<[Arc<str>]>>,
 }
 
 /// A port of a slice: matched with the Service's by name and protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
-    /// Its name, "" if it has none.
+    /// Name of the port, "" if it has none.
     pub name: Arc<str>,
-    /// Its protocol.
+    /// Protocol of the port.
     pub protocol: Protocol,
-    /// The endpoints' port.
+    /// Port on which the endpoints listen.
     pub port: u16,
 }
 
 /// An endpoint of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Its first address.
+    /// First address of the endpoint.
     pub address: Address,
-    /// It takes new connections.
+    /// Whether the endpoint takes new connections.
     pub ready: bool,
-    /// It still answers.
+    /// Whether the endpoint still answers.
     pub serving: bool,
-    /// It is about to end.
+    /// Whether the endpoint is terminating.
     pub terminating: bool,
-    /// It runs on the own node.
+    /// Whether the endpoint runs on the pod's node.
     pub local: bool,
-    /// The nodes it is meant for.
+    /// Nodes that the hints name.
     pub node_hint: NodeHint,
-    /// The zones it is meant for: their index in the slice's list, from 1; 0 if it says nothing of zones.
+    /// Zones that the hints name: index of their set in the slice's list, from 1; 0 without hints for zones.
     zones: u16,
 }
 
-/// What an endpoint says of the nodes that it is meant for.
+/// Nodes that an endpoint's hints name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeHint {
-    /// Nothing.
+    /// No nodes.
     None,
-    /// The own node is one of them.
+    /// The pod's node, perhaps besides others.
     NodeContext,
-    /// Only others.
+    /// Only other nodes.
     Others,
 }
 
 impl SliceRow {
-    /// The row of a slice, or `None` if it is none of cproxy's (headless, FQDN, no Service). `node` is the own node's
-    /// name: without one, no endpoint is local.
+    /// Row of a slice, or `None` if cproxy does not use it (headless, FQDN, no Service). `node` is the name of the
+    /// pod's node: without one, no endpoint is local.
     pub fn from_object(
         name: &ObjectName,
         slice: &EndpointSlice,
@@ -91,7 +91,7 @@ impl SliceRow {
     }
 
     fn read(slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) -> Option<Self> {
-        // An API server does not even send it: what is wrong with it does not matter.
+        // An API server does not even send such a slice: its mistakes do not matter.
         if is_headless(slice) {
             return None;
         }
@@ -113,7 +113,7 @@ impl SliceRow {
         Some(row)
     }
 
-    /// The row as it is kept. The Service comes first: it alone is asked for, too.
+    /// The row in packed form. The Service comes first, since it is also read alone.
     pub(super) fn pack(&self) -> Packed {
         let mut writer = Writer::default();
         writer.text(&self.service);
@@ -137,12 +137,12 @@ impl SliceRow {
         }
     }
 
-    /// The Service of a packed row.
+    /// Service of a packed row.
     pub(super) fn packed_service(packed: &[u8]) -> &str {
         Reader::new(packed).text()
     }
 
-    /// The numbers that its endpoints have for a Service's port.
+    /// Port numbers of the endpoints for a port of the Service.
     pub fn numbers<'a>(&'a self, name: &'a str, protocol: Protocol) -> impl Iterator<Item = u16> + 'a {
         let key = (name, protocol);
         let first = self.ports.partition_point(|port| port.key() < key);
@@ -150,7 +150,7 @@ impl SliceRow {
         same.map(|port| port.port)
     }
 
-    /// The zones that one of its endpoints is meant for; none if it says nothing of zones.
+    /// Zones that an endpoint's hints name; empty without hints for zones.
     #[must_use]
     pub fn zones(&self, endpoint: &Endpoint) -> &[Arc<str>] {
         let index = usize::from(endpoint.zones).checked_sub(1);
@@ -247,7 +247,7 @@ impl Endpoint {
     }
 }
 
-/// What an endpoint's address is, or what is wrong with it.
+/// Address of an endpoint; the error says why it is unusable.
 pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Address, &'static str> {
     match parse_address(text.trim()) {
         Some(address) if address.family() == family => Ok(address),
@@ -260,12 +260,12 @@ fn names(hints: Option<&[HintName]>) -> Vec<&str> {
     hints.unwrap_or_default().iter().filter_map(|hint| hint.name.as_deref()).collect()
 }
 
-/// What its label says of the Service.
+/// Service that the slice's label names.
 pub(super) fn service_label(slice: &EndpointSlice) -> Option<&str> {
     label(slice, LABEL_SERVICE_NAME)
 }
 
-/// Whether its label says that the Service has no ClusterIP.
+/// Whether the label says that the Service has no ClusterIP.
 pub(super) fn is_headless(slice: &EndpointSlice) -> bool {
     label(slice, LABEL_HEADLESS).is_some()
 }
@@ -298,13 +298,13 @@ fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
             }
         }
     }
-    // Those with the same name stay in their order.
+    // The stable sort keeps ports with the same name in their order.
     ports.sort_by(|a, b| a.key().cmp(&b.key()));
     ports
 }
 
-/// A port without a name or a number, or with number 0, means nothing and is no mistake. A number that is no port comes
-/// back.
+/// Port of a slice. One without a name or a number, or with number 0, is ignored and no mistake. A number that is no
+/// port is the error.
 fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, i64> {
     let Some(port) = spec.port.filter(|&port| port != 0) else { return Ok(None) };
     let Some(name) = spec.name.as_deref() else { return Ok(None) };

@@ -1,11 +1,11 @@
-//! Which slots of `BACKENDS` and which ids of `SETS` are free.
+//! Allocator of the slots of `BACKENDS` and the ids of `SETS`.
 //!
-//! What is given back stays unusable until [`SlotAllocator::reclaim`]: a program that read the old word a moment ago may still
-//! be on its way to the slots behind it.
+//! Returned slots stay unusable until [`SlotAllocator::reclaim`]: a program that read the old word a moment ago may
+//! still be on its way to the slots behind it.
 
 use std::collections::BTreeMap;
 
-/// A run of neighbouring slots.
+/// Run of successive slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Extent {
     pub(super) first: u32,
@@ -22,7 +22,7 @@ pub(super) struct SlotAllocator {
 }
 
 impl SlotAllocator {
-    /// Everything in `first..end` is free, apart from `used`, whose extents may overlap.
+    /// Allocator in which everything in `first..end` is free, apart from `used`, whose extents may overlap.
     pub(super) fn new(first: u32, end: u32, mut used: Vec<Extent>) -> Self {
         used.sort_unstable_by_key(|extent| extent.first);
         let mut free = BTreeMap::new();
@@ -41,23 +41,23 @@ impl SlotAllocator {
         Self { free, given_back: Vec::new(), end, used }
     }
 
-    /// Where slots end.
+    /// End of the slots.
     pub(super) fn end(&self) -> u32 {
         self.end
     }
 
-    /// How many are neither free nor given back.
+    /// Number of slots that are neither free nor returned.
     pub(super) fn used(&self) -> u32 {
         self.used
     }
 
-    /// Where slots would have to end for `count` more neighbouring ones.
+    /// End that `count` more successive slots need.
     pub(super) fn end_for(&self, count: u32) -> u32 {
         let last = self.free.last_key_value().filter(|&(first, size)| first + size == self.end);
         last.map_or(self.end, |(&first, _)| first).saturating_add(count)
     }
 
-    /// More slots, or fewer: what is beyond the end must be free.
+    /// Moves the end; slots beyond it must be free.
     pub(super) fn set_end(&mut self, end: u32) {
         if end > self.end {
             self.free_now(Extent { first: self.end, count: end - self.end });
@@ -71,12 +71,12 @@ impl SlotAllocator {
         self.end = end;
     }
 
-    /// Takes `count` neighbouring slots, `None` if there are none.
+    /// Allocates `count` successive slots; `None` if there are none.
     pub(super) fn take(&mut self, count: u32) -> Option<Extent> {
         self.take_below(count, self.end)
     }
 
-    /// As [`SlotAllocator::take`], of those below `end`.
+    /// As [`SlotAllocator::take`], below `end`.
     pub(super) fn take_below(&mut self, count: u32, end: u32) -> Option<Extent> {
         if count == 0 {
             return Some(Extent::default());
@@ -91,10 +91,10 @@ impl SlotAllocator {
         Some(Extent { first, count })
     }
 
-    /// Gives slots back; they are free after the next [`SlotAllocator::reclaim`].
+    /// Returns slots; they are free after the next [`SlotAllocator::reclaim`].
     pub(super) fn give_back(&mut self, extent: Extent) {
         if extent.count != 0 {
-            // What was read back from the kernel may overlap.
+            // Extents that were read back from the kernel may overlap.
             self.used = self.used.saturating_sub(extent.count);
             self.given_back.push(extent);
         }
@@ -105,7 +105,7 @@ impl SlotAllocator {
         !self.given_back.is_empty()
     }
 
-    /// Frees what was given back: no program can still be reading it.
+    /// Frees the returned slots: no program can still be reading them.
     pub(super) fn reclaim(&mut self) {
         for extent in std::mem::take(&mut self.given_back) {
             self.free_now(extent);

@@ -1,9 +1,9 @@
-//! What is known of the cluster: compact rows of Services and EndpointSlices.
+//! Cluster state: compact rows of Services and EndpointSlices.
 //!
-//! A relist is staged beside the rows in force and takes their place at its end, so that a half-read list never thins a
+//! A relist is staged beside the rows in force and replaces them at its end, so that a half-read list never shrinks a
 //! table.
 //!
-//! Rows are kept packed, in trees: a hash map would be half empty after it has grown, and twice there while it grows.
+//! Packed rows are in trees: a hash map would be half empty after it has grown, and in memory twice while it grows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::api::{EndpointSlice, Node, Service};
 
-/// The kinds that a source delivers.
+/// Kind of object that a source delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceKind {
     /// v1 Service.
@@ -28,7 +28,7 @@ pub enum ResourceKind {
 }
 
 impl ResourceKind {
-    /// What one object of the kind is called.
+    /// Name of one object of the kind.
     #[must_use]
     pub fn singular(self) -> &'static str {
         match self {
@@ -39,49 +39,49 @@ impl ResourceKind {
     }
 }
 
-/// What a source says. A kind's list is `ListStarted`, objects, `ListDone`; whatever was not named in it is gone.
+/// Event of a source. The list of a kind is `ListStarted`, objects, `ListDone`; objects that it did not name are gone.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A complete list of a kind follows. An unfinished one is forgotten.
+    /// Start of a complete list of a kind. An unfinished list is discarded.
     ListStarted(ResourceKind),
-    /// The list is complete.
+    /// End of the list.
     ListDone(ResourceKind),
-    /// A Service is, or was changed to be, so.
+    /// Service that exists or was changed.
     Service(Box<Service>),
-    /// A Service is gone.
+    /// Name of a deleted Service.
     ServiceDeleted(ServiceName),
-    /// An EndpointSlice is, or was changed to be, so.
+    /// EndpointSlice that exists or was changed.
     EndpointSlice(Box<EndpointSlice>),
-    /// An EndpointSlice is gone.
+    /// Name of a deleted EndpointSlice.
     EndpointSliceDeleted(ObjectName),
-    /// A Service or an EndpointSlice is, or was changed to be, so; from a source that keeps rows itself.
+    /// Row of a Service or an EndpointSlice that exists or was changed, from a source that stores rows itself.
     Row(ObjectRow),
-    /// A Node is, or was changed to be, so. Only the own one counts.
+    /// Node that exists or was changed. Only the pod's node counts.
     Node(Box<Node>),
-    /// The Node of this name is gone.
+    /// Name of a deleted Node.
     NodeDeleted(String),
-    /// An object is, or was changed to be, what cannot be read.
+    /// Object that exists or was changed, and cannot be decoded.
     Unreadable {
-        /// Its kind.
+        /// Kind of the object.
         kind: ResourceKind,
-        /// Its name, if that can be read.
+        /// Name of the object, if that can be read.
         name: Option<ObjectName>,
-        /// What is wrong with it.
+        /// Error in the object.
         message: String,
     },
-    /// The VM has these addresses now.
+    /// Current addresses of the VM.
     PodIps(Vec<Address>),
 }
 
-/// The rows in force.
+/// Rows in force.
 #[derive(Debug, Default)]
 pub struct Store {
     own: NodeContext,
-    /// The pod's own Node, while there is one.
+    /// Node of the pod, while it exists.
     node: Option<StoredNode>,
     services: BTreeMap<Arc<ServiceName>, Packed>,
     slices: BTreeMap<ObjectName, Packed>,
-    /// Each slice under the name of its Service.
+    /// Names of slices under the names of their Services.
     slices_of: BTreeSet<(Arc<ServiceName>, Arc<str>)>,
     namespaces: Texts,
     lists: Lists,
@@ -89,7 +89,7 @@ pub struct Store {
     problems: BTreeMap<(ResourceKind, ObjectName), Box<[Problem]>>,
 }
 
-/// The pod's own Node.
+/// Node of the pod.
 #[derive(Debug)]
 struct StoredNode {
     name: ObjectName,
@@ -127,13 +127,13 @@ impl Lists {
 }
 
 impl Store {
-    /// An empty store, as seen from this place.
+    /// Empty store, as seen from this node and VM.
     #[must_use]
     pub fn new(own: NodeContext) -> Self {
         Self { own, ..Self::default() }
     }
 
-    /// Applies an event. Returns the problems that are new with it.
+    /// Applies an event. Returns its new problems.
     pub fn apply(&mut self, event: Event) -> Vec<Problem> {
         match event {
             Event::ListStarted(kind) => self.lists.of(kind).staged = Some(Staged::new()),
@@ -158,62 +158,61 @@ impl Store {
         Vec::new()
     }
 
-    /// Whether all kinds that count have been listed completely at least once; before that, nothing may be derived from
-    /// the store.
+    /// Whether all kinds that count have been listed completely at least once. Nothing may be derived from the store
+    /// before that.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let Lists { services, slices, nodes } = &self.lists;
         services.is_complete && slices.is_complete && (nodes.is_complete || self.own.node_name.is_none())
     }
 
-    /// The own node's name, if it is known.
+    /// Name of the pod's node, if it is known.
     #[must_use]
     pub fn node_name(&self) -> Option<&str> {
         self.own.node_name.as_deref()
     }
 
-    /// The own node's zone, if it is known.
+    /// Zone of the pod's node, if it is known.
     #[must_use]
     pub fn zone(&self) -> Option<&Arc<str>> {
         self.node.as_ref().and_then(|node| node.row.zone.as_ref())
     }
 
-    /// The own node's addresses: as given, else of its Node.
+    /// Addresses of the pod's node: the given ones, else those of its Node.
     #[must_use]
     pub fn node_ips(&self) -> &[Address] {
         let of_node = || self.node.as_ref().map_or(&[][..], |node| &node.row.internal_ips);
         if self.own.node_ips.is_empty() { of_node() } else { &self.own.node_ips }
     }
 
-    /// The VM's own addresses.
+    /// Addresses of the VM.
     #[must_use]
     pub fn pod_ips(&self) -> &[Address] {
         &self.own.pod_ips
     }
 
-    /// The Services whose rows or slices have changed since the last call. Until the store is complete nothing can be
-    /// made of changes.
+    /// Services whose rows or slices have changed since the last call; none until the store is complete.
     pub fn take_dirty(&mut self) -> BTreeSet<Arc<ServiceName>> {
         std::mem::take(&mut self.dirty)
     }
 
-    /// The Service of that name.
+    /// Row of the Service of that name.
     #[must_use]
     pub fn service_row(&self, name: &ServiceName) -> Option<ServiceRow> {
         self.services.get(name).map(|packed| ServiceRow::unpack(packed))
     }
 
-    /// All Services, ordered by name.
+    /// Rows of all Services, ordered by name.
     pub fn services(&self) -> impl Iterator<Item = (&ServiceName, ServiceRow)> {
         self.services.iter().map(|(name, packed)| (&**name, ServiceRow::unpack(packed)))
     }
 
-    /// The names of all Services, ordered.
+    /// Names of all Services, ordered.
     pub fn service_names(&self) -> impl ExactSizeIterator<Item = &Arc<ServiceName>> {
         self.services.keys()
     }
 
-    /// The slices of a Service with their names, ordered by them.
+    /// Slices of a Service with their names, ordered by name.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = (ObjectName, SliceRow)> {
         let first = (self.known_service(service), Arc::default());
         let of_service = self.slices_of.range(first..).take_while(move |(other, _)| **other == *service);
@@ -224,13 +223,13 @@ impl Store {
         })
     }
 
-    /// The slice of that name.
+    /// Row of the slice of that name.
     #[must_use]
     pub fn slice(&self, name: &ObjectName) -> Option<SliceRow> {
         self.slices.get(name).map(|packed| SliceRow::unpack(packed))
     }
 
-    /// What is wrong now, ordered by object.
+    /// Current problems, ordered by object.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.values().flatten()
     }
@@ -333,7 +332,7 @@ impl Store {
         }
     }
 
-    /// The list is complete: objects that it did not name are gone.
+    /// Completes a list: objects that it did not name are gone.
     fn finish_list(&mut self, kind: ResourceKind) -> Vec<Problem> {
         let staged = self.lists.of(kind).staged.take().unwrap_or_default();
         let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).cloned().collect();
@@ -355,7 +354,7 @@ impl Store {
         new
     }
 
-    /// Every object of a kind that left a trace: a row, or only problems.
+    /// Every object of a kind with a row or with problems.
     fn known(&self, kind: ResourceKind) -> impl Iterator<Item = &ObjectName> {
         let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| &key.1);
         let services = (kind == ResourceKind::Services).then(|| self.services.keys().map(|name| &**name));
@@ -364,7 +363,7 @@ impl Store {
         services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(node).chain(troubled)
     }
 
-    /// The Service is to be computed anew. Before the store is complete, all are.
+    /// Marks a Service as changed. Before the store is complete, all count as changed.
     fn mark(&mut self, service: Arc<ServiceName>) {
         if self.is_complete() {
             self.dirty.insert(service);
@@ -392,19 +391,19 @@ impl Store {
         let Some(row) = row else { return };
         let service = self.service_of(&name, &row);
         self.mark(service.clone());
-        // The name as it is there already, if it is: one text for all who have it.
+        // Reuses a name that is already in the store: one text for all of its users.
         let name = self.slices.get_key_value(&name).map_or(name, |(known, _)| known.clone());
         self.slices_of.insert((service, name.name.clone()));
         self.slices.insert(name, row);
     }
 
-    /// The Service of a slice.
+    /// Service of a slice.
     fn service_of(&self, slice: &ObjectName, row: &Packed) -> Arc<ServiceName> {
         let service = SliceRow::packed_service(row);
         self.known_service(&ServiceName { namespace: slice.namespace.clone(), name: service.into() })
     }
 
-    /// The name as others have it, if some do.
+    /// The interned name of a Service, if there is one.
     fn known_service(&self, name: &ServiceName) -> Arc<ServiceName> {
         if let Some((known, _)) = self.services.get_key_value(name) {
             return known.clone();
@@ -429,7 +428,7 @@ impl Store {
     }
 }
 
-/// Packs a tree: filled one after the other, its nodes are half empty.
+/// Rebuilds a tree: insertion in ascending order leaves its nodes half empty.
 pub(super) fn refill<Key: Ord, Value>(rows: &mut BTreeMap<Key, Value>) {
     *rows = std::mem::take(rows).into_iter().collect();
 }

@@ -1,5 +1,5 @@
-//! Objects in, table out: the rules of kube-proxy 1.36 as cases in `cases/*.yaml`. How a case is written is said in
-//! `cases/README.md`.
+//! Objects in, table out: the rules of kube-proxy 1.36 as cases in `cases/*.yaml`. `cases/README.md` describes their
+//! format.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{
     TablePlanner, parse_address, resolve,
 };
 
-/// What a file says.
+/// Content of a file of cases.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -21,7 +21,7 @@ struct File {
     cases: Vec<Case>,
 }
 
-/// Objects, what the table should be, and what may change then.
+/// Objects with the expected table, and the steps that change them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Case {
@@ -38,16 +38,16 @@ struct Case {
     then: Vec<Step>,
 }
 
-/// Objects that come, and what is then to be seen.
+/// New objects, and the expected result.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Step {
     #[serde(default)]
     given: Vec<Value>,
-    /// Objects that go: kind namespace/name, or kind name for a Node.
+    /// Deleted objects: kind namespace/name, or kind name for a Node.
     #[serde(default)]
     gone: Vec<String>,
-    /// The VM's own addresses from here on.
+    /// Addresses of the VM from here on.
     pod_ips_now: Option<Vec<String>>,
     /// The whole table, a line for each frontend.
     expect: Vec<String>,
@@ -69,7 +69,7 @@ const LIMITS: Limits = Limits {
     filter_bit: |_| 1,
 };
 
-/// One test for each file, and how many cases it has at least.
+/// One test for each file, with its minimum number of cases.
 macro_rules! files {
     ($($name:ident: $count:literal)*) => {
         $(
@@ -92,7 +92,7 @@ files! {
 }
 
 fn check(text: &str, count: usize) {
-    // The files are ours: what many cases share is written once, however many they are.
+    // The files are the project's own: what many cases share is written once, however many they are.
     let budget = serde_saphyr::budget! { enforce_alias_anchor_ratio: false };
     let options = serde_saphyr::options! { strict_booleans: true, budget: budget };
     let file: File = serde_saphyr::from_str_with_options(text, options).unwrap_or_else(|error| panic!("{error}"));
@@ -104,7 +104,7 @@ fn check(text: &str, count: usize) {
 }
 
 impl Case {
-    /// Plays the case with its objects in order and the other way round: the order of arrival must not matter.
+    /// Plays the case with its objects in order and reversed: the order of arrival must not matter.
     fn play(&self, with: &[Value]) -> Result<(), String> {
         if self.source.is_empty() {
             return Err(format!("{}: no source", self.name));
@@ -164,7 +164,7 @@ impl World {
         }
     }
 
-    /// The table as computed anew must be what the step expects, and the one that has followed must equal it.
+    /// Checks that the recomputed table is what the step expects, and that the incremental one equals it.
     fn see(&mut self, step: &Step, place: &str) -> Result<(), String> {
         let dirty = self.store.take_dirty();
         let is_followed = std::mem::replace(&mut self.is_followed, true);
@@ -200,7 +200,7 @@ fn read_addresses(texts: &[String]) -> Vec<super::Address> {
     texts.iter().map(|text| parse_address(text).unwrap()).collect()
 }
 
-/// An object as an API server sends it, or with an error that says which one cannot be read.
+/// Object as an API server sends it; panics with the object's text if it cannot be decoded.
 fn applied(object: &Value) -> Event {
     fn read<T: serde::de::DeserializeOwned>(object: &Value) -> Box<T> {
         serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object}"))
@@ -227,7 +227,8 @@ fn deleted(text: &str) -> Event {
     }
 }
 
-/// Frontend, Service and port, source, action, affinity, backends, and with a plus those that only keep what they have.
+/// Frontend, Service and port, source, action, affinity, backends, and with a plus those that only keep their
+/// connections.
 fn line(row: &Row) -> String {
     let port = if row.port_name.is_empty() { "-" } else { &row.port_name };
     let mut words = vec![
@@ -242,7 +243,7 @@ fn line(row: &Row) -> String {
     words.join(" ")
 }
 
-/// What the cases rely on.
+/// Guard of the cases: each kind of mistake in one must fail.
 #[test]
 fn a_case_that_is_wrong_fails() {
     let case = |fields: &str| {

@@ -1,8 +1,8 @@
-//! How much room the maps have: half as much again as they need. They grow when something does not fit, and shrink when more
+//! Capacity of the maps: half as much again as they need. They grow when something does not fit, and shrink when more
 //! than half has been empty for a while.
 //!
-//! A map is replaced by another one as a whole, by one write, after which no program uses the old one. So whatever waits for a
-//! grace period has had one.
+//! One write replaces a map as a whole, after which no program uses the old one. It therefore also counts as the grace
+//! period of everything that waits for one.
 
 use super::{Batch, Op, Phase, Store, TablePlanner, Write, collected};
 use crate::{
@@ -19,22 +19,22 @@ pub(super) enum Map {
     Backends,
 }
 
-/// The Service that takes room.
+/// Service that allocates room.
 #[derive(Clone, Copy)]
 pub(super) struct Taker {
     pub(super) is_protected: bool,
-    /// How much is given back for it.
+    /// Room that the same change returns.
     pub(super) returned: u32,
 }
 
-/// A map shrinks if it then is at most such a part of what it was.
+/// A map shrinks only to this fraction of its size, or less.
 const SHRINKS_TO: u32 = 2;
-/// Such a part of what is in use must be spare, or every other change has to wait for programs.
+/// Fraction of the used room that must be spare. With less, every other change would wait for programs.
 const SPARE: u32 = 8;
 
 impl TablePlanner {
-    /// Takes from an allocator; if it has run dry, waits for what was given back, and then makes it larger. What is
-    /// reserved for the API server's Service is not for others to keep: who gives as much back may use it for a moment.
+    /// Allocates an extent; if none is free, waits for returned ones, then grows the map. Room reserved for the API
+    /// server's Service is closed to others, except for a moment to one that returns as much.
     pub(super) fn allocate(&mut self, map: Map, count: u32, by: Taker, batch: &mut Batch<'_>) -> Option<Extent> {
         let more = count.saturating_sub(by.returned);
         if more != 0 && !by.is_protected && self.allocator(map).used().saturating_add(more) > self.open_room(map) {
@@ -58,7 +58,7 @@ impl TablePlanner {
         self.allocator(map).take(count)
     }
 
-    /// Room outside of the reserve.
+    /// Room outside the reserve.
     fn open_room(&self, map: Map) -> u32 {
         let (most, reserved) = match map {
             Map::Sets => (self.limits.sets.saturating_add(1), self.limits.reserved.sets),
@@ -74,7 +74,7 @@ impl TablePlanner {
         }
     }
 
-    /// Makes the map larger, so that `count` more fit in one piece; false if it may not grow.
+    /// Grows the map so that `count` more fit in one piece; false if it may not grow.
     fn grow(&mut self, map: Map, count: u32, batch: &mut Batch<'_>) -> bool {
         let (least, most) = match map {
             // Ids start at 1.
@@ -99,7 +99,7 @@ impl TablePlanner {
         self.allocator(map).set_end(room);
     }
 
-    /// For the first list, makes room at once for about as much as there is.
+    /// Makes room at once for about the whole first list.
     pub(super) fn make_room_for(&mut self, store: &Store, batch: &mut Batch<'_>) {
         if self.sets.is_empty() {
             let Room { frontends, sets, slots } = estimate(store, &self.limits);
@@ -109,7 +109,7 @@ impl TablePlanner {
         }
     }
 
-    /// All that a batch inserts is counted before it begins, so that the map is replaced at most once.
+    /// Makes room for all insertions of a batch before it begins, so that the map is replaced at most once.
     pub(super) fn make_room_for_frontends(&mut self, new: usize, batch: &mut Batch<'_>) {
         let needed = self.elements() + new;
         self.grow_frontends(u32::try_from(needed).unwrap_or(u32::MAX), batch);
@@ -135,20 +135,20 @@ impl TablePlanner {
         self.claims.frontends.written() + self.claims.cluster_ips.written()
     }
 
-    /// How much of the maps is in use.
+    /// Room of the maps in use.
     #[must_use]
     pub fn used(&self) -> Room {
         let frontends = u32::try_from(self.elements()).unwrap_or(u32::MAX);
         Room { frontends, sets: self.sets.ids.used(), slots: self.sets.slots.used() }
     }
 
-    /// How many Services and ClusterIPs wait for room.
+    /// Number of Services and ClusterIPs that wait for room.
     #[must_use]
     pub fn without_room(&self) -> usize {
         self.starved.len() + self.claims.cluster_ips.unplaced.len()
     }
 
-    /// Whether [`TablePlanner::compact`] would give memory back.
+    /// Whether [`TablePlanner::compact`] would free memory.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         let Room { frontends, sets, slots } = self.compact_room();
@@ -157,7 +157,7 @@ impl TablePlanner {
             && (frontends < self.frontends_room || sets < self.sets.ids.end() || slots < self.sets.slots.end())
     }
 
-    /// What the maps should have room for after [`TablePlanner::compact`].
+    /// Capacity of the maps after [`TablePlanner::compact`].
     fn compact_room(&self) -> Room {
         let Room { frontends, sets, slots } = self.limits.least;
         let shrunk = |now: u32, room: u32| if room <= now / SHRINKS_TO { room } else { now };
@@ -169,8 +169,8 @@ impl TablePlanner {
         }
     }
 
-    /// Gives memory back that has not been needed: moves what lies far behind to the front, then replaces maps by smaller
-    /// ones. Where what lies in between leaves no gap that is large enough, a map stays as it is.
+    /// Frees unused memory: moves sets and backends to the front of their maps, then replaces maps by smaller ones. A
+    /// map keeps its size where no gap is large enough.
     pub fn compact(&mut self) -> Vec<Op> {
         if !self.is_sparse() {
             return Vec::new();
@@ -204,7 +204,7 @@ impl TablePlanner {
     }
 }
 
-/// About what the rows of a store will take.
+/// Estimated room that the rows of a store need.
 fn estimate(store: &Store, limits: &Limits) -> Room {
     let (mut frontends, mut sets, mut slots) = (0_usize, 0_usize, 0_usize);
     for (name, row) in store.services() {
@@ -218,12 +218,12 @@ fn estimate(store: &Store, limits: &Limits) -> Room {
     Room { frontends, sets, slots }
 }
 
-/// Half as much again, within bounds.
+/// Half as much again as needed, within bounds.
 fn array_room(needed: u32, least: u32, most: u32) -> u32 {
     needed.saturating_add(needed / 2).max(least).min(most)
 }
 
-/// A hash has a power of two of buckets (kernel/bpf/hashtab.c, `htab_map_alloc`).
+/// Capacity of a hash, which has a power of two of buckets (kernel/bpf/hashtab.c, `htab_map_alloc`).
 fn hash_room(needed: u32, least: u32, most: u32) -> u32 {
     needed.checked_next_power_of_two().unwrap_or(u32::MAX).max(least).min(most)
 }

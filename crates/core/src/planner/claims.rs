@@ -1,4 +1,4 @@
-//! Who claims a frontend: the Services that want it, the one that gets it first.
+//! Claims of the Services on frontends, the first in precedence first.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -75,7 +75,7 @@ struct Lost {
 }
 
 impl Claims {
-    /// No claims; the kernel has these frontends and addresses.
+    /// Claims of a table that has no Services yet, over the kernel's frontends and addresses.
     pub(super) fn new(frontends: Frontends, cluster_ips: ClusterIps) -> Self {
         Self {
             services: BTreeMap::new(),
@@ -92,7 +92,7 @@ impl Claims {
         self.services.keys()
     }
 
-    /// A port name as other claims have it.
+    /// The interned port name.
     pub(super) fn share(&mut self, port_name: &str) -> Text {
         self.port_names.share(port_name)
     }
@@ -181,7 +181,7 @@ impl Claims {
         all.into_iter().map(|((service, owner), lost)| lost.problem(service, &owner))
     }
 
-    /// Packs the trees: filled one after the other, their nodes are half empty.
+    /// Rebuilds the trees: insertion in ascending order leaves their nodes half empty.
     pub(super) fn refill(&mut self) {
         self.frontends.refill();
         self.cluster_ips.refill();
@@ -212,7 +212,7 @@ impl ClaimRef {
         self.frontend.address.family()
     }
 
-    /// The one of the Service's sets that the frontend leads to.
+    /// Key of the Service's set that the frontend leads to.
     fn set(&self) -> (Protocol, Family, Scope, &Text) {
         (self.frontend.protocol, self.family(), self.scope, &self.port_name)
     }

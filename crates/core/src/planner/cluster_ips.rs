@@ -62,7 +62,7 @@ impl ClusterIps {
         self.known.iter().filter(|(_, cluster_ip)| cluster_ip.is_written).map(|(&address, _)| address)
     }
 
-    /// The difference between what Services claim and what the kernel has.
+    /// Write that the claims on an address require, compared with the kernel.
     pub(super) fn change(&self, address: Address) -> AddressChange {
         match self.known.get(&address) {
             Some(ClusterIp { claims: 0, is_written: true }) => AddressChange::Delete,

@@ -9,34 +9,34 @@ use crate::{
     names::Text,
 };
 
-/// Computes the wish of a Service by its name.
+/// Function from a Service's name to its desired state.
 pub(super) type Desire<'a> = &'a dyn Fn(&ServiceName) -> DesiredService;
 
 /// Desired frontends and sets of one Service; none if it is gone.
 pub(super) struct DesiredService {
     desired: Option<DesiredRows>,
-    /// Frontends that the kernel has are left as they are.
+    /// Frontends that the kernel has do not change.
     only_missing: bool,
     pub(super) problems: Vec<Problem>,
 }
 
-/// One of the sets that a Service wants.
+/// One of a Service's desired sets.
 pub(super) struct WantedSet<'a> {
     pub(super) port: &'a ServicePort,
     pub(super) scope: Scope,
-    /// The first frontend that leads to it.
+    /// First frontend that leads to the set.
     pub(super) frontend: Frontend,
 }
 
 impl DesiredService {
-    /// All that the store has of it.
+    /// Desired state of a Service of the store.
     pub(super) fn of(store: &Store, name: &ServiceName) -> Self {
         let desired = DesiredRows::new(store, name);
         let problems = desired.as_ref().map(|desired| desired_problems(store, name, desired)).unwrap_or_default();
         Self { desired, only_missing: false, problems }
     }
 
-    /// Of that, what the kernel does not have.
+    /// Desired state of the frontends that the kernel does not have.
     pub(super) fn of_missing(store: &Store, name: &ServiceName) -> Self {
         Self { only_missing: true, ..Self::of(store, name) }
     }
@@ -49,13 +49,13 @@ impl DesiredService {
         self.desired.as_ref().and_then(DesiredRows::affinity_seconds)
     }
 
-    /// The frontends, one after the other.
+    /// Desired frontends, one at a time.
     pub(super) fn frontends<'a>(&'a self, frontends: &Frontends) -> impl Iterator<Item = DesiredFrontend<'a>> {
         let all = self.desired.iter().flat_map(DesiredRows::frontends);
         all.filter(|wanted| !self.only_missing || frontends.set(wanted.frontend).is_none())
     }
 
-    /// The sets that these lead to.
+    /// Sets of the desired frontends.
     pub(super) fn sets<'a>(&'a self, frontends: &Frontends) -> Vec<WantedSet<'a>> {
         let mut known = BTreeSet::<(&str, Protocol, Family, Scope)>::new();
         let mut sets = Vec::new();
@@ -67,7 +67,7 @@ impl DesiredService {
         sets
     }
 
-    /// The desired members of a set.
+    /// Desired members of a set.
     pub(super) fn members(&self, set: &WantedSet<'_>) -> Members {
         let members = |desired: &DesiredRows| desired.members(set.port, set.frontend.address.family(), set.scope);
         self.desired.as_ref().map(members).unwrap_or_default()

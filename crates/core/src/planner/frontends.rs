@@ -1,11 +1,11 @@
-//! The frontends: which Services want each, and which set it has in the kernel.
+//! Frontends, with the claims on each and its set in the kernel.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::sets::BackendSetKey;
 use crate::{Address, Frontend, FrontendSource, Protocol, Scope, ServiceName, names::Text};
 
-/// A Service's wish to have a frontend.
+/// Claim of a Service on a frontend.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) service: Arc<ServiceName>,
@@ -15,7 +15,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// The set that the frontend gets.
+    /// Key of the set that the frontend gets.
     pub(super) fn key(&self, frontend: Frontend) -> BackendSetKey {
         BackendSetKey {
             service: self.service.clone(),
@@ -27,7 +27,7 @@ impl Claim {
     }
 }
 
-/// Nearly always there is one: it needs no memory of its own.
+/// Claims on one frontend: nearly always a single one, which needs no allocation.
 #[derive(Debug, Default)]
 enum Claims {
     #[default]
@@ -63,7 +63,7 @@ impl From<Vec<Claim>> for Claims {
     }
 }
 
-/// In the place of a set: the kernel does not have the frontend. No map has room for such an id.
+/// Stands for a set while the kernel does not have the frontend. No map has room for such an id.
 const UNWRITTEN: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct Known {
     set: u32,
 }
 
-/// Every frontend that somebody wants or that the kernel has.
+/// Frontends that a Service claims or that the kernel has.
 #[derive(Debug, Default)]
 pub(super) struct Frontends {
     known: BTreeMap<Frontend, Known>,
@@ -80,36 +80,36 @@ pub(super) struct Frontends {
 }
 
 impl Frontends {
-    /// What the kernel has, wanted by nobody yet.
+    /// Frontends of the kernel, without claims.
     pub(super) fn of_kernel(sets: BTreeMap<Frontend, u32>) -> Self {
         let written = sets.len();
         let known = sets.into_iter().map(|(frontend, set)| (frontend, Known { claims: Claims::None, set }));
         Self { known: known.collect(), written }
     }
 
-    /// How many the kernel has.
+    /// Number of frontends that the kernel has.
     pub(super) fn written(&self) -> usize {
         self.written
     }
 
-    /// Those that the kernel has, and their sets.
+    /// Frontends that the kernel has, and their sets.
     pub(super) fn each_written(&self) -> impl Iterator<Item = (Frontend, u32)> {
         self.known.iter().filter(|(_, known)| known.set != UNWRITTEN).map(|(&frontend, known)| (frontend, known.set))
     }
 
-    /// The set that the kernel has for a frontend.
+    /// Set of a frontend in the kernel.
     pub(super) fn set(&self, frontend: Frontend) -> Option<u32> {
         self.known.get(&frontend).map(|known| known.set).filter(|&set| set != UNWRITTEN)
     }
 
-    /// The kernel gets it.
+    /// Records that the kernel has the frontend with this set.
     pub(super) fn set_to(&mut self, frontend: Frontend, set: u32) {
         let known = self.known.entry(frontend).or_insert(Known { claims: Claims::None, set: UNWRITTEN });
         self.written += usize::from(known.set == UNWRITTEN);
         known.set = set;
     }
 
-    /// The kernel loses it.
+    /// Records that the kernel does not have the frontend any more.
     pub(super) fn unset(&mut self, frontend: Frontend) {
         let Some(known) = self.known.get_mut(&frontend) else { return };
         self.written -= usize::from(known.set != UNWRITTEN);
@@ -117,24 +117,24 @@ impl Frontends {
         self.forget_unused(frontend);
     }
 
-    /// Gives sets other ids.
+    /// Replaces the ids of sets.
     pub(super) fn renumber(&mut self, ids: &BTreeMap<u32, u32>) {
         for known in self.known.values_mut() {
             known.set = ids.get(&known.set).copied().unwrap_or(known.set);
         }
     }
 
-    /// Who wants a frontend, the one that gets it first.
+    /// Claims on a frontend, the first in precedence first.
     pub(super) fn claims(&self, frontend: Frontend) -> &[Claim] {
         self.known.get(&frontend).map(|known| known.claims.as_slice()).unwrap_or_default()
     }
 
-    /// Who gets a frontend, by what set.
+    /// Key of the set of the first claim.
     pub(super) fn owner(&self, frontend: Frontend) -> Option<BackendSetKey> {
         self.claims(frontend).first().map(|claim| claim.key(frontend))
     }
 
-    /// Those that the kernel has, and who wants them.
+    /// Frontends that the kernel has, and the claims on each.
     pub(super) fn each_claimed(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
         let written = self.known.iter().filter(|(_, known)| known.set != UNWRITTEN);
         written.map(|(&frontend, known)| (frontend, known.claims.as_slice()))
@@ -155,7 +155,7 @@ impl Frontends {
         };
     }
 
-    /// A Service wants a frontend no longer.
+    /// Removes a Service's claim on a frontend.
     pub(super) fn drop_claims(&mut self, frontend: Frontend, service: &ServiceName) {
         let Some(known) = self.known.get_mut(&frontend) else { return };
         let is_other = |claim: &Claim| *claim.service != *service;
@@ -177,14 +177,14 @@ impl Frontends {
         }
     }
 
-    /// The frontends of one address that somebody wants.
+    /// Claimed frontends of one address.
     pub(super) fn of_address(&self, address: Address) -> impl Iterator<Item = (Frontend, &[Claim])> {
         let from = |port, protocol| Frontend { address, port, protocol };
         let range = from(0, Protocol::Tcp)..=from(u16::MAX, Protocol::Udp);
         self.known.range(range).map(|(&frontend, known)| (frontend, known.claims.as_slice()))
     }
 
-    /// As [`super::TablePlanner::refill`].
+    /// Rebuilds the tree; see [`super::TablePlanner::refill`].
     pub(super) fn refill(&mut self) {
         self.known = std::mem::take(&mut self.known).into_iter().collect();
     }

@@ -1,11 +1,11 @@
-//! What a set consists of, as it is kept: an IPv4 backend takes 6 bytes.
+//! Packed members of a set: an IPv4 backend takes 6 bytes.
 
 use crate::{
     Backend, Family, Members,
     packed::{Reader, Writer},
 };
 
-/// Members, packed; equal if the members are.
+/// Packed members; equal if the members are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PackedSet {
     backends: Box<[u8]>,
@@ -27,7 +27,7 @@ impl PackedSet {
         Self { backends: writer.finish_alone(), eligible: members.eligible as u32, drops: members.drops }
     }
 
-    /// How many backends there are in both runs.
+    /// Number of backends in both runs.
     pub(super) fn count(&self) -> u32 {
         let bytes = self.backends.len().saturating_sub(1);
         (bytes / backend_bytes(self.family())) as u32
@@ -49,7 +49,7 @@ impl PackedSet {
     }
 }
 
-/// IPv4 if all are; in 16 bytes each address has room.
+/// IPv4 if all backends are; the 16 bytes of IPv6 hold either.
 fn family_of(backends: &[Backend]) -> Family {
     let is_v4 = backends.iter().all(|backend| backend.address.family() == Family::V4);
     if is_v4 { Family::V4 } else { Family::V6 }

@@ -1,4 +1,4 @@
-//! Which frontends get room, and in what order they are written.
+//! Choice of the frontends that get room, and the order of their writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +11,10 @@ use crate::{
     problem::{FRONTENDS_NAMED_MAX, some_of},
 };
 
-/// How many frontends are written in the time that programs are waited for once (some 1 us each, and 10 ms).
+/// Number of frontends that can be written during one grace period (some 1 us each, and 10 ms).
 const FRONTENDS_PER_DRAIN: usize = 8_192;
 
-/// Where there is not room for all, the first ones get it, whatever came before.
+/// Precedence of a frontend where there is not room for all; earlier ones give way to a better rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     /// The API server's ClusterIPs.
@@ -39,7 +39,7 @@ impl Changes {
         self.inserted.iter().filter(|(other, ..)| *other == rank).count()
     }
 
-    /// Leaves out the last insertions of a rank, so that `count` remain.
+    /// Removes the last insertions of a rank, so that `count` remain.
     fn keep(&mut self, rank: Rank, count: usize) -> Vec<Frontend> {
         let first = self.inserted.partition_point(|(other, ..)| *other < rank);
         let end = self.inserted.partition_point(|(other, ..)| *other <= rank);
@@ -49,8 +49,8 @@ impl Changes {
 }
 
 impl TablePlanner {
-    /// Deletions come last: what comes before them needs no drain because of them. A ClusterIP becomes known after its frontends, so that
-    /// none of their ports is refused before it is there.
+    /// Places the frontends that a batch has touched. Deletions come last, so that the writes before them need no
+    /// drain. A ClusterIP becomes known after its frontends, so that none of their ports is refused before it exists.
     pub(super) fn place_frontends(&mut self, batch: &mut Batch<'_>) {
         let touched = std::mem::take(&mut batch.frontends);
         let mut changes = self.changes(touched);
@@ -86,7 +86,7 @@ impl TablePlanner {
                 (Some(set), Some(_)) => changes.replaced.push((frontend, set)),
             }
         }
-        // By rank; within a rank the order stays.
+        // The sort is stable: within a rank the order stays.
         changes.inserted.sort_by_key(|(rank, ..)| *rank);
         changes
     }
@@ -101,24 +101,24 @@ impl TablePlanner {
         claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
     }
 
-    /// The rank of an address that is to be known as a ClusterIP.
+    /// Rank of an address that becomes known as a ClusterIP.
     fn rank_of_ip(&self, address: Address) -> Rank {
         let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let is_first = claims.any(|claim| claim.source == FrontendSource::ClusterIp && is_protected(&claim.service));
         if is_first { Rank::ApiServer } else { Rank::ClusterIp }
     }
 
-    /// The frontends of a rank that the kernel has and keeps, the last one first.
+    /// Frontends of a rank that the kernel has and keeps, the last one first.
     fn written_of(&self, rank: Rank, changes: &Changes) -> impl Iterator<Item = Frontend> {
         let is_deleted = |frontend: &Frontend| changes.deleted.binary_search(frontend).is_ok();
         let written = self.claims.frontends.each_claimed().map(|(frontend, _)| frontend);
         written.rev().filter(move |&frontend| self.rank(frontend) == rank && !is_deleted(&frontend))
     }
 
-    /// External addresses together have a bound of their own, so that they do not fill the memory of every VM.
+    /// Limits external addresses and node ports together, so that they do not fill the memory of every VM.
     fn limit_external(&mut self, changes: &mut Changes) {
         let (most, new) = (self.limits.external_frontends as usize, changes.of_rank(Rank::External));
-        // Counting is for the few who come near it.
+        // Counting is needed only near the limit.
         if new == 0 || self.claims.frontends.written() + new <= most {
             return;
         }
@@ -130,7 +130,7 @@ impl TablePlanner {
         );
     }
 
-    /// Makes the map larger, or what is wanted less give way.
+    /// Grows the map, or evicts frontends of a lower rank.
     fn make_room(&mut self, changes: &mut Changes, batch: &mut Batch<'_>) {
         let new_ips: usize = [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_ips(batch, rank)).sum();
         let needed = changes.inserted.len() + new_ips;
@@ -159,7 +159,7 @@ impl TablePlanner {
         self.report_unfit(unfit, &self.is_too_small());
     }
 
-    /// Takes out so many frontends that come after a rank.
+    /// Evicts `count` frontends that come after a rank.
     fn evict(&mut self, count: usize, rank: Rank, changes: &mut Changes, batch: &mut Batch<'_>) {
         if count == 0 {
             return;
@@ -176,7 +176,7 @@ impl TablePlanner {
         format!("no room for more than {} frontends", self.limits.frontends)
     }
 
-    /// How many addresses of a rank are to become known.
+    /// Number of addresses of a rank that become known.
     fn new_ips(&self, batch: &Batch<'_>, rank: Rank) -> usize {
         if self.phase == Phase::Bootstrap {
             return 0;
@@ -189,7 +189,7 @@ impl TablePlanner {
         batch.cluster_ips.iter().chain(waiting).filter(is_new).count()
     }
 
-    /// The set that a frontend should have: of its claims the first whose set could be published.
+    /// Set that a frontend should have: that of the first claim whose set could be published.
     fn wanted(&self, frontend: Frontend) -> Option<u32> {
         let now = self.claims.frontends.set(frontend);
         let claims = self.claims.frontends.claims(frontend).iter();
@@ -203,8 +203,9 @@ impl TablePlanner {
         self.claims.frontends.set_to(frontend, set);
     }
 
-    /// One after the other, each would have to wait for programs: the next one may get the memory of the element that
-    /// the last one had (kernel/bpf/hashtab.c). Many are replaced together with the map, which is one wait.
+    /// Replaces frontends' sets. One at a time, each replacement would wait for programs: the next one may get the
+    /// memory of the last one's element (kernel/bpf/hashtab.c). Many are replaced together with the map, which is one
+    /// wait.
     fn replace(&mut self, replaced: Vec<(Frontend, u32)>, batch: &mut Batch<'_>) {
         let written = self.elements();
         let is_worth_it = replaced.len() > 1 && written / FRONTENDS_PER_DRAIN < replaced.len();
@@ -232,7 +233,7 @@ impl TablePlanner {
         }
     }
 
-    /// A key with this address is gone.
+    /// Records that a key with this address was deleted.
     fn free_element(&mut self, address: Address) {
         self.order.filter.remove(address);
         self.order.free();
@@ -252,20 +253,20 @@ impl TablePlanner {
         }
     }
 
-    /// The backends of frontends that are about to go, or to get another set.
+    /// Retires the backends of frontends that are deleted or get another set.
     fn retire<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
         let set = |frontend: &Frontend| Some((self.claims.frontends.set(*frontend)?, frontend.protocol));
         let left: BTreeMap<u32, Protocol> = frontends.filter_map(set).collect();
         if left.is_empty() {
             return;
         }
-        // They are freed later, and so they are all still there.
+        // Their sets are freed later, so all of them still exist here.
         for (set, &protocol) in self.sets.each_in_kernel().filter_map(|set| Some((set, left.get(&set.id)?))) {
             self.retired.add(protocol, set.members.unpack().backends.iter().copied());
         }
     }
 
-    /// One problem for each Service, however many frontends it has.
+    /// Reports one problem for each Service, however many frontends it has.
     fn report_unfit(&mut self, frontends: Vec<Frontend>, why: &str) {
         let mut services = BTreeMap::<Arc<ServiceName>, Vec<Frontend>>::new();
         for frontend in frontends {
@@ -284,7 +285,7 @@ impl TablePlanner {
         }
     }
 
-    /// Makes ClusterIPs known that a Service claims. Returns those that none claims any more.
+    /// Makes claimed ClusterIPs known. Returns the addresses that no Service claims any more.
     fn place_ips(&mut self, batch: &mut Batch<'_>) -> Vec<Address> {
         let mut forgotten = Vec::new();
         if self.phase == Phase::Bootstrap {

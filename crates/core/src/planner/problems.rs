@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{Problem, ServiceName};
 
-/// Problems of Services that have to do with the table.
+/// Problems of Services in the table.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     by_service: BTreeMap<Arc<ServiceName>, Vec<Problem>>,
-    /// Raised whenever they may have changed.
+    /// Raised whenever the problems may have changed.
     pub(super) revision: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Publishing sets: backends go into slots that no set refers to, then one store puts them in force.
+//! Publication of sets: backends go into slots that no set refers to, then one store puts them in force.
 
 use std::sync::Arc;
 
@@ -68,9 +68,9 @@ impl TablePlanner {
         }
     }
 
-    /// Takes the set of a Service port that goes in this batch, if all its frontends become this one's: as when a port
-    /// gets another name. The frontends then need not be written at all. A program may still hold the set's id from a
-    /// frontend that was deleted earlier; it must not find another Service's backends there.
+    /// Takes over the set of a Service port that goes in this batch, if all its frontends move to this port, as when a
+    /// port is renamed. The frontends then need no write. A program may still hold the set's id from a frontend that
+    /// was deleted earlier; it must not find another Service's backends there.
     fn inherit_set(&mut self, key: &BackendSetKey, frontend: Frontend, batch: &mut Batch<'_>) {
         let Some(predecessor) = batch.gone_from.get(&frontend).cloned() else { return };
         let Some(id) = self.sets.get(&predecessor).map(|set| set.id) else { return };

@@ -1,4 +1,4 @@
-//! Backend sets: their ids and slots, and the sets that an earlier agent has left.
+//! Backend sets: their ids and slots, and the sets of an earlier agent.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -35,8 +35,8 @@ pub(super) struct BackendSet {
     pub(super) extent: Extent,
     pub(super) members: PackedSet,
     pub(super) affinity: Affinity,
-    /// Written by an earlier agent, perhaps for another Service, and neither confirmed nor replaced yet: it serves the
-    /// frontends that have it and no others.
+    /// Whether an earlier agent wrote the set, perhaps for another Service, and it is neither confirmed nor replaced
+    /// yet. It serves the frontends that have it and no others.
     pub(super) is_inherited: bool,
 }
 
@@ -47,7 +47,7 @@ struct Orphan {
     frontends: Vec<Frontend>,
 }
 
-/// All sets, and what is free for more.
+/// All sets, and the free ids and slots.
 #[derive(Debug)]
 pub(super) struct BackendSets {
     by_key: BTreeMap<BackendSetKey, BackendSet>,
@@ -63,7 +63,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Whether one set holds them.
+    /// Whether one set can hold the members.
     pub(super) fn fits(&self, limits: &Limits) -> Result<(), Unpublished> {
         let count = self.members.eligible().len().max(self.members.serving().len());
         if count <= limits.run_backends {
@@ -74,10 +74,10 @@ impl Content {
     }
 }
 
-/// Why a set is not as it should be.
+/// Reason why a set was not published.
 pub(super) struct Unpublished {
     pub(super) message: String,
-    /// The room that is missing, if that is the reason.
+    /// Kind of room that is missing, if that is the reason.
     pub(super) lack: Option<Lack>,
 }
 
@@ -86,7 +86,7 @@ impl Unpublished {
         Self { message, lack: Some(Lack::Backends) }
     }
 
-    /// Adds what follows from it.
+    /// Adds the consequence to the message.
     pub(super) fn and(self, consequence: &str) -> Self {
         Self { message: format!("{}; {consequence}", self.message), ..self }
     }
@@ -125,18 +125,18 @@ impl BackendSets {
         self.by_key.insert(key, set);
     }
 
-    /// There are none, and there were none when the agent started.
+    /// Whether there are no sets, and there were none when the agent started.
     pub(super) fn is_empty(&self) -> bool {
         self.by_key.is_empty() && self.orphans.is_empty()
     }
 
-    /// Sets of an earlier agent remain that no Service port has taken over.
+    /// Whether sets of an earlier agent remain that no Service port has taken over.
     pub(super) fn has_orphans(&self) -> bool {
         !self.orphans.is_empty()
     }
 
-    /// Takes over the set that a frontend has had since before the restart, if every frontend that leads to it belongs to
-    /// this Service port: its new content must not show up behind another's frontend.
+    /// Takes over the set that a frontend has had since before the restart, if every frontend that leads to it belongs
+    /// to this Service port: its new content must not serve another port's frontend.
     pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, frontends: &Frontends) {
         let Some(id) = frontends.set(frontend) else { return };
         let is_own = |&frontend: &Frontend| frontends.owner(frontend).as_ref() == Some(key);
@@ -147,7 +147,7 @@ impl BackendSets {
         }
     }
 
-    /// Puts written members in force; the slots of the last ones wait for a grace period.
+    /// Puts written members in force; the slots of the previous ones wait for a grace period.
     pub(super) fn switch(&mut self, key: &BackendSetKey, members: PackedSet, extent: Extent) -> Option<Op> {
         let set = self.by_key.get_mut(key)?;
         self.slots.give_back(std::mem::replace(&mut set.extent, extent));
@@ -155,7 +155,7 @@ impl BackendSets {
         Some(set.publication())
     }
 
-    /// Gives the set of one Service port to another.
+    /// Moves the set of one Service port to another.
     pub(super) fn inherit(&mut self, key: &BackendSetKey, predecessor: &BackendSetKey) {
         if let Some(set) = self.by_key.remove(predecessor) {
             self.by_key.insert(key.clone(), BackendSet { is_inherited: true, ..set });
@@ -182,13 +182,13 @@ impl BackendSets {
         self.ids.give_back(Extent { first: set.id, count: 1 });
     }
 
-    /// A grace period has ended: ids and slots that were given back are free.
+    /// Frees the returned ids and slots: a grace period has ended.
     pub(super) fn reclaim(&mut self) {
         self.slots.reclaim();
         self.ids.reclaim();
     }
 
-    /// Moves backends to slots below `end`. Returns whether no set has a slot from there on any more.
+    /// Moves backends to slots below `end`. Returns whether no set has a slot at or after `end` any more.
     pub(super) fn move_backends(&mut self, end: u32, ops: &mut Vec<Op>) -> bool {
         for set in self.by_key.values_mut().filter(|set| set.extent.first + set.extent.count > end) {
             let Some(extent) = self.slots.take_below(set.extent.count, end) else { return false };
@@ -199,8 +199,8 @@ impl BackendSets {
         true
     }
 
-    /// Gives sets ids below `end`. Returns the new id of each by its old one, and whether no set has an id from `end` on
-    /// once the frontends have been replaced.
+    /// Moves sets to ids below `end`. Returns the new id of each by its old one, and whether no set has an id at or
+    /// after `end` once the frontends have been replaced.
     pub(super) fn move_ids(&mut self, end: u32, ops: &mut Vec<Op>) -> (BTreeMap<u32, u32>, bool) {
         let mut moved = BTreeMap::new();
         for set in self.by_key.values_mut().filter(|set| set.id >= end) {
@@ -212,7 +212,7 @@ impl BackendSets {
         (moved, !self.by_key.values().any(|set| set.id >= end))
     }
 
-    /// Packs the tree: filled one after the other, its nodes are half empty.
+    /// Rebuilds the tree: insertion in ascending order leaves its nodes half empty.
     pub(super) fn refill(&mut self) {
         refill(&mut self.by_key);
     }
@@ -224,7 +224,7 @@ impl BackendSets {
 }
 
 impl BackendSet {
-    /// The one store that puts its members in force.
+    /// Single store that puts the set's members in force.
     pub(super) fn publication(&self) -> Op {
         Op::PublishSet {
             set: self.id,

@@ -36,7 +36,7 @@ impl Lacks {
     }
 }
 
-/// Services without room, and the room that was freed since they were tried.
+/// Services without room, and the room that was freed since their last attempt.
 #[derive(Debug, Default)]
 pub(super) struct Starved {
     services: BTreeMap<Arc<ServiceName>, Lacks>,
@@ -44,12 +44,12 @@ pub(super) struct Starved {
 }
 
 impl Starved {
-    /// A Service lacks room.
+    /// Records that a Service lacks room.
     pub(super) fn add(&mut self, service: &Arc<ServiceName>, lack: Lack) {
         self.services.entry(service.clone()).or_default().add(lack);
     }
 
-    /// Room of a kind was freed.
+    /// Records that room of a kind was freed.
     pub(super) fn free(&mut self, lack: Lack) {
         self.freed.add(lack);
     }

@@ -17,7 +17,7 @@ use crate::{
 /// Room for everything that the universe below can hold, from the start.
 const AMPLE: Limits =
     Limits { least: Room { frontends: 64, sets: 64, slots: 512 }, run_backends: 64, filter_bit, ..GROWING };
-/// The same room, when it is needed.
+/// Same room, grown on demand.
 const GROWING: Limits = Limits {
     frontends: 64,
     sets: 64,
@@ -36,10 +36,10 @@ fn filter_bit(address: Address) -> u64 {
     1 << (60 + address.octets()[15] % 3)
 }
 
-/// The own node; endpoints are on it or on another.
+/// Node of the pod; endpoints are on it or on another.
 const NODE: &str = "here";
 
-/// One thing that happens to the cluster or to the agent.
+/// Change of the cluster or of the agent.
 #[derive(Clone, Debug)]
 enum Step {
     Service(ServiceStep),
@@ -62,9 +62,9 @@ enum Step {
         name: u8,
         which: usize,
     },
-    /// An object cannot be read any more; it is as it was, and a list says so again.
+    /// An object becomes unreadable; it keeps its state, and a list reports it again.
     Unreadable(ResourceKind, u8),
-    /// Everything about the step is told twice.
+    /// All events of the step arrive twice.
     Twice(Box<Step>),
     /// The next step is not seen by the agent, as when a watch breaks.
     Missed(Box<Step>),
@@ -85,11 +85,11 @@ struct ServiceStep {
     /// In tens of seconds; 0: none.
     affinity: u8,
     local: bool,
-    /// What it has beside its ClusterIPs, a bit for each of [`extras`].
+    /// Features besides the ClusterIP, a bit for each of [`extras`].
     extras: u8,
 }
 
-/// Endpoints and what they are like, a bit for each.
+/// Endpoints and their conditions, a bit for each.
 #[derive(Clone, Copy, Debug, Default)]
 struct SliceStep {
     name: u8,
@@ -104,7 +104,7 @@ struct SliceStep {
     hints: Hints,
 }
 
-/// For whom endpoints are meant, a bit for each.
+/// Hints of the endpoints, a bit for each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hints {
     node: u8,
@@ -166,14 +166,14 @@ fn extras() -> impl Strategy<Value = u8> {
     prop_oneof![Just(0), any::<u8>()]
 }
 
-/// Most slices say nothing, or all their endpoints do.
+/// Most slices have no hints, or all their endpoints have one.
 fn hints() -> impl Strategy<Value = Hints> {
     let hints = |[node, other_node, zone, other_zone]: [u8; 4]| Hints { node, other_node, zone, other_zone };
     let bits = prop_oneof![Just(0), Just(u8::MAX), any::<u8>()];
     prop_oneof![Just(Hints::default()), [bits.clone(), bits.clone(), bits.clone(), bits].prop_map(hints)]
 }
 
-/// The cluster as it really is, and the VM's own addresses.
+/// True state of the cluster, and the VM's addresses.
 #[derive(Default)]
 struct Cluster {
     node: Option<Node>,
@@ -194,7 +194,7 @@ fn service(step: ServiceStep) -> Service {
     let some = |values: &[(u8, &str)]| -> Vec<String> {
         values.iter().filter(|(bit, _)| extra(*bit)).map(|(_, value)| (*value).to_owned()).collect()
     };
-    // Two of them are what other Services may have as ClusterIPs, one is the node's.
+    // Two of the addresses may be ClusterIPs of other Services, one is the node's.
     let external_ips = some(&[(0, "203.0.113.1"), (0, "2001:db8::1"), (1, "10.96.0.1"), (2, "192.0.2.7")]);
     let balancer_ips = some(&[(3, "203.0.113.1"), (4, "203.0.113.2"), (4, "2001:db8::2")]);
     let ranges = some(&[(5, "10.9.0.0/16"), (6, "fd09::/16")]);
@@ -250,7 +250,7 @@ fn slice(step: SliceStep) -> EndpointSlice {
     serde_json::from_value(object).unwrap()
 }
 
-/// The own node: in one of two zones or in none.
+/// Node of the pod: in one of two zones or in none.
 fn node(zone: u8, addresses: u8) -> Node {
     let labels = if zone == 0 { json!({}) } else { json!({"topology.kubernetes.io/zone": format!("zone{zone}")}) };
     let addresses = bits(addresses).filter_map(|bit| ["192.0.2.7", "192.0.2.8", "2001:db8::7"].get(bit));
@@ -260,7 +260,7 @@ fn node(zone: u8, addresses: u8) -> Node {
 }
 
 impl Cluster {
-    /// Changes the cluster and says what a watch would say.
+    /// Changes the cluster and returns the events of a watch.
     fn apply(&mut self, step: &Step) -> Vec<Event> {
         match step {
             Step::Service(step) => {
@@ -356,14 +356,14 @@ fn store(events: Vec<Event>) -> Store {
     store
 }
 
-/// A program that has read something and is on its way to the next lookup.
+/// Program that has read something and is on its way to the next lookup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Reader {
     HasSet { frontend: Frontend, set: u32 },
     HasWord { first_slot: u32, backends: Vec<Backend> },
 }
 
-/// Where a set's members lie, and what it does without eligible ones.
+/// Position of a set's members, and its behaviour without eligible ones.
 #[derive(Clone, Copy, Default)]
 struct Word {
     first_slot: u32,
@@ -372,7 +372,7 @@ struct Word {
     drops: bool,
 }
 
-/// The maps, and every program that may still be running.
+/// Maps, and every program that may still be running.
 #[derive(Default)]
 struct Kernel {
     frontends: HashMap<Frontend, u32>,
@@ -383,7 +383,7 @@ struct Kernel {
     filter: Filter,
     room: Room,
     readers: HashSet<Reader>,
-    /// The backends that sockets remember from lookups since the epoch was raised last.
+    /// Backends that sockets remember from lookups since the epoch was last raised.
     flows: HashSet<(Frontend, Backend)>,
     /// An element of FRONTENDS was freed; a program may still hold a pointer to it.
     freed: bool,
@@ -406,11 +406,11 @@ impl BackendSetKey {
     }
 }
 
-/// What a frontend has: its members and its affinity.
+/// Members and affinity of a frontend's set.
 type Seen = (Members, Affinity);
 
 impl Kernel {
-    /// Takes note of every Service port's set, and of who claims each frontend.
+    /// Records the set of every Service port, and the claims on each frontend.
     fn expect(&mut self, store: &Store) {
         for row in store.services().flat_map(|(name, _)| desired_rows(store, name)) {
             let (members, affinity) = seen(&row);
@@ -481,7 +481,7 @@ impl Kernel {
             Op::ResizeSets(room) => {
                 self.room.sets = *room;
                 let is_left = |reader: &Reader| !matches!(reader, Reader::HasSet { set, .. } if set >= room);
-                // Whoever has read an id before is about to look into the new map.
+                // A program that has read an id before is about to look into the new map.
                 assert!(self.readers.iter().all(is_left), "{op:?} takes sets that are in use");
                 self.drain();
                 self.words.retain(|set, _| set < room);
@@ -494,7 +494,7 @@ impl Kernel {
                     Reader::HasWord { first_slot, backends } => Some(*first_slot as usize + backends.len()),
                     Reader::HasSet { .. } => None,
                 });
-                // Whoever has read a word before is about to look into the new map.
+                // A program that has read a word before is about to look into the new map.
                 assert!(held.max().is_none_or(|end| end <= *room as usize), "{op:?} takes slots that are in use");
                 self.drain();
                 self.slots.retain(|slot, _| slot < room);
@@ -595,12 +595,12 @@ fn cluster_ips(store: &Store) -> HashSet<Address> {
     rows.filter(|row| row.source == FrontendSource::ClusterIp).map(|row| row.frontend.address).collect()
 }
 
-/// How many problems Services have because of the place.
+/// Number of problems that Services have because of the node or the VM.
 fn problems(store: &Store) -> usize {
     store.services().map(|(name, _)| DesiredService::of(store, name).problems.len()).sum()
 }
 
-/// The backends that some frontend has lost.
+/// Backends that any frontend has lost.
 fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> Vec<(Protocol, Backend)> {
     let mut lost = Vec::new();
     for (frontend, (members, _)) in before {
@@ -611,8 +611,7 @@ fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> 
     lost
 }
 
-/// Plays a history on a table with these limits. Gives back what the kernel then holds, what it should hold, and
-/// whether the table complained.
+/// Plays a history on a table with these limits, and checks the kernel against the store.
 fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePlanner)) {
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
     let mut seen = store(cluster.lists());
@@ -641,20 +640,20 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePl
         }
         check(&kernel, &seen, &table);
     }
-    // Whatever was missed, a complete list mends.
+    // A complete list repairs all that was missed.
     cluster.lists().into_iter().for_each(|event| drop(seen.apply(event)));
     kernel.expect(&seen);
     let dirty = seen.take_dirty();
     kernel.run(&table.update(&seen, dirty));
     check(&kernel, &seen, &table);
     assert_eq!(naive(&seen), naive(&store(cluster.lists())), "a relist is a full diff");
-    // What has had no room until now may have it since the last step has freed some.
+    // Services without room so far may have it since the last step has freed some.
     let waiting = table.without_room();
     let ops = table.sync(&seen);
     assert!(ops.is_empty() || waiting != 0, "a full sync finds nothing to do: {ops:?}");
 }
 
-/// Together they play ten thousand histories and more.
+/// Settings of the tests, which together play ten thousand histories and more.
 fn histories(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, max_shrink_iters: 20_000, ..ProptestConfig::default() }
 }
@@ -757,7 +756,7 @@ fn endpoints(endpoints: u8) -> SliceStep {
     SliceStep { ports: 1, endpoints, ..SliceStep::default() }
 }
 
-/// What the table writes for one more event.
+/// Operations for one more event.
 fn follow(store: &mut Store, table: &mut TablePlanner, event: Event) -> Vec<Op> {
     store.take_dirty();
     store.apply(event);
@@ -794,7 +793,7 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
     }
     assert_eq!(kernel.room, Room { frontends: 32, sets: 19, slots: 84 });
     assert!(!table.is_sparse());
-    // The one that lies behind the others is left.
+    // Only the set behind the others is left.
     for name in 0..2 {
         follow(&mut cluster, &mut table, &mut kernel, &Step::ServiceGone { name });
     }
@@ -813,7 +812,7 @@ fn a_full_sync_of_what_is_in_force_makes_no_room() {
     let (mut store, mut table) =
         (store(Cluster::default().lists()), TablePlanner::new(GROWING, KernelTable::default()));
     table.sync(&store);
-    // Sets that have gone leave ids that nobody has had to wait for yet; a Service without ports has no frontend.
+    // Deleted sets leave ids that no drain was needed for yet; a Service without ports has no frontend.
     for _ in 0..8 {
         follow(&mut store, &mut table, service_event(ServiceStep { ports: 7, ..ServiceStep::default() }));
         follow(&mut store, &mut table, service_event(ServiceStep::default()));
@@ -867,7 +866,7 @@ fn a_change_of_affinity_is_one_store() {
     }
 }
 
-/// A set that nobody has any more may have had session affinity; the next one to use its id must not.
+/// A deleted set may have had session affinity; the next set with its id must not inherit it.
 #[test]
 fn a_new_set_starts_with_its_own_affinity() {
     let with = |name, vips, affinity| ServiceStep { name, vips, ports: 1, affinity, ..ServiceStep::default() };
@@ -876,7 +875,7 @@ fn a_new_set_starts_with_its_own_affinity() {
     play(&steps, AMPLE, |kernel, store, _| assert_eq!(kernel.table(), naive(store)));
 }
 
-/// What a set had and has no longer in either run is retired; what moves from one run to the other is not.
+/// A backend that leaves both runs of a set is retired; one that moves from one run to the other is not.
 #[test]
 fn backends_are_retired_when_they_leave_a_set_altogether() {
     let (mut store, mut table, _) = two_endpoints();
@@ -943,7 +942,7 @@ fn what_does_not_change_the_table_writes_nothing() {
     assert_eq!(TablePlanner::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
 }
 
-/// What an agent gave up before it died may still be read when the next one starts to write.
+/// A program may still read memory that a dead agent has freed when the next agent starts to write.
 #[test]
 fn a_new_agent_waits_for_what_the_last_one_gave_up() {
     let steps = [
@@ -967,7 +966,7 @@ fn nobody_is_waited_for_where_there_was_nobody() {
     assert!(waits(false) && !waits(true));
 }
 
-/// A program still holds the set's id from a frontend that was deleted; then the set goes to another Service's port.
+/// A program still holds the set's id from a deleted frontend; then the set goes to another Service's port.
 #[test]
 fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
     let steps = [
@@ -980,7 +979,7 @@ fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
     play(&steps, Limits { frontends: 3, sets: 1, slots: 1, run_backends: 1, ..AMPLE }, |_, _, _| ());
 }
 
-/// A table that is full: what goes makes room for what comes with it.
+/// In a full table, deletions make room for insertions of the same batch.
 #[test]
 fn a_service_takes_the_room_of_one_that_goes_in_the_same_batch() {
     let limits = Limits { frontends: 4, ..AMPLE };
@@ -1009,7 +1008,7 @@ fn many_ports(name: &str, address: &str, ports: std::ops::Range<u16>) -> Event {
     Event::Service(Box::new(serde_json::from_value(object).unwrap()))
 }
 
-/// These objects are all that there are.
+/// Replaces all objects by these.
 fn list(store: &mut Store, objects: Vec<Event>) {
     let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
     let events = kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone));
@@ -1125,7 +1124,7 @@ fn the_api_server_never_loses_its_last_endpoint() {
     assert_eq!(table.rows()[0].backends().len(), 1);
 }
 
-/// Whether a ClusterIP has other ports is only known from a complete store.
+/// Only a complete store tells whether a ClusterIP has other ports.
 #[test]
 fn bootstrap_makes_no_address_known() {
     let mut cluster = Cluster::default();
@@ -1137,7 +1136,7 @@ fn bootstrap_makes_no_address_known() {
     assert_eq!(table.sync(&store).iter().filter(is_address).count(), 2);
 }
 
-/// As an agent that was killed at the wrong moment, or another build, may leave it.
+/// State that an agent killed at the wrong moment, or another build, may leave.
 #[test]
 fn what_is_wrong_in_the_kernel_is_mended() {
     let (store, _, mut kernel) = two_endpoints();
@@ -1148,7 +1147,7 @@ fn what_is_wrong_in_the_kernel_is_mended() {
     let read_back = KernelTable { filter: Filter::default(), ..kernel.read_back() };
     let ops = TablePlanner::new(AMPLE, read_back).sync(&store);
     assert_eq!(ops, [Op::Drain, Op::SetFilter(kernel.filter)]);
-    // A frontend with the set of unknown ports, an address that nobody claims, one that is missing.
+    // A frontend with the set of unknown ports, an address that no Service claims, and one that is missing.
     let mut read_back = kernel.read_back();
     let (&frontend, _) = read_back.frontends.iter().next().unwrap();
     read_back.frontends.insert(frontend, 0);
@@ -1185,7 +1184,7 @@ fn counts<const COUNT: usize>(of: [(&str, usize); COUNT]) -> BTreeMap<String, us
     of.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
-/// Whatever came first: the API server, then ClusterIPs, then the rest.
+/// Precedence, whatever came first: the API server, then ClusterIPs, then the rest.
 #[test]
 fn external_addresses_give_way_to_cluster_ips() {
     let limits = Limits { frontends: 12, ..GROWING };
@@ -1358,7 +1357,7 @@ fn a_service_that_loses_many_frontends_is_told_once() {
     assert_eq!(texts(&table), [""; 0]);
 }
 
-/// Whatever the others have taken before it came.
+/// The reserve holds, whatever the other Services have taken before.
 #[test]
 fn the_api_server_has_sets_and_slots_of_its_own() {
     let reserved = Reserve { sets: 1, slots: 2 };

@@ -1,4 +1,4 @@
-//! The order of writes: the filter widens before the keys that need it and narrows after them; memory that a program may
+//! Order of writes: the filter widens before the keys that need it and narrows after them; memory that a program may
 //! still read waits for a grace period before it is used again.
 
 use crate::{Address, Family, Filter, Op};
@@ -7,7 +7,7 @@ use crate::{Address, Family, Filter, Op};
 #[derive(Debug)]
 pub(super) struct WriteOrder {
     pub(super) filter: FilterCounts,
-    /// Nothing is written yet: a program may still read what an earlier agent has given up.
+    /// Nothing is written yet: a program may still read memory that an earlier agent has freed.
     is_after_another: bool,
     /// Elements of `FRONTENDS` were freed since the last grace period. The kernel may give their memory to the next
     /// insertion (kernel/bpf/hashtab.c).
@@ -15,17 +15,17 @@ pub(super) struct WriteOrder {
 }
 
 impl WriteOrder {
-    /// Nothing is written yet. `is_new`: there was no earlier agent.
+    /// Order before the first write. `is_new`: there was no earlier agent.
     pub(super) fn new(filter: FilterCounts, is_new: bool) -> Self {
         Self { filter, is_after_another: !is_new, has_freed: false }
     }
 
-    /// The operation before all others: after it, everything that an earlier agent has freed may be used.
+    /// First of all operations: after it, memory that an earlier agent has freed may be used.
     pub(super) fn begin(&mut self) -> Option<Op> {
         std::mem::take(&mut self.is_after_another).then_some(Op::Drain)
     }
 
-    /// A key with this address is deleted or replaced.
+    /// Records that a key with this address is deleted or replaced.
     pub(super) fn free(&mut self) {
         self.has_freed = true;
     }
@@ -35,7 +35,7 @@ impl WriteOrder {
         self.has_freed
     }
 
-    /// A grace period has ended.
+    /// Records that a grace period has ended.
     pub(super) fn drained(&mut self) {
         self.has_freed = false;
     }
@@ -51,32 +51,32 @@ pub(super) struct FilterCounts {
 }
 
 impl FilterCounts {
-    /// No keys; the kernel has `written`.
+    /// Counts without keys; the kernel has `written`.
     pub(super) fn new(bit_of: fn(Address) -> u64, written: Filter) -> Self {
         Self { bit_of, v4: [0; 64], v6: [0; 64], written }
     }
 
-    /// A key with this address comes.
+    /// Adds a key with this address.
     pub(super) fn add(&mut self, address: Address) {
         if let Some(count) = self.count(address) {
             *count += 1;
         }
     }
 
-    /// A key with this address has gone.
+    /// Removes a key with this address.
     pub(super) fn remove(&mut self, address: Address) {
         if let Some(count) = self.count(address) {
             *count = count.saturating_sub(1);
         }
     }
 
-    /// What must be written before the keys that have come, if anything.
+    /// Filter to write before new keys, if it must change.
     pub(super) fn widen(&mut self) -> Option<Filter> {
         let needed = self.needed();
         self.write(Filter { v4: self.written.v4 | needed.v4, v6: self.written.v6 | needed.v6 })
     }
 
-    /// What may be written after the keys that have gone, if anything.
+    /// Filter to write after deleted keys, if it may narrow.
     pub(super) fn narrow(&mut self) -> Option<Filter> {
         self.write(self.needed())
     }
