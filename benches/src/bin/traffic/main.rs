@@ -1,5 +1,5 @@
-//! Cost of connections through a ClusterIP, beside that of alternatives: each peer in a network namespace of its own,
-//! the same servers behind the same Services, one peer after the other in every round.
+//! Cost of connections through a ClusterIP, beside that of alternatives: each peer has a network namespace of its own,
+//! all use the same servers behind the same Services, and in every round the peers run one after the other.
 
 mod balance;
 mod connect;
@@ -23,10 +23,10 @@ use cproxy_tests::{population::Shape, sandbox::Sandbox};
 
 const PREFIX: &str = "cproxy-bench";
 
-/// Of each Service.
+/// Number of endpoints of each Service.
 const ENDPOINTS: u32 = 10;
 
-/// Which benchmark.
+/// Choice of the benchmark.
 #[derive(Parser)]
 #[command(name = "traffic", about = "What connections through a ClusterIP cost, beside what people would use instead")]
 enum Benchmark {
