@@ -93,7 +93,7 @@ fn generation(number: u64) -> Generation {
         let states = [Some(State::Ready), Some(State::Terminating), None];
         let pods = pods_of(service).zip(0..).map(|(pod, place)| match (place + number) % u64::from(PODS_OF_SERVICE) {
             0 => (pod, Some(State::Ready)),
-            // This state is one that is ready in the next generation.
+            // Ready in the next generation, so not in this one.
             3 => (pod, states[1 + usize::try_from(draw(2)).unwrap()]),
             _ => (pod, states[usize::try_from(draw(3)).unwrap()]),
         });
