@@ -115,8 +115,7 @@ fn sockets_of_every_form_are_listed_and_others_are_not() {
     let mut world = start();
     assert_eq!(rows(&world.sandbox, "sockets"), [Value::Null; 0]);
     let clients = Clients::connect();
-    // One socket connects to the backend itself after it was connected through the Service, and another one is
-    // disconnected.
+    // Sockets without a translation; the first was connected to the Service before.
     let moved = udp(Form::V4.web());
     moved.connect(Form::V4.pod(1, UDP)).unwrap();
     let _others = (moved, udp(Form::V4.pod(1, UDP)), TcpStream::connect(Form::V6.pod(1, TCP)).unwrap());

@@ -174,7 +174,7 @@ fn children_are_where_they_were_put() {
     let cgroup_of = |placement| {
         let mut command = Command::new("sh");
         command.args(["-c", "cat >&2; grep ^0:: /proc/self/cgroup; readlink /proc/self/ns/net; exit 3"]);
-        // The thread is neither in the sandbox nor in its cgroup.
+        // The thread is outside the sandbox's network namespace.
         let output = sandbox.outside().run(|| run(&sandbox, placement, command, "input", PATIENCE));
         assert_eq!((output.code, output.stderr.as_str()), (3, "input"));
         assert_eq!(output.stdout.lines().nth(1), thread_namespace().to_str());

@@ -18,7 +18,7 @@ use crate::{
 /// Limit on the start of the agent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Limits on the backends of a Service, with their probabilities in percent.
+/// Probability in percent, and limit on the number of backends, of a Service's random sets.
 const SIZES: [(usize, u32); 3] = [(60, 5), (25, 100), (15, MANY)];
 const MANY: u32 = 1_000;
 

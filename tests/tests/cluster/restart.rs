@@ -71,7 +71,7 @@ fn nothing_changes_before_the_first_complete_sync() {
     let before = ["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.2:8080"];
     cluster.expect(&before);
     end(&mut agent, Signal::TERM);
-    // The agent that is stopped by then does not know of this.
+    // The agent that starts during the outage does not know of this change.
     apply(&cluster, "changes", "10.96.0.11", "10.244.0.3");
     cluster.control_plane.stop_api_server();
     while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
