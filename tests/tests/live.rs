@@ -204,7 +204,7 @@ fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
     let many: Vec<_> = (0..MANY).map(connect).collect();
     assert!(few.iter().chain(&many).all(shows_vip));
     let (owners, without_place) = tcp_owners(&sandbox);
-    // Socket operations at the other ends take every other cookie.
+    // The servers' queries for their peers' addresses take every other cookie.
     let taken = owners.len();
     assert!(without_place && (TCP_PLACES as usize / 2..=TCP_PLACES as usize).contains(&taken), "{taken} places");
     let listed = rows(&sandbox, "sockets");

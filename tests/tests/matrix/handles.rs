@@ -121,7 +121,7 @@ fn a_descriptor_sent_to_another_process_brings_what_the_socket_knows() {
     });
 }
 
-/// The work of the child; it must not allocate, since it is a copy of one thread of many.
+/// Runs in the child. It must not allocate, since the child is a copy of one thread of many.
 fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8; 8]) -> Result<(), Step> {
     let shown = form.shown(vip(1), PORT);
     let peer = socket.peer().ok();
@@ -132,7 +132,7 @@ fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8;
     check(Step::Source, answer.name().is_none_or(|source| source == shown))
 }
 
-/// The step that failed in a child: its exit code.
+/// Step that failed in a child: its exit code.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Descriptor = 1,
@@ -147,7 +147,7 @@ fn check(step: Step, is_right: bool) -> Result<(), Step> {
     if is_right { Ok(()) } else { Err(step) }
 }
 
-/// Runs `work`, which may make system calls and nothing else, in a child process.
+/// Runs `work`, which may only make system calls, in a child process.
 fn in_child(work: impl FnOnce() -> Result<(), Step>) {
     // SAFETY: the child only makes system calls, and ends without running anything of its parent's.
     let pid = unsafe { libc::fork() };
