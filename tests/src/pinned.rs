@@ -65,6 +65,6 @@ fn open(pin: &Path) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

@@ -73,7 +73,7 @@ impl Witness {
         Server::start(address, move |signals| {
             let mut token = Token::default();
             while signals.wait_for(&socket) {
-                // An error here is an earlier answer that nobody wanted.
+                // An error here belongs to an earlier answer that had no receiver.
                 if let Ok((_, client)) = socket.recv_from(&mut token) {
                     witness.note(token, &name, client);
                     drop(socket.send_to(&answer(token, &name), client));

@@ -825,7 +825,7 @@ fn no_pass_is_made_for_backends_that_close_no_socket() {
         thread::sleep(Duration::from_millis(300));
         assert_eq!(closing.counter("sockets_passes"), expected);
     };
-    assert_passes(0); // Nobody can have been connected before.
+    assert_passes(0); // There were no connections before.
     closing.set(&[1], &[1, 2]);
     assert_passes(0);
     closing.set(&[1, 2, 3], &[1, 2, 3]);

@@ -59,7 +59,7 @@ impl Socket {
     pub(crate) fn new(family: libc::c_int, kind: libc::c_int) -> io::Result<Self> {
         // SAFETY: a system call with integers.
         let fd = check(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor that nothing else owns.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
