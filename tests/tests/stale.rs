@@ -644,7 +644,7 @@ fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
     let stale = Stale::start();
     let _servers = stale.tcp_servers();
     stale.keep_pods(&[2, 3]);
-    // Round robin or not, both pods get some.
+    // With this many connections, both pods get some.
     let sockets: Vec<_> = Form::ALL.into_iter().cycle().take(48).map(|form| (form, connect_mptcp(form))).collect();
     let of_pod = |number: u8| {
         let listed = listed_backends(&stale.world.sandbox);
