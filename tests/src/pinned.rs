@@ -60,7 +60,7 @@ fn open(pin: &Path) -> io::Result<OwnedFd> {
     }
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let mut attr = Attr { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
-    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of the size given, and the path outlives the call.
+    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of this size, and the path outlives the call.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw mut attr, size_of::<Attr>()) };
     if fd < 0 {
         return Err(io::Error::last_os_error());

@@ -314,7 +314,7 @@ pub fn cproxy_with_input<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], input: 
     run(sandbox, Placement::Hooked, command, input, COMMAND_TIMEOUT)
 }
 
-/// The arguments and environment of `cproxy run`. The sandbox's cgroup, pin directory and run directory are always given.
+/// Arguments and environment of `cproxy run`, always with the sandbox's cgroup, pin directory and run directory.
 #[derive(Debug)]
 pub struct Agent<'s> {
     sandbox: &'s Sandbox,

@@ -222,7 +222,7 @@ fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
     assert!(tcp_owners(&sandbox).0.is_empty());
 }
 
-/// A cgroup without programs releases its sockets without them.
+/// The programs do not see the release of sockets in a cgroup that they have left.
 #[test]
 fn sockets_of_another_cgroup_keep_no_place() {
     let mut live = start();
@@ -238,7 +238,7 @@ fn sockets_of_another_cgroup_keep_no_place() {
     let mut agent = start_on(live.sandbox.cgroup_beside());
     assert_eq!(tcp_owners(&live.sandbox).0, [] as [u64; 0]);
     agent.kill();
-    // After a restart on the same cgroup nothing is forgotten.
+    // The return to the first cgroup starts without names; a restart on the same cgroup keeps them.
     start_on(live.sandbox.cgroup()).kill();
     assert!(sockets.iter().all(|(vip, socket)| socket.peer_addr().unwrap() != *vip), "their names are lost");
     let socket = TcpStream::connect(vips(80)[0].1).unwrap();

@@ -632,7 +632,7 @@ fn mptcp_listeners(pod: u8) -> [OwnedFd; 2] {
     })
 }
 
-/// Frontends and backends of TCP connections in `get sockets`.
+/// Backends and states of TCP connections in `get sockets`.
 fn listed_backends(sandbox: &Sandbox) -> Vec<(Value, Value)> {
     let rows = rows(sandbox, "sockets").into_iter().filter(|row| row["protocol"] == "TCP");
     rows.map(|row| (row["backend"].clone(), row["state"].clone())).collect()
