@@ -1,8 +1,8 @@
-//! Where peers are measured side by side: the same servers behind the same Services, and for each peer a network
-//! namespace of its own with a link to them, so that no peer's rules slow another.
+//! Side-by-side measurement of peers: the same servers behind the same Services, and for each peer a network namespace
+//! of its own with a link to the servers, so that no peer's rules slow another.
 //!
-//! The servers are in the sandbox's namespace, which has no rules at all. The programs of cproxy see the clients of
-//! cproxy alone, which are in the sandbox's cgroup; all others are outside of it.
+//! The servers are in the sandbox's namespace, which has no rules at all. cproxy's programs see only the clients of
+//! cproxy, which are in the sandbox's cgroup; all other clients are outside of it.
 
 pub mod worker;
 
@@ -34,19 +34,19 @@ use serde_json::Value;
 use self::worker::Worker;
 use crate::{kube_proxy::KubeProxy, node, rest};
 
-/// Longer than any peer takes to follow the API server.
+/// Limit on waiting for a peer to follow the API server, longer than any peer takes.
 const TIMEOUT: Duration = Duration::from_secs(900);
-/// After this long, the terminal shows what a wait is for.
+/// Time after which a wait prints its reason.
 const REMARK: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A process that does next to nothing for this long is at rest.
+/// Time without noticeable CPU use after which a process counts as at rest.
 const REST: Duration = Duration::from_secs(2);
 
-/// Where the kernel shows its tables of IPVS, if it has it.
+/// The kernel's table of IPVS, if it has IPVS.
 const IPVS: &str = "/proc/net/ip_vs";
 
-/// The first of the ClusterIPs that tell that everything before them is in force.
+/// First ClusterIP of the markers, which show that everything before them is in force.
 const FIRST_MARKER: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 0);
 /// Backend of the marker.
 const MARKER_BACKEND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 255, 1)), 8080);
@@ -54,11 +54,11 @@ const MARKER_BACKEND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 
 /// Way of a connection to its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Peer {
-    /// None: the client connects to the pod.
+    /// No proxy: the client connects to the pod.
     Direct,
     /// cproxy.
     Cproxy,
-    /// cproxy with `--balance round-robin`. Not beside the other: there is one cgroup for both.
+    /// cproxy with `--balance round-robin`. It cannot run beside the other mode, since both use the same cgroup.
     CproxyRoundRobin,
     /// kube-proxy's mode iptables, with legacy iptables.
     Iptables,
@@ -69,7 +69,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Those that run on any kernel that a developer has; IPVS is seldom there.
+    /// Peers that run on common developer kernels; few of those have IPVS.
     pub const USUAL: [Self; 4] = [Self::Direct, Self::Cproxy, Self::Iptables, Self::Nftables];
 
     fn is_cproxy(self) -> bool {
@@ -109,7 +109,7 @@ pub struct Subject {
     pub vip: SocketAddr,
     /// Its endpoints.
     pub backends: &'static [SocketAddr],
-    /// Whether the port is there for UDP, too.
+    /// Whether the port also exists for UDP.
     pub is_udp_too: bool,
 }
 
@@ -130,17 +130,17 @@ impl Subject {
 
 /// Source of the Services, which all peers follow.
 pub enum Cluster<'s> {
-    /// On an API server in the sandbox.
+    /// An API server in the sandbox.
     Here(Box<Here<'s>>),
-    /// On one that others have filled.
+    /// An API server that another process has filled.
     Elsewhere {
-        /// How it is reached, as the agent.
+        /// Kubeconfig of the agent.
         agent_kubeconfig: PathBuf,
-        /// kube-proxy, and how it is reached as kube-proxy.
+        /// kube-proxy with its own kubeconfig.
         kube_proxy: KubeProxy,
     },
-    /// In the sandbox's directory of manifests. kube-proxy cannot follow; but an API server takes longer for each
-    /// Service the more there are, for tens of thousands half an hour.
+    /// The sandbox's directory of manifests. kube-proxy cannot follow it. An API server takes longer for each Service
+    /// the more Services it has: half an hour for tens of thousands.
     Manifests,
 }
 
@@ -160,7 +160,7 @@ impl<'s> Cluster<'s> {
         Self::Here(Box::new(Here { control_plane, writer }))
     }
 
-    /// kube-proxy, if it can follow.
+    /// kube-proxy, unless the source is manifests.
     fn kube_proxy(&self) -> Option<KubeProxy> {
         match self {
             Self::Here(here) => Some(KubeProxy {
@@ -180,7 +180,7 @@ impl<'s> Cluster<'s> {
         }
     }
 
-    /// Creates objects; `name` says what they are.
+    /// Creates objects; `name` describes them in messages.
     fn create(&self, sandbox: &Sandbox, name: &str, objects: impl IntoIterator<Item = Value>) {
         match self {
             Self::Here(here) => here.writer.create(objects),
@@ -190,19 +190,19 @@ impl<'s> Cluster<'s> {
     }
 }
 
-/// A peer's network namespace, and the process that keeps it as the API server says.
+/// A peer's network namespace and the process that programs it from the API server.
 pub struct Stand<'s> {
     sandbox: &'s Sandbox,
     /// The peer that runs here.
     pub peer: Peer,
-    /// Where its clients are.
+    /// Network namespace of its clients.
     pub netns: Netns,
     /// A client.
     pub worker: Worker,
     process: Process,
 }
 
-/// A client that is not in its node's network namespace.
+/// A client outside its node's network namespace.
 #[derive(Debug)]
 pub struct Pod {
     /// The client.
@@ -216,7 +216,7 @@ enum Process {
     KubeProxy(Daemon),
 }
 
-/// All of it.
+/// All peers with their Services.
 pub struct Arena<'s> {
     sandbox: &'s Sandbox,
     cluster: Cluster<'s>,
@@ -228,7 +228,7 @@ pub struct Arena<'s> {
 }
 
 impl<'s> Arena<'s> {
-    /// Starts all peers; the Services that are measured are there.
+    /// Starts all peers and creates the measured Services.
     ///
     /// # Errors
     /// A peer does not start.
@@ -240,7 +240,7 @@ impl<'s> Arena<'s> {
         Ok(Self { sandbox, cluster, stands, services: 0, markers: 0, _marker_backend: marker_backend })
     }
 
-    /// Makes it so many Services besides those that are measured, and waits until each peer has them all in force.
+    /// Brings the number of unmeasured Services to that of `shape`, and waits until every peer has them in force.
     ///
     /// # Errors
     /// A peer does not follow.
@@ -248,7 +248,7 @@ impl<'s> Arena<'s> {
         if self.services == shape.services {
             return Ok(());
         }
-        // Programs must not follow a cluster that is half created.
+        // Half-written objects must not cost any peer work.
         self.stop();
         eprintln!("creating {} Services with {} endpoints each", shape.services, shape.endpoints);
         let create = |name: &str, objects: &mut dyn Iterator<Item = Value>| {
@@ -265,30 +265,31 @@ impl<'s> Arena<'s> {
         }
         for stand in &mut self.stands {
             stand.wait_for_rest()?;
-            // Rules of kube-proxy's mode ipvs come one by one, and a connection may be answered before the last of
-            // them.
+            // kube-proxy in mode ipvs writes its rules one by one, so the marker may answer before the last rule is
+            // there.
             stand.wait_for(marker.vip).with_context(|| format!("{}, once at rest", stand.peer))?;
         }
         Ok(())
     }
 
-    /// Stops what follows the API server, and leaves its work in force: what it does must not disturb what is measured.
+    /// Stops the processes that follow the API server, so that they do not disturb a measurement. Their rules stay in
+    /// force.
     pub fn stop(&mut self) {
         self.stands.iter_mut().for_each(|stand| stand.signal(Signal::STOP));
     }
 
-    /// Undoes [`Arena::stop`].
+    /// Continues the processes that [`Arena::stop`] has stopped.
     pub fn resume(&mut self) {
         self.stands.iter_mut().for_each(|stand| stand.signal(Signal::CONT));
     }
 
-    /// How many Services there are besides those that are measured.
+    /// The number of Services besides the measured ones.
     #[must_use]
     pub fn services(&self) -> u32 {
         self.services
     }
 
-    /// kube-proxy, if it can follow.
+    /// kube-proxy, unless the source is manifests.
     #[must_use]
     pub fn kube_proxy(&self) -> Option<KubeProxy> {
         self.cluster.kube_proxy()
@@ -304,14 +305,14 @@ impl<'s> Arena<'s> {
         Ok(Pod { worker, _netns: netns })
     }
 
-    /// Where it is.
+    /// The sandbox of all peers.
     #[must_use]
     pub fn sandbox(&self) -> &'s Sandbox {
         self.sandbox
     }
 }
 
-/// The Service that tells that so many steps are in force.
+/// The Service that shows that the first `number` steps are in force.
 #[must_use]
 pub fn marker(number: u32) -> Subject {
     const NAMES: [&str; 8] =
@@ -351,7 +352,7 @@ impl<'s> Stand<'s> {
         Ok(Self { sandbox, peer, netns, worker, process })
     }
 
-    /// Where clients of this peer connect to.
+    /// Address to which this peer's clients connect.
     #[must_use]
     pub fn address(&self, subject: &Subject) -> SocketAddr {
         match (self.peer, subject.backends) {
@@ -360,7 +361,7 @@ impl<'s> Stand<'s> {
         }
     }
 
-    /// Has a program run as a client of this peer.
+    /// A command that runs as a client of this peer.
     #[must_use]
     pub fn client(&self, program: impl AsRef<OsStr>) -> Command {
         client(self.sandbox, &self.netns, self.peer, program)
@@ -416,8 +417,7 @@ fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("this program has no path")
 }
 
-/// A command in a peer's namespace and, if it is cproxy's, in the cgroup that the programs are attached to, else in
-/// another.
+/// A command in a peer's namespace: for cproxy in the cgroup with the programs, for all others in another one.
 fn client(sandbox: &Sandbox, netns: &Netns, peer: Peer, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", netns.path().display())).arg(program);
@@ -425,14 +425,14 @@ fn client(sandbox: &Sandbox, netns: &Netns, peer: Peer, program: impl AsRef<OsSt
     command
 }
 
-/// Of the clients' namespaces. Many short connections to one address must not run out of ports while those that have
-/// ended wait, for every peer alike.
+/// Settings of the clients' namespaces. Many short connections to one address must not run out of ports because of
+/// connections in TIME_WAIT, for any peer.
 const SYSCTLS: [(&str, &str); 2] =
     [("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535"), ("/proc/sys/net/ipv4/tcp_tw_reuse", "1")];
 
 impl Drop for Stand<'_> {
     fn drop(&mut self) {
-        // A stopped process does not end.
+        // A stopped process would not handle the signal to end.
         if let Some(daemon) = self.daemon()
             && daemon.exit_status().is_none()
         {

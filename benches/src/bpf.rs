@@ -1,5 +1,5 @@
-//! The few `bpf(2)` calls that measuring socket programs takes: an empty program to compare with, attaching and
-//! detaching, and what the kernel counts of a program's runs; and what is in maps.
+//! The few `bpf(2)` calls that a measurement of socket programs needs: an empty program to compare with, attaching and
+//! detaching, the kernel's statistics of a program's runs, and the contents of maps.
 
 mod map;
 
@@ -15,7 +15,7 @@ use cproxy_datapath::bpf::syscalls::{
 };
 pub use map::Map;
 
-/// A hook that socket programs are attached to: a value of the kernel's `enum bpf_attach_type`.
+/// A hook for socket programs: a value of the kernel's `enum bpf_attach_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachType(pub u32);
 
@@ -39,16 +39,16 @@ pub struct Program(OwnedFd);
 /// The kernel's information about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramInfo {
-    /// How many instructions the verifier went through.
+    /// Number of instructions that the verifier processed.
     pub verified_instructions: u64,
-    /// How often it has run, while statistics were on.
+    /// Number of runs while statistics were on.
     pub runs: u64,
-    /// How long these runs took together.
+    /// Total time of these runs.
     pub run_time_ns: u64,
 }
 
 impl Program {
-    /// Loads a program that allows everything: `r0 = 1; exit`.
+    /// Loads a program that allows every call: `r0 = 1; exit`.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -56,7 +56,7 @@ impl Program {
         load_program(hook.program_type(), hook.0, &[move_to(0, 1), exit()], "empty").map(Self)
     }
 
-    /// Takes the program out of the pinned link `pin`: when this returns, the link's hook runs without it.
+    /// Takes the program from the pinned link `pin`: when this returns, the link's hook runs without it.
     ///
     /// # Errors
     /// There is no such link, or it is detached already.
@@ -68,7 +68,7 @@ impl Program {
         Ok(Self(program))
     }
 
-    /// The kernel's information about it now.
+    /// The kernel's current information about the program.
     ///
     /// # Errors
     /// `/proc` is not mounted, or the kernel is older than 5.16.
@@ -81,7 +81,7 @@ impl Program {
         })
     }
 
-    /// Attaches it to a cgroup.
+    /// Attaches the program to a cgroup.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -94,7 +94,7 @@ impl Program {
     }
 }
 
-/// An attached program. Dropping it detaches too, but at some later time.
+/// An attached program. Dropping it also detaches the program, but at some later time.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
@@ -108,8 +108,8 @@ impl Link {
     }
 }
 
-/// Has the kernel time every program's runs until the descriptor is closed, by whatever end of this process: the same
-/// as the sysctl `kernel.bpf_stats_enabled`, which would have to be restored.
+/// Makes the kernel time every program's runs until the descriptor is closed, at the latest when this process ends. The
+/// sysctl `kernel.bpf_stats_enabled` does the same, but would have to be restored.
 ///
 /// # Errors
 /// The kernel is older than 5.8.
@@ -119,7 +119,7 @@ pub fn enable_statistics() -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_ENABLE_STATS, &mut attr)
 }
 
-/// How many programs links have attached to these hooks, on whatever cgroups.
+/// The number of programs that links have attached to these hooks, on any cgroup.
 ///
 /// # Errors
 /// Links cannot be listed.

@@ -10,31 +10,31 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-/// The program behind all commands of the iptables that writes iptables' rules.
+/// The multi-call binary of legacy iptables.
 pub const LEGACY_IPTABLES: &str = "/usr/sbin/xtables-legacy-multi";
 
-/// Paths and settings of a kube-proxy.
+/// Program and kubeconfig of a kube-proxy.
 #[derive(Clone, Debug)]
 pub struct KubeProxy {
     /// The program.
     pub binary: PathBuf,
-    /// How it finds the API server, and as whom.
+    /// The kubeconfig with the API server and kube-proxy's user.
     pub kubeconfig: PathBuf,
 }
 
 impl KubeProxy {
-    /// Starts it in a network namespace of its own, in one of its modes.
+    /// Starts kube-proxy in one of its modes in a network namespace of its own.
     ///
     /// # Errors
     /// Its configuration cannot be written.
     pub fn spawn(&self, sandbox: &Sandbox, netns: &Netns, mode: &str) -> Result<Daemon> {
         let file = sandbox.dir().join(format!("kube-proxy-{mode}.config"));
-        // It ends when its file changes, and another one may have this file.
+        // kube-proxy ends when its configuration changes, and another kube-proxy may use this file.
         if !file.exists() {
             std::fs::write(&file, configuration(&json!(self.kubeconfig), mode).to_string())
                 .context("writing into the sandbox")?;
         }
-        // Becomes kube-proxy, with the same process id.
+        // nsenter executes kube-proxy under the same process ID.
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", netns.path().display())).arg(&self.binary).arg("--config").arg(file);
         if mode != "nftables" {
@@ -46,8 +46,8 @@ impl KubeProxy {
     }
 }
 
-/// A directory with the commands of the iptables that writes iptables' rules, not nftables': with that one of Debian
-/// 12, kube-proxy does not get 5,000 Services into the kernel within minutes.
+/// A directory with the commands of legacy iptables. With Debian 12's iptables for nftables, kube-proxy does not get
+/// 5,000 Services into the kernel within minutes.
 fn legacy_iptables(sandbox: &Sandbox) -> Result<PathBuf> {
     let dir = sandbox.dir().join("legacy");
     std::fs::create_dir_all(&dir).context("writing into the sandbox")?;
@@ -60,10 +60,10 @@ fn legacy_iptables(sandbox: &Sandbox) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// How long IPVS remembers an idle connection; default: 15 minutes.
+/// Time for which IPVS remembers an idle connection; default: 15 minutes.
 const IPVS_TCP_TIMEOUT: &str = "3s";
 
-/// Nothing of it reaches beyond its network namespace: sysctls of the whole machine stay as they are.
+/// A configuration without effect beyond the network namespace: sysctls of the whole machine stay as they are.
 fn configuration(kubeconfig: &Value, mode: &str) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -71,7 +71,7 @@ fn configuration(kubeconfig: &Value, mode: &str) -> Value {
         "clientConnection": {"kubeconfig": kubeconfig},
         "hostnameOverride": NODE,
         "mode": mode,
-        // Clients are pods, whose connections to ClusterIPs are not masqueraded.
+        // Clients count as pods, whose connections to ClusterIPs are not masqueraded.
         "clusterCIDR": NEIGHBOURS_CIDR,
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",

@@ -1,5 +1,4 @@
-//! Common parts of the benchmarks: how a result is summed up, shown and kept, the machine it was found on, and
-//! questions to the kernel.
+//! Common parts of the benchmarks: statistics, reports, the description of the machine, and queries to the kernel.
 
 pub mod arena;
 pub mod bpf;

@@ -1,10 +1,10 @@
-//! The machine a result was found on: without it a time says nothing.
+//! The machine of a result, without which a time has no meaning.
 
 use std::{fmt, fs, thread};
 
 use serde_json::{Value, json};
 
-/// The machine this runs on.
+/// Description of this machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// Name of the processor.
@@ -16,7 +16,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Asks the kernel.
+    /// The description from the kernel's data.
     #[must_use]
     pub fn this() -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -25,7 +25,7 @@ impl Machine {
         Self { processor, cpus, kernel: text("/proc/sys/kernel/osrelease").trim().to_owned() }
     }
 
-    /// For a file of results.
+    /// JSON for a file of results.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({"processor": self.processor, "cpus": self.cpus, "kernel": self.kernel})

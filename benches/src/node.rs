@@ -9,7 +9,7 @@ use cproxy_tests::{
 /// Its own address.
 const NODE_IP: &str = "192.0.2.10";
 
-/// Creates it: without one kube-proxy waits for half a minute.
+/// Creates the Node. Without one kube-proxy waits for half a minute.
 pub fn create(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) {
     sandbox.add_addresses([NODE_IP]);
     control_plane.apply([manifest::node(NODE, "zone-a")]);

@@ -1,5 +1,5 @@
-//! Two ways of doing a thing, compared round by round: what disturbs a machine for longer than a round disturbs both,
-//! so that ratios hold where times do not.
+//! Comparison of two variants, round by round: a disturbance that lasts longer than a round affects both, so ratios are
+//! stable where times are not.
 
 use std::fmt;
 
@@ -17,8 +17,9 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// From samples that are independent of each other, whatever their distribution; `None` if there are none. The ends
-    /// are samples whose ranks follow from the binomial distribution (with few samples: the smallest and the largest).
+    /// Estimate from samples that are independent of each other, with any distribution; `None` if there are none. The
+    /// ends are samples whose ranks follow from the binomial distribution (with few samples: the smallest and the
+    /// largest).
     #[must_use]
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted = samples.into_iter().collect::<Vec<_>>();
@@ -30,32 +31,32 @@ impl Estimate {
         Some(Self { median, low: *sorted.get(low)?, high: *sorted.get(count - 1 - low)? })
     }
 
-    /// Of the differences between two columns, sample by sample.
+    /// Estimate of the differences between two columns, sample by sample.
     #[must_use]
     pub fn of_differences(samples: &[f64], baseline: &[f64]) -> Option<Self> {
         Self::of(samples.iter().zip(baseline).map(|(sample, base)| sample - base))
     }
 
-    /// Of the ratios between two columns, sample by sample.
+    /// Estimate of the ratios between two columns, sample by sample.
     #[must_use]
     pub fn of_ratios(samples: &[f64], baseline: &[f64]) -> Option<Self> {
         Self::of(samples.iter().zip(baseline).map(|(sample, base)| sample / base))
     }
 
-    /// Divided by another, of other rounds: the interval is as wide as both make it.
+    /// Ratio to another estimate, made in other rounds. Its interval includes the uncertainty of both.
     #[must_use]
     pub fn over(self, other: Self) -> Self {
         Self { median: self.median / other.median, low: self.low / other.high, high: self.high / other.low }
     }
 
-    /// For a file of results.
+    /// JSON for a file of results.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({"median": self.median, "low": self.low, "high": self.high})
     }
 }
 
-/// `median (low .. high)`, with the precision that is asked for.
+/// `median (low .. high)`, with the formatter's precision.
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { median, low, high } = self;

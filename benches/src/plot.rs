@@ -1,7 +1,7 @@
 //! Charts as SVG text: lines with markers, whiskers for the interval of each point, and a legend beside them.
 //!
-//! The same chart is always the same bytes. It has a white background of its own, for viewers that are dark, and
-//! colours that differ for colour-blind readers, too (those of Okabe and Ito), each with another marker.
+//! The same chart always has the same bytes. It has a white background of its own for viewers with a dark one, and
+//! colours that colour-blind readers can tell apart (those of Okabe and Ito), each with a different marker.
 
 mod scale;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{paired::Estimate, summary::percentiles};
 
-/// The plot area, and what surrounds it; all in px.
+/// Sizes of the plot area and its margins, in px.
 const AREA_WIDTH: f64 = 560.0;
 const AREA_HEIGHT: f64 = 300.0;
 const LEFT: f64 = 84.0;
@@ -20,15 +20,15 @@ const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 const LEGEND_GAP: f64 = 20.0;
 const LEGEND_ROW: f64 = 22.0;
-/// A line with a marker, before each name of the legend.
+/// Width of the line with a marker before each name of the legend.
 const LEGEND_KEY: f64 = 34.0;
 
-/// Wider than most characters of the legend and of the labels are.
+/// Assumed width of a character of the legend and of the labels, more than that of most.
 const CHARACTER_WIDTH: f64 = 7.0;
 
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 
-/// Half of a marker's and of a whisker's width.
+/// Half the width of a marker and of a whisker.
 const MARKER: f64 = 4.0;
 
 /// A chart.
@@ -42,7 +42,7 @@ pub struct Chart {
     pub x: Axis,
     /// The vertical axis; it begins at zero unless it is logarithmic.
     pub y: Axis,
-    /// The lines, in the order of the legend, which leaves out those with nothing to draw.
+    /// The lines, in the order of the legend, which leaves out empty ones.
     pub series: Vec<Series>,
 }
 
@@ -51,7 +51,7 @@ pub struct Chart {
 pub struct Axis {
     /// Quantity and its unit.
     pub label: String,
-    /// Whether it is logarithmic; what is not above zero is not drawn then.
+    /// Whether the axis is logarithmic. Values not above zero are not drawn then.
     pub is_log: bool,
 }
 
@@ -60,33 +60,33 @@ pub struct Axis {
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// In any order.
+    /// Points in any order.
     pub points: Vec<Point>,
 }
 
 /// A point of a line. One that is not finite leaves a gap.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// Where it is on the horizontal axis.
+    /// Position on the horizontal axis.
     pub x: f64,
-    /// Where it is on the vertical one, with whiskers from `low` to `high`.
+    /// Position on the vertical axis, with whiskers from `low` to `high`.
     pub y: Estimate,
 }
 
 impl Axis {
-    /// An axis whose steps are equally long.
+    /// A linear axis.
     #[must_use]
     pub fn linear(label: &str) -> Self {
         Self { label: label.to_owned(), is_log: false }
     }
 
-    /// One whose steps are equal ratios.
+    /// A logarithmic axis.
     #[must_use]
     pub fn log(label: &str) -> Self {
         Self { label: label.to_owned(), is_log: true }
     }
 
-    /// The one of [`Series::distribution`].
+    /// The horizontal axis for [`Series::distribution`].
     #[must_use]
     pub fn percent_of(samples: &str) -> Self {
         Self::linear(&format!("% of the {samples} that are no larger"))
@@ -94,7 +94,7 @@ impl Axis {
 }
 
 impl Series {
-    /// How samples are distributed: beside each twentieth of them the largest.
+    /// The distribution of samples: for each twentieth of them, the largest.
     #[must_use]
     pub fn distribution(name: impl Into<String>, samples: impl IntoIterator<Item = f64>) -> Self {
         let steps: [usize; 21] = std::array::from_fn(|step| step * 50);
@@ -105,7 +105,7 @@ impl Series {
         Self { name: name.into(), points: points.collect() }
     }
 
-    /// Of a distribution, from the tenth percentile to the ninetieth.
+    /// A distribution limited to the tenth to ninetieth percentile.
     #[must_use]
     pub fn without_ends(mut self) -> Self {
         self.points.retain(|point| (10.0..=90.0).contains(&point.x));
@@ -146,7 +146,7 @@ impl Chart {
         svg
     }
 
-    /// The chart's data, for a file of results.
+    /// JSON of the chart for a file of results.
     #[must_use]
     pub fn json(&self) -> Value {
         let axis = |axis: &Axis| json!({"label": axis.label, "is_log": axis.is_log});
@@ -159,7 +159,7 @@ impl Chart {
         })
     }
 
-    /// Both axes; `None` when nothing can be drawn.
+    /// Both axes; `None` when the chart is empty.
     fn scales(&self) -> Option<(Scale, Scale)> {
         let points = || self.series.iter().flat_map(|series| &series.points).filter(|point| self.is_drawable(point));
         let x = Scale::of_places(points().map(|point| point.x), self.x.is_log, AREA_WIDTH)?;
@@ -227,7 +227,7 @@ fn draw_grid(svg: &mut String, (x, y): &(Scale, Scale)) {
     }
 }
 
-/// Points without a gap between them.
+/// Draws consecutive points without a gap between them.
 fn draw_part(svg: &mut String, (x, y): &(Scale, Scale), style: &Style, points: &[Point]) {
     let places = points.iter().map(|point| (x_of(x, point.x), y_of(y, point.y.median))).collect::<Vec<_>>();
     if places.len() > 1 {
@@ -250,7 +250,7 @@ fn y_of(scale: &Scale, value: f64) -> f64 {
     TOP + AREA_HEIGHT * (1.0 - scale.part(value))
 }
 
-/// How a line looks; the first 49 differ.
+/// Colour and marker of a line; the first 49 combinations differ.
 struct Style {
     colour: &'static str,
     marker: usize,
@@ -307,18 +307,18 @@ fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, attributes: &str, te
     push(svg, format_args!("<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\"{space}{attributes}>{text}</text>"));
 }
 
-/// A line of the document.
+/// Appends a line to the document.
 fn push(svg: &mut String, element: std::fmt::Arguments<'_>) {
     // Writing to a string cannot fail.
     writeln!(svg, "{element}").ok();
 }
 
-/// To a tenth of a px, without a negative zero.
+/// A coordinate to a tenth of a px, without a negative zero.
 fn coordinate(value: f64) -> String {
     format!("{}", (value * 10.0).round() / 10.0 + 0.0)
 }
 
-/// As XML takes it; control characters, which it takes in no form, are left out.
+/// Text escaped for XML, without control characters, which XML cannot express.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for char in text.chars().filter(|char| !char.is_control() && !matches!(char, '\u{fffe}' | '\u{ffff}')) {
@@ -355,7 +355,7 @@ mod tests {
         }
     }
 
-    /// Every element is closed and every attribute quoted: enough of a parser for what is written here.
+    /// Checks that every element is closed and every attribute quoted, which suffices for these documents.
     fn assert_well_formed(svg: &str) {
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
         assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains("-0\""), "{svg}");

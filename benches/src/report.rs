@@ -1,4 +1,4 @@
-//! Results of a benchmark: tables and notes on the terminal, and everything in files.
+//! Results of a benchmark: tables and notes on the terminal, and all samples in files.
 
 mod figure;
 mod verdict;
@@ -21,7 +21,7 @@ pub use self::{
 };
 use crate::{machine::Machine, paired::Estimate, plot::Chart};
 
-/// A note for every report of a run with `--quick`.
+/// Note in every report of a run with `--quick`.
 const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";
 
 /// Result of a benchmark.
@@ -29,19 +29,19 @@ const QUICK: &str = "Run with --quick, which only shows that everything works: t
 pub struct Report {
     /// Name that `cargo xtask bench` uses.
     pub benchmark: &'static str,
-    /// Each program that was measured, or that took part, and its version.
+    /// Names and versions of the programs that took part.
     pub versions: Vec<(String, String)>,
-    /// Tables for readers who have little time.
+    /// Short tables for a quick overview.
     pub summary: Vec<Table>,
-    /// In the order in which they are shown.
+    /// Tables in the order in which they are shown.
     pub tables: Vec<Table>,
-    /// Each is a file beside that of the results.
+    /// Charts, each written to a file beside that of the results.
     pub charts: Vec<Chart>,
-    /// How it was measured, what is not comparable: sentences, each a paragraph.
+    /// Notes on the method and on limits of comparison, each a paragraph.
     pub notes: Vec<String>,
     /// Failed measurements, with their reasons.
     pub failures: Vec<String>,
-    /// Every single sample.
+    /// All samples.
     pub samples: Value,
 }
 
@@ -50,14 +50,14 @@ pub struct Report {
 pub struct Table {
     /// Heading above the table.
     pub title: String,
-    /// The headings, without that of the first column, which names the rows.
+    /// Headings of the columns after the first, which holds the names of the rows.
     pub columns: Vec<String>,
-    /// Names, and a cell for each column.
+    /// Row names with a cell for each column.
     pub rows: Vec<(String, Vec<String>)>,
 }
 
 impl Report {
-    /// A report without anything in it.
+    /// An empty report.
     #[must_use]
     pub fn new(benchmark: &'static str) -> Self {
         Self {
@@ -72,13 +72,12 @@ impl Report {
         }
     }
 
-    /// Adds the first line of what a program says of its version, on whichever of its outputs; `unknown` if it says
-    /// nothing.
+    /// Adds the first line of a program's version output, from stdout or stderr; `unknown` if there is none.
     pub fn add_version(&mut self, name: &str, program: impl AsRef<OsStr>, args: &[&str]) {
         self.versions.push((name.to_owned(), version_of(program, args)));
     }
 
-    /// Shows and writes everything, `is_quick` or not.
+    /// Prints and writes the report.
     ///
     /// # Errors
     /// A file cannot be written, or something could not be measured.
@@ -97,8 +96,8 @@ impl Report {
         println!("{}", self.foot(&Machine::this(), &command()));
     }
 
-    /// To `output`, by default `<benchmark>.json` in the directory `bench` of cargo's output, and each chart as
-    /// `<benchmark>-<chart's name>.svg` beside it. Returns the first.
+    /// Writes to `output`, by default `<benchmark>.json` in the directory `bench` of cargo's output, and each chart to
+    /// `<benchmark>-<chart's name>.svg` beside it. Returns the path of the first.
     fn write(&self, output: Option<&Path>) -> Result<PathBuf> {
         let output = output.map_or_else(|| default_output(self.benchmark), Path::to_owned);
         let result = self.json(&Machine::this(), &format!("{:.0}", Timestamp::now()), &command());
@@ -149,7 +148,7 @@ impl Report {
 }
 
 impl Table {
-    /// Its columns below each other: names to the left, cells to the right.
+    /// The table as text: names to the left, cells to the right.
     fn text(&self) -> String {
         let width_of =
             |cells: &mut dyn Iterator<Item = &String>| cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
@@ -175,7 +174,7 @@ impl Table {
     }
 }
 
-/// A table's cell: the estimate, or the one sample that there is, or `-`; with as many digits as say something.
+/// A table's cell with the estimate, the only sample, or `-`, in significant digits.
 #[must_use]
 pub fn cell(samples: Vec<f64>) -> String {
     let count = samples.len();
@@ -188,15 +187,14 @@ pub fn cell(samples: Vec<f64>) -> String {
     if count == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
 }
 
-/// The first line of what a program prints when it is asked for its version, on whichever of its outputs; `unknown`
-/// when there is none.
+/// First line of a program's version output, from stdout or stderr; `unknown` if there is none.
 fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let lines = output.map(|output| [output.stdout, output.stderr].map(|bytes| first_line(&bytes))).unwrap_or_default();
     lines.into_iter().flatten().next().unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Whether a file of results can be written, before anybody works for it.
+/// Checks that the file of results can be written, before any work is done for it.
 ///
 /// # Errors
 /// It cannot.
@@ -230,7 +228,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// In lines of at most 120 characters, where words allow.
+/// Text in lines of at most 120 characters, where words allow.
 fn wrapped(text: &str) -> String {
     const WIDTH: usize = 120;
     let (mut lines, mut length) = (String::new(), 0);
@@ -256,7 +254,7 @@ fn write_file(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("writing {}", path.display()))
 }
 
-/// The benchmark itself runs from cargo's output.
+/// Default path of the results. The benchmark itself runs from cargo's output.
 fn default_output(benchmark: &str) -> PathBuf {
     let own = env::current_exe().unwrap_or_default();
     own.ancestors().nth(2).unwrap_or(Path::new(".")).join("bench").join(benchmark).with_extension("json")

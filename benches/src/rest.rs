@@ -1,4 +1,4 @@
-//! When processes have nothing left to do.
+//! Detection of processes with nothing left to do.
 
 use std::{
     thread,
@@ -7,14 +7,14 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-/// A process that takes no more than one of so many parts of a CPU is at rest.
+/// A process that uses at most one of this many parts of a CPU is at rest.
 const PART: u32 = 50;
 
-/// Waits until `processes` processes, whose CPU time up to now is `cpu`, take next to none for as long as `interval`.
-/// Returns that time.
+/// Waits until `processes` processes, whose CPU time so far is `cpu`, use almost none during `interval`. Returns that
+/// time.
 ///
 /// # Errors
-/// They go on for longer than `timeout`.
+/// They do not come to rest within `timeout`.
 pub fn wait(processes: u32, interval: Duration, timeout: Duration, cpu: impl Fn() -> Duration) -> Result<Duration> {
     let deadline = Instant::now() + timeout;
     let mut before = cpu();

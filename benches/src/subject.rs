@@ -1,4 +1,4 @@
-//! The Service that is changed, and who answers behind its ClusterIP.
+//! The Service that changes, and the servers behind its ClusterIP.
 
 use std::{
     io::{self, BufRead as _, BufReader},
@@ -25,19 +25,19 @@ const TARGET_PORT: u16 = 8080;
 /// The Service's endpoint before and after a change.
 pub const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
 
-/// How long a connection may take: nothing here leaves the machine, but it may pass hundreds of thousands of rules.
-/// Before there are any, no backend answers.
+/// Limit for a connection. Nothing leaves the machine, but a connection may pass hundreds of thousands of rules. Before
+/// there are any rules, no backend answers.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(25);
 
-/// The longest pause between two looks.
+/// Longest pause between two polls.
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
-/// Between two looks: so long, and at most this part of the time that has gone by. Each connection is an entry that
+/// Shortest pause between two polls, and the limit as a share of the elapsed time. Each connection is an entry that
 /// kube-proxy reads when it looks for stale ones.
 const PAUSE: Duration = Duration::from_micros(100);
 const PAUSE_PART: u32 = 50;
 
-/// Longer than anything may take.
+/// Limit on every wait, longer than any takes.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The Service and its slice, with the first backend.
@@ -46,46 +46,46 @@ pub fn objects() -> [Value; 2] {
     [Service::new(SUBJECT).cluster_ips([VIP.ip()]).tcp("", VIP.port(), TARGET_PORT).into(), slice(0)]
 }
 
-/// The slice after so many changes.
+/// The slice after `changes` changes.
 #[must_use]
 pub fn slice(changes: usize) -> Value {
     Slice::v4(SUBJECT).tcp("", TARGET_PORT).ready([backend(changes)]).into()
 }
 
-/// Backend after so many changes.
+/// The backend after `changes` changes.
 #[must_use]
 pub fn backend(changes: usize) -> IpAddr {
     let [before, after] = BACKENDS;
     if changes.is_multiple_of(2) { before } else { after }
 }
 
-/// The backends in a namespace that has their addresses.
+/// Starts the backends in a namespace that has their addresses.
 #[must_use]
 pub fn serve(netns: &Netns) -> Vec<Server> {
     BACKENDS.map(|backend| echo::tcp_in(netns, (backend, TARGET_PORT), &backend.to_string())).into()
 }
 
-/// Starts to look for a backend at once, in a thread. What comes is when it first answered.
+/// Starts to poll for a backend at once, in a thread, for the time of its first answer.
 #[must_use]
 pub fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
     let (found, seen): (Sender<Result<Instant>>, _) = channel();
     let netns = netns.clone();
     thread::spawn(move || {
         let entered = netns.enter().context("entering a network namespace");
-        // The asking thread may have given up.
+        // The receiver may have given up.
         drop(found.send(entered.and_then(|()| wait_for(backend))));
     });
     Seen(seen)
 }
 
-/// The moment of the first answer.
+/// Pending time of the first answer.
 pub struct Seen(Receiver<Result<Instant>>);
 
 impl Seen {
-    /// Waits for it.
+    /// Waits for the answer.
     ///
     /// # Errors
-    /// No backend has answered within [`TIMEOUT`], or another one than is looked for.
+    /// No backend, or not the expected one, has answered within [`TIMEOUT`].
     pub fn wait(self) -> Result<Instant> {
         self.0.recv().context("the thread that looks has ended")?
     }
@@ -106,7 +106,7 @@ fn wait_for(backend: IpAddr) -> Result<Instant> {
 
 fn ask() -> io::Result<String> {
     let stream = TcpStream::connect_timeout(&VIP, CONNECT_TIMEOUT)?;
-    // Closed with a reset, which leaves nothing behind that is kept for minutes.
+    // A reset leaves no state that would be kept for minutes.
     set_socket_linger(&stream, Some(Duration::ZERO))?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     BufReader::new(&stream).lines().next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))

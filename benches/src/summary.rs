@@ -1,17 +1,17 @@
-//! Many samples in four numbers.
+//! Summary of many samples in four numbers.
 
 use serde_json::{Value, json};
 
-/// Percentiles by nearest rank: each is a sample that was really taken.
+/// Percentiles by nearest rank, so that each is an actual sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Half of the samples are no larger.
+    /// Median.
     pub p50: f64,
-    /// Nine of ten are no larger.
+    /// 90th percentile.
     pub p90: f64,
-    /// Ninety-nine of a hundred are no larger.
+    /// 99th percentile.
     pub p99: f64,
-    /// None is larger.
+    /// Largest sample.
     pub max: f64,
 }
 
@@ -19,27 +19,27 @@ impl Summary {
     /// The headings of a table's columns.
     pub const COLUMNS: [&str; 4] = ["p50", "p90", "p99", "max"];
 
-    /// Sums up samples; `None` if there are none.
+    /// Summary of samples; `None` if there are none.
     #[must_use]
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let [p50, p90, p99, max] = percentiles(samples, [500, 900, 990, 1000])?;
         Some(Self { p50, p90, p99, max })
     }
 
-    /// A table's cells, with so many digits behind the point.
+    /// Cells of a table with `digits` digits after the point.
     #[must_use]
     pub fn cells(&self, digits: usize) -> Vec<String> {
         [self.p50, self.p90, self.p99, self.max].map(|value| format!("{value:.digits$}")).into()
     }
 
-    /// For a file of results.
+    /// JSON for a file of results.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({"p50": self.p50, "p90": self.p90, "p99": self.p99, "max": self.max})
     }
 }
 
-/// By nearest rank; each is named by how many of a thousand samples are no larger. `None` if there are no samples.
+/// Percentiles by nearest rank, given in thousandths. `None` if there are no samples.
 #[must_use]
 pub fn percentiles<const N: usize>(samples: impl IntoIterator<Item = f64>, permille: [usize; N]) -> Option<[f64; N]> {
     let mut sorted = samples.into_iter().collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Addresses and ranges of addresses, against what the standard library makes of them.
+//! Addresses and ranges of addresses, compared with the standard library's results.
 //!
 //! The first line of an input is an address, the second a range; both are optional.
 
@@ -26,7 +26,8 @@ fuzz_target!(|input: &str| {
     check_range_text(range);
 });
 
-/// The standard library knows neither leading zeros nor that IPv4-mapped addresses are IPv4.
+/// An address as the standard library parses it, which knows neither leading zeros nor that IPv4-mapped addresses are
+/// IPv4.
 fn by_std(text: &str) -> Option<Address> {
     let plain = |part: &str| match part.trim_start_matches('0') {
         "" if !part.is_empty() => "0".to_owned(),
@@ -61,7 +62,7 @@ fn check_range(range: AddressRange) {
     assert_eq!(range.is_whole(), length == "0", "{text}");
 }
 
-/// By arithmetic on what is printed.
+/// Membership in a range, computed from the printed forms.
 fn contains_by_std(range: AddressRange, address: Address) -> bool {
     let text = range.to_string();
     let (first, length) = text.split_once('/').unwrap();

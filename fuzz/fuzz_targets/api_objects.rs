@@ -1,12 +1,12 @@
-//! What an API server sends: lists and watch events, in any order, of Services, EndpointSlices and Nodes.
+//! Objects as an API server sends them: lists and watch events, in any order, of Services, EndpointSlices and Nodes.
 //!
-//! The first line of an input is the own node's name. Each further one is a letter and what follows it:
+//! The first line of an input is the name of the agent's Node. Each further line is a letter and its argument:
 //! - `s`, `e`, `n`: an event of the watch of Services, EndpointSlices or Nodes, as JSON
 //! - `S`, `E`, `N`: a whole list of them, as JSON
-//! - `(` or `)` and one of these letters: a list is streamed by the watch from here, or until here
+//! - `(` or `)` and one of these letters: start or end of a list that the watch streams
 //! - `p`: the VM's own addresses
 //!
-//! An empty line has the agent write the table.
+//! At an empty line the agent writes the table.
 
 #![no_main]
 
@@ -33,7 +33,7 @@ fuzz_target!(|input: &str| {
     }
 });
 
-/// What a line says; nothing if it is not as an API server would say it.
+/// Events of a line; none if an API server would not send it.
 fn events(line: &str) -> Vec<Event> {
     let mut rest = line.chars();
     let command = rest.next();

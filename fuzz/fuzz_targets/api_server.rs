@@ -1,4 +1,4 @@
-//! An API server that does what an input says, action by action: see `cproxy_fuzz::simulated`.
+//! An API server that follows the input as a script, action by action: see `cproxy_fuzz::simulated`.
 
 #![no_main]
 

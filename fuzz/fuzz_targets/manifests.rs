@@ -34,7 +34,7 @@ fn store(events: impl IntoIterator<Item = Event>) -> Store {
     store
 }
 
-/// Of several objects with one name the last counts; else their order does not matter.
+/// Checks that order does not matter, except that the last of several objects with one name counts.
 fn check_order(mut events: Vec<Event>, in_order: &Store) {
     if are_unique(&events) {
         let is_border = |event: &Event| matches!(event, Event::ListStarted(_) | Event::ListDone(_));
@@ -47,7 +47,7 @@ fn are_unique(events: &[Event]) -> bool {
     let mut names = BTreeSet::new();
     events.iter().all(|event| match event {
         Event::Row(row) => names.insert((row.kind(), Some(row.name()))),
-        // Of those that can be read only the own one is there.
+        // The agent's own Node is the only readable one in the store.
         Event::Node(_) | Event::Unreadable { kind: ResourceKind::Nodes, .. } => {
             names.insert((ResourceKind::Nodes, None))
         }

@@ -7,7 +7,7 @@ use cproxy_wire::split::{Items, Lines, Part, Piece, SplitError};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, from_slice};
 
-/// Short enough for an input to be too long.
+/// Limit on an object, short enough that an input can exceed it.
 const LONGEST_BYTES: usize = 200;
 
 fuzz_target!(|input: &[u8]| {

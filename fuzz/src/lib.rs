@@ -1,4 +1,4 @@
-//! What must hold whatever comes in; shared by the fuzz targets.
+//! Invariants that hold for every input; shared by the fuzz targets.
 
 pub mod simulated;
 
@@ -10,10 +10,10 @@ use cproxy_core::{
 };
 use cproxy_datapath::bpf::KernelMaps;
 
-/// The Service that keeps its last backends, so that it is not what a full recomputation says.
+/// The Service that keeps its last backends, so that a full recomputation can differ for it.
 const PROTECTED: (&str, &str) = ("default", "kubernetes");
 
-/// Maps in which next to nothing has room.
+/// Limits of maps with hardly any room.
 const CRAMPED: Limits = Limits {
     frontends: 5,
     sets: 3,
@@ -23,7 +23,7 @@ const CRAMPED: Limits = Limits {
     ..KernelMaps::LIMITS
 };
 
-/// What the agent does with a store: a table that follows it, and one for which there is no room.
+/// The tables of an agent that follows a store: one with room, and one without.
 pub struct Follower {
     table: TablePlanner,
     cramped: TablePlanner,
@@ -38,7 +38,7 @@ impl Default for Follower {
 }
 
 impl Follower {
-    /// Brings the tables up to the store as the agent does, once that is complete, and checks them.
+    /// Updates the tables from the store as the agent does, once the store is complete, and checks them.
     pub fn write(&mut self, store: &mut Store) {
         let dirty = store.take_dirty();
         if !store.is_complete() {
@@ -72,7 +72,7 @@ fn same(row: &Row, expected: &Row) -> bool {
     row == expected || has_kept
 }
 
-/// Whatever an object says about itself, a problem is one line that steers no terminal.
+/// Checks that each problem is one line without control characters, whatever the object contains.
 pub fn check_problems<'a>(problems: impl IntoIterator<Item = &'a Problem>) {
     for problem in problems {
         let line = problem.to_string();
@@ -81,7 +81,7 @@ pub fn check_problems<'a>(problems: impl IntoIterator<Item = &'a Problem>) {
     }
 }
 
-/// Rows make sense each by itself, and are printed so that they can be read.
+/// Checks that each row is consistent and that its printed form can be read back.
 fn check_rows(rows: &[Row]) {
     assert!(rows.is_sorted_by(|a, b| a.frontend < b.frontend), "one row for each frontend, sorted: {rows:#?}");
     rows.iter().for_each(check_row);

@@ -1,7 +1,7 @@
 //! Stateful API server in memory that misbehaves as a script says, and the invariants of an agent that follows it.
 //!
-//! A script is pairs of bytes, an action and its argument: objects change, the server forgets old versions, requests fail
-//! and responses break off in every way. Time is tokio's paused clock, which only advances while every task waits.
+//! A script is pairs of bytes, an action and its argument: objects change, the server forgets old versions, requests
+//! fail and responses break off in every way. Time is tokio's paused clock, which only advances while every task waits.
 
 use std::{
     collections::{BTreeMap, VecDeque},

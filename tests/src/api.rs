@@ -1,4 +1,4 @@
-//! An API server that says whatever a test wants it to.
+//! An API server whose answers a test defines.
 
 use std::{
     io::{self, Write},
@@ -26,9 +26,9 @@ pub struct Reply {
 enum End {
     /// The answer is complete.
     Whole,
-    /// The connection is closed before it is.
+    /// The connection is closed before the answer is complete.
     Cut,
-    /// Nothing more comes, as in a watch of what does not change.
+    /// The answer stays open, as that of a watch without changes.
     Open,
 }
 
@@ -43,18 +43,18 @@ impl Reply {
         Self::chunks([text.into().into_bytes()])
     }
 
-    /// An error and what the API server would say about it.
+    /// An error with a `Status` as the API server sends it.
     pub fn error(code: u16) -> Self {
         let status = json!({"kind": "Status", "status": "Failure", "message": "so the test wants it", "code": code});
         Self { code, ..Self::text(status.to_string()) }
     }
 
-    /// It does not end.
+    /// The same answer, which stays open.
     pub fn open(self) -> Self {
         Self { end: End::Open, ..self }
     }
 
-    /// It breaks off where it should not.
+    /// The same answer, cut off in the middle.
     pub fn cut(self) -> Self {
         Self { end: End::Cut, ..self }
     }
@@ -67,7 +67,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Answers each request in `sandbox` by what `answer` says to its path and query. Plain HTTP.
+    /// Starts a server in `sandbox` over plain HTTP. `answer` maps a request's path and query to its reply.
     ///
     /// # Panics
     /// When it cannot listen.
@@ -88,12 +88,12 @@ impl Api {
         Self { server, asked }
     }
 
-    /// The paths and queries of the requests so far, in their order.
+    /// The paths and queries of the requests so far, in order.
     pub fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A kubeconfig that leads to it.
+    /// A kubeconfig for this server.
     pub fn kubeconfig(&self, sandbox: &Sandbox) -> PathBuf {
         let config = json!({
             "apiVersion": "v1",
@@ -110,7 +110,7 @@ impl Api {
 fn reply_to(mut stream: &TcpStream, reply: Reply, signals: &Signals) -> io::Result<()> {
     let code = reply.code;
     write!(stream, "HTTP/1.1 {code} as it likes\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")?;
-    // An empty one would be the end.
+    // An empty chunk would mark the end.
     for chunk in reply.chunks.filter(|chunk| !chunk.is_empty()) {
         write!(stream, "{:x}\r\n", chunk.len())?;
         stream.write_all(&chunk)?;

@@ -1,4 +1,4 @@
-//! A cgroup of our own: eBPF programs attached to it see this process and its children, and nobody else.
+//! A separate cgroup: eBPF programs attached to it affect this process and its children only.
 
 use std::{
     fs, io,
@@ -9,16 +9,16 @@ use std::{
 
 use cproxy_mountinfo::MountEntry;
 
-/// How long killed processes may take to leave.
+/// Limit on the time that killed processes take to leave.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A child of the cgroup2 root that holds the whole process until dropped.
 #[derive(Debug)]
 pub(crate) struct ChildCgroup {
     pub(crate) path: PathBuf,
-    /// The directory of another cgroup beside it, which nobody is in who was not put there.
+    /// Directory of another cgroup beside it, which only explicitly placed processes enter.
     pub(crate) beside: PathBuf,
-    /// The directory of the cgroup the process came from.
+    /// Directory of the process's former cgroup.
     pub(crate) origin: PathBuf,
 }
 
@@ -52,17 +52,17 @@ impl Drop for ChildCgroup {
     }
 }
 
-/// Removes what a process that was killed has left of its cgroup `name`.
+/// Removes the remains of a killed process's cgroup `name`.
 pub(crate) fn sweep(name: &str) -> io::Result<()> {
     directories(&mount_point()?, name).iter().filter(|path| path.is_dir()).try_for_each(|path| kill_and_remove(path))
 }
 
-/// That of the cgroup `name`, and of the one beside it.
+/// Directories of the cgroup `name` and of the one beside it.
 fn directories(mount: &MountEntry, name: &str) -> [PathBuf; 2] {
     [name.to_owned(), format!("{name}-beside")].map(|name| mount.point.join(name))
 }
 
-/// Ends what tests have left behind in the cgroup and below it, and only there, and removes it.
+/// Kills the processes in the cgroup and below it, and removes it.
 fn kill_and_remove(path: &Path) -> io::Result<()> {
     if own_directory(&mount_point()?)?.starts_with(path) {
         return Err(io::Error::other("this process is still inside"));
@@ -79,7 +79,7 @@ fn mount_point() -> io::Result<MountEntry> {
         .ok_or_else(|| io::Error::other("no cgroup2 file system is mounted: mount -t cgroup2 none /sys/fs/cgroup"))
 }
 
-/// Where the cgroup of this process is below `mount`.
+/// Directory of this process's cgroup below `mount`.
 fn own_directory(mount: &MountEntry) -> io::Result<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup")?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::")).map(Path::new);
@@ -93,7 +93,7 @@ fn move_process(directory: &Path) -> io::Result<()> {
     fs::write(directory.join("cgroup.procs"), "0")
 }
 
-/// Removes a cgroup and those below it. The kernel refuses while a killed process is on its way out.
+/// Removes a cgroup and those below it. The kernel refuses while a killed process is still exiting.
 fn remove_tree(path: &Path, deadline: Instant) -> io::Result<()> {
     for entry in fs::read_dir(path)?.flatten() {
         if entry.file_type()?.is_dir() {

@@ -19,22 +19,22 @@ use crate::{
     sandbox::{Placement, Sandbox},
 };
 
-/// Where the API server listens. Not a loopback address: it refuses to advertise one.
+/// Address of the API server. It refuses to advertise a loopback address.
 pub const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// Where the API server also listens.
+/// Second address of the API server.
 pub const ADDRESS_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
 
 /// The API server's port.
 pub const PORT: u16 = 6443;
 
-/// A name for the API server, for whoever runs a nameserver that knows it.
+/// Name of the API server, for nameservers that serve it.
 pub const NAME: &str = "api.test";
 
 /// The ClusterIP of `default/kubernetes`.
 pub const KUBERNETES_VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
 
-/// Which addresses Services get.
+/// Ranges of the ClusterIPs.
 const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:10:96::/112";
 
 /// Names and addresses in the API server's certificate.
@@ -52,32 +52,32 @@ const NAMES: [&str; 11] = [
     "kubernetes.default.svc.cluster.local",
 ];
 
-/// Which variables say where the binaries are, and those of the oldest release.
+/// Variables with the directories of the binaries and of those of the oldest release.
 const VARIABLE: &str = "CPROXY_CONTROL_PLANE";
 const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
 
-/// Where etcd answers the API server.
+/// URL of etcd for the API server.
 const ETCD: &str = "http://127.0.0.1:2379";
 
-/// How long the whole start may take on a busy machine.
+/// Limit on the whole start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long kubectl may take; thousands of objects are a minute's work.
+/// Limit on a run of kubectl, which takes a minute for thousands of objects.
 const KUBECTL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The node that the agent's user may read.
 pub const NODE: &str = "node-1";
 
-/// A running control plane. Users: `admin` (everything), `cproxy` (what the agent needs and nothing more),
-/// `system:kube-proxy` (what Kubernetes itself grants kube-proxy), `nobody` (nothing).
+/// A running control plane. Users: `admin` (all rights), `cproxy` (exactly the agent's rights), `system:kube-proxy`
+/// (the rights that Kubernetes grants kube-proxy), `nobody` (no rights).
 #[derive(Debug)]
 pub struct ControlPlane<'s> {
     sandbox: &'s Sandbox,
     binaries: PathBuf,
-    /// Where kube-apiserver is.
+    /// Directory of kube-apiserver.
     api_server_binaries: PathBuf,
     credentials: Credentials,
-    /// More of the API server's flags.
+    /// Additional flags of the API server.
     flags: Vec<String>,
     // Ends before etcd does.
     api_server: Option<Daemon>,
@@ -123,12 +123,12 @@ impl<'s> ControlPlane<'s> {
         control_plane
     }
 
-    /// The API server's address, which is no Service's.
+    /// URL of the API server at its own address rather than a Service's.
     pub fn server_url(&self) -> String {
         format!("https://{ADDRESS}:{PORT}")
     }
 
-    /// The file with the authority that signed the API server's certificate.
+    /// File of the authority that signed the API server's certificate.
     pub fn ca_file(&self) -> PathBuf {
         self.credentials.file("ca.crt")
     }
@@ -143,12 +143,12 @@ impl<'s> ControlPlane<'s> {
         credentials::token(user)
     }
 
-    /// A kubeconfig for a user who may do everything.
+    /// A kubeconfig for a user with all rights.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.kubeconfig_for("admin")
     }
 
-    /// A kubeconfig for the agent: list and watch of Services, EndpointSlices and the Node [`NODE`], and nothing else.
+    /// A kubeconfig for the agent, which may list and watch Services, EndpointSlices and the Node [`NODE`] only.
     pub fn agent_kubeconfig(&self) -> PathBuf {
         self.kubeconfig_for("cproxy")
     }
@@ -158,7 +158,7 @@ impl<'s> ControlPlane<'s> {
         self.kubeconfig_at(user, &self.server_url())
     }
 
-    /// A kubeconfig for a user who reaches the API server at another URL, such as a Service's or a proxy's.
+    /// A kubeconfig for another URL of the API server, such as a Service's or a proxy's.
     pub fn kubeconfig_at(&self, user: &str, server: &str) -> PathBuf {
         self.credentials.kubeconfig(user, server)
     }
@@ -168,10 +168,10 @@ impl<'s> ControlPlane<'s> {
         binary(&self.binaries, name)
     }
 
-    /// Runs kubectl as `admin` and returns what it prints. `input` is its stdin.
+    /// Runs kubectl as `admin` with `input` on stdin and returns its stdout.
     ///
     /// # Panics
-    /// With what kubectl complains about, if it fails.
+    /// With kubectl's message, if it fails.
     pub fn kubectl(&self, args: &[&str], input: &str) -> String {
         let output = self.try_kubectl("admin", args, input);
         assert_eq!(output.code, 0, "kubectl {args:?} failed: {}{}", output.stderr, output.stdout);
@@ -181,19 +181,19 @@ impl<'s> ControlPlane<'s> {
     /// Creates or changes objects as `admin`.
     ///
     /// # Panics
-    /// With what kubectl complains about, if it fails.
+    /// With kubectl's message, if it fails.
     pub fn apply(&self, objects: impl IntoIterator<Item = Value>) {
         self.kubectl(&["apply", "-f", "-"], &manifest::list(objects));
     }
 
-    /// Runs kubectl as `user`, who may be refused.
+    /// Runs kubectl as `user`; it may fail.
     pub fn try_kubectl(&self, user: &str, args: &[&str], input: &str) -> Output {
         let mut command = Command::new(self.binary("kubectl"));
         command.env("KUBECONFIG", self.kubeconfig_for(user)).env("HOME", self.sandbox.dir()).args(args);
         run(self.sandbox, Placement::Unhooked, command, input, KUBECTL_TIMEOUT)
     }
 
-    /// A client that may do everything. Call it inside the tokio runtime that will use the client.
+    /// A client with all rights. Call it inside the tokio runtime that will use the client.
     pub async fn client(&self) -> kube::Client {
         self.client_for("admin").await
     }
@@ -207,12 +207,12 @@ impl<'s> ControlPlane<'s> {
         kube::Client::try_from(config).expect("cannot make a Kubernetes client; is this inside a tokio runtime?")
     }
 
-    /// Takes the API server away in an orderly manner; etcd and all objects stay.
+    /// Stops the API server in an orderly way; etcd and all objects stay.
     pub fn stop_api_server(&mut self) {
         drop(self.api_server.take());
     }
 
-    /// Takes the API server away as a crash would.
+    /// Kills the API server as in a crash.
     pub fn kill_api_server(&mut self) {
         if let Some(mut api_server) = self.api_server.take() {
             api_server.kill();
@@ -241,11 +241,11 @@ impl<'s> ControlPlane<'s> {
 }
 
 impl ControlPlane<'_> {
-    /// Waits until the API server listens, says it is ready, and has entered itself as the endpoint of
+    /// Waits until the API server listens, reports that it is ready, and has registered itself as the endpoint of
     /// `default/kubernetes`.
     fn wait_ready(&self, api_server: &mut Daemon) {
         let socket = SocketAddr::new(ADDRESS, PORT);
-        // Cheaper to ask again and again than kubectl is.
+        // Polling this way costs less than running kubectl.
         api_server.wait_until(START_TIMEOUT, "it listened", |_| TcpStream::connect(socket).map(drop));
         api_server.wait_until(START_TIMEOUT, "it was ready", |_| self.get_raw("/readyz"));
         api_server.wait_until(START_TIMEOUT, "default/kubernetes had an endpoint", |_| {
@@ -268,7 +268,7 @@ impl ControlPlane<'_> {
         command.arg(format!("--service-cluster-ip-range={SERVICE_RANGES}"));
         command.arg("--service-account-issuer=https://kubernetes.default.svc");
         command.arg("--authorization-mode=RBAC");
-        // Pods get no tokens here: nobody runs the controller that would make their accounts.
+        // Pods get no tokens here, since the controller that would create their accounts does not run.
         command.arg("--disable-admission-plugins=ServiceAccount");
         for (flag, name) in [
             ("--tls-cert-file", "server.crt"),
@@ -284,7 +284,7 @@ impl ControlPlane<'_> {
     }
 }
 
-/// A binary, or a panic that says how to get it.
+/// Path of a binary; panics with instructions if it is missing.
 fn binary(directory: &Path, name: &str) -> PathBuf {
     let path = directory.join(name);
     assert!(path.is_file(), "{} is missing: run `cargo xtask control-plane`", path.display());

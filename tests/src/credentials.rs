@@ -1,5 +1,5 @@
-//! The control plane's secrets: a certificate authority, a serving certificate, tokens and kubeconfigs. All of it is
-//! made anew for each run and is worth nothing afterwards.
+//! Secrets of the control plane: a certificate authority, a serving certificate, tokens and kubeconfigs. All are
+//! created for each run and are worthless afterwards.
 
 use std::{
     fs,
@@ -9,18 +9,18 @@ use std::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use serde_json::json;
 
-/// Users that may log in, with their groups.
+/// Known users with their groups.
 const USERS: [(&str, &str); 4] =
     [("admin", "system:masters"), ("cproxy", ""), ("system:kube-proxy", ""), ("nobody", "")];
 
-/// The directory that holds them.
+/// Directory of the credentials.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     directory: PathBuf,
 }
 
 impl Credentials {
-    /// Makes them in `directory`, for an API server that is reached through any of `names`.
+    /// Creates them in `directory`, for an API server with the given names.
     pub(crate) fn create(directory: PathBuf, names: &[&str]) -> Self {
         fs::create_dir(&directory).expect("cannot create a directory in the sandbox");
         let credentials = Self { directory };
@@ -33,12 +33,12 @@ impl Credentials {
         credentials
     }
 
-    /// One of the files.
+    /// Path of one of the files.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Writes a kubeconfig in which `user` logs in to `server`.
+    /// Writes a kubeconfig for `user` at `server`.
     pub(crate) fn kubeconfig(&self, user: &str, server: &str) -> PathBuf {
         let config = json!({
             "apiVersion": "v1",
@@ -72,7 +72,7 @@ impl Credentials {
     }
 }
 
-/// The credentials that `user` shows the API server.
+/// The bearer token of `user`.
 ///
 /// # Panics
 /// When there is no such user.

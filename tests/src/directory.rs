@@ -1,4 +1,4 @@
-//! The sandbox's directory: scratch files and a bpffs, and a lock that tells whether its owner is alive.
+//! The sandbox's directory: scratch files, a bpffs, and a lock that shows whether its owner is alive.
 
 use std::{
     fs::{self, File},
@@ -10,10 +10,10 @@ use rustix::mount::MountFlags;
 
 use crate::{cgroup, mounts};
 
-/// Locked by the owner for as long as it lives. Unlike a process id, a lock is never somebody else's.
+/// Lock file that the owner holds for as long as it lives. Unlike a process ID, a lock cannot pass to another process.
 const LOCK: &str = "lock";
 
-/// A directory below the one for temporary files. Unmounts and removes everything in it when dropped.
+/// A directory below the one for temporary files. Dropping it unmounts and removes its contents.
 #[derive(Debug)]
 pub(crate) struct Directory {
     pub(crate) path: PathBuf,
@@ -44,12 +44,12 @@ impl Drop for Directory {
     }
 }
 
-/// Removes the directories, mounts and cgroups whose names start with `prefix` and whose owners were killed.
+/// Removes the directories, mounts and cgroups of killed owners whose names start with `prefix`.
 pub(crate) fn sweep(prefix: &str) {
     for entry in fs::read_dir(parent()).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let ours = name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('-'));
-        // Kept until the end, so that only one process sweeps it.
+        // Held to the end, so that only one process sweeps the directory.
         let Some(_lock) = ours.then(|| abandoned(&entry.path())).flatten() else { continue };
         if let Err(error) = cgroup::sweep(&name).and_then(|()| remove(&entry.path())) {
             eprintln!("sandbox: cannot sweep {}: {error}", entry.path().display());
@@ -57,29 +57,29 @@ pub(crate) fn sweep(prefix: &str) {
     }
 }
 
-/// The lock, if nobody holds it.
+/// The lock, if its owner is gone.
 fn abandoned(path: &Path) -> Option<File> {
     let lock = File::open(path.join(LOCK)).ok()?;
     lock.try_lock().is_ok().then_some(lock)
 }
 
-/// Makes the lock, which appears only once it is held.
+/// Creates the lock, which appears only once it is held.
 fn lock(path: &Path) -> io::Result<File> {
     let hidden = path.join(".lock");
     let lock = File::create_new(&hidden)?;
-    // A guest's kernel without file locks (CONFIG_FILE_LOCKING) has one process that would ask for it.
+    // A guest's kernel without file locks (CONFIG_FILE_LOCKING) has only one process that would need them.
     lock.lock().or_else(|error| if error.raw_os_error() == Some(libc::ENOSYS) { Ok(()) } else { Err(error) })?;
     fs::rename(&hidden, path.join(LOCK))?;
     Ok(lock)
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    // A failure ends it: deleting through a mount would delete somebody else's files.
+    // A failure must stop the removal: deleting through a mount would delete files of other users.
     mounts::unmount_below(path)?;
     fs::remove_dir_all(path)
 }
 
-/// Where the directories are; a real path, since that is what mountinfo shows.
+/// Parent of the directories; a real path, since mountinfo shows real paths.
 fn parent() -> PathBuf {
     fs::canonicalize(std::env::temp_dir()).expect("the directory for temporary files does not exist: create it")
 }

@@ -1,8 +1,9 @@
-//! The end of what a thread does again and again beside a test.
+//! End signal for threads that run beside a test.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tells threads to stop when it is dropped, also when the test fails: whoever waits for them would wait for ever.
+/// Guard that tells threads to stop when it is dropped, also when the test fails. Otherwise a wait for them would never
+/// end.
 #[derive(Debug)]
 pub struct Done<'d>(pub &'d AtomicBool);
 

@@ -1,4 +1,4 @@
-//! Real TCP and UDP servers that say who they are, so that a client knows which backend it has reached.
+//! Real TCP and UDP servers that return their names, so that a client knows which backend it has reached.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -12,11 +12,11 @@ use crate::{
     server::Signals,
 };
 
-/// How long the clients here wait.
+/// Timeout of the clients in this module.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Greets every TCP connection to `address` with two lines, `name` and the client's address as the server sees it, and
-/// then sends back whatever comes until the client has no more.
+/// then echoes all data until the client closes.
 ///
 /// # Panics
 /// When `address` cannot be listened on; add it to the sandbox first.
@@ -33,8 +33,8 @@ pub fn tcp_in(netns: &Netns, address: impl ToSocketAddrs, name: &str) -> Server 
     listen_in(netns, address, move |stream, peer, signals| converse(stream, &format!("{name}\n{peer}\n"), signals))
 }
 
-/// Answers every UDP datagram to `address` with `name`. Give it one address, not a wildcard: an answer must come from
-/// where the question went.
+/// Answers every UDP datagram to `address` with `name`. The address must not be a wildcard: an answer must come from
+/// the address that the datagram was sent to.
 ///
 /// # Panics
 /// When `address` cannot be bound; add it to the sandbox first.
@@ -45,13 +45,13 @@ pub fn udp(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server
         .run(|| UdpSocket::bind(address))
         .unwrap_or_else(|error| panic!("cannot bind UDP {address}: {error}"));
     let bound = socket.local_addr().expect("a bound socket has an address");
-    // What woke the wait may be a datagram that turns out to be broken.
+    // A datagram with a wrong checksum can end the wait without being there to read.
     socket.set_nonblocking(true).expect("a socket can be made non-blocking");
     let name = name.to_owned();
     Server::start(bound, move |signals| {
         let mut datagram = [0; 2048];
         while signals.wait_for(&socket) {
-            // An error here is an earlier answer that nobody wanted.
+            // An error here belongs to an earlier answer that had no receiver.
             if let Ok((_, client)) = socket.recv_from(&mut datagram) {
                 signals.count();
                 drop(socket.send_to(name.as_bytes(), client));
@@ -69,12 +69,12 @@ pub struct Greeting {
     pub client: SocketAddr,
 }
 
-/// Connects to a [`tcp`] server from the calling thread's namespace, and reads its greeting.
+/// Connects to a [`tcp`] server from the calling thread's namespace and reads its greeting.
 pub fn ask_tcp(address: impl ToSocketAddrs) -> io::Result<Greeting> {
     connect_tcp(address).map(|(greeting, _)| greeting)
 }
 
-/// Connects to a [`tcp`] server and returns its name. The socket must show the address that was asked for.
+/// Connects to a [`tcp`] server and returns its name. The socket's peer must be `address`.
 pub fn ask_name(address: impl ToSocketAddrs) -> io::Result<String> {
     let address = one_address(address)?;
     let (greeting, stream) = connect_tcp(address)?;
@@ -87,7 +87,7 @@ pub fn connect_tcp(address: impl ToSocketAddrs) -> io::Result<(Greeting, TcpStre
     let stream = TcpStream::connect_timeout(&one_address(address)?, CLIENT_TIMEOUT)?;
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     let greeting = {
-        // The server says nothing more until it is spoken to, so nothing is lost in the buffer.
+        // The server sends nothing more on its own, so nothing is lost in the buffer.
         let mut lines = BufReader::new(&stream).lines();
         let mut line = || lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
         let name = line()?;
@@ -97,7 +97,7 @@ pub fn connect_tcp(address: impl ToSocketAddrs) -> io::Result<(Greeting, TcpStre
     Ok((greeting, stream))
 }
 
-/// Says `message` on a connection to a [`tcp`] server and waits until it comes back.
+/// Sends `message` on a connection to a [`tcp`] server and waits for its echo.
 pub fn ping_tcp(mut stream: &TcpStream, message: &str) -> io::Result<()> {
     stream.write_all(message.as_bytes())?;
     let mut answer = vec![0; message.len()];
@@ -105,8 +105,7 @@ pub fn ping_tcp(mut stream: &TcpStream, message: &str) -> io::Result<()> {
     if answer == message.as_bytes() { Ok(()) } else { Err(io::Error::other("another message came back")) }
 }
 
-/// Sends one datagram from an unconnected socket to a [`udp`] server and returns its name and the address the answer
-/// came from.
+/// Sends one datagram from an unconnected socket to a [`udp`] server. Returns its name and the source of the answer.
 pub fn ask_udp(address: impl ToSocketAddrs) -> io::Result<(String, SocketAddr)> {
     let address = one_address(address)?;
     ask_udp_from(&udp_client(address)?, address)
@@ -122,14 +121,14 @@ pub fn ask_udp_from(socket: &UdpSocket, address: impl ToSocketAddrs) -> io::Resu
     Ok((String::from_utf8(answer).map_err(io::Error::other)?, from))
 }
 
-/// A UDP socket for asking `address`.
+/// A UDP socket for datagrams to `address`.
 pub fn udp_client(address: impl ToSocketAddrs) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(if one_address(address)?.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     Ok(socket)
 }
 
-/// Connects a UDP socket to a [`udp`] server and returns its name. The socket must show the address that was asked for.
+/// Connects a UDP socket to a [`udp`] server and returns its name. The socket's peer must be `address`.
 pub fn ask_connected_udp(address: impl ToSocketAddrs) -> io::Result<String> {
     let address = one_address(address)?;
     let socket = udp_client(address)?;
@@ -156,7 +155,7 @@ fn require_same(shown: SocketAddr, asked: SocketAddr) -> io::Result<()> {
     if shown == asked { Ok(()) } else { Err(io::Error::other(format!("the socket shows {shown}, not {asked}"))) }
 }
 
-/// Text such as `10.0.0.1:80` is as good as a [`SocketAddr`].
+/// Resolves `address`, which may be text such as `10.0.0.1:80`.
 pub(crate) fn one_address(address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
     address.to_socket_addrs()?.next().ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
@@ -182,7 +181,7 @@ fn listen_in(
         .unwrap_or_else(|error| panic!("cannot listen on TCP {address}: {error}"))
 }
 
-/// One connection's whole life.
+/// Serves one connection to its end.
 fn converse(mut stream: &TcpStream, greeting: &str, signals: &Signals) -> io::Result<()> {
     stream.write_all(greeting.as_bytes())?;
     let mut buffer = [0; 4096];

@@ -1,5 +1,5 @@
-//! A virtual machine with a kernel of its own, in QEMU, which emulates the processor: what is in an image is tried where it
-//! will run. It reaches the sandbox's network, and through it whatever listens there, at the addresses it has there.
+//! A virtual machine with a kernel of its own, in QEMU with an emulated processor, to test images in their real
+//! environment. It reaches the sandbox's network and its servers at their usual addresses.
 
 use std::{
     fs::{self, File},
@@ -23,19 +23,19 @@ use crate::{
     sandbox::{Placement, Sandbox},
 };
 
-/// Names the directory of the guest kernel.
+/// Variable with the directory of the guest kernel.
 pub const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
 
-/// Names the initramfs that `cargo xtask image initramfs` makes.
+/// Variable with the initramfs that `cargo xtask image initramfs` makes.
 pub const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
 
-/// Names the archive that `cargo xtask image rootfs` makes.
+/// Variable with the archive that `cargo xtask image rootfs` makes.
 pub const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 
-/// How the first process of these guests is called; it hands over to `/init` of the image.
+/// Path of the guests' first process, which hands over to the image's `/init`.
 const FIRST_PROCESS: &str = "guest/init";
 
-/// The vendor's part of a guest, which runs before cproxy's begins.
+/// The vendor's set-up of a guest, which runs before cproxy's.
 const SET_UP: &str = r#"#!/bin/busybox sh
 echo "guest: the kernel has started its first process"
 /bin/busybox mkdir -p /dev /proc /sys
@@ -49,38 +49,38 @@ done
 exec ${GUEST_INIT:-/init}
 "#;
 
-/// How much of a console is shown when a test fails.
+/// Number of console lines that a failed test shows.
 const TAIL_LINES: usize = 60;
 
-/// How long QEMU may take to begin.
+/// Limit on the start of QEMU.
 const QEMU_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Between two looks at a console.
+/// Pause between two reads of a console.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
 
-/// Tells the guests of one process apart.
+/// Number of guests so far, for unique names.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A guest kernel: the file `vmlinux` of a directory, or `kernel`, and the modules, in `modules`, that it is to load, in the
-/// order of their names.
+/// A guest kernel: the file `vmlinux` or `kernel` of a directory, and its modules in `modules`, which the guest loads
+/// in the order of their names.
 #[derive(Clone, Debug)]
 pub struct Kernel(PathBuf);
 
 impl Kernel {
-    /// The one that the environment names.
+    /// The kernel that the environment names.
     ///
     /// # Panics
-    /// When it does not.
+    /// When the variable is not set.
     pub fn from_env() -> Self {
         Self(path_from_env(KERNEL_VARIABLE, "cargo xtask vm test"))
     }
 
-    /// The one in this directory.
+    /// The kernel in a directory.
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         Self(directory.into())
     }
 
-    /// The ELF file where there is one: started without firmware, as Firecracker does.
+    /// Path of the ELF file if there is one, which starts without firmware, as in Firecracker.
     fn file(&self) -> PathBuf {
         let elf = self.0.join("vmlinux");
         if elf.exists() { elf } else { self.0.join("kernel") }
@@ -106,7 +106,7 @@ pub struct GuestImage<'s> {
 }
 
 impl<'s> GuestImage<'s> {
-    /// The image as `cargo xtask image initramfs` makes it, and nothing of the user's.
+    /// The image of `cargo xtask image initramfs` without user files.
     pub fn new(sandbox: &'s Sandbox, kernel: &Kernel) -> Self {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let directory = sandbox.dir().join(format!("guest-{number}"));
@@ -140,7 +140,7 @@ impl<'s> GuestImage<'s> {
         self
     }
 
-    /// Adds a file that can be run.
+    /// Adds an executable file.
     #[must_use]
     pub fn program(self, path: &str, content: impl AsRef<[u8]>) -> Self {
         let image = self.file(path, content);
@@ -159,13 +159,13 @@ impl<'s> GuestImage<'s> {
         self
     }
 
-    /// Unpacks over it what goes over the root file system of a guest with an init system.
+    /// Adds the overlay for root file systems with an init system.
     #[must_use]
     pub fn rootfs(self) -> Self {
         self.unpack(&path_from_env(ROOTFS_VARIABLE, "cargo xtask vm test"), "")
     }
 
-    /// Unpacks an archive into one of its directories.
+    /// Unpacks an archive into a directory of the image.
     #[must_use]
     pub fn unpack(self, archive: &Path, directory: &str) -> Self {
         let directory = self.directory.join("files").join(directory);
@@ -175,7 +175,7 @@ impl<'s> GuestImage<'s> {
         self
     }
 
-    /// Adds a program of this machine at its own path, and the shared libraries it asks for at theirs.
+    /// Adds a program of the host and its shared libraries, all at their own paths.
     #[must_use]
     pub fn program_of_host(self, program: &Path) -> Self {
         let libraries = Command::new("ldd").arg(program).output().expect("cannot start ldd");
@@ -195,36 +195,36 @@ impl<'s> GuestImage<'s> {
         self
     }
 
-    /// The command that the image's `/init` runs: words without spaces in them.
+    /// Sets the command that the image's `/init` runs, as words without spaces in them.
     #[must_use]
     pub fn workload(mut self, words: impl Into<String>) -> Self {
         self.workload = Some(words.into());
         self
     }
 
-    /// The machine's memory; 128 MiB if nothing is said.
+    /// Sets the machine's memory; 128 MiB by default.
     #[must_use]
     pub fn memory_mib(mut self, mebibytes: u32) -> Self {
         self.memory_mib = mebibytes;
         self
     }
 
-    /// No network card.
+    /// Removes the network card.
     #[must_use]
     pub fn without_network(mut self) -> Self {
         self.has_network = false;
         self
     }
 
-    /// A nanosecond of the guest's clocks is an instruction that its processor has carried out: what is timed in it is not an
-    /// emulator's speed on a busy machine.
+    /// Makes a nanosecond of the guest's clocks one executed instruction, so that times do not depend on the load of
+    /// the host.
     #[must_use]
     pub fn counting_instructions(mut self) -> Self {
         self.counts_instructions = true;
         self
     }
 
-    /// Switches the machine on.
+    /// Starts the machine.
     ///
     /// # Panics
     /// When QEMU does not start.
@@ -237,7 +237,7 @@ impl<'s> GuestImage<'s> {
         Guest { console: Console::follow(stream), qemu }
     }
 
-    /// The image with the user's files unpacked over it: what a kernel does with archives one behind the other.
+    /// Writes the image followed by the archive of user files; the kernel unpacks them one after the other.
     fn write_initrd(&self, path: &Path) -> io::Result<()> {
         let mut initrd = fs::read(path_from_env(INITRAMFS_VARIABLE, "cargo xtask vm test"))?;
         initrd.resize(initrd.len().next_multiple_of(4), 0);
@@ -275,7 +275,7 @@ impl<'s> GuestImage<'s> {
     }
 }
 
-/// A running machine. It is switched off when this value is dropped.
+/// A running machine, switched off when this value is dropped.
 #[derive(Debug)]
 pub struct Guest {
     console: Console,
@@ -283,7 +283,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Waits until the console has a line with `needle` in it; the line, and when it came, counted from the start.
+    /// Waits for a console line that contains `needle` and returns it with its time since the start.
     ///
     /// # Panics
     /// After `timeout`, or when the machine has ended without it.
@@ -293,7 +293,7 @@ impl Guest {
         self.qemu.wait_until(timeout, &what, |_| console.find(needle).ok_or("not there yet"))
     }
 
-    /// Waits until the machine has ended; its console.
+    /// Waits until the machine has ended and returns its console.
     ///
     /// # Panics
     /// After `timeout`.
@@ -304,7 +304,7 @@ impl Guest {
         self.console.text()
     }
 
-    /// As [`Guest::wait_end`], and shows each line of the console when it comes.
+    /// Like [`Guest::wait_end`], but passes each console line to `show` as it comes.
     ///
     /// # Panics
     /// After `timeout`.
@@ -322,7 +322,7 @@ impl Guest {
         self.console.text()
     }
 
-    /// The lines of the console, and when they came.
+    /// The console's lines with their times.
     pub fn lines(&self) -> Vec<(Duration, String)> {
         self.console.lines().clone()
     }
@@ -339,7 +339,7 @@ impl Drop for Guest {
     }
 }
 
-/// The lines of a serial port, each with its time.
+/// Lines of a serial port, each with its time.
 #[derive(Debug)]
 struct Console {
     lines: Arc<Mutex<Vec<(Duration, String)>>>,
@@ -373,7 +373,7 @@ impl Console {
         self.lines().iter().map(|(_, line)| format!("{line}\n")).collect()
     }
 
-    /// The machine has ended, and with it the serial line.
+    /// Waits for the end of the machine, which closes the serial line.
     fn wait_end(&mut self) {
         if self.reader.take().is_some_and(|reader| reader.join().is_err()) {
             eprintln!("the reader of a console panicked");

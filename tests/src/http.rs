@@ -1,4 +1,4 @@
-//! As much of an HTTP/1.1 server as a client of a Service needs: it says who it is.
+//! A minimal HTTP/1.1 server that returns its name.
 
 use std::{
     io::{self, Read, Write},
@@ -11,7 +11,7 @@ use crate::{
     server::{Server, Signals},
 };
 
-/// The longest request that is read.
+/// Limit on the length of a request.
 const LONGEST_HEAD: usize = 16 * 1024;
 
 /// Answers every GET to `address` with `name` and a line feed, one request per connection.
@@ -23,7 +23,7 @@ pub fn serve(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Serv
     echo::listen(sandbox, address, move |stream, _, signals| answer(stream, &name, signals))
 }
 
-/// Gets `path` from the server at `address`, from the calling thread's namespace; the body of the answer.
+/// Gets `path` from the server at `address`, from the calling thread's namespace; returns the body.
 pub fn get(address: impl ToSocketAddrs, path: &str) -> io::Result<String> {
     let address = echo::one_address(address)?;
     let mut stream = TcpStream::connect(address)?;
@@ -46,7 +46,7 @@ fn answer(mut stream: &TcpStream, name: &str, signals: &Signals) -> io::Result<(
     stream.write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes())
 }
 
-/// Reads up to the empty line. None when the client leaves, talks without end, or the server is to end.
+/// Reads up to the empty line. None if the client closes, sends too much, or the server is to end.
 pub(crate) fn read_head(mut stream: &TcpStream, signals: &Signals) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::new();
     let mut buffer = [0; 4096];

@@ -1,9 +1,9 @@
-//! The harness of live tests, the demonstration and the benchmarks: a place of their own inside this machine
+//! The harness of live tests, the demonstration and the benchmarks: an isolated environment on this machine
 //! ([`sandbox`]), the programs that run in it ([`process`], [`echo`], [`witness`], [`http`]), a real Kubernetes control
-//! plane ([`control_plane`]), the objects that are fed to it ([`manifest`], [`population`], [`writer`]), virtual machines
-//! ([`guest`], [`outside`]) and what a program costs ([`usage`], [`pinned`]).
+//! plane ([`control_plane`]), its objects ([`manifest`], [`population`], [`writer`]), virtual machines ([`guest`],
+//! [`outside`]) and the cost of programs ([`usage`], [`pinned`]).
 //!
-//! Everything here is undone when its value is dropped, on success, on failure and while a panic unwinds. Nothing is
+//! Every value undoes its effects when it is dropped, on success, on failure and while a panic unwinds. Nothing is
 //! mocked: namespaces, cgroups, system calls, etcd and kube-apiserver are the real ones, which is why it needs root.
 
 #![expect(

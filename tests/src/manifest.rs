@@ -1,4 +1,4 @@
-//! Kubernetes objects in a few words, for the manifest directory or for the API server.
+//! Kubernetes objects in short form, for the manifest directory or for the API server.
 
 #![expect(clippy::indexing_slicing, reason = "a JSON object makes the field that is assigned to; a read gives null")]
 
@@ -29,14 +29,14 @@ impl Service {
         }
     }
 
-    /// Another namespace.
+    /// Sets another namespace.
     #[must_use]
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.object["metadata"]["namespace"] = json!(namespace);
         self
     }
 
-    /// Fixed ClusterIPs, one or one of each family; the families follow from them.
+    /// Sets fixed ClusterIPs, one or one of each family; the families follow from them.
     #[must_use]
     pub fn cluster_ips<A: Display>(self, addresses: impl IntoIterator<Item = A>) -> Self {
         let addresses = addresses.into_iter().map(|address| address.to_string()).collect::<Vec<_>>();
@@ -48,31 +48,31 @@ impl Service {
             .spec("clusterIPs", json!(addresses))
     }
 
-    /// No ClusterIP at all.
+    /// Makes it headless, without a ClusterIP.
     #[must_use]
     pub fn headless(self) -> Self {
         self.spec("clusterIP", json!("None")).spec("clusterIPs", json!(["None"]))
     }
 
-    /// One ClusterIP of each family, of the API server's choice.
+    /// Requests one ClusterIP of each family, which the API server chooses.
     #[must_use]
     pub fn dual_stack(self) -> Self {
         self.spec("ipFamilyPolicy", json!("RequireDualStack"))
     }
 
-    /// One more TCP port. `target` is the port of the pods.
+    /// Adds a TCP port. `target` is the port of the pods.
     #[must_use]
     pub fn tcp(self, name: &str, port: u16, target: u16) -> Self {
         self.port(name, "TCP", port, target)
     }
 
-    /// One more UDP port. `target` is the port of the pods.
+    /// Adds a UDP port. `target` is the port of the pods.
     #[must_use]
     pub fn udp(self, name: &str, port: u16, target: u16) -> Self {
         self.port(name, "UDP", port, target)
     }
 
-    /// One more port of any protocol.
+    /// Adds a port of any protocol.
     #[must_use]
     pub fn port(mut self, name: &str, protocol: &str, port: u16, target: u16) -> Self {
         let port = json!({"name": name, "protocol": protocol, "port": port, "targetPort": target});
@@ -80,7 +80,7 @@ impl Service {
         self
     }
 
-    /// The port on every node of the port that was added last.
+    /// Sets the node port of the last port.
     ///
     /// # Panics
     /// When there is no port yet.
@@ -92,28 +92,28 @@ impl Service {
         self
     }
 
-    /// A client keeps its backend for `seconds`.
+    /// Sets session affinity by client address for `seconds`.
     #[must_use]
     pub fn client_ip_affinity(self, seconds: u32) -> Self {
         self.spec("sessionAffinity", json!("ClientIP"))
             .spec("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": seconds}}))
     }
 
-    /// Any field of the spec.
+    /// Sets any field of the spec.
     #[must_use]
     pub fn spec(mut self, field: &str, value: Value) -> Self {
         self.object["spec"][field] = value;
         self
     }
 
-    /// A label.
+    /// Sets a label.
     #[must_use]
     pub fn label(mut self, name: &str, value: &str) -> Self {
         self.object["metadata"]["labels"][name] = json!(value);
         self
     }
 
-    /// An address in the status, as a load balancer's controller would write it.
+    /// Adds an address to the status, as a load balancer's controller would.
     #[must_use]
     pub fn load_balancer_ip(mut self, address: impl Display) -> Self {
         self.object["spec"]["type"] = json!("LoadBalancer");
@@ -131,7 +131,7 @@ pub fn node(name: &str, zone: &str) -> Value {
     })
 }
 
-/// The status of a Node that has these addresses.
+/// The status of a Node with these addresses.
 pub fn node_status<A: Display>(addresses: impl IntoIterator<Item = A>) -> Value {
     let address = |address: A| json!({"type": "InternalIP", "address": address.to_string()});
     json!({"status": {"addresses": addresses.into_iter().map(address).collect::<Vec<_>>()}})
@@ -172,47 +172,47 @@ impl Slice {
         }
     }
 
-    /// Another name, when a Service has several slices of one family.
+    /// Sets another name, when a Service has several slices of one family.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.object["metadata"]["name"] = json!(name);
         self
     }
 
-    /// Another namespace.
+    /// Sets another namespace.
     #[must_use]
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.object["metadata"]["namespace"] = json!(namespace);
         self
     }
 
-    /// One more TCP port of the pods. `name` is the Service's port.
+    /// Adds a TCP port of the pods. `name` is that of the Service's port.
     #[must_use]
     pub fn tcp(self, name: &str, port: u16) -> Self {
         self.port(name, "TCP", port)
     }
 
-    /// One more UDP port of the pods. `name` is the Service's port.
+    /// Adds a UDP port of the pods. `name` is that of the Service's port.
     #[must_use]
     pub fn udp(self, name: &str, port: u16) -> Self {
         self.port(name, "UDP", port)
     }
 
-    /// One more port of any protocol.
+    /// Adds a port of any protocol.
     #[must_use]
     pub fn port(mut self, name: &str, protocol: &str, port: u16) -> Self {
         push(&mut self.object["ports"], json!({"name": name, "protocol": protocol, "port": port}));
         self
     }
 
-    /// One more endpoint.
+    /// Adds an endpoint.
     #[must_use]
     pub fn endpoint(mut self, endpoint: impl Into<Endpoint>) -> Self {
         push(&mut self.object["endpoints"], endpoint.into().object);
         self
     }
 
-    /// More endpoints, all ready.
+    /// Adds endpoints, all ready.
     #[must_use]
     pub fn ready<A: Display>(self, addresses: impl IntoIterator<Item = A>) -> Self {
         addresses.into_iter().fold(self, |slice, address| slice.endpoint(Endpoint::ready(address)))
@@ -226,22 +226,22 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Ready and serving.
+    /// A ready and serving endpoint.
     pub fn ready(address: impl Display) -> Self {
         Self::with(address, true, true, false)
     }
 
-    /// Neither ready nor serving.
+    /// An endpoint that is neither ready nor serving.
     pub fn not_ready(address: impl Display) -> Self {
         Self::with(address, false, false, false)
     }
 
-    /// On its way out; `serving` says whether it still answers.
+    /// A terminating endpoint; `serving` says whether it still answers.
     pub fn terminating(address: impl Display, serving: bool) -> Self {
         Self::with(address, false, serving, true)
     }
 
-    /// Any combination of conditions.
+    /// An endpoint with any combination of conditions.
     pub fn with(address: impl Display, ready: bool, serving: bool, terminating: bool) -> Self {
         Self {
             object: json!({
@@ -251,19 +251,19 @@ impl Endpoint {
         }
     }
 
-    /// The node it runs on.
+    /// Sets the node it runs on.
     #[must_use]
     pub fn node(self, name: &str) -> Self {
         self.field("nodeName", json!(name))
     }
 
-    /// Meant for clients in this zone.
+    /// Sets a hint for clients in this zone.
     #[must_use]
     pub fn for_zone(self, name: &str) -> Self {
         self.field("hints", json!({"forZones": [{"name": name}]}))
     }
 
-    /// Any field.
+    /// Sets any field.
     #[must_use]
     pub fn field(mut self, name: &str, value: Value) -> Self {
         self.object[name] = value;
@@ -283,7 +283,7 @@ impl From<Slice> for Value {
     }
 }
 
-/// One JSON document, which is YAML as well: a List of `objects`, for a file or for `kubectl apply -f -`.
+/// A List of `objects` as one JSON document, which is also YAML, for a file or for `kubectl apply -f -`.
 pub fn list(objects: impl IntoIterator<Item = Value>) -> String {
     let items = objects.into_iter().collect::<Vec<_>>();
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
@@ -294,7 +294,7 @@ pub fn write(directory: &Path, name: &str, objects: impl IntoIterator<Item = Val
     write_text(directory, name, &list(objects))
 }
 
-/// Puts `text` into `directory/name` in one step: a reader sees the old content or the new one.
+/// Replaces `directory/name` by `text` in one step: a reader sees the old content or the new one.
 ///
 /// # Panics
 /// When the directory cannot be written to.
@@ -316,7 +316,7 @@ pub fn write_kubeconfig(directory: &Path, server: &str) -> PathBuf {
     write_text(directory, "kubeconfig", &text)
 }
 
-/// Appends to a JSON array, which is made if there is none.
+/// Appends to a JSON array, which is created if it is missing.
 fn push(array: &mut Value, item: Value) {
     match array {
         Value::Array(items) => items.push(item),

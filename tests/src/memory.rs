@@ -1,4 +1,4 @@
-//! A limit on what a process and its children may have of the memory, by either version of the controller.
+//! A memory limit for a process and its children, by either version of the controller.
 
 use std::{
     fs, io,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::sandbox::Sandbox;
 
-/// A memory cgroup with a limit, which is removed when this is dropped: whoever is in it must have ended by then.
+/// A memory cgroup with a limit, removed when this is dropped. Its processes must have ended by then.
 #[derive(Debug)]
 pub struct MemoryLimit {
     path: PathBuf,
@@ -29,11 +29,11 @@ impl MemoryLimit {
         let limit = Self { path, is_v1, launcher };
         let file = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
         limit.write(file, &bytes.to_string()).expect("cannot set a memory limit");
-        // Whoever is at the limit is to feel it; not every kernel counts swap.
+        // Swap must not hide that the limit is reached; not every kernel counts it.
         let swap = if is_v1 { ("memory.memsw.limit_in_bytes", bytes) } else { ("memory.swap.max", 0) };
         drop(limit.write(swap.0, &swap.1.to_string()));
         let members = limit.path.join("cgroup.procs");
-        // "0" is whoever writes.
+        // "0" is the writing process.
         let script = format!("#!/bin/sh\necho 0 > '{}' && exec '{}' \"$@\"\n", members.display(), program.display());
         fs::write(&limit.launcher, script).expect("cannot write to the sandbox");
         let mode = fs::Permissions::from_mode(0o755);
@@ -41,29 +41,29 @@ impl MemoryLimit {
         limit
     }
 
-    /// Its directory.
+    /// Directory of the cgroup.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Runs the program within the limit, with the arguments it is given.
+    /// Script that runs the program within the limit, with its own arguments.
     pub fn launcher(&self) -> &Path {
         &self.launcher
     }
 
-    /// The most that was in use at a time.
+    /// Peak memory use.
     ///
     /// # Panics
-    /// When the kernel does not say (before 5.19 with the second version).
+    /// When the kernel does not report it (before 5.19 with the second version).
     pub fn peak_bytes(&self) -> u64 {
         let text = self.read(if self.is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" });
         text.trim().parse().expect("the peak of a memory cgroup is a number")
     }
 
-    /// How many processes the kernel has killed because of the limit.
+    /// Number of processes that the kernel has killed because of the limit.
     ///
     /// # Panics
-    /// When the kernel does not say (before 4.13 with the first version).
+    /// When the kernel does not report it (before 4.13 with the first version).
     pub fn killed(&self) -> u64 {
         let text = self.read(if self.is_v1 { "memory.oom_control" } else { "memory.events" });
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.parse().ok());

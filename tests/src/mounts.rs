@@ -1,4 +1,4 @@
-//! Unmounting what a sandbox has mounted.
+//! Unmounting of a sandbox's mounts.
 
 use std::{io, path::Path};
 

@@ -1,4 +1,4 @@
-//! Network namespaces that have no name: they live as long as a thread, a process or a descriptor is in them.
+//! Network namespaces without names, which live as long as a thread, a process or a descriptor refers to them.
 
 use std::{
     fs::File,
@@ -18,14 +18,14 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// The namespace the calling thread is in.
+    /// The calling thread's namespace.
     pub fn current() -> Self {
-        // Not /proc/self: that is the main thread's, and a namespace belongs to a thread.
+        // /proc/self would be the main thread, but each thread has a namespace of its own.
         let file = File::open("/proc/thread-self/ns/net").expect("cannot open /proc/thread-self/ns/net: mount /proc");
         Self { file: Arc::new(file) }
     }
 
-    /// A new, empty one.
+    /// A new, empty namespace.
     pub(crate) fn create() -> Self {
         let made = || {
             unshare();
@@ -34,13 +34,13 @@ impl Netns {
         thread::scope(|scope| scope.spawn(made).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Moves the calling thread into the namespace for good. Meant for threads that are the namespace's own.
+    /// Moves the calling thread into the namespace for good. Meant for threads that never leave it.
     pub fn enter(&self) -> io::Result<()> {
         Ok(rustix::thread::move_into_link_name_space(self.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
 
-    /// Runs `work` on a short-lived thread inside the namespace and hands its result back. Sockets made there stay in
-    /// the namespace whoever uses them later.
+    /// Runs `work` on a short-lived thread inside the namespace and returns its result. Sockets made there stay in the
+    /// namespace, whichever thread uses them later.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         let entered = || {
             self.enter().expect("cannot enter the network namespace: run as root");
@@ -49,7 +49,7 @@ impl Netns {
         thread::scope(|scope| scope.spawn(entered).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// A path that `nsenter --net=` can open for as long as this handle exists.
+    /// A path for `nsenter --net=`, valid for as long as this handle exists.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }

@@ -1,4 +1,4 @@
-//! UDP servers that repeat the question, so that a client can tell which of its questions an answer belongs to.
+//! UDP servers that repeat the question, so that a client can match answers to its questions.
 
 use std::{
     io,
@@ -10,8 +10,8 @@ use crate::{sandbox::Sandbox, server::Server};
 /// The longest datagram that is answered.
 const LONGEST: usize = 2_048;
 
-/// Answers every UDP datagram to `address` with `name`, a space and the datagram. Give it one address, not a wildcard:
-/// an answer must come from where the question went.
+/// Answers every UDP datagram to `address` with `name`, a space and the datagram. The address must not be a wildcard:
+/// an answer must come from the address that the question was sent to.
 ///
 /// # Panics
 /// When `address` cannot be bound; add it to the sandbox first.
@@ -22,7 +22,7 @@ pub fn udp(sandbox: &Sandbox, address: SocketAddr, name: &str) -> Server {
     Server::start(address, move |signals| {
         let mut question = [0; LONGEST];
         while signals.wait_for(&socket) {
-            // An error here is an earlier answer that nobody wanted.
+            // An error here belongs to an earlier answer that had no receiver.
             let Ok((length, client)) = socket.recv_from(&mut question) else { continue };
             signals.count();
             let answer = [name.as_bytes(), b" ", question.get(..length).unwrap_or_default()].concat();
@@ -36,7 +36,7 @@ pub fn ask(socket: &UdpSocket, question: &str, server: SocketAddr) -> io::Result
     socket.send_to(question.as_bytes(), server).map(drop)
 }
 
-/// The next answer: the server's name, the question, and the address that the answer came from.
+/// Receives the next answer: the server's name, the question, and the source of the answer.
 pub fn answer(socket: &UdpSocket) -> io::Result<(String, String, SocketAddr)> {
     let mut answer = [0; LONGEST];
     let (length, from) = socket.recv_from(&mut answer)?;

@@ -9,23 +9,23 @@ use serde_json::Value;
 
 use crate::guest::path_from_env;
 
-/// Names the layout that `cargo xtask image oci` makes.
+/// Variable with the layout that `cargo xtask image oci` makes.
 pub const OCI_VARIABLE: &str = "CPROXY_OCI";
 
 /// An image of one layer.
 #[derive(Debug)]
 pub struct OciImage {
-    /// The archive with its files.
+    /// Archive of its files.
     pub layer: PathBuf,
-    /// The process to run, and its environment.
+    /// Configuration with the process and its environment.
     pub config: Value,
 }
 
 impl OciImage {
-    /// The one that the environment names.
+    /// The image that the environment names.
     ///
     /// # Panics
-    /// When it names none, or no layout.
+    /// When the variable is not set, or names no layout.
     pub fn from_env() -> Self {
         let layout = path_from_env(OCI_VARIABLE, "cargo xtask test");
         let blob = |descriptor: &Value| {

@@ -1,4 +1,4 @@
-//! The world outside guests: a control plane, pods, and a nameserver that is a pod, too.
+//! The cluster outside guests: a control plane, pods, and a nameserver, which is a pod, too.
 
 use std::{process::Command, time::Duration};
 
@@ -14,19 +14,19 @@ use crate::{
     sandbox::{Placement, Sandbox},
 };
 
-/// The API server by its name.
+/// Kernel parameter with the API server's name.
 pub const API_SERVER: &str = "cproxy.apiserver=https://api.test:6443";
 
-/// Where the agent finds its token, without being told.
+/// Default directory of the agent's token.
 pub const SECRETS: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
-/// A pod's resolv.conf; the guest's own knows the API server.
+/// resolv.conf of a pod; the guest's own one has a nameserver that knows the API server.
 const RESOLV_CONF: &str = "nameserver 10.96.0.10
 search default.svc.cluster.local svc.cluster.local cluster.local
 options ndots:5
 ";
 
-/// How long the nameserver may take to start.
+/// Limit on the start of the nameserver.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 const NAMESERVER_VIP: &str = "10.96.0.10";
@@ -35,7 +35,7 @@ const WEB_VIP: &str = "10.96.0.20";
 const PODS: [(&str, &str); 2] = [("pod-1", "10.244.0.1"), ("pod-2", "10.244.0.2")];
 const POD_PORT: u16 = 8080;
 
-/// It serves until it is dropped.
+/// A cluster that serves until it is dropped.
 pub struct Outside<'s> {
     sandbox: &'s Sandbox,
     /// The control plane.
@@ -46,7 +46,7 @@ pub struct Outside<'s> {
 }
 
 impl<'s> Outside<'s> {
-    /// Starts all of it in the sandbox's network.
+    /// Starts the cluster in the sandbox's network.
     ///
     /// # Panics
     /// As [`ControlPlane::start`], or when there is no dnsmasq.
@@ -59,7 +59,7 @@ impl<'s> Outside<'s> {
         Self { sandbox, control_plane, kernel: Kernel::from_env(), _pods: pods.into(), _nameserver: nameserver }
     }
 
-    /// A guest whose agent follows this cluster, once it is told where it is.
+    /// A guest for an agent of this cluster, without the address of the API server.
     pub fn guest(&self) -> GuestImage<'s> {
         let resolv_conf = format!("nameserver {NAMESERVER}\n");
         GuestImage::new(self.sandbox, &self.kernel)
@@ -70,7 +70,7 @@ impl<'s> Outside<'s> {
     }
 }
 
-/// Runs a script as a pod: with a resolver of its own, as a container runtime gives one to containers.
+/// Runs a script as a pod, with a resolver of its own as in a container.
 pub fn pod<'s>(image: GuestImage<'s>, script: &str) -> GuestImage<'s> {
     let runtime = "#!/bin/sh\nexec unshare -m /etc/cproxy/pod\n";
     let pod = format!("#!/bin/sh\nmount --bind /etc/cproxy/resolv.conf /etc/resolv.conf\n{script}");

@@ -12,21 +12,21 @@ use std::{
 
 use crate::sandbox::Sandbox;
 
-/// A map, by the name of its pin, and what it takes.
+/// A map's pin and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapMemory {
     /// The name of its pin.
     pub name: String,
-    /// As the kernel counts it (`memlock` in fdinfo), which is what the entries that are there take, or, for maps that
-    /// allocate in advance, what all would.
+    /// Memory as the kernel counts it (`memlock` in fdinfo): that of the present entries or, for maps that allocate in
+    /// advance, of all possible ones.
     pub bytes: u64,
 }
 
-/// All maps that are pinned in the sandbox's pin directory, by name; maps inside maps have pins of their own. Not among
-/// them are those that belong to a single program, which hold its constants.
+/// All maps that are pinned in the sandbox's pin directory, by name; inner maps have pins of their own. Maps of a
+/// single program, which hold its constants, have no pins and are left out.
 ///
 /// # Panics
-/// When there is nothing pinned.
+/// When nothing is pinned.
 pub fn maps(sandbox: &Sandbox) -> Vec<MapMemory> {
     let pin_dir = sandbox.pin_dir();
     let layouts = fs::read_dir(&pin_dir).unwrap_or_else(|error| panic!("{}: {error}", pin_dir.display()));
@@ -41,7 +41,7 @@ pub fn maps(sandbox: &Sandbox) -> Vec<MapMemory> {
     maps
 }
 
-/// `None` for what is no map: links are pinned beside them.
+/// Memory of a pinned map; `None` for links, whose pins are in the same directory.
 fn map_memory(pin: &Path) -> io::Result<Option<u64>> {
     let map = open(pin)?;
     let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd()))?;
@@ -60,11 +60,11 @@ fn open(pin: &Path) -> io::Result<OwnedFd> {
     }
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let mut attr = Attr { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
-    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of the size given, and the path outlives the call.
+    // SAFETY: `attr` is a live, initialised prefix of `union bpf_attr` of this size, and the path outlives the call.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw mut attr, size_of::<Attr>()) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

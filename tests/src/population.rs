@@ -1,4 +1,4 @@
-//! Many Services and their endpoints, as the controllers of a cluster write them: the same ones for tests and benchmarks.
+//! Many Services and their endpoints, as a cluster's controllers write them, for tests and benchmarks.
 
 use std::{fmt, net::Ipv4Addr, ops::Range, str::FromStr};
 
@@ -9,27 +9,27 @@ use crate::{
     manifest::{Endpoint, Service, Slice},
 };
 
-/// How many endpoints the EndpointSlice controller puts into one slice.
+/// Number of endpoints that the EndpointSlice controller puts into one slice.
 const ENDPOINTS_PER_SLICE: u32 = 100;
 
-/// The first Service's ClusterIP; the others follow.
+/// ClusterIP of the first Service; the others follow.
 const FIRST_VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 16, 0);
 
-/// The first pod's address; the others follow.
+/// Address of the first pod; the others follow.
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 1);
 
-/// Where the pods that replace others are.
+/// Address of the first replacement pod.
 const FIRST_REPLACEMENT: Ipv4Addr = Ipv4Addr::new(11, 0, 0, 0);
 
-/// The zones that pods are in, one after the other.
+/// Zones of the pods, in turn.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// How many Services there are, and how many endpoints each has. As text `5000x10`.
+/// Number of Services and of each Service's endpoints, as text `5000x10`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// The Services.
+    /// Number of Services.
     pub services: u32,
-    /// The endpoints of each.
+    /// Number of endpoints of each Service.
     pub endpoints: u32,
 }
 
@@ -47,7 +47,7 @@ impl Shape {
         Self { services, endpoints }
     }
 
-    /// How many slices there are in all.
+    /// The total number of slices.
     #[must_use]
     pub fn slices(self) -> u32 {
         self.services * self.slices_of_each()
@@ -61,13 +61,13 @@ impl Shape {
         })
     }
 
-    /// The slices, without end, one Service after the other and from the start again.
+    /// The slices in an endless cycle, one Service after the other.
     pub fn cycle(self) -> impl Iterator<Item = SliceId> {
         let of = move |service| (0..self.slices_of_each()).map(move |number| SliceId { service, number });
         (0..self.services).flat_map(of).collect::<Vec<_>>().into_iter().cycle()
     }
 
-    /// A slice after its first pod has been replaced so often.
+    /// A slice after `replacements` replacements of its first pod.
     #[must_use]
     pub fn slice(self, SliceId { service, number }: SliceId, replacements: u32) -> Value {
         let name = service_name(service);
@@ -101,7 +101,7 @@ fn service_name(service: u32) -> String {
     format!("service-{service:05}")
 }
 
-/// All that the controller says of a pod.
+/// The endpoint of a pod with all fields that the controller sets.
 fn endpoint_of(name: &str, pod: u32, address: Ipv4Addr) -> Endpoint {
     let zone = ZONES.into_iter().cycle().nth(pod as usize % ZONES.len()).unwrap_or_default();
     let target = json!({
@@ -124,7 +124,7 @@ impl FromStr for Shape {
         let parts =
             text.split_once('x').and_then(|(services, endpoints)| Some((number(services)?, number(endpoints)?)));
         let (services, endpoints) = parts.ok_or("want SERVICESxENDPOINTS, such as 5000x10")?;
-        // Addresses of pods are numbered within one network of this size.
+        // Pod addresses are numbered within one network of this size.
         let is_too_much = u64::from(services) * u64::from(endpoints) > 1 << 22;
         if is_too_much { Err("there are not so many addresses".to_owned()) } else { Ok(Self { services, endpoints }) }
     }

@@ -1,4 +1,4 @@
-//! Child processes that end whatever happens, the agent among them, and waiting without guessing how long.
+//! Child processes that always end with their owner, the agent among them, and waits without guessed delays.
 
 use std::{
     collections::VecDeque,
@@ -23,22 +23,22 @@ use serde_json::Value;
 
 use crate::sandbox::{Placement, Sandbox};
 
-/// How long a process may take to end after SIGTERM.
+/// Limit on a process's end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the program under test may take to answer and end.
+/// Limit on a run of the program under test.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether the agent is ready, where the time counts.
+/// Pause between two polls for readiness where the time is measured.
 const READY_POLL: Duration = Duration::from_micros(500);
 
-/// How much of a log is shown when a test fails.
+/// Number of log lines that a failed test shows.
 const TAIL_LINES: usize = 40;
 
-/// Tells the log files of one process apart.
+/// Number of log files so far, for unique names.
 static LOG_NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Tries `attempt` again and again until it succeeds.
+/// Repeats `attempt` until it succeeds.
 ///
 /// # Panics
 /// After `timeout`, naming `what` and the last error.
@@ -70,7 +70,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `command` at `placement` in the sandbox. `name` is what messages and the log file call it.
+    /// Starts `command` at `placement` in the sandbox. Messages and the log file use `name`.
     pub fn spawn(sandbox: &Sandbox, name: &str, placement: Placement, mut command: Command) -> Self {
         let log = scratch_file(sandbox, name, "log");
         let output = File::create(&log).expect("cannot create a log file in the sandbox");
@@ -89,7 +89,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// How the process ended, if it has.
+    /// Exit status of the process, if it has ended.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap_or_else(|error| panic!("cannot wait for {}: {error}", self.name))
     }
@@ -105,14 +105,14 @@ impl Daemon {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("cannot signal a child");
     }
 
-    /// SIGTERM, then SIGKILL after five seconds. How the process ended, whoever ended it.
+    /// Sends SIGTERM, then SIGKILL after five seconds. Returns the exit status, even if the process had ended before.
     pub fn stop(&mut self) -> ExitStatus {
         end(&mut self.child).unwrap_or_else(|error| panic!("cannot stop {}: {error}", self.name))
     }
 
-    /// SIGKILL, at once. How the process ended, whoever ended it.
+    /// Sends SIGKILL at once. Returns the exit status, even if the process had ended before.
     pub fn kill(&mut self) -> ExitStatus {
-        // Refused only when the process has ended.
+        // This fails only if the process has already ended.
         drop(self.child.kill());
         self.child.wait().unwrap_or_else(|error| panic!("cannot wait for {}: {error}", self.name))
     }
@@ -122,7 +122,7 @@ impl Daemon {
         fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// The file the process writes to.
+    /// The log file of the process.
     pub fn log_file(&self) -> &Path {
         &self.log
     }
@@ -143,7 +143,7 @@ impl Daemon {
     /// Waits until the log contains `needle` and returns the line.
     ///
     /// # Panics
-    /// After `timeout`, or at once when the process has ended without writing it; with the log's end.
+    /// After `timeout`, or at once when the process has ended without writing it; with the end of the log.
     pub fn wait_log(&mut self, needle: &str, timeout: Duration) -> String {
         let what = format!("{:?} in the log of {}", needle, self.name);
         self.wait_until(timeout, &what, |daemon| {
@@ -160,7 +160,7 @@ impl Daemon {
         mut attempt: impl FnMut(&Self) -> Result<T, E>,
     ) -> T {
         eventually(timeout, what, || {
-            // Asked before the attempt: what a process did last counts even if it has ended since.
+            // The order matters: the last actions of a process count even if it has ended since.
             let ended = self.exit_status();
             let result = attempt(self);
             if let (Some(status), Err(error)) = (ended, &result) {
@@ -200,7 +200,7 @@ fn wait_for(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatu
     }
 }
 
-/// SIGTERM, and SIGKILL for a child that does not heed it in time.
+/// Sends SIGTERM, and SIGKILL if the child does not end in time.
 fn end(child: &mut Child) -> io::Result<ExitStatus> {
     if let Some(status) = child.try_wait()? {
         return Ok(status);
@@ -222,7 +222,7 @@ fn scratch_file(sandbox: &Sandbox, name: &str, extension: &str) -> PathBuf {
 /// The exit code and output of a command that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The exit code; 128 and the signal's number if a signal ended it.
+    /// Exit code; 128 plus the signal's number if a signal ended it.
     pub code: i32,
     /// Everything it wrote to stdout.
     pub stdout: String,
@@ -231,7 +231,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Itself, if the command succeeded.
+    /// The same output, if the command succeeded.
     ///
     /// # Panics
     /// With its stderr, if it did not.
@@ -247,13 +247,13 @@ impl Output {
     }
 }
 
-/// Runs `command` at `placement` to its end. `input` is what it reads from stdin.
+/// Runs `command` at `placement` to its end, with `input` on stdin.
 ///
 /// # Panics
 /// When it cannot be started or takes longer than `timeout`.
 pub fn run(sandbox: &Sandbox, placement: Placement, mut command: Command, input: &str, timeout: Duration) -> Output {
     let name = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // Files, because a pipe that nobody reads or writes meanwhile can block either side.
+    // Pipes could block either side, since they are not read or written meanwhile.
     let [stdin, stdout, stderr] = ["in", "out", "err"].map(|extension| scratch_file(sandbox, &name, extension));
     fs::write(&stdin, input).expect("cannot write a scratch file in the sandbox");
     let create = |path: &Path| File::create(path).expect("cannot create a scratch file in the sandbox");
@@ -298,13 +298,13 @@ fn cproxy_command(binary: PathBuf) -> Command {
     command
 }
 
-/// Runs `cproxy` with `args` to its end, inside the sandbox. The sandbox's cgroup, pin directory and run directory are
-/// its defaults (through the environment, since not every command takes every flag).
+/// Runs `cproxy` with `args` to its end, inside the sandbox. Its default cgroup, pin directory and run directory are
+/// the sandbox's, by environment variables, since not every command takes every flag.
 pub fn cproxy<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S]) -> Output {
     cproxy_with_input(sandbox, args, "")
 }
 
-/// Like [`cproxy`], with something to read on stdin.
+/// Like [`cproxy`], with input on stdin.
 pub fn cproxy_with_input<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], input: &str) -> Output {
     let mut command = cproxy_command(cproxy_binary());
     command.args(args);
@@ -314,7 +314,7 @@ pub fn cproxy_with_input<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], input: 
     run(sandbox, Placement::Hooked, command, input, COMMAND_TIMEOUT)
 }
 
-/// The arguments and environment of `cproxy run`. The sandbox's cgroup, pin directory and run directory are always given.
+/// Arguments and environment of `cproxy run`, always with the sandbox's cgroup, pin directory and run directory.
 #[derive(Debug)]
 pub struct Agent<'s> {
     sandbox: &'s Sandbox,
@@ -328,7 +328,7 @@ pub struct Agent<'s> {
 }
 
 impl<'s> Agent<'s> {
-    /// An agent without a source; give it one.
+    /// An agent without a source, which must be added.
     pub fn new(sandbox: &'s Sandbox) -> Self {
         Self {
             sandbox,
@@ -342,7 +342,7 @@ impl<'s> Agent<'s> {
         }
     }
 
-    /// Another program than `CPROXY_BIN`, such as the version before.
+    /// Sets another program than `CPROXY_BIN`, such as the previous version.
     #[must_use]
     pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
         self.binary = Some(path.into());
@@ -381,35 +381,36 @@ impl<'s> Agent<'s> {
         self
     }
 
-    /// Another cgroup to attach to than the sandbox's.
+    /// Sets another cgroup to attach to than the sandbox's.
     #[must_use]
     pub fn cgroup(mut self, path: impl Into<PathBuf>) -> Self {
         self.cgroup = path.into();
         self
     }
 
-    /// Another pin directory than the sandbox's.
+    /// Sets another pin directory than the sandbox's.
     #[must_use]
     pub fn pin_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.pin_dir = path.into();
         self
     }
 
-    /// Another run directory than the sandbox's.
+    /// Sets another run directory than the sandbox's.
     #[must_use]
     pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.run_dir = path.into();
         self
     }
 
-    /// Where the agent itself runs: by default inside the cgroup it serves, as in a guest.
+    /// Sets the placement of the agent itself: by default inside the cgroup it serves, as in a guest.
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
         self
     }
 
-    /// Starts it. A `ready` left by an earlier agent is removed, so that [`RunningAgent::wait_ready`] means this one.
+    /// Starts the agent. A `ready` left by an earlier agent is removed, so that [`RunningAgent::wait_ready`] waits for
+    /// this one.
     pub fn start(self) -> RunningAgent {
         let ready = self.run_dir.join("ready");
         drop(fs::remove_file(&ready));
@@ -420,7 +421,8 @@ impl<'s> Agent<'s> {
         RunningAgent { daemon: Daemon::spawn(self.sandbox, "cproxy", self.placement, command), ready }
     }
 
-    /// Starts it and waits for the file `ready`; also the time from just before the start, to half a millisecond.
+    /// Starts the agent and waits for the file `ready`. Returns also the time since just before the start, to half a
+    /// millisecond.
     ///
     /// # Panics
     /// After `timeout`, or when the agent has ended.
@@ -444,7 +446,7 @@ pub struct RunningAgent {
 }
 
 impl RunningAgent {
-    /// Waits for the file `ready` in the run directory; the time since this call.
+    /// Waits for the file `ready` in the run directory. Returns the time since this call.
     ///
     /// # Panics
     /// After `timeout`, or at once when the agent has ended.

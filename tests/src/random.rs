@@ -1,8 +1,8 @@
-//! Random numbers that a seed repeats.
+//! Random numbers with a reproducible seed.
 
 use fastrand::Rng;
 
-/// Names the seed to take: the one that a failed run has printed.
+/// Variable with the seed, as printed by a failed run.
 const SEED_VARIABLE: &str = "CPROXY_SEED";
 
 /// A source of random numbers.
@@ -10,25 +10,25 @@ const SEED_VARIABLE: &str = "CPROXY_SEED";
 pub struct Random(Rng);
 
 impl Random {
-    /// The numbers that belong to `seed`.
+    /// The sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(Rng::with_seed(seed))
     }
 
-    /// One of `0..count`.
+    /// A random number of `0..count`.
     ///
     /// # Panics
-    /// When there is none.
+    /// When the range is empty.
     pub fn below(&mut self, count: usize) -> usize {
         self.0.usize(..count)
     }
 
-    /// True in `chance` of a hundred cases.
+    /// True with a probability of `chance` percent.
     pub fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }
 
-    /// One of several.
+    /// A random element.
     ///
     /// # Panics
     /// When there is none.
@@ -36,7 +36,7 @@ impl Random {
         self.0.choice(among.iter().copied()).expect("there is nothing to pick from")
     }
 
-    /// One of several, each as often as its weight says.
+    /// A random element, with a probability in proportion to its weight.
     pub fn weighted<T: Copy>(&mut self, among: &[(usize, T)]) -> T {
         let mut left = self.below(among.iter().map(|(weight, _)| weight).sum());
         for &(weight, item) in among {
@@ -48,14 +48,14 @@ impl Random {
         unreachable!("the weights add up")
     }
 
-    /// Some of several, in any order, no more than `most`.
+    /// At most `most` random elements, in random order.
     pub fn some<T: Clone>(&mut self, among: &[T], most: usize) -> Vec<T> {
         let mut some = self.shuffled(among);
         some.truncate(self.below(most + 1));
         some
     }
 
-    /// All of several, in any order.
+    /// All elements in random order.
     pub fn shuffled<T: Clone>(&mut self, all: &[T]) -> Vec<T> {
         let mut shuffled = all.to_vec();
         self.0.shuffle(&mut shuffled);
@@ -63,10 +63,10 @@ impl Random {
     }
 }
 
-/// The seed that is asked for, or one that no run has had.
+/// The seed from the environment, or a new one.
 ///
 /// # Panics
-/// When what is asked for is no number.
+/// When the variable is not a number.
 pub fn seed() -> u64 {
     match std::env::var(SEED_VARIABLE) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{SEED_VARIABLE}={text:?} is no number")),
@@ -74,7 +74,7 @@ pub fn seed() -> u64 {
     }
 }
 
-/// Whether random tests are to take their time.
+/// Whether random tests are to run for longer.
 pub fn is_soak() -> bool {
     std::env::var_os("CPROXY_SOAK").is_some()
 }

@@ -1,5 +1,5 @@
-//! A place inside this machine where a test may do what it wants: a network namespace, a cgroup, a bpffs and a
-//! directory of its own.
+//! An isolated environment for a test on this machine, with a network namespace, a cgroup, a bpffs and a directory of
+//! its own.
 
 use std::{
     fmt::Display,
@@ -21,55 +21,55 @@ use crate::{
     netns::FreshNetns,
 };
 
-/// One sandbox at a time: the cgroup is a property of the whole process.
+/// Lock that allows one sandbox at a time, since the cgroup is a property of the whole process.
 static OCCUPIED: Mutex<()> = Mutex::new(());
 
-/// The prefix of the tests' sandboxes. `cargo xtask test` looks for what they leave behind.
+/// Prefix of the tests' sandboxes. `cargo xtask test` looks for their remains.
 pub const TEST_PREFIX: &str = "cproxy-test";
 
-/// Tells the sandboxes of one process apart.
+/// Number of sandboxes so far, for unique names.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Where the addresses of [`Sandbox::neighbour`]s on their links are.
+/// Range of the addresses on the links of [`Sandbox::neighbour`]s.
 pub const NEIGHBOURS_CIDR: &str = "198.51.100.0/24";
-/// Tells the neighbours of one sandbox apart, as many as there are subnets for.
+/// Number of neighbours so far, for unique subnets.
 static NEIGHBOUR: AtomicU32 = AtomicU32::new(0);
 const NEIGHBOURS: u32 = 64;
 
-/// Where a child process runs.
+/// Place in which a child process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// In the sandbox's network namespace and cgroup: the programs under test see it.
+    /// The sandbox's network namespace and cgroup, with the programs under test.
     Hooked,
-    /// In the sandbox's network namespace, but in the cgroup this process came from: the programs under test do not.
+    /// The sandbox's network namespace and this process's former cgroup, without the programs under test.
     Unhooked,
-    /// In the sandbox's network namespace and in a cgroup like the sandbox's, without programs. A socket costs more in any
+    /// The sandbox's network namespace and a cgroup like the sandbox's, without programs. A socket costs more in any
     /// cgroup but the root.
     Beside,
 }
 
-/// Removes what sandboxes with this prefix have left whose processes were killed.
+/// Removes the remains of sandboxes with this prefix whose processes were killed.
 pub fn sweep(prefix: &str) {
     directory::sweep(prefix);
 }
 
-/// The sandbox. While it exists, the thread that made it is in its network namespace (so are the threads and processes
-/// it starts from then on), and the whole process is in its cgroup. Dropping it undoes everything, whatever fails; what
-/// a killed process leaves is swept by the next sandbox with its prefix.
+/// The sandbox. While it exists, its creator's thread is in its network namespace (as are the threads and processes
+/// that this thread starts), and the whole process is in its cgroup. Dropping it undoes everything, whatever fails. The
+/// next sandbox with the same prefix sweeps the remains of a killed process.
 ///
-/// The namespace has a loopback interface that is up, and no route to anywhere.
+/// The namespace has a loopback interface that is up, and no routes.
 #[derive(Debug)]
 pub struct Sandbox {
-    // Dropped in this order: processes end, mounts and files go, the thread returns, the next sandbox may start.
+    // The drop order matters: processes end, mounts and files go, the thread returns, the next sandbox may start.
     cgroup: ChildCgroup,
     directory: Directory,
     netns: FreshNetns,
-    // Also keeps the sandbox on its thread, which the network namespace asks for: a guard is not `Send`.
+    // A guard is not `Send`, so it also keeps the sandbox on its thread, as the network namespace requires.
     _occupied: MutexGuard<'static, ()>,
 }
 
 impl Sandbox {
-    /// Makes a sandbox called `<prefix>-<pid>-<n>`, after the one before it is gone.
+    /// Makes a sandbox called `<prefix>-<pid>-<n>`, once the one before it is gone.
     ///
     /// # Panics
     /// With one sentence, when the machine lacks something: root, cgroup2, bpffs, or the command `ip`.
@@ -97,12 +97,12 @@ impl Sandbox {
         Self::new(TEST_PREFIX)
     }
 
-    /// The cgroup this process is in, where programs are attached.
+    /// Cgroup of this process, to which programs are attached.
     pub fn cgroup(&self) -> &Path {
         &self.cgroup.path
     }
 
-    /// The one of [`Placement::Beside`].
+    /// Cgroup of [`Placement::Beside`].
     pub fn cgroup_beside(&self) -> &Path {
         &self.cgroup.beside
     }
@@ -112,7 +112,7 @@ impl Sandbox {
         &self.directory.path
     }
 
-    /// A directory on the sandbox's bpffs; nobody has created it yet.
+    /// A directory on the sandbox's bpffs, which does not exist yet.
     pub fn pin_dir(&self) -> PathBuf {
         self.directory.path.join("bpf/cproxy")
     }
@@ -127,27 +127,27 @@ impl Sandbox {
         self.directory.path.join("manifests")
     }
 
-    /// The sandbox's network namespace; other threads may keep clones.
+    /// Network namespace of the sandbox; other threads may keep clones.
     pub fn netns(&self) -> &Netns {
         &self.netns.inside
     }
 
-    /// The network namespace this thread came from.
+    /// Former network namespace of this thread.
     pub fn outside(&self) -> &Netns {
         &self.netns.outside
     }
 
-    /// Moves the calling (helper) thread into the sandbox's network namespace for good.
+    /// Moves the calling thread, not the sandbox's own, into the sandbox's network namespace for good.
     pub fn enter(&self) {
         self.netns().enter().expect("cannot enter the sandbox's network namespace");
     }
 
-    /// Gives the loopback interface one more address.
+    /// Adds an address to the loopback interface.
     pub fn add_address(&self, address: impl Display) {
         self.add_addresses([address]);
     }
 
-    /// Gives the loopback interface addresses, all in one go.
+    /// Adds addresses to the loopback interface, all at once.
     pub fn add_addresses<A: Display>(&self, addresses: impl IntoIterator<Item = A>) {
         let line = |address: A| {
             let address = address.to_string();
@@ -157,7 +157,7 @@ impl Sandbox {
         self.ip(&addresses.into_iter().map(line).collect::<String>());
     }
 
-    /// Runs `program` inside the sandbox's network namespace and cgroup, whichever thread spawns it.
+    /// Makes `program` start inside the sandbox's network namespace and cgroup, whichever thread spawns it.
     pub fn child_in(&self, mut program: Command) -> Command {
         self.place(&mut program, Placement::Hooked);
         program
@@ -181,7 +181,7 @@ impl Sandbox {
             .unwrap_or_else(|error| panic!("cannot open {}: {error}", members.display()));
         let move_self = move || {
             netns.enter()?;
-            // "0" is whoever writes.
+            // "0" is the writing process.
             (&members).write_all(b"0")
         };
         // SAFETY: between fork and exec the closure only makes the system calls setns and write on descriptors that
@@ -189,11 +189,11 @@ impl Sandbox {
         unsafe { program.pre_exec(move_self) }
     }
 
-    /// A network namespace beside the sandbox's, with a link to it, a default route over that link, and its own
-    /// `addresses` on the loopback interface. It ends with its last handle.
+    /// A network namespace beside the sandbox's, with a link to it, a default route over that link, and `addresses` on
+    /// its loopback interface. It ends with its last handle.
     ///
     /// # Panics
-    /// With what `ip` complains about, if it fails.
+    /// With the message of `ip`, if it fails.
     pub fn neighbour<A: Display>(&self, addresses: impl IntoIterator<Item = A>) -> Netns {
         let number = NEIGHBOUR.fetch_add(1, Ordering::Relaxed) % NEIGHBOURS;
         let [near, far] = [1, 2].map(|host| format!("198.51.100.{}", number * 4 + host));
@@ -214,16 +214,16 @@ impl Sandbox {
         netns
     }
 
-    /// A network namespace with a macvlan interface on the link of a neighbour, as a pod has one on its node's: what it sends
-    /// passes the neighbour's interface, not its network stack. `number` tells several apart.
+    /// A network namespace with a macvlan interface on the link of a neighbour, like that of a pod on its node: its
+    /// packets pass the neighbour's interface, but not its network stack. `number` distinguishes several of them.
     ///
     /// # Errors
-    /// The complaint of `ip`: the kernel may have no macvlan.
+    /// The message of `ip`: the kernel may have no macvlan.
     pub fn behind_macvlan(&self, neighbour: &Netns, number: u8) -> io::Result<Netns> {
         let pod = Netns::create();
         let link = neighbour.run(|| Command::new("ip").args(["-oneline", "link", "show", "far"]).output())?;
         let link = String::from_utf8_lossy(&link.stdout).into_owned();
-        // `ip` takes the index of an interface for its name: the other end, which is here.
+        // `ip` accepts an interface's index as its name. The other end of the link is in this namespace.
         let near = link.split_once("far@").and_then(|(_, rest)| rest.split_once(':')).map(|(near, _)| near);
         let near = near.ok_or_else(|| io::Error::other(format!("no link called far: {link}")))?;
         let (gateway, address) = (format!("10.200.{number}.1"), format!("10.200.{number}.2"));
@@ -237,10 +237,10 @@ impl Sandbox {
         Ok(pod)
     }
 
-    /// Has iproute2 carry out `commands`, one a line, inside the sandbox.
+    /// Runs iproute2 `commands`, one a line, inside the sandbox.
     ///
     /// # Panics
-    /// With what `ip` complains about, if it fails.
+    /// With the message of `ip`, if it fails.
     pub fn ip(&self, commands: &str) {
         self.run_ip(commands, |ip| self.place(ip, Placement::Unhooked));
     }

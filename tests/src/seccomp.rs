@@ -1,28 +1,28 @@
-//! Places where the kernel does less than it could: for the calling thread, and the threads and processes that it starts
-//! from then on.
+//! Seccomp filters that imitate a less capable kernel, for the calling thread and the threads and processes that it
+//! starts from then on.
 
-/// No netlink sockets.
+/// Forbids netlink sockets.
 ///
 /// # Panics
-/// When the kernel does not take the filter.
+/// When the kernel refuses the filter.
 pub fn forbid_netlink() {
     refuse(libc::SYS_socket, &[(0, libc::AF_NETLINK as u32)], libc::EPROTONOSUPPORT);
 }
 
-/// No memory for a map that the agent makes itself: it tells the kernel of 44 bytes of a map's description, the library by
-/// which the programs are loaded of more.
+/// Refuses memory for maps that the agent creates itself. It passes 44 bytes of a map's description to the kernel; the
+/// library that loads the programs passes more.
 ///
 /// # Panics
-/// When the kernel does not take the filter.
+/// When the kernel refuses the filter.
 pub fn forbid_maps_of_the_agent() {
     const BPF_MAP_CREATE: u32 = 0;
     refuse(libc::SYS_bpf, &[(0, BPF_MAP_CREATE), (2, 44)], libc::ENOMEM);
 }
 
-/// No system call that writes to a BPF map.
+/// Forbids system calls that write to a BPF map.
 ///
 /// # Panics
-/// When the kernel does not take the filter.
+/// When the kernel refuses the filter.
 pub fn forbid_writes_to_maps() {
     const BPF_MAP_UPDATE_ELEM: u32 = 2;
     const BPF_MAP_DELETE_ELEM: u32 = 3;
@@ -31,7 +31,7 @@ pub fn forbid_writes_to_maps() {
     }
 }
 
-/// Fails a call with these arguments, by index, of which the lower half is compared.
+/// Makes a call fail if the lower halves of its arguments, by index, have these values.
 fn refuse(call: libc::c_long, arguments: &[(u32, u32)], errno: i32) {
     const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
         libc::sock_filter { code: code as u16, jt, jf, k }
@@ -39,7 +39,7 @@ fn refuse(call: libc::c_long, arguments: &[(u32, u32)], errno: i32) {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const UNLESS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-    // `struct seccomp_data`: the call's number is at 0, its first argument's lower half at 16 or 20.
+    // `struct seccomp_data` has the call's number at 0 and its first argument's lower half at 16 or 20.
     const FIRST: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
     let arguments = arguments.iter().map(|&(index, value)| (FIRST + 8 * index, value));
     let compared: Vec<_> = std::iter::once((0, call as u32)).chain(arguments).collect();

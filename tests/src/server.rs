@@ -1,4 +1,4 @@
-//! The frame of the small servers: a thread per server, a thread per connection, and an end on request.
+//! Common frame of the small servers: a thread for each server, a thread for each connection, and an end on request.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use std::{
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-/// A running server. It, and every connection it has open, ends when this value is dropped.
+/// A running server. Dropping it ends it and all its open connections.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -22,17 +22,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Where it listens; the real port if it was asked for any.
+    /// Listening address, with the actual port if the requested one was 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many connections or datagrams it has taken so far.
+    /// The number of connections or datagrams so far.
     pub fn served(&self) -> u64 {
         self.signals.served.load(Ordering::Relaxed)
     }
 
-    /// Runs `work` on a thread of its own.
+    /// Starts a server that runs `work` on a thread of its own.
     pub(crate) fn start(address: SocketAddr, work: impl FnOnce(&Signals) + Send + 'static) -> Self {
         let signals = Signals::new();
         let theirs = signals.clone();
@@ -40,13 +40,13 @@ impl Server {
         Self { address, signals, thread }
     }
 
-    /// Gives every connection to `listener` a thread that runs `serve`.
+    /// Starts a thread with `serve` for each connection to `listener`.
     pub(crate) fn accept(
         listener: TcpListener,
         serve: impl Fn(&TcpStream, SocketAddr, &Signals) -> io::Result<()> + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
-        // A client may be gone between the wait and the accept.
+        // A client may close between the wait and the accept.
         listener.set_nonblocking(true)?;
         Ok(Self::start(address, move |signals| {
             let serve = &serve;
@@ -54,7 +54,7 @@ impl Server {
                 while signals.wait_for(&listener) {
                     let Ok((stream, peer)) = listener.accept() else { continue };
                     signals.count();
-                    // A client that goes away in the middle is no concern of the server's.
+                    // A client that closes early is no error of the server.
                     scope.spawn(move || stream.set_nonblocking(false).and_then(|()| serve(&stream, peer, signals)));
                 }
             });
@@ -71,10 +71,10 @@ impl Drop for Server {
     }
 }
 
-/// State that a server and its threads share.
+/// State shared by a server and its threads.
 #[derive(Clone, Debug)]
 pub(crate) struct Signals {
-    /// An eventfd: readable, and never read, once the server is to end.
+    /// An eventfd that becomes readable, and is never read, when the server is to end.
     stop: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
 }
@@ -93,7 +93,7 @@ impl Signals {
         rustix::io::write(&self.stop, &1_u64.to_ne_bytes()).expect("cannot write to an eventfd");
     }
 
-    /// Waits until there is something to read. False when the server is to end.
+    /// Waits for data to read. False when the server is to end.
     pub(crate) fn wait_for(&self, socket: &impl AsFd) -> bool {
         let mut waiting = [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
         loop {

@@ -1,4 +1,4 @@
-//! A demonstration that can be interrupted at any moment and leaves nothing behind.
+//! Demonstrations that can be interrupted at any moment without remains.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -10,15 +10,15 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::sandbox;
 
-/// Set in the process that does it; see [`supervise`].
+/// Variable that is set in the child process of [`supervise`].
 const SUPERVISED: &str = "CPROXY_DEMO_SUPERVISED";
 
-/// Runs `demonstrate`, whose sandboxes' names begin with `prefix`. What goes wrong is told in one sentence.
+/// Runs `demonstrate`, whose sandboxes' names begin with `prefix`. An error is printed as one sentence.
 pub fn run(prefix: &str, demonstrate: impl FnOnce() -> Result<(), String>) -> ExitCode {
     if std::env::var_os(SUPERVISED).is_none() {
         return supervise(prefix);
     }
-    // The harness panics with sentences that say what to do; where in the source it did so helps nobody here.
+    // The harness panics with sentences that say what to do; their places in the source would not help a user.
     std::panic::set_hook(Box::new(|info| {
         eprintln!("demo: {}", info.payload_as_str().unwrap_or("a part of it panicked"));
     }));
@@ -32,7 +32,7 @@ pub fn run(prefix: &str, demonstrate: impl FnOnce() -> Result<(), String>) -> Ex
     }
 }
 
-/// Runs the demonstration in a child and takes away what it leaves when it is interrupted: a process that a signal ends
+/// Runs the demonstration in a child and removes its remains after an interruption, since a process that a signal ends
 /// cannot clean up after itself.
 fn supervise(prefix: &str) -> ExitCode {
     let outcome = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
@@ -61,7 +61,7 @@ async fn run_child() -> std::io::Result<ExitCode> {
         _ = interrupt.recv() => 2,
         _ = terminate.recv() => 15,
     };
-    // It may have got the signal too, and have ended.
+    // The child may have ended by the same signal.
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
     ended.await.map_err(std::io::Error::other)??;
     eprintln!("demo: interrupted; removing what is left");

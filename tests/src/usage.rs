@@ -1,4 +1,4 @@
-//! The cost of a process, as the kernel counts it.
+//! Cost of a process, as the kernel counts it.
 
 use std::{collections::HashMap, ffi::OsString, fs, time::Duration};
 
@@ -7,16 +7,16 @@ use rustix::param::clock_ticks_per_second;
 /// The memory of a process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Resident now.
+    /// Currently resident memory.
     pub resident: u64,
-    /// The part of it that no file is behind: it cannot be taken away when memory is short.
+    /// Resident memory without a file behind it, which the kernel cannot reclaim when memory is short.
     pub anonymous: u64,
-    /// The most that was resident at any time since the start, or since [`forget_peak`].
+    /// Peak of resident memory since the start, or since [`forget_peak`].
     pub peak: u64,
 }
 
 impl Memory {
-    /// Of a process that runs.
+    /// Memory of a running process.
     pub fn of(pid: u32) -> Self {
         let status = read(pid, "status");
         let bytes = |name| field(&status, name).unwrap_or_else(|| panic!("the kernel does not tell {name}")) << 10;
@@ -24,22 +24,22 @@ impl Memory {
     }
 }
 
-/// Has the kernel count the peak from now on.
+/// Resets the kernel's count of the peak.
 pub fn forget_peak(pid: u32) {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("cannot reset the peak of a process's memory");
 }
 
-/// The time on CPUs of a process, all its threads, and its children that have ended. The latter in steps of 10 ms.
+/// CPU time of a process, all its threads, and its children that have ended. The children's time is in steps of 10 ms.
 pub fn cpu_time(pid: u32) -> Duration {
     own_cpu_time(pid) + children_cpu_time(pid)
 }
 
-/// How often each thread of a process has gone to sleep, to be woken again later.
+/// Number of times that each thread of a process has gone to sleep and was woken later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sleeps(HashMap<OsString, u64>);
 
 impl Sleeps {
-    /// Up to now.
+    /// Counts so far.
     pub fn of(pid: u32) -> Self {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process has ended");
         let count = |task: fs::DirEntry| {
@@ -49,7 +49,7 @@ impl Sleeps {
         Self(tasks.flatten().filter_map(count).collect())
     }
 
-    /// How often in between, without threads that have ended since: the kernel keeps no count of them.
+    /// Total since `earlier`, without threads that have ended since: the kernel keeps no count of them.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> u64 {
         let before = |thread| earlier.0.get(thread).copied().unwrap_or_default();
@@ -57,7 +57,7 @@ impl Sleeps {
     }
 }
 
-/// To the nanosecond, unlike what `/proc` tells.
+/// CPU time to the nanosecond, finer than that of `/proc`.
 fn own_cpu_time(pid: u32) -> Duration {
     let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
     // SAFETY: the call writes a clock's id into a live variable.
@@ -74,7 +74,8 @@ fn children_cpu_time(pid: u32) -> Duration {
     Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64)
 }
 
-/// `pid (name) state ppid ...`: the name may hold anything, and user and system time of children are the 16th and 17th.
+/// CPU ticks of children from `pid (name) state ppid ...`. The name may contain anything; user and system time of
+/// children are the 16th and 17th fields.
 fn children_ticks(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(") ")?;
     let mut times = after_name.split(' ').skip(13);
@@ -85,7 +86,7 @@ fn read(pid: u32, file: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_else(|error| panic!("process {pid}: {error}"))
 }
 
-/// `Name:   123 kB`
+/// A field of the form `Name:   123 kB`.
 fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.split_whitespace().next()?.parse().ok()

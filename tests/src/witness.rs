@@ -1,4 +1,5 @@
-//! Servers that note down what reaches them, so that a test knows who received a message and not only who answered.
+//! Servers that record received messages, so that a test knows every receiver of a message and not only the one that
+//! answered.
 
 use std::{
     collections::HashMap,
@@ -13,13 +14,13 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// A client's message; no two are the same.
+/// A client's message, different for each.
 pub type Token = [u8; 8];
 
-/// How long an answer is: the token, and the server's name filled up with spaces.
+/// Length of an answer: the token, and the server's name padded with spaces.
 pub const ANSWER_BYTES: usize = 24;
 
-/// That a message has arrived.
+/// Receipt of a message by a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
     /// The server's name.
@@ -28,7 +29,7 @@ pub struct Receipt {
     pub client: SocketAddr,
 }
 
-/// A notebook that any number of servers write to.
+/// A record shared by any number of servers.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
     notebook: Arc<Notebook>,
@@ -72,7 +73,7 @@ impl Witness {
         Server::start(address, move |signals| {
             let mut token = Token::default();
             while signals.wait_for(&socket) {
-                // An error here is an earlier answer that nobody wanted.
+                // An error here belongs to an earlier answer that had no receiver.
                 if let Ok((_, client)) = socket.recv_from(&mut token) {
                     witness.note(token, &name, client);
                     drop(socket.send_to(&answer(token, &name), client));
@@ -86,7 +87,7 @@ impl Witness {
         self.notes().get(&token).cloned().unwrap_or_default()
     }
 
-    /// The servers that have received a token, once one has; none after `timeout`.
+    /// The servers that have received a token, once there is one; none after `timeout`.
     pub fn wait(&self, token: Token, timeout: Duration) -> Vec<Receipt> {
         drop(self.notebook.noted.wait_timeout_while(self.notes(), timeout, |notes| !notes.contains_key(&token)));
         self.receipts(token)

@@ -1,5 +1,5 @@
 //! A small cluster in a sandbox: pods with echo servers, Services and slices as manifests, and an agent that follows
-//! them. Suites that need more start from its parts.
+//! them. Larger suites build on its parts.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -17,7 +17,7 @@ use crate::{
     server::Server,
 };
 
-/// How long the agent may take to follow.
+/// Limit on the time until the agent follows.
 pub const SYNC: Duration = Duration::from_secs(10);
 
 /// The port of every Service here, for TCP and UDP.
@@ -33,7 +33,7 @@ pub const WEB: Host = cluster_ip(10);
 /// The manifest that a world starts with.
 const MANIFEST: &str = "web.json";
 
-/// An address of each family: a pod, a Service or any host.
+/// An IPv4 and an IPv6 address of a pod, a Service or another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     /// The IPv4 address.
@@ -43,28 +43,28 @@ pub struct Host {
 }
 
 impl Host {
-    /// From octets and segments.
+    /// A host with these octets and segments.
     pub const fn new(v4: [u8; 4], v6: [u16; 8]) -> Self {
         let [a, b, c, d, e, f, g, h] = v6;
         Self { v4: Ipv4Addr::from_octets(v4), v6: Ipv6Addr::new(a, b, c, d, e, f, g, h) }
     }
 
-    /// IPv4, then IPv6.
+    /// Both addresses, IPv4 first.
     pub fn addresses(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
 
-    /// In the forms of [`Form::ALL`].
+    /// Socket addresses in the order of [`Form::ALL`].
     pub fn forms(self, port: u16) -> [SocketAddr; 3] {
         Form::ALL.map(|form| form.address(self, port))
     }
 
-    /// Whether `address` is one of them, in whatever form.
+    /// Whether `address` belongs to this host, in any form.
     pub fn is_at(self, address: IpAddr) -> bool {
         self.addresses().contains(&address.to_canonical())
     }
 
-    /// Whether a row's field `address` is one of them.
+    /// Whether a row's field `address` belongs to this host.
     pub fn is_of(self, row: &Value) -> bool {
         let address = row.get("address").and_then(Value::as_str).and_then(|text| text.parse().ok());
         address.is_some_and(|address| self.is_at(address))
@@ -81,12 +81,12 @@ pub const fn cluster_ip(number: u8) -> Host {
     Host::new([10, 96, 0, number], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number as u16])
 }
 
-/// The name of a pod's servers.
+/// Name of a pod's servers.
 pub fn pod_name(number: u8) -> String {
     format!("pod-{number}")
 }
 
-/// The pod whose servers have that name.
+/// Number of the pod whose servers have that name.
 ///
 /// # Panics
 /// When no pod has it.
@@ -106,7 +106,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// All of them.
+    /// All forms.
     pub const ALL: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
 
     /// A host's address and a port in this form.
@@ -129,7 +129,7 @@ impl Form {
         self.address(WEB, PORT)
     }
 
-    /// The address that a client's socket is bound to.
+    /// Wildcard address for a client's socket.
     pub fn wildcard(self) -> SocketAddr {
         let address: IpAddr =
             if self == Self::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -137,7 +137,7 @@ impl Form {
     }
 }
 
-/// A Service with [`PORT`] of TCP and of UDP, at both families of `address`.
+/// A Service with [`PORT`] for TCP and UDP, at both addresses of `address`.
 pub fn service(name: &str, address: Host) -> Service {
     Service::new(name).cluster_ips(address.addresses()).tcp("http", PORT, TCP).udp("dns", PORT, UDP)
 }
@@ -175,7 +175,7 @@ pub fn web_with(pods: impl IntoIterator<Item = u8> + Clone) -> Vec<Value> {
     std::iter::once(web().into()).chain(ready(pods)).collect()
 }
 
-/// Gives each pod its addresses and, at both, an echo server of TCP and one of UDP.
+/// Gives each pod its addresses and starts a TCP and a UDP echo server at both.
 pub fn serve_pods(sandbox: &Sandbox, pods: impl IntoIterator<Item = u8>) -> Vec<Server> {
     let mut servers = Vec::new();
     for number in pods {
@@ -235,22 +235,22 @@ pub struct World {
     pub agent: RunningAgent,
     /// The pods' servers.
     pub servers: Vec<Server>,
-    /// The place where everything is.
+    /// Sandbox of the world.
     pub sandbox: Sandbox,
 }
 
 impl World {
-    /// A world to be built: a sandbox with nothing in it.
+    /// A builder with an empty sandbox.
     pub fn builder() -> Builder {
         Builder { servers: Vec::new(), arguments: Vec::new(), sandbox: Sandbox::for_test() }
     }
 
-    /// A world with these pods, all of them ready behind `web`.
+    /// A world with these pods, all ready behind `web`.
     pub fn start(pods: impl IntoIterator<Item = u8> + Clone) -> Self {
         Self::builder().pods(pods.clone()).objects(web_with(pods)).start()
     }
 
-    /// Replaces the manifest that the world started with.
+    /// Replaces the world's initial manifest.
     pub fn write(&self, objects: impl IntoIterator<Item = Value>) {
         manifest::write(&self.sandbox.manifest_dir(), MANIFEST, objects);
     }
@@ -304,28 +304,28 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// More pods, as [`serve_pods`] makes them.
+    /// Adds pods, as [`serve_pods`] does.
     #[must_use]
     pub fn pods(mut self, pods: impl IntoIterator<Item = u8>) -> Self {
         self.servers.extend(serve_pods(&self.sandbox, pods));
         self
     }
 
-    /// Other servers, or whatever else comes before the agent.
+    /// Adds other servers, or any other work before the start of the agent.
     #[must_use]
     pub fn prepare<I: IntoIterator<Item = Server>>(mut self, prepare: impl FnOnce(&Sandbox) -> I) -> Self {
         self.servers.extend(prepare(&self.sandbox));
         self
     }
 
-    /// The manifest.
+    /// Sets the objects of the manifest.
     #[must_use]
     pub fn objects(self, objects: impl IntoIterator<Item = Value>) -> Self {
         manifest::write(&self.sandbox.manifest_dir(), MANIFEST, objects);
         self
     }
 
-    /// Arguments of the agent.
+    /// Adds arguments of the agent.
     #[must_use]
     pub fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
         self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));

@@ -1,4 +1,4 @@
-//! Writes many objects to the API server in a short time: many requests under way, on connections that stay.
+//! Fast creation of many objects on the API server: many requests under way, on lasting connections.
 
 use std::thread;
 
@@ -12,10 +12,10 @@ use tokio::{runtime::Runtime, task::JoinSet};
 
 use crate::control_plane::ControlPlane;
 
-/// How many requests are under way at a time.
+/// Number of requests under way at a time.
 const AT_ONCE: usize = 64;
 
-/// A client that may do everything, for Services and EndpointSlices.
+/// A client with all rights, for Services and EndpointSlices.
 pub struct Writer {
     runtime: Runtime,
     client: Client,
@@ -42,7 +42,7 @@ impl Writer {
         self.send(Verb::Create, objects);
     }
 
-    /// Makes the objects, which exist, what is given, in no particular order.
+    /// Replaces existing objects, in no particular order.
     pub fn replace(&self, objects: impl IntoIterator<Item = Value>) {
         self.send(Verb::Replace, objects);
     }
@@ -82,7 +82,7 @@ fn check(sent: Option<Result<(), tokio::task::JoinError>>) {
     }
 }
 
-/// The answer is not looked at further than its status: reading it would take longer than writing it.
+/// Sends one request. Only the status of the answer is read, since reading all of it would take longer than writing it.
 async fn send_one(client: Client, verb: Verb, object: Value) {
     let text = |pointer| object.pointer(pointer).and_then(Value::as_str);
     let resource = match text("/kind") {

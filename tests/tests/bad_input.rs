@@ -1,5 +1,5 @@
-//! What cproxy says and does when something is wrong: one line that names the thing and what to do, the right exit code,
-//! nothing half attached, nothing lost.
+//! Messages and behaviour of cproxy on errors: one line with the cause and the remedy, the right exit code, no half
+//! attached programs, no lost state.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 
@@ -24,8 +24,8 @@ fn pins(sandbox: &Sandbox) -> PinDir {
     PinDir::new(&sandbox.pin_dir())
 }
 
-/// `cproxy run` with these arguments must end by itself, with this exit code and one line that says all of `needles`;
-/// and it must have attached nothing.
+/// Checks that `cproxy run` with these arguments ends by itself with this exit code and one line with all `needles`,
+/// and has attached nothing.
 fn run_fails(sandbox: &Sandbox, args: &[&str], code: i32, needles: &[&str]) {
     let output = cproxy(sandbox, &[&["run"], args].concat());
     assert_fails(&output, code, needles);
@@ -58,7 +58,7 @@ fn good(sandbox: &Sandbox) -> PathBuf {
     manifest::write(&sandbox.manifest_dir(), "web.json", web())
 }
 
-/// Runs cproxy under another program, such as one that takes capabilities away.
+/// Runs cproxy under another program, such as one that drops capabilities.
 fn under(sandbox: &Sandbox, program: &str, args: &[&str], cproxy_args: &[&str]) -> Output {
     let mut command = Command::new(program);
     command.args(args).arg(cproxy_binary()).args(cproxy_args);
@@ -145,7 +145,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
     run_fails(&sandbox, &["--kubeconfig", &lost_token], 1, &["/nowhere/token", "No such file"]);
 }
 
-/// What is shipped has no tables to unwind Rust code by.
+/// The shipped binary has no tables to unwind Rust code.
 #[test]
 fn an_error_is_one_line_also_where_backtraces_are_wanted() {
     let sandbox = Sandbox::for_test();
@@ -209,8 +209,8 @@ fn without_cgroup2_in_the_kernel_it_says_so() {
 #[test]
 fn cgroup2_and_bpffs_are_mounted_where_they_are_missing() {
     let sandbox = Sandbox::for_test();
-    // In a mount namespace of its own: what is mounted there goes with it. The programs are attached to the sandbox's
-    // cgroup for bpffs, and for cgroup2 only the mount is looked at (attaching to the root would hook this machine).
+    // The mounts go with the script's own mount namespace. For bpffs the programs are attached to the sandbox's cgroup;
+    // for cgroup2 only the mount is checked, since attaching to the root would affect this machine.
     let bpffs = script(
         &sandbox,
         "mount -t tmpfs none /sys/fs/bpf
@@ -253,7 +253,7 @@ fn a_pin_directory_of_another_layout_is_left_alone() {
     cproxy(&sandbox, &["cleanup"]).success();
     assert!(!sandbox.pin_dir().exists());
 
-    // The right name, but not our map.
+    // The name is right, but the map is a different one.
     fs::create_dir_all(pins(&sandbox).versioned()).unwrap();
     let foreign = aya::maps::Array::<aya::maps::MapData, u64>::create(8, 0).unwrap();
     foreign.pin(pins(&sandbox).object("FRONTENDS")).unwrap();
@@ -415,7 +415,7 @@ fn a_file_that_breaks_keeps_its_last_good_content() {
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
     fs::rename(&fifo, sandbox.manifest_dir().join("moved-pipe.yaml")).unwrap();
     agent.wait_log("moved-pipe.yaml: not a regular file", SYNC);
-    // Mended, and another one comes and goes.
+    // The slice is valid again, and another one comes and goes.
     let slice = Slice::v4("web").name("more").tcp("http", 8080).ready(["10.244.0.2", "10.244.0.3"]);
     let more = manifest::write(&sandbox.manifest_dir(), "more.json", [slice.into()]);
     eventually(SYNC, "the new file counts", || (backends() == 3).then_some(()).ok_or("not yet"));

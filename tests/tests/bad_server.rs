@@ -1,5 +1,5 @@
-//! An API server, or what stands between it and the agent, that sends what it should not: the agent's memory stays small,
-//! it says what is wrong, and it goes on when that has been mended.
+//! An API server, or a proxy before it, that sends wrong answers: the agent's memory stays small, it reports the error,
+//! and it goes on once the server works again.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
@@ -17,7 +17,7 @@ type Answer = Box<dyn FnMut(&str) -> Reply + Send>;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the kernel is to hold once everything is well.
+/// The only ClusterIP in the kernel once all is well.
 const ADDRESS: &str = "10.96.0.10";
 
 fn is_list_streamed(target: &str) -> bool {
@@ -28,7 +28,7 @@ fn is_watch(target: &str) -> bool {
     target.contains("watch=true")
 }
 
-/// The one object of the kind that is asked for.
+/// The only object of the requested kind.
 fn object(target: &str) -> Value {
     let mut object: Value = if target.contains("/services?") {
         Service::new("web").cluster_ips([ADDRESS]).tcp("http", 80, 8080).into()
@@ -39,7 +39,7 @@ fn object(target: &str) -> Value {
     object
 }
 
-/// Another one.
+/// A second object of the requested kind.
 fn other(target: &str) -> Value {
     let mut other = object(target);
     other["metadata"]["name"] = "other".into();
@@ -61,7 +61,7 @@ fn list(items: &[Value], next: &str) -> String {
     json!({"kind": "List", "metadata": {"resourceVersion": "7", "continue": next}, "items": items}).to_string()
 }
 
-/// As a healthy server that streams lists.
+/// Answer of a healthy server that streams lists.
 fn streamed(target: &str) -> Reply {
     if !is_watch(target) {
         return listed(target);
@@ -70,7 +70,7 @@ fn streamed(target: &str) -> Reply {
     Reply::chunks(events).open()
 }
 
-/// As a healthy server that does not.
+/// Answer of a healthy server that does not stream lists.
 fn listed(target: &str) -> Reply {
     match target {
         _ if is_list_streamed(target) => Reply::error(422),
@@ -83,7 +83,7 @@ fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
     Agent::new(sandbox).kubeconfig(api.kubeconfig(sandbox)).args(["--pod-ip", "10.244.0.9"]).start()
 }
 
-/// A VM's network may be made after everything in it has started.
+/// A VM's network may come up after all its programs have started.
 #[test]
 fn a_network_that_comes_late_ends_the_pause_between_attempts() {
     let sandbox = Sandbox::for_test();
@@ -94,7 +94,7 @@ fn a_network_that_comes_late_ends_the_pause_between_attempts() {
     };
     address("del");
     let mut agent = start(&sandbox, &api);
-    // From then on a pause is 6.4 s at least.
+    // The next pauses are 6.4 s at least.
     for kind in ["services", "endpointslices"] {
         agent.wait_until(PATIENCE, "four attempts have failed", |agent| {
             let failed = agent.log().matches(&format!("cannot watch {kind} at ")).count();
@@ -121,14 +121,14 @@ fn wait_for_both(sandbox: &Sandbox) {
     });
 }
 
-/// The most memory that the agent has had so far.
+/// Peak memory of the agent so far.
 fn peak_kib(agent: &RunningAgent) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// The most memory that an agent has that follows a healthy server: what a debug build has anyway.
+/// Peak memory of an agent with a healthy server, the base for a debug build.
 fn usual_peak_kib() -> u64 {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, listed);
@@ -137,7 +137,7 @@ fn usual_peak_kib() -> u64 {
     peak_kib(&agent)
 }
 
-/// Answers like `well`, but the first requests of Services for which `is_bad` holds as `bad` says.
+/// Replies as `well`, but as `bad` to the first requests for Services for which `is_bad` holds.
 fn at_first(
     times: usize,
     is_bad: fn(&str) -> bool,
@@ -173,7 +173,7 @@ fn a_list_of_100_megabytes_takes_no_more_memory_than_its_longest_object() {
         if is_watch(target) || !target.contains("/services?") {
             return listed(target);
         }
-        // One and the same Service: what the agent keeps of it is not in question here.
+        // Each is the same Service, since the agent's stored objects are not under test here.
         let mut service = object(target);
         service["metadata"]["annotations"] = json!({"long": "x".repeat(100_000)});
         let item = format!("{service},").into_bytes();
@@ -315,7 +315,7 @@ fn pages_are_followed_and_start_anew_when_they_have_expired() {
     assert!(agent.log().contains("(410); trying again"), "{}", agent.log());
 }
 
-/// Kubernetes before 1.31 does not know the field that leaves out headless Services.
+/// Kubernetes before 1.31 does not know the field that excludes headless Services.
 #[test]
 fn a_server_that_does_not_know_a_field_is_asked_without_it() {
     for well in [streamed, listed] {
@@ -332,7 +332,7 @@ fn a_server_that_does_not_know_a_field_is_asked_without_it() {
     }
 }
 
-/// Kubernetes 1.36 with an etcd that is too old for it.
+/// Kubernetes 1.36 fails this way with an etcd that is too old for it.
 #[test]
 fn a_stream_that_fails_once_it_has_begun_is_listed() {
     let sandbox = Sandbox::for_test();
@@ -395,7 +395,7 @@ fn an_unreadable_event_is_not_asked_for_at_the_same_place_for_ever() {
 #[test]
 fn an_object_that_is_too_long_is_named_and_harms_no_other() {
     let long = |target: &str, name: &str| {
-        // As the API server writes it: what is long comes after the names.
+        // The API server writes long fields after the names.
         let metadata = json!({"name": name, "namespace": "default", "resourceVersion": "6"}).to_string();
         let metadata = metadata.trim_end_matches('}');
         let head = format!(r#"{{"metadata":{metadata},"annotations":{{"long":""#);
@@ -441,7 +441,7 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
     }
 }
 
-/// A pod's environment is about its applications.
+/// Proxy variables in a pod's environment are meant for its applications.
 #[test]
 fn proxies_of_the_environment_are_no_concern_of_the_agent() {
     let sandbox = Sandbox::for_test();
@@ -481,7 +481,7 @@ fn a_watch_that_is_too_old_is_listed_anew() {
                 return streamed(target);
             }
             if is_list_streamed(target) && std::mem::take(&mut is_first) {
-                // Nothing is there yet, and the watch ends at once.
+                // The list is still empty, and the watch ends at once.
                 return Reply::chunks([list_end()]);
             }
             if !is_list_streamed(target) && !std::mem::replace(&mut has_gone, true) {

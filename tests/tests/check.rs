@@ -1,4 +1,4 @@
-//! `cproxy check`, and kernels that lack what it calls optional.
+//! `cproxy check`, and kernels without the features that it calls optional.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call or a missing name is a failed test")]
 
@@ -18,7 +18,7 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-/// Names that are a contract; more may come.
+/// Names that are part of the contract; more may be added.
 const NAMES: [&str; 23] = [
     "kernel",
     "capabilities",
@@ -48,8 +48,8 @@ const NAMES: [&str; 23] = [
 /// Part of a script that unmounts cgroup2 everywhere.
 const WITHOUT_CGROUP2: &str = "for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done";
 
-/// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test and its directories are
-/// the sandbox's.
+/// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test with the sandbox's
+/// directories.
 fn script(sandbox: &Sandbox, text: &str) -> Output {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-euc", text]);
@@ -59,7 +59,7 @@ fn script(sandbox: &Sandbox, text: &str) -> Output {
     run(sandbox, Placement::Hooked, command, "", SYNC)
 }
 
-/// State and detail by name, from the text.
+/// State and detail of each requirement, by name, from the text.
 fn requirements(output: &Output) -> BTreeMap<&str, (&str, &str)> {
     let requirement = |line| {
         let (state, rest) = str::split_once(line, ' ').unwrap();
@@ -69,7 +69,8 @@ fn requirements(output: &Output) -> BTreeMap<&str, (&str, &str)> {
     output.stdout.lines().map(requirement).collect()
 }
 
-/// It must fail, name these requirements as missing on both outputs and say these words about the first.
+/// Checks that the command fails, names these requirements as missing in both formats and describes the first with
+/// these words.
 fn assert_missing(output: &Output, names: &[&str], words: &[&str]) {
     assert_eq!(output.code, 1, "{output:?}");
     let found = requirements(output);
@@ -147,8 +148,8 @@ fn a_file_system_that_can_be_mounted_is_not_missing_and_is_not_mounted() {
     assert_missing(&script(&sandbox, &unable), &["cgroup2", "bpffs"], &["CAP_SYS_ADMIN", "--cgroup"]);
 }
 
-/// Runs two scripts, the second one in a cgroup namespace of its own: as a container it sees its own cgroup as the root, and
-/// the machine's root as `/..`. Without `--cgroup`.
+/// Runs two scripts, the second one in a cgroup namespace of its own. As in a container, its own cgroup is the root
+/// there, and the machine's root is `/..`. No `--cgroup` is given.
 fn confined(sandbox: &Sandbox, outside: &str, inside: &str) -> Output {
     let mut command = Command::new("unshare");
     let script = format!("{outside}; exec unshare --cgroup sh -euc \"$inside\"");
@@ -161,7 +162,7 @@ fn confined(sandbox: &Sandbox, outside: &str, inside: &str) -> Output {
 #[test]
 fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
     let sandbox = Sandbox::for_test();
-    // In front of the private mount, and behind it; with a blank in its name.
+    // The mount is listed before or after the private one, and its path has a blank.
     for (name, outside, inside) in [
         (
             "in front",
@@ -181,7 +182,7 @@ fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
     }
 }
 
-/// As in a container that has no mount of the machine's cgroups.
+/// This happens in a container without a mount of the machine's cgroups.
 #[test]
 fn a_cgroup_below_the_root_is_said_loudly_by_all() {
     let sandbox = Sandbox::for_test();
@@ -240,7 +241,7 @@ fn it_says_where_the_hooks_are_and_that_they_are_gone() {
     let (code, answer) = attached();
     assert!(code == 0 && answer.starts_with("limited to another cgroup, with id "), "{answer}");
 
-    // The kernel lets the link go some time after the cgroup.
+    // The kernel releases the link some time after the cgroup.
     fs::remove_dir(&other).unwrap();
     eventually(SYNC, "the hooks are gone with their cgroup", || match attached() {
         (1, answer) if answer.contains("its cgroup is gone") => Ok(()),
@@ -254,7 +255,7 @@ fn it_says_where_the_hooks_are_and_that_they_are_gone() {
     assert!(code == 1 && answer.starts_with("missing recvmsg4: No such file"), "{answer}");
 }
 
-/// How a call to a Service without endpoints fails, for each of its addresses and both protocols.
+/// Errors of calls to a Service without endpoints, for each of its addresses and both protocols.
 fn errors(vips: &[SocketAddr]) -> Vec<Option<i32>> {
     let tcp = |vip: &SocketAddr| TcpStream::connect(vip).unwrap_err().raw_os_error();
     let udp = |vip: &SocketAddr| {

@@ -1,5 +1,5 @@
-//! `cproxy get backends` and `cproxy get sockets`: what they say of real tables and of real sockets of every form, and that
-//! they change nothing. The tests of settings have `get services` and `get counters`.
+//! `cproxy get backends` and `cproxy get sockets`: their output for real tables and for real sockets of every form, and
+//! the absence of side effects. The tests of settings include `get services` and `get counters`.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call or a missing name is a failed test")]
 
@@ -23,7 +23,7 @@ use cproxy_tests::{
 use rustix::{fs::Uid, net::sockopt};
 use serde_json::{Value, json};
 
-/// A row as `get sockets -o json` should have it.
+/// Expected row of `get sockets -o json`.
 fn row(form: Form, protocol: &str, local: SocketAddr, number: u8, state: &str) -> Value {
     let (port_name, port) = if protocol == "TCP" { ("http", TCP) } else { ("dns", UDP) };
     let shown = |host: Host| host.addresses()[usize::from(form == Form::V6)].to_string();
@@ -41,7 +41,7 @@ fn netns() -> u64 {
     fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
 }
 
-/// What this process calls itself.
+/// Name of this process.
 fn command() -> String {
     fs::read_to_string("/proc/self/comm").unwrap().trim_end().to_owned()
 }
@@ -115,7 +115,7 @@ fn sockets_of_every_form_are_listed_and_others_are_not() {
     let mut world = start();
     assert_eq!(rows(&world.sandbox, "sockets"), [Value::Null; 0]);
     let clients = Clients::connect();
-    // To the backend itself, past the Service after it was through it, and nowhere.
+    // Sockets without a translation; the first was connected to the Service before.
     let moved = udp(Form::V4.web());
     moved.connect(Form::V4.pod(1, UDP)).unwrap();
     let _others = (moved, udp(Form::V4.pod(1, UDP)), TcpStream::connect(Form::V6.pod(1, TCP)).unwrap());
@@ -148,12 +148,12 @@ fn sockets_are_stale_when_their_backend_has_gone_and_stay_open() {
     let clients = Clients::connect();
     world.set_pods([2]);
     assert_same(&rows(&world.sandbox, "sockets"), clients.rows("stale", "stale"));
-    // The Service of the others has gone, which leaves TCP as it is.
+    // The other sockets' Service has gone, which does not affect TCP.
     world.set([], <[Value]>::is_empty);
     world.agent.kill();
     assert_same(&rows(&world.sandbox, "sockets"), without_names(clients.rows("stale", "no-frontend")));
     clients.assert_untouched();
-    // They are gone.
+    // The sockets are closed.
     drop(clients);
     assert_eq!(rows(&world.sandbox, "sockets"), [Value::Null; 0]);
 }
@@ -195,7 +195,7 @@ fn a_socket_is_told_with_its_user_its_process_and_its_network_namespace() {
     });
 }
 
-/// Runs it on a thread, with processes below it, that has been changed first.
+/// Runs `what` on a thread, after `change` has altered that thread.
 fn changed(change: impl FnOnce() + Send, what: impl FnOnce() -> Output + Send) -> Output {
     let changed = || {
         change();
@@ -223,7 +223,7 @@ fn nothing_writes_to_maps() {
     let all = || {
         ["services", "backends", "sockets", "counters"].map(|what| {
             let output = cproxy(sandbox, &["get", what, "-o", "json"]).success();
-            // The one thing that goes on by itself.
+            // This value changes without any event.
             output.stdout.lines().filter(|line| !line.contains("_seconds\": ")).map(str::to_owned).collect::<Vec<_>>()
         })
     };
@@ -253,7 +253,7 @@ fn a_missing_table_or_capability_is_named_in_one_line() {
     }
 }
 
-/// This machine may have processes that nobody may look into.
+/// Checks for the absence of complaints, except about processes that this user may not inspect.
 #[track_caller]
 fn assert_no_complaint(output: &Output) {
     let unseen = "cproxy: network namespaces and processes that may not be looked into";
@@ -268,8 +268,8 @@ fn assert_failed(output: &Output, words: &[&str]) {
     }
 }
 
-/// One that is ready, one on its way out and one that has gone, behind a Service with two addresses; and the first of them
-/// behind another Service.
+/// A ready backend, a terminating one and one that has gone, behind a Service with two addresses; the first of them is
+/// also behind another Service.
 #[test]
 fn backends_are_told_with_the_frontends_that_lead_to_them() {
     let sandbox = Sandbox::for_test();
@@ -329,7 +329,7 @@ fn backends_are_told_with_the_frontends_that_lead_to_them() {
     assert_eq!(lines(&cproxy(&sandbox, &["get", "backends"])).get(1).unwrap(), "10.244.0.1:8080/TCP yes 3 -");
 }
 
-/// The lines of text, with one blank between words.
+/// The lines of the output, with one blank between words.
 fn lines(output: &Output) -> Vec<String> {
     output.stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }

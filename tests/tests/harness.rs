@@ -1,5 +1,5 @@
-//! The harness itself: it must leave nothing behind, and what it starts must be real. Run with `--test-threads=1`: a
-//! cgroup is the whole process's.
+//! The harness itself: it leaves no remains, and the things it starts are real. Run with `--test-threads=1`: a cgroup
+//! is the whole process's.
 
 #![expect(clippy::unwrap_used, reason = "a test that finds something else than it expects has failed")]
 
@@ -20,12 +20,12 @@ use cproxy_tests::{
     sandbox::{Netns, Placement, Sandbox, TEST_PREFIX},
 };
 
-/// Longer than anything here takes.
+/// Limit on every wait, longer than any takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 5));
 
-/// Traces of a sandbox, which go with it.
+/// Traces of a sandbox, which disappear with it.
 struct Traces {
     cgroup: PathBuf,
     directory: PathBuf,
@@ -104,7 +104,7 @@ fn a_sandbox_with_a_blank_in_its_path_leaves_nothing_behind() {
 fn a_sandbox_leaves_nothing_behind_after_a_panic() {
     let before = (own_cgroup(), thread_namespace());
     let mut seen = None;
-    // Makes the bpffs busy while it is to be unmounted.
+    // An open file keeps the bpffs busy while it is unmounted.
     let mut held = None;
     let result = catch_unwind(AssertUnwindSafe(|| {
         let sandbox = Sandbox::for_test();
@@ -131,7 +131,7 @@ fn a_memory_limit_holds_and_leaves_nothing_behind() {
     };
     assert_eq!(run_limited("head -c 100000 /dev/zero | tail -c 1 | wc -c").success().stdout.trim(), "1");
     assert_eq!(limit.killed(), 0);
-    // tail has to keep all of it.
+    // tail has to keep all of its input.
     run_limited("head -c 64000000 /dev/zero | tail -c 64000000 | wc -c");
     assert_eq!(limit.killed(), 1);
     assert!((1 << 20..=8 << 20).contains(&limit.peak_bytes()), "{}", limit.peak_bytes());
@@ -141,7 +141,7 @@ fn a_memory_limit_holds_and_leaves_nothing_behind() {
     assert!(!path.exists());
 }
 
-/// Tells the test below that it is the one to be killed.
+/// Variable that marks the process of the test below that is to be killed.
 const SACRIFICED: &str = "CPROXY_TEST_SACRIFICED";
 
 fn a_sandbox_whose_owner_is_killed() -> ! {
@@ -174,7 +174,7 @@ fn children_are_where_they_were_put() {
     let cgroup_of = |placement| {
         let mut command = Command::new("sh");
         command.args(["-c", "cat >&2; grep ^0:: /proc/self/cgroup; readlink /proc/self/ns/net; exit 3"]);
-        // From a thread that is neither here nor there.
+        // The thread is outside the sandbox's network namespace.
         let output = sandbox.outside().run(|| run(&sandbox, placement, command, "input", PATIENCE));
         assert_eq!((output.code, output.stderr.as_str()), (3, "input"));
         assert_eq!(output.stdout.lines().nth(1), thread_namespace().to_str());
@@ -230,7 +230,7 @@ fn servers_are_reached_inside_the_sandbox_and_only_there() {
         let servers =
             [echo::tcp(&sandbox, tcp, "t1"), echo::udp(&sandbox, udp, "u1"), http::serve(&sandbox, web, "w1")];
         sandbox.outside().run(|| {
-            // Whatever answers out there, it is not these servers.
+            // Any answer there comes from another server.
             drop(std::net::TcpStream::connect_timeout(&tcp, Duration::from_millis(50)));
         });
         let (greeting, stream) = echo::connect_tcp(tcp).unwrap();
@@ -303,7 +303,8 @@ fn the_control_plane_is_real() {
     });
 }
 
-/// The agent may list and watch two kinds of objects and one Node, and nothing beyond what every user may.
+/// Checks that the agent may list and watch two kinds of objects and one Node, and has no right beyond those of every
+/// user.
 fn assert_agent_rights(control_plane: &ControlPlane<'_>) {
     let rights = |user| {
         let output = control_plane.try_kubectl(user, &["auth", "can-i", "--list", "--no-headers"], "").success();

@@ -1,5 +1,5 @@
-//! What `cargo xtask image` makes: the same bytes each time, in forms that the tools of others take, with scripts that do
-//! what they say. The scripts run in namespaces and a cgroup of their own, as in a guest.
+//! Output of `cargo xtask image`: the same bytes each time, in forms that other tools accept, with scripts that work as
+//! documented. The scripts run in namespaces and a cgroup of their own, as in a guest.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed call is a failed test")]
 
@@ -20,7 +20,7 @@ use cproxy_tests::{
 
 const RUN: Duration = Duration::from_secs(60);
 
-/// Runs a command to its end; what it wrote to both streams.
+/// Runs a command to its end and returns the output of both streams.
 fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = [output.stdout, output.stderr].concat();
@@ -35,7 +35,7 @@ fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// A directory that goes with its owner.
+/// A directory that is removed when it is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -123,7 +123,7 @@ fn systemd_takes_the_units() {
     let root = scratch.0.join("root");
     fs::create_dir(&root).unwrap();
     output(command("tar", &["-xf", "../rootfs.tar"]).current_dir(&root));
-    // What units of any machine refer to.
+    // Units that the verified ones refer to, and that every machine has.
     let own = root.join("usr/lib/systemd/system");
     for entry in fs::read_dir("/usr/lib/systemd/system").unwrap() {
         let path = entry.unwrap().path();
@@ -133,7 +133,7 @@ fn systemd_takes_the_units() {
     }
     let mut verify = command("systemd-analyze", &["verify", "--man=no"]);
     verify.arg(format!("--root={}", root.display())).args(["cproxy.service", "cproxy-wait.service"]);
-    // It succeeds in any case.
+    // systemd-analyze succeeds in any case.
     assert_eq!(output(&mut verify), "");
 }
 
@@ -219,7 +219,7 @@ fn boot(sandbox: &Sandbox, root: &Path, cmdline: &str, first: &str) -> (Option<i
     (status.and_then(|status| status.code()), guest.log())
 }
 
-/// As /proc/PID/status has them: a bit for each, from signal 1 on.
+/// Mask of ignored signals in the form of /proc/PID/status: a bit for each, from signal 1 on.
 const SIGINT_AND_SIGQUIT: u64 = 0b110;
 
 #[test]
@@ -235,7 +235,7 @@ fn init_runs_the_workload_when_services_work() {
     for line in ["arguments: a b", "hook passed", "10.244.0.1:8080", "it is back", "init: ending with 7"] {
         assert!(log.contains(line), "{line:?} is not in:\n{log}");
     }
-    // Whoever runs the tests may ignore others, as nohup does.
+    // The caller of the tests may ignore others, as nohup does.
     let ignored = log.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     assert_eq!(ignored.map(|signals| signals & SIGINT_AND_SIGQUIT), Some(0), "signals are ignored:\n{log}");
     assert!(log.contains("variables: 0"), "settings are in the workload's environment:\n{log}");

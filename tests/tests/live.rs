@@ -1,4 +1,4 @@
-//! The data path by real system calls: an agent on manifest files, real servers, real sockets in a hooked cgroup.
+//! The datapath by real system calls: an agent on manifest files, real servers, real sockets in a hooked cgroup.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 
@@ -39,7 +39,7 @@ fn vips(port: u16) -> [(Form, SocketAddr); 3] {
     Form::ALL.map(|form| (form, form.address(WEB, port)))
 }
 
-/// Asks until every pod has answered; each answer must be from a pod.
+/// Repeats `ask` until every pod has answered; each answer must be from a pod.
 fn all_pods_answer(what: &str, mut ask: impl FnMut() -> io::Result<String>) {
     let expected: BTreeSet<_> = (1..=NODES).map(|pod| format!("pod-{pod}")).collect();
     let mut seen = BTreeSet::new();
@@ -110,7 +110,7 @@ fn an_address_of_no_service_is_left_alone() {
     }
 }
 
-/// Even where somebody listens on the VIP itself.
+/// This holds even if a server listens on the VIP itself.
 #[test]
 fn a_port_that_no_service_has_is_refused_on_a_cluster_ip() {
     let live = start();
@@ -120,7 +120,7 @@ fn a_port_that_no_service_has_is_refused_on_a_cluster_ip() {
         assert!(echo::is_refused(echo::ask_name(vip)), "{form:?}");
         assert!(echo::is_refused(echo::ask_connected_udp(vip)), "{form:?}");
     }
-    // A resolver that asks for a route to an address connects a UDP socket to a port that nobody has (RFC 6724).
+    // A resolver that looks up the route to an address connects a UDP socket to an unused port (RFC 6724).
     for (form, vip) in [0, 9, 65_535].into_iter().flat_map(vips) {
         let local: SocketAddr = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
         UdpSocket::bind(local).unwrap().connect(vip).unwrap_or_else(|error| panic!("{form:?}: {error}"));
@@ -134,7 +134,7 @@ fn sockets_outside_the_cgroup_are_left_alone() {
     let _server = echo::tcp(&live.sandbox, (WEB.v4, PORT), "the VIP itself");
     let ask = |placement| {
         let mut curl = Command::new("curl");
-        // The server greets and then waits: it is curl that has to end.
+        // The server greets and then waits, so curl has to end.
         curl.args(["--http0.9", "--silent", "--max-time", "1", &format!("http://{}/", WEB.v4)]);
         process::run(&live.sandbox, placement, curl, "", SYNC).stdout
     };
@@ -156,14 +156,14 @@ fn a_marked_socket_is_not_translated() {
         assert_eq!(first_line(socket), "the VIP itself", "{form:?}");
         assert!(echo::ask_name(vip).unwrap().starts_with("pod-"), "{form:?}: others are");
     }
-    // Not refused either.
+    // A Service without backends is not refused either.
     live.set_pods([]);
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     mark.mark(&socket).unwrap();
     rustix::net::connect(&socket, &vips(80)[0].1).unwrap();
 }
 
-/// The cookies of those who have places now, and whether anybody was ever without one.
+/// Cookies of the sockets that have places now, and whether a socket was ever without one.
 fn tcp_owners(sandbox: &Sandbox) -> (Vec<u64>, bool) {
     let owners = MapData::from_pin(PinDir::new(&sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
     let owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
@@ -204,17 +204,17 @@ fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
     let many: Vec<_> = (0..MANY).map(connect).collect();
     assert!(few.iter().chain(&many).all(shows_vip));
     let (owners, without_place) = tcp_owners(&sandbox);
-    // The other ends are told who connects, which takes every other cookie.
+    // The servers' queries for their peers' addresses take every other cookie.
     let taken = owners.len();
     assert!(without_place && (TCP_PLACES as usize / 2..=TCP_PLACES as usize).contains(&taken), "{taken} places");
     let listed = rows(&sandbox, "sockets");
     assert_eq!(listed.len(), few.len() + MANY);
 
-    // Those without a place leave nobody else's free.
+    // Sockets without a place do not free the place of another.
     drop(many);
     assert!(few.iter().all(shows_vip));
     assert_eq!(tcp_owners(&sandbox).0.len(), few.len());
-    // A descriptor's copy is the same socket.
+    // A copy of a descriptor is the same socket.
     let copies: Vec<_> = few.iter().map(|(vip, socket, _)| (*vip, socket.try_clone().unwrap(), ())).collect();
     drop(few);
     assert!(copies.iter().all(|(vip, socket, ())| socket.peer_addr().unwrap() == *vip));
@@ -222,7 +222,7 @@ fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
     assert!(tcp_owners(&sandbox).0.is_empty());
 }
 
-/// Sockets of a cgroup that the programs have left are released without them.
+/// The programs do not see the release of sockets in a cgroup that they have left.
 #[test]
 fn sockets_of_another_cgroup_keep_no_place() {
     let mut live = start();
@@ -238,7 +238,7 @@ fn sockets_of_another_cgroup_keep_no_place() {
     let mut agent = start_on(live.sandbox.cgroup_beside());
     assert_eq!(tcp_owners(&live.sandbox).0, [] as [u64; 0]);
     agent.kill();
-    // Restarted where it was, it forgets nothing.
+    // The return to the first cgroup starts without names; a restart on the same cgroup keeps them.
     start_on(live.sandbox.cgroup()).kill();
     assert!(sockets.iter().all(|(vip, socket)| socket.peer_addr().unwrap() != *vip), "their names are lost");
     let socket = TcpStream::connect(vips(80)[0].1).unwrap();
@@ -284,7 +284,7 @@ fn one_port_number_serves_two_protocols_and_names_match_by_name() {
     let _servers = serve_pods(&sandbox, 1..=NODES);
     let dns = Service::new("dns").cluster_ips([WEB.v4]).tcp("dns-tcp", 53, 0).udp("dns", 53, 0);
     let tcp_slice = Slice::v4("dns").name("dns-1").tcp("dns-tcp", 8080).ready([pod(1).v4]);
-    // Numbers do not matter, and one Service's slices may map a name to different ones.
+    // Port numbers do not matter, and one Service's slices may map a name to different ones.
     let udp_slice = Slice::v4("dns").name("dns-2").udp("dns", 8081).tcp("dns", 8080).ready([pod(2).v4]);
     manifest::write(&sandbox.manifest_dir(), "dns.json", [dns.into(), tcp_slice.into(), udp_slice.into()]);
     let _agent = start_agent(&sandbox);
@@ -311,7 +311,7 @@ fn readiness_and_termination_decide_who_gets_connections() {
     };
     put([Endpoint::ready(pod(1).v4), Endpoint::not_ready(pod(2).v4), Endpoint::terminating(pod(3).v4, true)]);
     serving_are(&[1]);
-    // Nobody is ready: those that still serve while they end.
+    // No endpoint is ready, so terminating ones that still serve are used.
     put([
         Endpoint::not_ready(pod(1).v4),
         Endpoint::terminating(pod(2).v4, false),
@@ -331,7 +331,7 @@ fn the_hooks_outlive_the_agent_and_a_new_agent_takes_over() {
     live.agent.kill();
     all_pods_answer("after SIGKILL", || echo::ask_name(vips(80)[0].1));
     assert_eq!(live.rows().len(), 4, "get works with the agent dead");
-    // Changed while nobody was looking.
+    // The change happened while no agent was running.
     live.write(web_with([2]));
     let mut agent = start_agent(&live.sandbox);
     live.wait_for_pods([2]);
@@ -364,7 +364,7 @@ fn cleanup_removes_what_is_ours_and_nothing_else() {
     cproxy(&live.sandbox, &["cleanup"]).success();
 }
 
-/// Where installing was broken off between making a link and putting it in its place.
+/// The state after an installation that was interrupted between creating a link and putting it in its place.
 #[test]
 fn cleanup_removes_a_link_that_never_came_into_its_place() {
     let mut live = start();
@@ -378,7 +378,7 @@ fn cleanup_removes_a_link_that_never_came_into_its_place() {
     assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
 }
 
-/// Where installing was broken off, or somebody has removed it.
+/// The state after an interrupted installation, or a manual removal.
 #[test]
 fn a_map_without_its_pin_is_made_anew() {
     let mut live = start();
@@ -425,7 +425,7 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     let sandbox = Sandbox::for_test();
     let _servers = serve_pods(&sandbox, 1..=NODES);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", web_with([3]));
-    // An API server that nobody runs.
+    // No API server listens at this address.
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
     agent.wait_log("cannot watch services at https://127.0.0.1:1", SYNC);
@@ -433,22 +433,22 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     assert!(!agent.is_ready());
     assert_eq!(echo::ask_name(vips(80)[0].1).unwrap(), "pod-3");
     agent.stop();
-    // What is in the kernel from before is newer than the bootstrap.
+    // The table from before is newer than the bootstrap.
     manifest::write(&sandbox.manifest_dir(), "web.json", web_with([1]));
     start_agent(&sandbox).stop();
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
     agent.wait_log("cannot watch services", SYNC);
     assert_eq!(echo::ask_name(vips(80)[0].1).unwrap(), "pod-1");
     agent.stop();
-    // Gone with the first complete sync.
+    // The first complete sync removes it.
     std::fs::remove_file(sandbox.manifest_dir().join("web.json")).unwrap();
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).arg("--bootstrap").arg(&bootstrap).start();
     agent.wait_ready(SYNC);
     assert!(rows(&sandbox, "services").is_empty());
 }
 
-/// The nameserver in resolv.conf is a ClusterIP whose Service is down, and the same address on this host, where a real
-/// nameserver listens: only sockets that are not translated get an answer.
+/// The nameserver in resolv.conf is the ClusterIP of a Service without endpoints, and the same address on this host has
+/// a real nameserver, so only untranslated sockets get an answer.
 #[test]
 fn the_agent_resolves_names_over_untranslated_sockets() {
     const NAMESERVER: &str = "10.96.0.53";
@@ -457,7 +457,7 @@ fn the_agent_resolves_names_over_untranslated_sockets() {
     let mut dnsmasq = Command::new("dnsmasq");
     dnsmasq.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--bind-interfaces"]);
     dnsmasq.args(["--listen-address", NAMESERVER, "--address=/api.example.test/127.0.0.77", "--pid-file="]);
-    // Its answers go to the VIP, which is an address of this namespace, and a port that the Service does not have.
+    // dnsmasq answers from the VIP, an address of this namespace, at a port that the Service does not have.
     let _dnsmasq = Daemon::spawn(&sandbox, "dnsmasq", Placement::Unhooked, dnsmasq);
     let dns = Service::new("dns").cluster_ips([NAMESERVER]).udp("dns", 53, 53).tcp("dns-tcp", 53, 53);
     manifest::write(&sandbox.manifest_dir(), "dns.json", [dns.into()]);
@@ -477,7 +477,7 @@ fn the_agent_resolves_names_over_untranslated_sockets() {
     script.env("CPROXY_CGROUP", sandbox.cgroup()).env("CPROXY_PIN_DIR", sandbox.pin_dir());
     script.env("CPROXY_RUN_DIR", sandbox.run_dir());
     let mut agent = Daemon::spawn(&sandbox, "cproxy", Placement::Hooked, script);
-    // The name is found by way of the search list; nobody listens at the address.
+    // The search list completes the name; the address has no listener.
     agent.wait_log("127.0.0.77:1: Connection refused", SYNC);
 }
 

@@ -1,4 +1,4 @@
-//! Manifests on a file system that others change, too: as the host does with a guest's.
+//! Manifests on a file system that others also change, as a host does with a guest's.
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
@@ -12,7 +12,7 @@ use cproxy_tests::{
 };
 use rustix::fs::statfs;
 
-/// Two looks, and what the file system keeps for a second.
+/// Time for two scans, and for the file system's cache of one second.
 const LOOKS: Duration = Duration::from_secs(30);
 /// Magic number of `statfs(2)` (include/uapi/linux/magic.h).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
@@ -37,7 +37,7 @@ fn wait_backends(sandbox: &Sandbox, expected: &str) {
     });
 }
 
-/// A change below the mount, as a host makes it in what it shares, raises no event above it.
+/// Changes below a shared mount, as a host makes them, raise no event in the guest.
 #[test]
 fn changes_by_others_are_found_on_a_shared_file_system() {
     let sandbox = Sandbox::for_test();
@@ -76,7 +76,7 @@ fn at_rest_nothing_wakes_an_agent_with_manifests_of_its_own_machine() {
     let sandbox = Sandbox::for_test();
     write_service(&sandbox.manifest_dir(), "a", 1);
     let mut agent = start_agent(&sandbox);
-    // Work that follows a start has ended by then.
+    // Work after the start has ended by then.
     thread::sleep(Duration::from_secs(3));
     let before = wake_ups(&agent);
     thread::sleep(Duration::from_secs(5));

@@ -1,4 +1,5 @@
-//! The run directory and the pin directory on a machine with other users, who know their paths and may come first.
+//! The run directory and the pin directory on a machine with other users, who know their paths and may create them
+//! first.
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
@@ -20,7 +21,7 @@ const SYNC: Duration = Duration::from_secs(10);
 const OTHER_USER: [&str; 3] = ["--reuid=65534", "--regid=65534", "--clear-groups"];
 const PRECIOUS: &str = "root's own\n";
 
-/// A command of another user's, who has no privileges.
+/// A command of another, unprivileged user.
 fn of_other_user(sandbox: &Sandbox, program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(OTHER_USER).arg(program).env("dir", sandbox.dir()).env("run", sandbox.run_dir());
@@ -40,7 +41,7 @@ fn agent(sandbox: &Sandbox) -> Agent<'_> {
     Agent::new(sandbox).manifests(sandbox.manifest_dir())
 }
 
-/// It must end by itself and say these words.
+/// Checks that the agent ends by itself with these words.
 #[track_caller]
 fn assert_refused(agent: Agent<'_>, words: &[&str]) {
     let mut agent = agent.start();
@@ -50,7 +51,7 @@ fn assert_refused(agent: Agent<'_>, words: &[&str]) {
     assert!(words.iter().all(|word| line.contains(word)), "{words:?}: {line}");
 }
 
-/// A directory, with these permissions, and a file beside it that is nobody else's.
+/// A directory with these permissions, and a file beside it that only its owner may access.
 fn place(sandbox: &Sandbox, name: &str, mode: u32) -> (PathBuf, PathBuf) {
     let (dir, precious) = (sandbox.dir().join(name), sandbox.dir().join("precious"));
     fs::create_dir(&dir).unwrap();
@@ -103,7 +104,7 @@ fn a_run_directory_of_another_user_is_refused_and_nothing_in_it_is_followed() {
     }
 }
 
-/// As an `emptyDir` is: the kubelet lets everybody write there.
+/// An `emptyDir` has these permissions: the kubelet lets all users write there.
 #[test]
 fn in_a_run_directory_that_all_can_write_no_link_is_followed() {
     let sandbox = Sandbox::for_test();
@@ -111,7 +112,7 @@ fn in_a_run_directory_that_all_can_write_no_link_is_followed() {
     let links = "for name in .ready .new ready limited failed unusable cproxy.sock; do ln -s $dir/precious $dir/shared/$name; done";
     as_other_user(&sandbox, links).success();
     let mut running = agent(&sandbox).run_dir(&run_dir).start();
-    // The path was there before, as a link.
+    // The path existed before, as a link.
     running.wait_log("ready after", SYNC);
     assert!(fs::symlink_metadata(run_dir.join("ready")).unwrap().is_file());
     running.stop();

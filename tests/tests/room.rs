@@ -1,4 +1,4 @@
-//! The kernel's maps are as large as the data needs them to be.
+//! The kernel's maps are as large as the data requires.
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
@@ -25,7 +25,7 @@ use serde_json::Value;
 const VIP: &str = "10.96.0.10";
 const POD: &str = "10.244.0.1";
 const SYNC: Duration = Duration::from_secs(20);
-/// The agent waits for ten seconds before it gives memory back.
+/// Limit on compaction: the agent waits for ten seconds before it frees memory.
 const COMPACTED: Duration = Duration::from_secs(40);
 
 fn serve(sandbox: &Sandbox) -> Server {
@@ -34,19 +34,19 @@ fn serve(sandbox: &Sandbox) -> Server {
     echo::tcp(sandbox, format!("{POD}:8080").parse::<SocketAddr>().unwrap(), "pod")
 }
 
-/// The Service of the pod that answers, and of others.
+/// Writes the Service with the pod that answers and `others` that do not.
 fn write_web(sandbox: &Sandbox, others: u16) {
     let web = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
     let slice = Slice::v4("web").tcp("http", 8080).ready(absent(others).chain([POD.to_owned()]));
     manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(web), slice.into()]);
 }
 
-/// So many pods that are not there.
+/// Addresses of `count` pods that do not exist.
 fn absent(count: u16) -> impl Iterator<Item = String> {
     (0..count).map(|pod| format!("10.245.{}.{}", pod / 250, pod % 250 + 1))
 }
 
-/// So many Services more, with so many endpoints each.
+/// Writes `services` more Services with `endpoints` endpoints each.
 fn write_others(sandbox: &Sandbox, services: u16, endpoints: u16) {
     let objects = (0..services).flat_map(|index| {
         let name = format!("other-{index}");
@@ -61,7 +61,7 @@ fn room(sandbox: &Sandbox) -> (u64, u64) {
     (counter(sandbox, "frontends_room"), counter(sandbox, "backends_room"))
 }
 
-/// The Services in the kernel's table, by the agent's names.
+/// Names of the Services in the kernel's table.
 fn served(sandbox: &Sandbox) -> BTreeSet<String> {
     let name = |row: &Value| row.get("service").and_then(Value::as_str).unwrap_or_default().to_owned();
     rows(sandbox, "services").iter().map(name).collect()
@@ -86,7 +86,7 @@ fn ask() {
     assert_eq!(echo::ask_tcp(vip).unwrap().name, "pod");
 }
 
-/// How large the maps are that have little in them.
+/// Sizes of the maps of a small table.
 fn least() -> (u64, u64) {
     let least = KernelMaps::LIMITS.least;
     (least.frontends.into(), least.slots.into())
@@ -120,7 +120,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
         manifest::write(&sandbox.manifest_dir(), "others.json", []);
         wait_for_services(&sandbox, 1);
         wait_for_room(&sandbox, least());
-        // An agent that starts anew finds the maps that are in force.
+        // A new agent uses the maps that are in force.
         write_others(&sandbox, 300, 10);
         wait_for_services(&sandbox, 301);
         agent.kill();
@@ -132,7 +132,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
     assert_eq!(served(&sandbox).len(), 301);
 }
 
-/// The remains of an agent that was killed before it put a new map in force.
+/// The agent was killed before it put a new map in force.
 #[test]
 fn a_replacement_that_was_broken_off_is_no_harm() {
     let sandbox = Sandbox::for_test();
@@ -163,7 +163,7 @@ fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
         let forbidden = scope.spawn(|| {
             seccomp::forbid_maps_of_the_agent();
             let mut agent = start_agent(&sandbox);
-            // For 150 Services there is room; for 5,000 endpoints there is none, and none for 200 Services more.
+            // There is room for 150 Services, but neither for 5,000 endpoints nor for 200 more Services.
             write_others(&sandbox, 100, 5);
             wait_for_services(&sandbox, 101);
             write_web(&sandbox, 5_000);
@@ -172,7 +172,7 @@ fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
             agent.wait_log("Service default/web: no room for 5001 more backends", SYNC);
             (0..20).for_each(|_| ask());
             assert_eq!(["services_without_room", "object_problems"].map(|name| counter(&sandbox, name)), [1, 1]);
-            // Others are still followed.
+            // The agent still follows other Services.
             write_others(&sandbox, 101, 5);
             wait_for_services(&sandbox, 102);
             write_others(&sandbox, 300, 1);

@@ -1,5 +1,4 @@
-//! Settings that the agent gives the programs besides the table: exclusions, how backends are chosen, the node; and the
-//! counters of the programs.
+//! Settings in the programs besides the table: exclusions, the mode of choice, the node; and the programs' counters.
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
@@ -28,7 +27,7 @@ fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), port)
 }
 
-/// A server at the pod, and one on the VIP itself, which only connections that are left alone reach.
+/// Servers at the pod and at the VIP itself, which only untranslated connections reach.
 fn serve(sandbox: &Sandbox) -> [Server; 2] {
     sandbox.add_addresses([POD, VIP]);
     [echo::tcp(sandbox, at(POD, TCP), "pod"), echo::tcp(sandbox, at(VIP, PORT), "the VIP itself")]
@@ -56,7 +55,7 @@ fn ports_and_users_are_left_alone() {
     }
     let World { mut agent, servers: _servers, sandbox } = start(&["--exclude-uid", "4711", "--exclude-port", "81"]);
     assert_eq!(ask(at(VIP, 80)), "pod");
-    // Another agent, another list, and the hooks have been there all the time.
+    // A new agent replaces the list, while the hooks stay attached.
     agent.stop();
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_EXCLUDE_PORT", "81,80").start();
     agent.wait_ready(SYNC);
@@ -132,7 +131,7 @@ fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
     assert_eq!(after["udp_flows_max"], 1024);
     let text = cproxy(&sandbox, &["get", "counters"]).success().stdout;
     assert!(text.lines().any(|line| line.starts_with("forwarded ")), "{text}");
-    // Gone with its Service.
+    // The entry goes with its Service.
     manifest::write(&sandbox.manifest_dir(), "web.json", []);
     let _agent = start_agent(&sandbox);
     assert_eq!(ask(at(VIP, 81)), "the VIP itself");

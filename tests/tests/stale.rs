@@ -1,7 +1,8 @@
-//! Closing stale sockets, with real sockets of every form: whom a pass closes, and above all whom it does not.
+//! Closing of stale sockets, with real sockets of every form: the sockets that a pass closes, and above all those it
+//! must not close.
 //!
-//! In the first half the tests connect to backends themselves and write what programs would have remembered; in the
-//! second half the programs do.
+//! In the first half the tests connect to backends themselves and write the programs' state; in the second half the
+//! programs do.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
 
@@ -51,7 +52,7 @@ struct Stale {
 /// Conditions of an endpoint: ready, serving, terminating.
 type Conditions = (bool, bool, bool);
 
-/// The Service and those of its pods 1 to 3 that have conditions.
+/// The Service with those of its pods 1 to 3 that have conditions.
 fn objects(conditions: impl Fn(u8) -> Option<Conditions>) -> Vec<Value> {
     let pods: Vec<u8> = (1..=3).filter(|&number| conditions(number).is_some()).collect();
     let slices = slices(pods, |number, address| {
@@ -75,8 +76,8 @@ impl Stale {
         Self { world, pins, states: SkStorage::try_from(Map::SkStorage(states)).unwrap() }
     }
 
-    /// Replaces the endpoints, by `(ready, serving, terminating)`, and waits until those of them that are `eligible`, and
-    /// after them those that only serve, are behind each frontend.
+    /// Replaces the endpoints, by `(ready, serving, terminating)`, and waits until each frontend has the `eligible`
+    /// ones followed by those that only serve.
     fn set(&self, eligible: &[u8], endpoints: impl Fn(u8) -> Option<Conditions>) {
         let serves = |pod: &u8| endpoints(*pod).is_some_and(|(_, serving, _)| serving);
         let pods: Vec<_> = eligible
@@ -100,7 +101,7 @@ impl Stale {
         });
     }
 
-    /// Pods other than these are gone.
+    /// Keeps these pods and removes all others.
     fn keep_pods(&self, pods: &[u8]) {
         self.set(pods, |pod| pods.contains(&pod).then_some((true, true, false)));
     }
@@ -113,7 +114,7 @@ impl Stale {
         terminate_stale(&self.pins, &any(mode)).unwrap()
     }
 
-    /// How many a pass closes, which must leave none.
+    /// The number of sockets that a pass closes. It must leave none.
     fn closes(&self, mode: Mode) -> u64 {
         let outcome = self.pass(mode);
         assert_eq!(outcome.left, 0, "{outcome:?}");
@@ -127,7 +128,7 @@ impl Stale {
         socket
     }
 
-    /// The same, as if it had connected to the VIP.
+    /// A UDP socket that is connected to a pod, with the state of a connection to the VIP.
     fn translated_udp(&mut self, form: Form, pod: u8) -> UdpSocket {
         let socket = Self::udp(form, pod);
         self.remember(&socket, form.web(), form.pod(pod, UDP));
@@ -140,7 +141,7 @@ impl Stale {
         socket
     }
 
-    /// Writes what programs write when a socket connects to `vip` and gets `backend`.
+    /// Writes the programs' state for a socket that connects to `vip` and gets `backend`.
     fn remember(&mut self, socket: &impl AsRawFd, vip: SocketAddr, backend: SocketAddr) {
         let (vip, vip_port) = words(vip);
         let (backend, backend_port) = words(backend);
@@ -162,14 +163,14 @@ impl Stale {
     }
 }
 
-/// Any backend of those protocols whose sockets are closed.
+/// All backends of the protocols whose sockets the mode closes.
 fn any(mode: Mode) -> Retired {
     let mut retired = Retired::any();
     retired.retain(|protocol| mode.closes(protocol));
     retired
 }
 
-/// An address and a port as they are in maps.
+/// An address and a port in the form of the maps.
 fn words(address: SocketAddr) -> ([u32; 4], u16) {
     let octets = match address.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -182,7 +183,7 @@ fn words(address: SocketAddr) -> ([u32; 4], u16) {
     (words, address.port().to_be())
 }
 
-/// The socket's pending error, which is taken away by asking.
+/// The socket's pending error, which this call clears.
 fn error(socket: &impl AsFd) -> Option<Errno> {
     sockopt::socket_error(socket).unwrap().err()
 }
@@ -228,7 +229,7 @@ fn a_blocked_receive_returns_when_its_socket_is_closed() {
         eventually(SYNC, "somebody waits", || {
             let waits = fs::read_dir("/proc/self/task").unwrap().flatten().any(|thread| {
                 let call = fs::read_to_string(thread.path().join("syscall")).unwrap_or_default();
-                // recvfrom(2) on this socket.
+                // The call is recvfrom(2) on this socket.
                 call.starts_with(&format!("45 {:#x} ", socket.as_raw_fd()))
             });
             if waits || cfg!(not(target_arch = "x86_64")) { Ok(()) } else { Err("nobody") }
@@ -260,7 +261,7 @@ fn sockets_that_are_not_connected_through_us_are_left_alone() {
     });
     stale.keep_pods(&[1, 2]);
     for (form, socket) in Form::ALL.into_iter().zip(&reconnected) {
-        // To a pod that no Service ever had.
+        // No Service ever had this pod address.
         socket.connect(form.pod(1, UDP + 2)).unwrap();
     }
     assert_eq!(stale.closes(Mode::All), 0);
@@ -299,7 +300,7 @@ fn a_backend_that_still_serves_keeps_its_sockets() {
 #[test]
 fn tcp_is_closed_where_that_is_asked_for() {
     let mut stale = Stale::start();
-    // Nobody accepts, so nobody answers the half-closed ones with an end of their own.
+    // The servers do not accept, so they do not answer the half-closed connections with a FIN.
     let pods = [2, 3].map(|pod| [Form::V4, Form::V6].map(|form| form.pod(pod, TCP)));
     let _listeners: Vec<_> = pods.as_flattened().iter().map(|pod| TcpListener::bind(pod).unwrap()).collect();
     let gone = Form::ALL.map(|form| stale.translated_tcp(form, 3));
@@ -346,7 +347,7 @@ fn sockets_with_the_same_addresses_are_told_apart() {
     let closed: Vec<_> = twins.iter().map(|(_, socket)| error(socket).is_some()).collect();
     assert!(twins.iter().zip(&closed).all(|((is_ours, _), &closed)| *is_ours || !closed), "{closed:?}");
     let count = closed.iter().filter(|&&closed| closed).count() as u64;
-    // Behind one that is not to be closed, the kernel does not find the others.
+    // Behind a socket that must stay open, the kernel does not find the others.
     assert_eq!((outcome.closed, outcome.left), (count, 3 - count));
 }
 
@@ -520,7 +521,7 @@ fn vip_an_application_reconnects_and_reaches_who_serves_now() {
     stale.keep_pods(&[1]);
     assert_eq!(stale.closes(Mode::Udp), 3);
     for (form, socket) in Form::ALL.into_iter().zip(&sockets) {
-        // Whoever waits for an answer is told the reason; who only sends, that there is nobody to send to.
+        // A waiting receiver gets the reason; a sender only learns that there is no peer.
         assert_eq!(socket.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted, "{form:?}");
         let not_connected = Errno::DESTADDRREQ.raw_os_error();
         assert_eq!(socket.send(b"who").unwrap_err().raw_os_error(), Some(not_connected), "{form:?}");
@@ -531,7 +532,7 @@ fn vip_an_application_reconnects_and_reaches_who_serves_now() {
     assert_eq!(stale.closes(Mode::Udp), 0);
 }
 
-/// It has a flow to the VIP by the backend that it is connected to, but that is not why it is connected.
+/// The socket has a flow to the VIP with its connected backend, but was connected to that directly.
 #[test]
 fn vip_a_socket_that_only_sends_to_the_vip_as_well_is_left_alone() {
     let stale = Stale::start();
@@ -553,7 +554,7 @@ fn vip_readiness_comes_and_goes_without_harm() {
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
     let sockets = Form::ALL.map(|form| connect_udp(form, 3));
-    // Not ready, and then on its way out, but serving all the time.
+    // The backend is first not ready and then terminating, but always serving.
     for third in [(false, true, false), (true, true, false), (false, true, true)] {
         let eligible: &[u8] = if third.0 { &[1, 3] } else { &[1] };
         stale.set(eligible, |pod| [Some((true, true, false)), None, Some(third)][usize::from(pod) - 1]);
@@ -571,7 +572,7 @@ fn vip_sockets_that_have_moved_on_are_left_alone() {
     stale.keep_pods(&[3]);
     let sockets = Form::ALL.map(|form| connect_udp(form, 3));
     for (form, socket) in Form::ALL.into_iter().zip(&sockets) {
-        // To the very same pod, but past the Service.
+        // The same pod, but past the Service.
         socket.connect(form.pod(3, UDP)).unwrap();
     }
     stale.keep_pods(&[1]);
@@ -621,7 +622,7 @@ fn connect_mptcp(form: Form) -> OwnedFd {
     socket
 }
 
-/// Servers of MPTCP at a pod. Nobody accepts.
+/// MPTCP servers at a pod that do not accept.
 fn mptcp_listeners(pod: u8) -> [OwnedFd; 2] {
     [Form::V4, Form::V6].map(|form| {
         let socket = mptcp(form);
@@ -631,19 +632,19 @@ fn mptcp_listeners(pod: u8) -> [OwnedFd; 2] {
     })
 }
 
-/// Where `get sockets` says that connections of TCP go.
+/// Backends and states of TCP connections in `get sockets`.
 fn listed_backends(sandbox: &Sandbox) -> Vec<(Value, Value)> {
     let rows = rows(sandbox, "sockets").into_iter().filter(|row| row["protocol"] == "TCP");
     rows.map(|row| (row["backend"].clone(), row["state"].clone())).collect()
 }
 
-/// A server that does not speak it: the connection goes on as TCP, and ends as that does.
+/// With a server without MPTCP, the connection continues and ends as TCP.
 #[test]
 fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
     let stale = Stale::start();
     let _servers = stale.tcp_servers();
     stale.keep_pods(&[2, 3]);
-    // In turn, whatever is chosen: both pods get some.
+    // With this many connections, both pods get some.
     let sockets: Vec<_> = Form::ALL.into_iter().cycle().take(48).map(|form| (form, connect_mptcp(form))).collect();
     let of_pod = |number: u8| {
         let listed = listed_backends(&stale.world.sandbox);
@@ -661,13 +662,13 @@ fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
     assert_eq!((of_pod(2), of_pod(3), stale.closes(Mode::All)), (serving, 0, 0));
 }
 
-/// A server that speaks it. The kernel then gives the connection some time for another subflow.
+/// With a server that supports MPTCP, the kernel gives the connection some time for another subflow.
 #[test]
 fn vip_mptcp_connections_lose_all_their_subflows() {
     let stale = Stale::start();
     let listeners = mptcp_listeners(3);
     let _others = mptcp_listeners(2);
-    // Of this network namespace, and seconds. Without such a setting it is a minute.
+    // The setting is of this network namespace, in seconds. Without it the time is a minute.
     fs::write("/proc/sys/net/mptcp/close_timeout", "1").ok();
     stale.world.sandbox.add_address("10.244.7.7");
     let ip = "ip mptcp limits set subflows 8 add_addr_accepted 8 && ip mptcp endpoint add 10.244.7.7 dev lo subflow";
@@ -678,7 +679,7 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     rustix::net::connect(&direct, &Form::V4.pod(3, TCP)).unwrap();
     let accepted = listeners.each_ref().map(|listener| rustix::net::accept(listener).unwrap());
     for (socket, accepted) in sockets.iter().zip(&accepted) {
-        // The server's word makes the connection one that may have more subflows.
+        // Only after data from the server may the connection have more subflows.
         rustix::io::write(accepted, b"x").unwrap();
         rustix::io::read(socket, &mut [0; 1]).unwrap();
     }
@@ -706,7 +707,7 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     assert_untouched(&direct);
 }
 
-/// Its data is still on its way.
+/// Their data is still under way.
 #[test]
 fn vip_connections_that_their_application_has_closed_end_by_themselves() {
     let mut stale = Stale::start();
@@ -757,7 +758,7 @@ fn only_sockets_to_backends_that_have_retired_are_asked_for() {
     assert_eq!(pass(&stale, retired(Protocol::Tcp, &[2])), (3, 0));
     tcp[0].iter().for_each(|socket| assert_eq!(error(socket), Some(Errno::CONNABORTED)));
     tcp[1].iter().for_each(|socket| assert_untouched(socket));
-    // Hundreds besides.
+    // Hundreds of other backends retire at the same time.
     let mut many = retired(Protocol::Udp, &[2]);
     let address = parse_address("10.9.9.9").unwrap();
     many.add(Protocol::Udp, (1..=200).map(|port| Backend { address, port }));
@@ -765,7 +766,7 @@ fn only_sockets_to_backends_that_have_retired_are_asked_for() {
     assert_eq!(pass(&stale, many), (6, 0));
 }
 
-/// An agent that closes sockets, with its own pods, and how often it has looked for them.
+/// An agent that closes sockets, with its own pods, and its number of passes so far.
 struct Closing<'s> {
     agent: RunningAgent,
     sandbox: &'s Sandbox,
@@ -776,7 +777,7 @@ impl<'s> Closing<'s> {
         Self { agent: start_agent(sandbox), sandbox }
     }
 
-    /// Behind port 80 of TCP and of UDP, IPv4 alone.
+    /// Writes the backends of port 80 for TCP and for UDP, IPv4 only.
     fn write(sandbox: &Sandbox, tcp: &[u8], udp: &[u8]) {
         let service = Service::new("web").cluster_ips([WEB.v4]).tcp("http", PORT, TCP).udp("dns", PORT, UDP);
         let pods = |pods: &[u8]| pods.iter().map(|&number| pod(number).v4).collect::<Vec<_>>();
@@ -785,7 +786,7 @@ impl<'s> Closing<'s> {
         manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(service), tcp.into(), udp.into()]);
     }
 
-    /// And waits until the table has them.
+    /// Writes the backends and waits until the table has them.
     fn set(&self, tcp: &[u8], udp: &[u8]) {
         Self::write(self.sandbox, tcp, udp);
         eventually(SYNC, "the table follows", || {
@@ -818,13 +819,13 @@ fn no_pass_is_made_for_backends_that_close_no_socket() {
     let sandbox = Sandbox::for_test();
     Closing::write(&sandbox, &[1, 2], &[1, 2]);
     let closing = Closing::start(&sandbox);
-    // As long as one that should not be would take to come.
+    // The wait is long enough for an unexpected pass to happen.
     let assert_passes = |expected: u64| {
         closing.wait_for("sockets_passes", expected);
         thread::sleep(Duration::from_millis(300));
         assert_eq!(closing.counter("sockets_passes"), expected);
     };
-    assert_passes(0); // Nobody can have been connected before.
+    assert_passes(0); // There were no connections before.
     closing.set(&[1], &[1, 2]);
     assert_passes(0);
     closing.set(&[1, 2, 3], &[1, 2, 3]);
@@ -838,7 +839,7 @@ fn no_pass_is_made_for_backends_that_close_no_socket() {
 
 #[test]
 fn the_memory_of_a_pass_does_not_grow_with_sockets() {
-    // The first are more than are kept at a time.
+    // The first number is more than are kept at a time.
     const MANY: [u64; 2] = [4_500, 12_000];
     let descriptors = MANY.iter().sum::<u64>() + 1_000;
     setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) }).unwrap();
@@ -865,7 +866,7 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
     });
     assert!(many < few + (1 << 20), "{few} bytes with {} sockets, {many} with {}", MANY[0], MANY[1]);
 
-    // After a restart all are looked at.
+    // A pass after a restart checks all sockets.
     let Closing { mut agent, .. } = closing;
     agent.kill();
     let closing = Closing::start(&sandbox);

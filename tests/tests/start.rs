@@ -1,4 +1,4 @@
-//! How what needs Services starts after them: `cproxy wait`, word to the init system, and settings that come with the
+//! Start order of programs that need Services: `cproxy wait`, notification of the init system, and settings of the
 //! machine.
 
 use std::{
@@ -29,7 +29,7 @@ fn wait(sandbox: &Sandbox, flags: &[&str]) -> (i32, String) {
     (output.code, output.stderr)
 }
 
-/// It must succeed at once, and say where the agent is attached: these are not attached to the machine's root.
+/// Checks that the command succeeds at once and prints the agent's cgroup, which is not the machine's root.
 #[track_caller]
 fn assert_ready(sandbox: &Sandbox, flags: &[&str]) {
     let (code, message) = wait(sandbox, flags);
@@ -118,7 +118,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
     );
     assert!(message.contains("not ready after 1ms: "), "{message}");
 
-    // A wrong time is none: what is ready is waited for all the same.
+    // An invalid time has no effect: the command still waits until all is ready.
     write_service(&sandbox, Endpoint::ready(POD));
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     let (code, message) = wait("timeout = soon\non-timeout = start\n");
@@ -176,7 +176,7 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
     assert!(message.contains("the agent has ended: invalid value 'nonsense' for '--apiserver"), "{message}");
 
     let _agent = start_agent(&sandbox);
-    // The state of the agent before is gone.
+    // The previous agent's state is gone.
     assert_ready(&sandbox, &[]);
 }
 

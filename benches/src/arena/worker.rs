@@ -1,4 +1,4 @@
-//! A client that connects when it is told to: a process of its own, in its peer's namespace and cgroup.
+//! A client process in its peer's namespace and cgroup that connects on command.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -16,10 +16,10 @@ use rustix::{
     },
 };
 
-/// The argument with which a benchmark becomes a worker.
+/// Argument that makes a benchmark process a worker.
 pub const ARGUMENT: &str = "worker";
 
-/// How long a connection or an answer may take: it may pass hundreds of thousands of rules.
+/// Limit for a connection or an answer, which may pass hundreds of thousands of rules.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running worker. It ends when this value is dropped.
@@ -30,7 +30,7 @@ pub struct Worker {
     answers: BufReader<ChildStdout>,
 }
 
-/// How long a connection took.
+/// Duration of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Took {
     /// connect(2) alone.
@@ -40,7 +40,7 @@ pub struct Took {
 }
 
 impl Worker {
-    /// Starts it by a command that was made for the path of this program.
+    /// Starts a worker with `command`, which must run this program.
     ///
     /// # Errors
     /// It cannot be started.
@@ -53,10 +53,10 @@ impl Worker {
         Ok(Self { child, orders, answers: BufReader::new(answers) })
     }
 
-    /// Connects so often, one after the other, and gives back how long each took.
+    /// Makes `times` connections one after the other and returns their durations.
     ///
     /// # Errors
-    /// The first one that failed.
+    /// The first connection that failed.
     pub fn connect(&mut self, times: u32, address: SocketAddr) -> Result<Vec<Took>> {
         let answer = self.ask(&format!("connect {times} {address}"))?;
         let took = |word: &str| {
@@ -66,15 +66,15 @@ impl Worker {
         answer.split_whitespace().map(|word| took(word).context("a worker's answer")).collect()
     }
 
-    /// Opens so many connections that are kept, and gives back the names that the servers greet with.
+    /// Opens and keeps `count` connections and returns the names from the servers' greetings.
     ///
     /// # Errors
-    /// The first one that failed.
+    /// The first connection that failed.
     pub fn hold(&mut self, count: u32, address: SocketAddr) -> Result<Vec<String>> {
         Ok(self.ask(&format!("hold {count} {address}"))?.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// How many of the connections that are kept still answer. They are closed.
+    /// Returns the number of kept connections that still answer, and closes them all.
     ///
     /// # Errors
     /// The worker has ended.
@@ -96,16 +96,16 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Refused only when it has ended.
+        // This fails only if the worker has already ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// Loop of a worker: an answer of one line to each line.
+/// Main loop of a worker: one line of answer for each line of input.
 ///
 /// # Errors
-/// The process that gives the orders has gone.
+/// The parent process has ended.
 pub fn run() -> Result<()> {
     let (mut held, mut output) = (Vec::new(), io::stdout().lock());
     for order in io::stdin().lock().lines() {
@@ -144,7 +144,7 @@ fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String
     }
 }
 
-/// How long connect(2) alone takes. The connection is closed with a reset, which leaves nothing behind.
+/// Duration of connect(2) alone. The connection is closed with a reset, so that no state remains.
 fn timed_connect(address: SocketAddr) -> Result<Duration> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -155,13 +155,13 @@ fn timed_connect(address: SocketAddr) -> Result<Duration> {
     let took = start.elapsed();
     match connected {
         Ok(()) => Ok(took),
-        // What the timeout for sending ends.
+        // The send timeout ends connect(2) with this error.
         Err(Errno::INPROGRESS) => bail!("{address} does not answer within {CALL_TIMEOUT:?}"),
         Err(error) => Err(error).with_context(|| format!("connecting to {address}")),
     }
 }
 
-/// Connects to one of the servers that say who they are, which they do in two lines.
+/// Connects to a server that greets with two lines, and returns its name.
 fn greeted(address: SocketAddr) -> Result<(String, BufReader<TcpStream>)> {
     let stream = TcpStream::connect_timeout(&address, CALL_TIMEOUT)?;
     stream.set_read_timeout(Some(CALL_TIMEOUT))?;

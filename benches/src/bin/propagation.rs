@@ -1,9 +1,9 @@
-//! How long the cluster's changes take to reach connections: from an EndpointSlice's change on a real API server to the
-//! first `connect()` that follows it.
+//! Propagation time of a cluster's changes: from an EndpointSlice's change on a real API server to the first
+//! `connect()` that follows it.
 //!
-//! One endpoint of one Service is replaced again and again, while other Services are present. What the kernel's table
-//! says is asked through the hooks themselves: a UDP socket that connects to the Service sends nothing, and its own
-//! address then tells which backend the hook has chosen. A thread asks with short pauses, because asking without pause
+//! One endpoint of one Service is replaced again and again, beside other Services. The hooks themselves show the state
+//! of the kernel's table: a UDP socket that connects to the Service sends nothing, and its local address then
+//! identifies the backend that the hook has chosen. A thread polls with short pauses, because polling without pause
 //! would take one of the CPUs from the agent and the API server.
 
 use std::{
@@ -42,30 +42,30 @@ use tokio::{
 
 const PREFIX: &str = "cproxy-bench";
 
-/// The Service that is followed, and its endpoint before and after a change.
+/// The measured Service, and its endpoint before and after a change.
 const SUBJECT: &str = "subject";
 const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 255, 1)), 80);
 const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2))];
 
-/// How many endpoints each of the other Services has.
+/// Number of endpoints of each other Service.
 const ENDPOINTS: usize = 10;
 
-/// How many objects are created at the same time.
+/// Number of objects that are created at the same time.
 const CREATED_AT_ONCE: usize = 16;
 
-/// Changes that are not counted: connections and caches are cold.
+/// Number of changes that do not count, since connections and caches are cold.
 const WARM_UP: usize = 5;
 
-/// Between two looks at the table. The kernel's timers add about half as much.
+/// Pause between two polls of the table. The kernel's timers add about half as much.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Between two changes: each meets a machine at rest.
+/// Pause between two changes, so that each meets a machine at rest.
 const REST: Duration = Duration::from_millis(20);
 
 /// Changes and other Services of `--quick`.
 const QUICK: (u32, u32) = (10, 20);
 
-/// Longer than a change may ever take.
+/// Limit on every wait, longer than any change takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Command line.
@@ -86,8 +86,8 @@ struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// One change, in milliseconds until a connection follows it. A change can be in force before the API server's answer
-/// is here: then that one is negative.
+/// Times of one change, in milliseconds until a connection follows it. A time is negative if the change is in force
+/// before the API server's answer arrives.
 #[derive(Clone, Copy)]
 struct Sample {
     from_sending: f64,
@@ -104,7 +104,7 @@ struct Clock {
     of: fn(&Sample) -> f64,
 }
 
-/// The first of [`CLOCKS`] are what is drawn: the others explain them.
+/// Number of [`CLOCKS`], from the first, that are drawn; the others explain them.
 const DRAWN: usize = 3;
 
 const CLOCKS: [Clock; 5] = [
@@ -139,7 +139,7 @@ fn main() -> Result<()> {
     report.finish(arguments.quick, arguments.output.as_deref())
 }
 
-/// The Service that is followed, and all the others.
+/// Creates the measured Service and all others.
 async fn create_objects(client: &Client, others: u32) -> Result<()> {
     create(client, objects(SUBJECT, Some(VIP), &[BACKENDS[0]])).await?;
     let mut creating = JoinSet::new();
@@ -176,11 +176,11 @@ async fn create(client: &Client, (service, slice): (Value, Value)) -> Result<()>
     Ok(())
 }
 
-/// Changes the endpoint again and again.
+/// Changes the endpoint repeatedly.
 async fn measure(client: &Client, changes: usize) -> Result<Vec<Sample>> {
     let api = Api::<EndpointSlice>::default_namespaced(client.clone());
     let name = format!("{SUBJECT}-ipv4");
-    // Not the object's own version: after thousands of other objects that is too old to watch from.
+    // The object's own version is too old to watch from after thousands of other objects.
     let listed = api.list(&ListParams::default().limit(1)).await.context("asking for the present version")?;
     let (heard, mut events) = mpsc::unbounded_channel();
     let watching = watch(api.clone(), listed.metadata.resource_version.unwrap_or_default(), heard);
@@ -204,7 +204,7 @@ async fn measure(client: &Client, changes: usize) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-/// One change.
+/// Makes one change and times it.
 async fn follow(
     api: &Api<EndpointSlice>,
     name: &str,
@@ -239,13 +239,13 @@ async fn follow(
     })
 }
 
-/// From one moment to another, which may be the earlier one.
+/// Time from one moment to another, negative if the second is earlier.
 fn milliseconds(from: Instant, to: Instant) -> f64 {
     let signed = to.checked_duration_since(from).map(|time| time.as_secs_f64());
     signed.unwrap_or_else(|| -(from - to).as_secs_f64()) * 1e3
 }
 
-/// Tells when the API server tells of each change: what any client can know.
+/// Reports the API server's watch event of each change: the earliest time at which any client can know of it.
 async fn watch(
     api: Api<EndpointSlice>,
     mut version: String,
@@ -268,19 +268,19 @@ async fn watch(
     }
 }
 
-/// When a backend was first chosen.
+/// Times of the first choice of a backend.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// When the look that met it was over.
+    /// End of the poll that found it.
     at: Instant,
-    /// When the look before began: then it was not there yet.
+    /// Start of the poll before, which did not find it.
     last_look: Instant,
 }
 
-/// A backend to wait for, and whom to tell.
+/// A backend to wait for, and the channel for the result.
 type Wanted = (IpAddr, oneshot::Sender<std::io::Result<Seen>>);
 
-/// The thread that asks the kernel. It ends when this value is dropped.
+/// Thread that polls the kernel. It ends when this value is dropped.
 struct Prober {
     wanted: blocking::Sender<Wanted>,
 }
@@ -290,14 +290,14 @@ impl Prober {
         let (wanted, orders) = blocking::channel::<Wanted>();
         thread::spawn(move || {
             for (backend, answer) in orders {
-                // Whoever asked may have given up.
+                // The receiver may have given up.
                 drop(answer.send(wait_until_chosen(backend)));
             }
         });
         Self { wanted }
     }
 
-    /// Starts to look at once, not when the answer is awaited.
+    /// Starts to poll at once, not when the result is awaited.
     fn wait_for(&self, backend: IpAddr) -> impl Future<Output = Result<Seen>> {
         let (answer, answered) = oneshot::channel();
         let ordered = self.wanted.send((backend, answer));
@@ -322,8 +322,8 @@ fn wait_until_chosen(backend: IpAddr) -> std::io::Result<Seen> {
     Err(std::io::Error::other(format!("{VIP} does not lead to {backend} within {TIMEOUT:?}")))
 }
 
-/// Which backend a new connection gets. The backends are addresses of this host, so the address that the kernel gives
-/// the client is the backend's own.
+/// Backend of a new connection. The backends are addresses of this host, so the kernel gives the client the backend's
+/// own address.
 fn chosen_backend() -> std::io::Result<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.connect(VIP)?;

@@ -1,5 +1,5 @@
-//! How long the agent takes from its start until the table is complete, phase by phase. It reads manifests, so that no
-//! network takes part: what an API server adds is its answers.
+//! Time from the agent's start to a complete table, phase by phase. The agent reads manifests, so that no network takes
+//! part; an API server would add the time of its answers.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 
 const PREFIX: &str = "cproxy-bench";
 
-/// Longer than a start may ever take.
+/// Limit on a start, longer than any start takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Command line.
@@ -43,7 +43,7 @@ struct Arguments {
 
 const READY: &str = "ready_ms";
 
-/// A field of the log's line that says `ready`, and what it means.
+/// Fields of the log line `ready`, with their meanings.
 const PHASES: [(&str, &str); 6] = [
     (READY, "from the start to ready"),
     ("prepare_ms", "  input and the machine's state"),

@@ -1,4 +1,4 @@
-//! Maps that are pinned, for looking up.
+//! Lookups in pinned maps.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use cproxy_datapath::bpf::syscalls::{bpf, bpf_cmd, no_arguments, obj_get};
 
 use super::{fd_by_id, fdinfo, field};
 
-/// A map, not one that has a value for each CPU.
+/// A map whose values are not per CPU.
 #[derive(Debug)]
 pub struct Map {
     fd: OwnedFd,
@@ -19,7 +19,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// Opens a pinned one.
+    /// Opens a pinned map.
     ///
     /// # Errors
     /// There is no such map.
@@ -27,7 +27,7 @@ impl Map {
         Self::of(obj_get(pin, 0)?)
     }
 
-    /// The map that is in the only place of this one, which is a map of maps.
+    /// The inner map at the only index of a map of maps.
     ///
     /// # Errors
     /// There is none, or this is no map of maps.
@@ -39,12 +39,12 @@ impl Map {
     /// The value of a key.
     ///
     /// # Errors
-    /// There is no such key; or keys or values have another size than is asked for.
+    /// There is no such key, or the size of keys or values differs.
     pub fn get<const N: usize>(&self, key: &[u8]) -> io::Result<[u8; N]> {
         if (key.len(), N) != (self.key_bytes, self.value_bytes) {
             return Err(io::Error::other("the map has keys or values of another size"));
         }
-        // The kernel writes `value_bytes`, which are as many.
+        // The kernel writes `value_bytes` bytes, which is the same number.
         let mut value = [0; N];
         let mut attr = no_arguments();
         attr.__bindgen_anon_2.map_fd = self.fd.as_raw_fd() as u32;

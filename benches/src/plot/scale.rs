@@ -1,12 +1,12 @@
-//! Scales of axes: the place of a value, and round values to write beside the axis.
+//! Scales of axes: positions of values, and round values for labels.
 
-/// About so many intervals between ticks.
+/// Approximate number of intervals between ticks.
 const INTERVALS: f64 = 6.0;
 
-/// Free part at both ends of an axis of places.
+/// Free share at both ends of an axis of places.
 const MARGIN: f64 = 0.04;
 
-/// A character of a label takes less than this, with the gap between two labels; in px.
+/// Assumed width of a label's character, with the gap between two labels, in px.
 const CHARACTER_WIDTH: f64 = 8.0;
 const LABEL_GAP: f64 = 8.0;
 
@@ -16,13 +16,13 @@ pub(super) struct Scale {
     low: f64,
     high: f64,
     is_log: bool,
-    /// Where lines cross the chart.
+    /// Values of the grid lines.
     pub(super) grid: Vec<f64>,
     /// Values beside the axis.
     pub(super) ticks: Vec<Tick>,
 }
 
-/// A value and how it is written.
+/// A value and its text.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tick {
     pub(super) value: f64,
@@ -30,8 +30,8 @@ pub(super) struct Tick {
 }
 
 impl Scale {
-    /// An axis of places that were chosen, such as numbers of Services: on a logarithmic one, these themselves are
-    /// written beside it, as far as there is room on `length_px`. `None` if there are none.
+    /// An axis of chosen values, such as numbers of Services. A logarithmic axis has these values themselves as labels,
+    /// as far as there is room on `length_px`. `None` if there are no values.
     pub(super) fn of_places(values: impl Iterator<Item = f64>, is_log: bool, length_px: f64) -> Option<Self> {
         let mut values = usable(values, is_log);
         values.dedup();
@@ -46,8 +46,8 @@ impl Scale {
         Some(scale)
     }
 
-    /// An axis of sizes: it begins at zero, or, if it is logarithmic, at a power of ten or twice or five times one.
-    /// `None` if there are none.
+    /// An axis of sizes. A linear axis begins at zero, a logarithmic one at a power of ten or two or five times one.
+    /// `None` if there are no values.
     pub(super) fn of_sizes(values: impl Iterator<Item = f64>, is_log: bool) -> Option<Self> {
         let values = usable(values, is_log);
         let (low, high) = (*values.first()?, *values.last()?);
@@ -60,7 +60,7 @@ impl Scale {
         let all = powers(lowest, highest * 1.001, factors);
         let below = all.iter().copied().rfind(|&value| value <= low * 1.000_001).unwrap_or(lowest);
         let above = all.iter().copied().find(|&value| value >= high * 0.999_999).unwrap_or(highest);
-        // A single value on a tick has an axis all the same.
+        // The range must not be empty if the only value is on a tick.
         let (below, above) = if below < above { (below, above) } else { (below / 10.0, above * 10.0) };
         let grid = powers(below, above * 1.000_001, factors);
         let step = (grid.len() / 12).max(1);
@@ -68,30 +68,30 @@ impl Scale {
         Some(Self { low: below, high: above, is_log, grid, ticks })
     }
 
-    /// From a round value to a round value.
+    /// A linear axis between two round values.
     fn linear(low: f64, high: f64) -> Self {
         // A single place gets an interval of its own size on both sides.
         let reach = if low.abs() > 0.0 { low.abs() } else { 1.0 };
         let (low, high) = if low < high { (low, high) } else { (low - reach, high + reach) };
         let step = step_for((high / INTERVALS) - (low / INTERVALS));
         let (first, last) = ((low / step).floor(), (high / step).ceil());
-        // Counted in whole steps, so that errors of rounding do not add up.
+        // Ticks are multiples of whole steps, so that rounding errors do not add up.
         let count = (last - first).clamp(1.0, 4.0 * INTERVALS) as u32;
         let grid: Vec<f64> = (0..=count).map(|number| (first + f64::from(number)) * step).collect();
         let ticks = grid.iter().map(|&value| Tick { value, label: label(value, step) }).collect();
         Self { low: first * step, high: last * step, is_log: false, grid, ticks }
     }
 
-    /// Where a value is: 0 at the beginning, 1 at the end; what lies outside is at the end that is nearer.
+    /// Relative position of a value: 0 at the beginning, 1 at the end. Values outside are at the nearer end.
     pub(super) fn part(&self, value: f64) -> f64 {
         let place = |value: f64| if self.is_log { value.max(f64::MIN_POSITIVE).log10() } else { value };
         let (low, high) = (place(self.low), place(self.high));
-        // Halves, since the whole may be more than a float holds.
+        // Halved, since the whole range may exceed a float.
         let part = (place(value) / 2.0 - low / 2.0) / (high / 2.0 - low / 2.0);
         if part.is_finite() { part.clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// The values' ticks, without those that would touch the one before or the last.
+    /// Ticks of the values, without those that would touch the one before or the last.
     fn with_room(&self, values: &[f64], length_px: f64) -> Vec<Tick> {
         let ticks = values.iter().map(|&value| Tick { value, label: plain(value) }).collect::<Vec<_>>();
         let ends = |tick: &Tick| {
@@ -114,7 +114,7 @@ impl Scale {
     }
 }
 
-/// Those that the axis can show, in their order.
+/// The values that the axis can show, in order.
 fn usable(values: impl Iterator<Item = f64>, is_log: bool) -> Vec<f64> {
     let mut values = values.filter(|value| value.is_finite() && (*value > 0.0 || !is_log)).collect::<Vec<_>>();
     values.sort_unstable_by(f64::total_cmp);
@@ -135,13 +135,13 @@ fn powers(low: f64, high: f64, factors: &[f64]) -> Vec<f64> {
     all.filter(|value| (low * 0.999_999..=high).contains(value)).collect()
 }
 
-/// A value among others that are `step` apart.
+/// Label of a value on an axis with ticks `step` apart.
 fn label(value: f64, step: f64) -> String {
     let digits = (-step.abs().log10().floor()).clamp(0.0, 6.0) as usize;
     if (value.abs() > 0.0 && step < 1e-6) || value.abs() >= 1e6 { plain(value) } else { grouped(value, digits) }
 }
 
-/// A value by itself, with as many digits as it has, but no more than four behind the point.
+/// A value with as many digits as it needs, but at most four after the point.
 fn plain(value: f64) -> String {
     const UNITS: [(f64, &str); 3] = [(1e12, " T"), (1e9, " G"), (1e6, " M")];
     let size = value.abs();
@@ -154,7 +154,7 @@ fn plain(value: f64) -> String {
     format!("{text}{name}")
 }
 
-/// With commas between thousands.
+/// A value with commas between thousands.
 fn grouped(value: f64, digits: usize) -> String {
     let text = format!("{:.digits$}", value.abs());
     let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));

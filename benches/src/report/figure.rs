@@ -1,23 +1,23 @@
-//! The same figures of each of several.
+//! Figures that are the same for each measured item.
 
 use serde_json::{Map, Value, json};
 
 use super::{Table, cell};
 use crate::paired::Estimate;
 
-/// A figure of a `T`: one sample, or many.
+/// A figure of a `T`, with one sample or many.
 #[derive(Debug)]
 pub struct Figure<T> {
-    /// In files.
+    /// Name in files.
     pub name: &'static str,
-    /// In tables, with its unit. Two blanks before it: it belongs to the figure above.
+    /// Name in tables, with its unit. Two leading blanks mark a part of the figure above.
     pub meaning: &'static str,
     /// The samples.
     pub of: fn(&T) -> Vec<f64>,
 }
 
 impl<T> Figure<T> {
-    /// A line for each figure, a column for each that was measured.
+    /// A line for each figure, a column for each measured item.
     #[must_use]
     pub fn table(figures: &[Self], title: String, found: &[T], heading: impl Fn(&T) -> String) -> Table {
         let cells = |figure: &Self| found.iter().map(|found| cell((figure.of)(found))).collect();
@@ -40,7 +40,7 @@ impl<T> Figure<T> {
         figures.iter().find(|figure| figure.name == name)
     }
 
-    /// Where it lies, if there are samples.
+    /// Estimate of the figure, if there are samples.
     #[must_use]
     pub fn estimate(&self, found: &T) -> Option<Estimate> {
         Estimate::of((self.of)(found))

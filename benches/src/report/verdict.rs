@@ -1,4 +1,4 @@
-//! Promises, and whether they are kept.
+//! Targets and whether they are met.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use serde_json::{Value, json};
 use super::Table;
 use crate::paired::Estimate;
 
-/// Aim for a ratio's median.
+/// Limit on a ratio's median.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// No more.
+    /// Upper limit.
     AtMost(f64),
-    /// No less.
+    /// Lower limit.
     AtLeast(f64),
 }
 
-/// A promise, and what was found.
+/// A target with its measured ratio.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// The two things that are compared.
+    /// Description of the comparison.
     pub what: String,
-    /// The ratio.
+    /// The measured ratio.
     pub found: Estimate,
-    /// The aim.
+    /// The target of the ratio.
     pub target: Target,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Target {
 }
 
 impl Verdict {
-    /// Whether it is kept.
+    /// Whether the target is met.
     #[must_use]
     pub fn is_met(&self) -> bool {
         match self.target {
@@ -54,13 +54,13 @@ impl Verdict {
         }
     }
 
-    /// Whether another run could well say the contrary.
+    /// Whether another run could well have the opposite result.
     fn is_open(&self) -> bool {
         let Estimate { low, high, .. } = self.found;
         (low..=high).contains(&self.target.value())
     }
 
-    /// For a file of results.
+    /// JSON for a file of results.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({
@@ -69,7 +69,7 @@ impl Verdict {
         })
     }
 
-    /// A line for each.
+    /// A table with a line for each verdict.
     #[must_use]
     pub fn table(verdicts: &[Self]) -> Table {
         let row = |verdict: &Self| {

@@ -45,7 +45,7 @@ impl Preference {
         let (mut all_name_zones, mut one_names_zone) = (true, false);
         for found in ready {
             all_name_nodes &= found.has_node_hint();
-            one_names_node |= found.endpoint.node_hint == NodeHint::NodeContext;
+            one_names_node |= found.endpoint.node_hint == NodeHint::ThisNode;
             all_name_zones &= !found.zones().is_empty();
             one_names_zone |= found.names_zone(zone);
         }
@@ -61,7 +61,7 @@ impl Preference {
         match self {
             Self::Nothing => true,
             Self::Zone => found.names_zone(zone),
-            Self::Node => found.endpoint.node_hint == NodeHint::NodeContext,
+            Self::Node => found.endpoint.node_hint == NodeHint::ThisNode,
         }
     }
 }

@@ -70,7 +70,7 @@ pub enum NodeHint {
     /// No nodes.
     None,
     /// The pod's node, perhaps besides others.
-    NodeContext,
+    ThisNode,
     /// Only other nodes.
     Others,
 }
@@ -217,7 +217,7 @@ impl Endpoint {
             self.terminating,
             self.local,
             self.node_hint != NodeHint::None,
-            self.node_hint == NodeHint::NodeContext,
+            self.node_hint == NodeHint::ThisNode,
             self.zones != 0,
         ];
         writer.address(self.address, family);
@@ -240,7 +240,7 @@ impl Endpoint {
             node_hint: match (has(4), has(5)) {
                 (false, _) => NodeHint::None,
                 (true, false) => NodeHint::Others,
-                (true, true) => NodeHint::NodeContext,
+                (true, true) => NodeHint::ThisNode,
             },
             zones: if has(6) { reader.number() as u16 } else { 0 },
         }
@@ -332,7 +332,7 @@ fn node_hint(spec: &EndpointSpec, node: Option<&str>) -> NodeHint {
     let names = names(spec.hints.as_ref().and_then(|hints| hints.for_nodes.as_deref()));
     match node {
         _ if names.is_empty() => NodeHint::None,
-        Some(node) if names.contains(&node) => NodeHint::NodeContext,
+        Some(node) if names.contains(&node) => NodeHint::ThisNode,
         _ => NodeHint::Others,
     }
 }

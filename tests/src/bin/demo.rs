@@ -1,8 +1,7 @@
-//! The demonstration: a Service, its backends and its clients, all real, in a sandbox that is gone afterwards.
+//! The demonstration: a Service, its backends and its clients, all real, in a sandbox that is removed afterwards.
 //!
 //! Without arguments the agent follows a directory of manifests; with `--cluster` it follows an API server. Every
-//! sentence printed about what happened is checked first: if it is not so, the demonstration says what is wrong and
-//! fails.
+//! printed statement is checked first. If one does not hold, the demonstration says so and fails.
 
 use std::{
     fmt::Display,
@@ -23,7 +22,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-/// What the names of everything made here begin with.
+/// Prefix of the names of all objects of the demonstration.
 const PREFIX: &str = "cproxy-demo";
 
 /// The Service's addresses.
@@ -36,11 +35,11 @@ const VIP_PORT: u16 = 80;
 /// The backends' port.
 const BACKEND_PORT: u16 = 8080;
 
-/// How curl is told to go to the Service.
+/// URL of the Service for curl.
 const URL: &str = "http://10.96.0.10/";
 const URL_V6: &str = "http://[fd00:10:96::a]/";
 
-/// Whoever could answer.
+/// All backends.
 const BACKENDS: [Backend; 3] = [
     Backend { name: "backend-1", v4: "10.244.0.1", v6: "fd00:10:244::1" },
     Backend { name: "backend-2", v4: "10.244.0.2", v6: "fd00:10:244::2" },
@@ -51,28 +50,29 @@ const BACKENDS: [Backend; 3] = [
 const REQUESTS: usize = 10;
 const REQUESTS_V6: usize = 6;
 
-/// Requests after which a backend that has not answered never will: by chance it happens once in 10^17 times.
+/// Number of requests after which a backend without an answer counts as unreachable. By chance that happens once in
+/// 10^17 times.
 const REQUESTS_MAX: usize = 100;
 
-/// What curl says where no route leads.
+/// curl's message where there is no route.
 const NOWHERE: &str = "Network is unreachable";
 
-/// What curl says where the Service has no backend.
+/// curl's message where the Service has no backend.
 const REFUSED: &str = "Connection refused";
 
-/// The exit code of a curl that could not connect.
+/// curl's exit code if it could not connect.
 const CURL_CANNOT_CONNECT: i32 = 7;
 
-/// Longer than anything waited for takes.
+/// Limit on every wait, longer than any takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How wide the output may be.
+/// Width of the output.
 const COLUMNS: usize = 105;
 
-/// What commands and their output are indented by.
+/// Indentation of commands and their output.
 const INDENT: &str = "     ";
 
-/// One sentence that says what is wrong, or nothing.
+/// Result whose error is one sentence.
 type Result<T = ()> = std::result::Result<T, String>;
 
 fn main() -> ExitCode {
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     supervised::run(PREFIX, || demonstrate(cluster))
 }
 
-/// The whole of it, from the first line to the last.
+/// Runs the demonstration from the first line to the last.
 fn demonstrate(cluster: bool) -> Result {
     check_machine()?;
     let outside = network_namespace()?;
@@ -110,7 +110,7 @@ fn demonstrate(cluster: bool) -> Result {
     Ok(())
 }
 
-/// The steps.
+/// Runs all steps.
 fn tell(sandbox: &Sandbox, cluster: bool) -> Result {
     let _servers = step_1_backends(sandbox)?;
     let (source, mut agent) = step_2_agent(sandbox, cluster)?;
@@ -157,7 +157,7 @@ fn step_2_agent<'s>(sandbox: &'s Sandbox, cluster: bool) -> Result<(Source<'s>, 
     Ok((source, agent))
 }
 
-/// Starts etcd and kube-apiserver, and checks that the agent's user is as unprivileged as it is said to be.
+/// Starts etcd and kube-apiserver, and checks that the agent's user has no more rights than announced.
 fn start_control_plane(sandbox: &Sandbox) -> Result<ControlPlane<'_>> {
     let started = Instant::now();
     let control_plane = ControlPlane::start(sandbox);
@@ -180,7 +180,7 @@ fn step_3_ask(sandbox: &Sandbox) -> Result {
     ask(sandbox, URL_V6, REQUESTS_V6, &BACKENDS)
 }
 
-/// Takes one backend away.
+/// Removes one backend.
 fn step_4_one_leaves(sandbox: &Sandbox, source: &Source<'_>) -> Result {
     let [first, second, third] = BACKENDS;
     let rest = [first, second];
@@ -190,7 +190,7 @@ fn step_4_one_leaves(sandbox: &Sandbox, source: &Source<'_>) -> Result {
     ask(sandbox, URL, REQUESTS, &rest)
 }
 
-/// Stops the agent, shows that nobody notices, takes one more backend away meanwhile, and starts the agent again.
+/// Stops the agent, shows that clients notice nothing, removes another backend meanwhile, and starts the agent again.
 fn step_5_restart(sandbox: &Sandbox, source: &Source<'_>, agent: &mut RunningAgent) -> Result {
     let [first, second, _] = BACKENDS;
     step(5, "cproxy ends (SIGTERM), and what is in the kernel stays");
@@ -204,7 +204,7 @@ fn step_5_restart(sandbox: &Sandbox, source: &Source<'_>, agent: &mut RunningAge
     ask(sandbox, URL, REQUESTS, &[first])
 }
 
-/// Takes the last backend away.
+/// Removes the last backend.
 fn step_6_last_leaves(sandbox: &Sandbox, source: &Source<'_>) -> Result {
     step(6, "The last backend goes away: the Service is still there, and refuses");
     change(sandbox, source, &[]);
@@ -216,7 +216,7 @@ fn step_6_last_leaves(sandbox: &Sandbox, source: &Source<'_>) -> Result {
     Ok(())
 }
 
-/// Removes what the agent has put into the kernel.
+/// Removes the agent's programs and maps from the kernel.
 fn step_7_clean_up(sandbox: &Sandbox, agent: &mut RunningAgent) -> Result {
     step(7, "cproxy ends, and what it has put into the kernel is removed");
     stop(agent)?;
@@ -237,7 +237,7 @@ struct Backend {
     v6: &'static str,
 }
 
-/// Where the agent learns of the Service.
+/// Source of the agent's Services.
 enum Source<'s> {
     /// A directory of files.
     Manifests(PathBuf),
@@ -258,7 +258,7 @@ impl Source<'_> {
         }
     }
 
-    /// What [`Self::put`] has done, as a sentence.
+    /// A sentence about the effect of [`Self::put`].
     fn done(&self, backends: &[Backend]) -> String {
         let names = backends.iter().map(|backend| backend.name).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none" } else { &names };
@@ -286,7 +286,7 @@ fn start(sandbox: &Sandbox, source: &Source<'_>) -> Result<RunningAgent> {
     let started = SystemTime::now();
     let mut agent = agent.start();
     agent.wait_ready(PATIENCE);
-    // When the file appeared, not when this program has seen it: the wait looks less and less often.
+    // The time of the file itself, since the wait polls less and less often.
     let ready = fs::metadata(sandbox.run_dir().join("ready")).and_then(|file| file.modified());
     let ready = ready.map_err(|error| format!("cannot tell when cproxy was ready: {error}"))?;
     print_indented(format!("ready after {}", milliseconds(ready.duration_since(started).unwrap_or_default())));
@@ -299,8 +299,8 @@ fn stop(agent: &mut RunningAgent) -> Result {
     ensure(status.success(), || format!("cproxy did not end well after SIGTERM: {status}; its log: {}", agent.tail()))
 }
 
-/// Changes the Service's backends and waits until the kernel's table follows. The time shown is from the end of the
-/// change on, and a little too long: asking takes its time as well.
+/// Changes the Service's backends and waits until the kernel's table follows. The time shown starts at the end of the
+/// change and includes the query of the table, so it is slightly too long.
 fn change(sandbox: &Sandbox, source: &Source<'_>, backends: &[Backend]) {
     source.put(backends);
     let changed = Instant::now();
@@ -314,7 +314,7 @@ fn follow(sandbox: &Sandbox, backends: &[Backend]) {
     eventually(PATIENCE, "the kernel's table is as it should be", || table_is(sandbox, backends));
 }
 
-/// Checks that the kernel's table forwards the Service to exactly `backends`, or refuses if there are none.
+/// Checks that the kernel's table forwards the Service to exactly `backends`, or refuses connections if there are none.
 fn table_is(sandbox: &Sandbox, backends: &[Backend]) -> Result {
     let output = checked("cproxy get services", cproxy(sandbox, &["get", "services", "-o", "json"]))?;
     let table: Value = serde_json::from_str(&output.stdout)
@@ -333,7 +333,7 @@ fn table_is(sandbox: &Sandbox, backends: &[Backend]) -> Result {
     Ok(())
 }
 
-/// A field of a JSON object; null without it.
+/// A field of a JSON object; null if it is missing.
 fn field<'v>(object: &'v Value, name: &str) -> &'v Value {
     object.get(name).unwrap_or(&Value::Null)
 }
@@ -363,7 +363,8 @@ fn fold(line: &str, column: usize) -> Vec<String> {
     lines
 }
 
-/// Asks `url` at least `requests` times, and on until every one of `backends` has answered; nobody else may.
+/// Sends at least `requests` requests to `url`, and more until each of `backends` has answered. No other server may
+/// answer.
 fn ask(sandbox: &Sandbox, url: &str, requests: usize, backends: &[Backend]) -> Result {
     command(format!("{}   # {requests} times", shown_curl("-sS", url)));
     let mut counts = backends.iter().map(|backend| (backend.name, 0_usize)).collect::<Vec<_>>();
@@ -386,12 +387,12 @@ fn ask(sandbox: &Sandbox, url: &str, requests: usize, backends: &[Backend]) -> R
     Ok(())
 }
 
-/// Who answered how often.
+/// A text with the number of answers of each backend.
 fn spread(counts: &[(&str, usize)]) -> String {
     counts.iter().map(|(name, count)| format!("{name}: {count}")).collect::<Vec<_>>().join("   ")
 }
 
-/// Asks `url` once, which must fail for `reason`; the line in which curl says so.
+/// Requests `url` once, which must fail for `reason`, and returns curl's message.
 fn expect_failure(sandbox: &Sandbox, url: &str, reason: &str) -> Result<String> {
     let output = curl(sandbox, url);
     let line = output.stderr.lines().find(|line| line.contains(reason));
@@ -402,21 +403,21 @@ fn expect_failure(sandbox: &Sandbox, url: &str, reason: &str) -> Result<String> 
     Ok(line.to_owned())
 }
 
-/// Shows what [`expect_failure`] has found.
+/// Shows the result of [`expect_failure`].
 fn show_failure(url: &str, reason: &str, line: &str) {
     command(format!("{} 2>&1 | grep '{reason}'", shown_curl("-v", url)));
     print_indented(line);
 }
 
-/// Runs the real curl once, where the agent's programs see it. Why it fails is on stderr.
+/// Runs the real curl once in the agent's cgroup. The reason of a failure is on stderr.
 fn curl(sandbox: &Sandbox, url: &str) -> Output {
     let mut command = Command::new("curl");
-    // Neither the caller's .curlrc nor proxies: this is about one connection.
+    // A user's .curlrc or proxies must not affect the request.
     command.args(["-q", "-sSv", "-g", "--noproxy", "*", "--max-time", "5", url]).env("LC_ALL", "C");
     process::run(sandbox, Placement::Hooked, command, "", PATIENCE)
 }
 
-/// What a person would type.
+/// The curl command as a user would type it.
 fn shown_curl(flags: &str, url: &str) -> String {
     if url.contains('[') { format!("curl {flags} -g '{url}'") } else { format!("curl {flags} {url}") }
 }
@@ -427,7 +428,7 @@ fn checked(what: &str, output: Output) -> Result<Output> {
     Ok(output)
 }
 
-/// What the demonstration needs and the sandbox does not check.
+/// Checks the demonstration's requirements that the sandbox does not check.
 fn check_machine() -> Result {
     ensure(rustix::process::geteuid().is_root(), || {
         "namespaces, cgroups and BPF need root: run this again as root, for example through sudo".to_owned()
@@ -436,7 +437,7 @@ fn check_machine() -> Result {
     curl.map(drop).map_err(|error| format!("cannot run `curl`: install it ({error})"))
 }
 
-/// Which network namespace this thread is in.
+/// Network namespace of this thread.
 fn network_namespace() -> Result<PathBuf> {
     let link = "/proc/thread-self/ns/net";
     fs::read_link(link).map_err(|error| format!("cannot read {link}: mount /proc ({error})"))
@@ -448,32 +449,32 @@ fn relative(sandbox: &Sandbox, path: &Path) -> Result<String> {
     Ok(below.display().to_string())
 }
 
-/// Fails with a sentence unless something is so.
+/// Fails with a sentence unless a condition holds.
 fn ensure(so: bool, sentence: impl FnOnce() -> String) -> Result {
     if so { Ok(()) } else { Err(sentence()) }
 }
 
-/// A short time.
+/// A short time in milliseconds.
 fn milliseconds(time: Duration) -> String {
     format!("{} ms", time.as_millis())
 }
 
-/// The heading of a step.
+/// Prints the heading of a step.
 fn step(number: u32, title: impl Display) {
     println!("{number}. {title}");
 }
 
-/// A sentence within a step.
+/// Prints a sentence within a step.
 fn say(sentence: impl Display) {
     println!("   {sentence}");
 }
 
-/// A command, as a person would type it.
+/// Prints a command as a user would type it.
 fn command(line: impl Display) {
     println!("   $ {line}");
 }
 
-/// A line of a command's output.
+/// Prints a line of a command's output.
 fn print_indented(line: impl Display) {
     println!("{INDENT}{line}");
 }

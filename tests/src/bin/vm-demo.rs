@@ -1,5 +1,5 @@
-//! The demonstration in a virtual machine: from power-on to a workload that finds a Service by its name, with the API server,
-//! the pods and the cluster's nameserver outside. What is printed about what happened is checked first.
+//! The demonstration in a virtual machine: from power-on to a workload that resolves a Service's name, with the API
+//! server, the pods and the cluster's nameserver outside. Every printed statement is checked first.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -9,13 +9,13 @@ use cproxy_tests::{
     supervised,
 };
 
-/// What the names of everything made here begin with.
+/// Prefix of the names of all objects of the demonstration.
 const PREFIX: &str = "cproxy-demo";
 
-/// Longer than anything waited for takes.
+/// Limit on every wait, longer than any takes.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What the workload does, and says.
+/// Script of the workload.
 const WORKLOAD: &str = r#"
 echo "workload: web.default.svc is $(nslookup web.default.svc.cluster.local | sed -n 's/^Address: *\(10.*\)/\1/p') (asked 10.96.0.10, a ClusterIP)"
 echo "workload: http://web.default.svc answered $(wget -qO- http://web.default.svc)"
@@ -23,7 +23,7 @@ echo "kernel: $(uname -r)"
 echo "memory: $(sed -n 's/^MemTotal: *//p' /proc/meminfo)"
 "#;
 
-/// What the console says, and what that means. In the order in which it must come.
+/// Console messages with their meanings, in the required order.
 const EVENTS: [(&str, &str); 7] = [
     ("guest: the kernel has started", "the kernel has started its first process"),
     ("following the API server", "cproxy runs, and asks the API server for Services"),

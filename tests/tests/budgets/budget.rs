@@ -1,10 +1,10 @@
-//! Figures beside what they may be. All are printed before the first that is too large fails the test.
+//! Measured figures with their budgets. All are printed before the first excess fails the test.
 
 use std::time::Duration;
 
 use cproxy_tests::{pinned, population::Shape, sandbox::Sandbox};
 
-/// What a test has found so far.
+/// Figures of a test so far.
 pub(crate) struct Figures {
     exceeded: Vec<String>,
 }
@@ -28,7 +28,7 @@ impl Figures {
         self.add(what, kibibytes(bytes), kibibytes(budget), bytes > budget);
     }
 
-    /// The kernel memory of all maps together.
+    /// Records the kernel memory of all maps together.
     pub(crate) fn maps(&mut self, sandbox: &Sandbox, budget: u64) {
         let maps = pinned::maps(sandbox);
         for map in &maps {
@@ -37,7 +37,7 @@ impl Figures {
         self.memory("kernel memory of the maps", maps.iter().map(|map| map.bytes).sum(), budget);
     }
 
-    /// Fails with everything that is too large.
+    /// Fails if any figure exceeds its budget, and names each of them.
     pub(crate) fn check(self) {
         assert!(self.exceeded.is_empty(), "over budget:\n{}", self.exceeded.join("\n"));
     }

@@ -16,13 +16,13 @@ use cproxy_tests::{
     writer::Writer,
 };
 
-/// Longer than anything here takes.
+/// Limit on every wait, longer than any takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An agent that takes no time on a CPU for so long is at rest.
+/// Time without CPU use after which the agent counts as at rest.
 const REST: Duration = Duration::from_millis(500);
 
-/// The agent gives memory back once most of it has been unused for 10 seconds.
+/// Limit on shrinking: the agent frees memory once most of it has been unused for 10 seconds.
 const SHRINKING_MAX: Duration = Duration::from_secs(30);
 
 pub(crate) struct Cluster<'s> {
@@ -53,7 +53,7 @@ impl<'s> Cluster<'s> {
         agent.args(["--node-name", NODE]).start_and_time(PATIENCE)
     }
 
-    /// Waits until the maps take no more than so much, but no longer than the agent may take to give memory back.
+    /// Waits until the maps take at most `budget` bytes, up to the limit on shrinking.
     pub(crate) fn wait_until_maps_shrink(&self, budget: u64) {
         let deadline = Instant::now() + SHRINKING_MAX;
         let total = || pinned::maps(self.sandbox).iter().map(|map| map.bytes).sum::<u64>();
@@ -65,7 +65,7 @@ impl<'s> Cluster<'s> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second, and nobody is left to mind.
+        // An orderly end would take a second and has no use here.
         self.control_plane.kill_api_server();
     }
 }

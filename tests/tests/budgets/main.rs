@@ -1,8 +1,8 @@
-//! What the agent may cost: memory of its own, memory of its maps, instructions that the verifier goes through. All is of
-//! the binary as it is shipped, with a real control plane.
+//! Budgets of the agent: its own memory, the memory of its maps, and the instructions that the verifier processes. All
+//! apply to the shipped binary with a real control plane.
 //!
-//! Times depend on the machine, so only the start has a limit here, ten times what it should take; `cargo xtask bench agent`
-//! has them, beside those of kube-proxy.
+//! Times depend on the machine, so only the start has a limit here, ten times its expected duration; `cargo xtask bench
+//! agent` measures times, beside those of kube-proxy.
 //!
 //! Run with `--test-threads=1`: a cgroup is the whole process's.
 
@@ -25,7 +25,8 @@ use self::{budget::Figures, cluster::Cluster};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// A binary for debugging is several times as large, and its memory says nothing.
+/// Limit on the size of a shipped binary. A debug binary is several times as large, and its memory is not
+/// representative.
 const SHIPPED_BYTES_MAX: u64 = 10 * MIB;
 
 /// A small cluster, and a large one.
@@ -34,13 +35,14 @@ const LARGE: Shape = Shape::new(5_000, 10);
 
 const SMALL_MAPS_BYTES: u64 = 384 * KIB;
 const LARGE_MAPS_BYTES: u64 = 4 * MIB;
-/// A map shrinks only if it becomes a quarter of what it was, so up to four times of what would do may stay.
+/// Limit after shrinking. A map shrinks only to a quarter of its size or less, so it may stay up to four times as large
+/// as needed.
 const SHRUNK_MAPS_BYTES: u64 = 512 * KIB;
 const LARGE_PEAK_BYTES: u64 = 16 * MIB;
 const LARGE_ANONYMOUS_BYTES: u64 = 6 * MIB;
 const VERIFIED_INSTRUCTIONS: u64 = 2_000;
 
-/// Ten times what the start should take on two CPUs that others share.
+/// Limit on the start, ten times its expected duration on two shared CPUs.
 const SMALL_START: Duration = Duration::from_secs(1);
 const LARGE_START: Duration = Duration::from_secs(6);
 

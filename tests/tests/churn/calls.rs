@@ -1,4 +1,4 @@
-//! System calls that tell to which of this host's addresses a datagram came, and answer from there.
+//! System calls that return the local address a datagram was sent to, and answer from there.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsRawFd, RawFd},
 };
 
-/// One control message, `IPV6_PKTINFO`: as it is received, it is sent with the answer.
+/// One control message, `IPV6_PKTINFO`, returned with the answer as it was received.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Control {
@@ -19,14 +19,14 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Where the datagram was sent to; an IPv4 address is a mapped one.
+    /// Destination of the datagram, IPv4 in mapped form.
     pub(crate) fn destination(&self) -> Ipv6Addr {
         assert_eq!((self.level, self.kind), (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO), "the one control message");
         Ipv6Addr::from_octets(self.address)
     }
 }
 
-/// Has the kernel tell where each datagram went to, and send from addresses that no interface has.
+/// Enables the destinations of received datagrams, and sending from addresses that no interface has.
 pub(crate) fn tell_destinations(socket: &UdpSocket) -> io::Result<()> {
     for option in [libc::IPV6_RECVPKTINFO, libc::IPV6_FREEBIND] {
         let on: i32 = 1;
@@ -39,10 +39,10 @@ pub(crate) fn tell_destinations(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-/// A client's address as the kernel has it.
+/// A client's address in the kernel's form.
 pub(crate) struct Client(libc::sockaddr_in6);
 
-/// One datagram.
+/// Receives one datagram.
 pub(crate) fn receive(socket: &UdpSocket, mut buffer: IoSliceMut<'_>, control: &mut Control) -> io::Result<Client> {
     // SAFETY: integers only.
     let mut client = Client(unsafe { mem::zeroed() });
@@ -52,7 +52,7 @@ pub(crate) fn receive(socket: &UdpSocket, mut buffer: IoSliceMut<'_>, control: &
     Ok(client)
 }
 
-/// One datagram back.
+/// Sends one datagram back.
 pub(crate) fn send(socket: &UdpSocket, buffer: IoSlice<'_>, client: &Client, control: &Control) -> io::Result<()> {
     let (mut client, mut control) = (client.0, *control);
     let mut buffer = buffer;

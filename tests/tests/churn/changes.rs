@@ -1,4 +1,4 @@
-//! Changes while the storm rages: the manifests, and the agent that follows them.
+//! Changes during the storm: the manifests, and the agent that follows them.
 
 use std::{fmt, fs, thread, time::Duration};
 
@@ -15,52 +15,52 @@ use crate::{
     world::{self, BACKENDS_OF_SERVICE, CROWD_FRONTENDS, FRONTENDS, SERVICES, Set},
 };
 
-/// How long the agent may take to start.
+/// Limit on the start of the agent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many backends a Service has at most, and how often it may have so many, of a hundred.
+/// Probability in percent, and limit on the number of backends, of a Service's random sets.
 const SIZES: [(usize, u32); 3] = [(60, 5), (25, 100), (15, MANY)];
 const MANY: u32 = 1_000;
 
-/// How many crowds of other Services there are at most.
+/// Limit on the number of crowds of other Services.
 const CROWDS: usize = 6;
 const CROWDS_IN_SOAK: usize = 16;
 
-/// How many sets a Service gets in a hurry, and how long it has each at most.
+/// Number of sets of a Service in [`Change::Hurry`], and the longest life of each.
 const HURRIED: usize = 30;
 const HURRY: Duration = Duration::from_millis(30);
 
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// Some Services get other backends, and none that they had.
+    /// Some Services get entirely different backends.
     Replace,
-    /// Some Services lose some backends and get others.
+    /// Some Services lose some backends and get new ones.
     Shift,
-    /// One backend, a thousand, one.
+    /// A Service goes from one backend to a thousand and back.
     Scale,
     /// Services are deleted and come back at the same address.
     Recreate,
-    /// As that, without waiting in between.
+    /// The same without waiting in between.
     RecreateAtOnce,
     /// Another Service takes over the address at once.
     Rename,
-    /// Another Service claims the address, too, and then the first one goes.
+    /// Another Service claims the same address, and then the first one goes.
     Inherit,
-    /// All Services change faster than anybody looks: what they give up is used again at once.
+    /// All Services change faster than clients connect, so that freed sets are reused at once.
     Hurry,
-    /// Other Services come.
+    /// Other Services are added.
     Grow,
-    /// Other Services go.
+    /// Other Services are removed.
     Shrink,
-    /// The agent dies, things change, and the next one comes.
+    /// The agent is killed, changes happen, and a new agent starts.
     Kill,
-    /// The agent dies in the middle of a change.
+    /// The agent is killed in the middle of a change.
     KillBusy,
-    /// The agent ends and the next one comes.
+    /// The agent ends and a new one starts.
     Restart,
 }
 
-/// Each once, in any order.
+/// Each change once, in any order.
 const ALL: [Change; 13] = [
     Change::Replace,
     Change::Shift,
@@ -98,14 +98,14 @@ pub(crate) struct Changes<'s> {
     storm: &'s Storm,
     random: Random,
     agent: RunningAgent,
-    /// Which of its two names each Service has.
+    /// Index of each Service's current name.
     names: [usize; SERVICES],
     crowds: usize,
     made: Made,
 }
 
 impl<'s> Changes<'s> {
-    /// The first table, complete in the kernel.
+    /// Starts with a table that is complete in the kernel.
     pub(crate) fn start(sandbox: &'s Sandbox, storm: &'s Storm, random: Random) -> Self {
         let agent = start_agent(sandbox);
         let (names, made) = ([0; SERVICES], Made::default());
@@ -119,7 +119,7 @@ impl<'s> Changes<'s> {
         self.made
     }
 
-    /// Makes every kind of change, until a connect fails.
+    /// Makes every kind of change, unless a connect fails.
     pub(crate) fn make_each_once(&mut self) {
         for change in self.random.shuffled(&ALL) {
             if self.storm.has_failed() {
@@ -195,14 +195,14 @@ impl<'s> Changes<'s> {
         self.wait(services);
     }
 
-    /// No backend is in both sets.
+    /// Replaces the set by one without common backends.
     fn replace(&mut self, service: usize) {
         let before = self.latest(service);
         let count = self.count();
         self.put(service, Set { first: before.first + before.count, count, port: before.port ^ 1 });
     }
 
-    /// Some backends are in both sets, unless all have gone.
+    /// Replaces the set by one with common backends, if there are any.
     fn shift(&mut self, service: usize) {
         let before = self.latest(service);
         let gone = 1 + self.random.below(before.count as usize) as u32;
@@ -210,7 +210,7 @@ impl<'s> Changes<'s> {
         self.put(service, Set { first: before.first + gone, count: before.count - gone + come, ..before });
     }
 
-    /// How many backends a Service has, or gets.
+    /// A random number of backends for a Service.
     fn count(&mut self) -> u32 {
         let most = self.random.weighted(&SIZES);
         1 + self.random.below(most as usize) as u32
@@ -221,7 +221,7 @@ impl<'s> Changes<'s> {
         self.put(service, Set { count, ..before });
     }
 
-    /// The set that it has, or had before it was deleted, or nothing.
+    /// The current set, or the last one of a deleted Service, or an empty one.
     fn latest(&self, service: usize) -> Set {
         let nothing = Set { first: service as u32 * BACKENDS_OF_SERVICE, count: 1, port: 0 };
         self.storm.history.latest_set(service).unwrap_or(nothing)
@@ -232,7 +232,7 @@ impl<'s> Changes<'s> {
         self.write(service, &file(service));
     }
 
-    /// The set, among the backends that the Service may have.
+    /// Records a set, within the backends of the Service.
     fn announce(&self, service: usize, set: Set) {
         let base = service as u32 * BACKENDS_OF_SERVICE;
         let first = base + (set.first - base) % (BACKENDS_OF_SERVICE - MANY);
@@ -244,8 +244,8 @@ impl<'s> Changes<'s> {
         manifest::write(&self.sandbox.manifest_dir(), file, objects);
     }
 
-    /// Which of the two claims comes first depends on the name: the heir is in force when it comes, or when the other
-    /// one goes.
+    /// Lets another Service claim the address. The name decides which claim comes first, so the heir is in force either
+    /// at once or when the other Service goes.
     fn inherit(&mut self, services: &[usize]) {
         let heir = |service: &usize| format!("heir-{service}.json");
         for &service in services {
@@ -297,7 +297,7 @@ impl<'s> Changes<'s> {
         self.agent.wait_ready(PATIENCE);
     }
 
-    /// Waits until the kernel has what was written last.
+    /// Waits until the kernel has the last written state.
     fn wait(&mut self, services: &[usize]) {
         let history = &self.storm.history;
         let wanted: Vec<_> = services.iter().map(|&service| (service, history.latest(service))).collect();
@@ -317,7 +317,7 @@ fn file(service: usize) -> String {
     format!("web-{service}.json")
 }
 
-/// Backends that have left their Service go on answering, and so may their sockets.
+/// Starts an agent that closes no sockets: backends that have left their Service still answer.
 fn start_agent(sandbox: &Sandbox) -> RunningAgent {
     Agent::new(sandbox).manifests(sandbox.manifest_dir()).args(["--terminate-sockets", "none"]).start()
 }

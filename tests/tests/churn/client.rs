@@ -1,4 +1,4 @@
-//! One connect, of every kind: who answers, and what it looks like to the client.
+//! One connect of any kind: the backend that answers, and the addresses that the client sees.
 
 use std::{
     io::{self, Read},
@@ -21,7 +21,7 @@ use crate::{
     world::{Backend, FAMILIES, Family, SERVICES, TCP_PORTS, UDP_PORTS, vip},
 };
 
-/// How long an answer may take.
+/// Limit on the wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +30,11 @@ pub(crate) enum Kind {
     UdpConnected,
     /// A new socket that sends without being connected.
     UdpFresh,
-    /// One that has sent for as long as its thread runs.
+    /// The same unconnected socket for as long as its thread runs.
     UdpLasting,
 }
 
-/// The address as the application has it.
+/// Form of an address in an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     V4,
@@ -65,7 +65,7 @@ impl Form {
         Ok(socket)
     }
 
-    /// The backend that has this address.
+    /// The backend with this server address.
     fn backend(self, server: SocketAddr, ports: [u16; 2]) -> Result<Backend, String> {
         let number = self.family().number(server.ip());
         let port = ports.iter().position(|port| *port == server.port());
@@ -74,18 +74,18 @@ impl Form {
     }
 }
 
-/// The outcome of a connect, and the moments between which it was made.
+/// The outcome of a connect, with the times before and after it.
 pub(crate) struct Attempt {
     pub(crate) from: Instant,
     pub(crate) to: Instant,
     pub(crate) meeting: Result<Meeting, String>,
 }
 
-/// A thread's sockets that last.
+/// Lasting sockets of a thread.
 pub(crate) struct Client {
     v4: UdpSocket,
     v6: UdpSocket,
-    /// The backends they got last, and when they asked.
+    /// Their last backends, with the times of the questions.
     last: [[Option<(Backend, Instant)>; SERVICES]; FORMS.len()],
     questions: u64,
 }
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// The backend that the lasting socket had before, and since when it must have kept it.
+    /// The lasting socket's previous backend, and the time since which the socket must have kept it.
     pub(crate) fn succeed(&mut self, form: Form, service: usize, attempt: &Attempt) -> Option<(Backend, Instant)> {
         let now = match attempt.meeting {
             Ok(Meeting::Reached(backend)) => Some((backend, attempt.from)),
@@ -125,7 +125,7 @@ impl Client {
 fn tcp(form: Form, vip: SocketAddr) -> Attempt {
     let opened = form.socket(SocketType::STREAM).and_then(|socket| {
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-        // No port stays in use behind it.
+        // A reset frees the port at once.
         sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
         Ok(socket)
     });
@@ -166,7 +166,7 @@ fn udp(socket: &UdpSocket, form: Form, vip: SocketAddr, question: [u8; QUESTION_
     )
 }
 
-/// The answer to a datagram; it must come from whom the client has asked.
+/// The answer to a datagram, whose source must be the address that the client has asked.
 fn answer(socket: &UdpSocket, form: Form, vip: SocketAddr, question: [u8; QUESTION_BYTES]) -> Result<Backend, String> {
     let mut answer = [0; QUESTION_BYTES + ANSWER_BYTES];
     let (length, from) = socket.recv_from(&mut answer).map_err(text)?;
@@ -187,7 +187,7 @@ fn shows(socket: &impl AsFd, vip: SocketAddr) -> Result<(), String> {
     if peer == Some(vip) { Ok(()) } else { Err(format!("getpeername shows {peer:?}")) }
 }
 
-/// Makes the call that is translated, and then finds out where it led.
+/// Times the translated call, and then finds its backend.
 fn timed(call: impl FnOnce() -> Result<(), Errno>, find_out: impl FnOnce() -> Result<Backend, String>) -> Attempt {
     let from = Instant::now();
     let result = call();

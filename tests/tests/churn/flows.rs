@@ -1,6 +1,6 @@
-//! Many threads with traffic of every kind, while endpoints change all the time and the agent dies now and then. Pods
-//! that have left a Service go on running, so nothing has a reason to fail: no request does, no answer is from a pod that
-//! was not in the Service, no source is another than the VIP that was asked, and no socket gets another one's answer.
+//! Many threads with traffic of every kind, while endpoints change all the time and the agent is killed now and then.
+//! Pods that have left a Service go on running, so nothing may fail: each request succeeds, each answer is from a pod
+//! that was in the Service, each source is the VIP that was asked, and no socket receives another one's answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,50 +24,50 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-/// How long anything may take.
+/// Limit on every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 const THREADS: usize = 64;
-/// Two protocols in two families.
+/// Number of frontends: two protocols in two families.
 const FRONTENDS: usize = 4;
 const SERVICES: [u8; 6] = [1, 2, 3, 4, 5, 6];
-/// How many pods belong to a Service; no pod belongs to two.
+/// Number of pods of a Service; no pod belongs to two.
 const PODS_OF_SERVICE: u8 = 4;
 /// A pod in no Service.
 const LONER: u8 = 99;
 const GENERATIONS: u64 = 60;
 const AGENT_DIES_AFTER: [u64; 2] = [GENERATIONS / 3, 2 * GENERATIONS / 3];
-/// Rounds of one unconnected socket, before another one takes its place.
+/// Number of rounds of one unconnected socket before it is replaced.
 const ROUNDS_OF_SOCKET: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Ready,
-    /// Keeps whom it serves, and gets nobody new.
+    /// Keeps its flows, and gets no new ones.
     Terminating,
 }
 
 /// The pods behind each Service at one time.
 type Generation = BTreeMap<u8, BTreeMap<u8, State>>;
 
-/// All generations, the latest last, and what is known of where the kernel is.
+/// All generations, the latest last, and the kernel's progress as far as it is known.
 struct History {
     generations: RwLock<Vec<Generation>>,
-    /// The latest generation that has been seen in the kernel: nothing older is there any more.
+    /// Latest generation seen in the kernel, which holds none before it any more.
     confirmed: AtomicUsize,
 }
 
 impl History {
-    /// Where the kernel is at least.
+    /// Earliest generation that the kernel may have.
     fn confirmed(&self) -> usize {
         self.confirmed.load(Ordering::SeqCst)
     }
 
-    /// A pod's states from generation `since` until now. Whatever the kernel did meanwhile, it was by one of these.
+    /// A pod's states from generation `since` until now. At any time since, the kernel had one of these.
     fn states(&self, service: u8, pod: u8, since: usize) -> Vec<Option<State>> {
         self.generations.read().unwrap()[since..].iter().map(|sets| sets[&service].get(&pod).copied()).collect()
     }
 
-    /// Whether any of the Service's pods left it.
+    /// Whether any of the Service's pods has left it.
     fn has_lost_any(&self, service: u8, since: usize) -> bool {
         pods_of(service).any(|pod| {
             let states = self.states(service, pod, since);
@@ -80,8 +80,8 @@ fn pods_of(service: u8) -> impl Iterator<Item = u8> {
     (1..=PODS_OF_SERVICE).map(move |pod| service * 10 + pod)
 }
 
-/// The generation of that number: each pod ready, terminating or gone. No Service has the same ready pods as in the
-/// generation before, so that whoever looks at the ready ones knows which generation the kernel has.
+/// The generation of that number: each pod ready, terminating or gone. The ready pods of a Service always differ from
+/// those of the generation before, so that they identify the generation in the kernel.
 fn generation(number: u64) -> Generation {
     let mut random = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut draw = |below: u64| {
@@ -93,7 +93,7 @@ fn generation(number: u64) -> Generation {
         let states = [Some(State::Ready), Some(State::Terminating), None];
         let pods = pods_of(service).zip(0..).map(|(pod, place)| match (place + number) % u64::from(PODS_OF_SERVICE) {
             0 => (pod, Some(State::Ready)),
-            // Ready in the next generation.
+            // Ready in the next generation, so not in this one.
             3 => (pod, states[1 + usize::try_from(draw(2)).unwrap()]),
             _ => (pod, states[usize::try_from(draw(3)).unwrap()]),
         });
@@ -117,7 +117,7 @@ fn write(sandbox: &Sandbox, generation: &Generation) {
     manifest::write(&sandbox.manifest_dir(), "services.json", objects);
 }
 
-/// Whether new connections to all frontends go to the ready pods of this generation, and to no others.
+/// Whether new connections to all frontends go to exactly the ready pods of this generation.
 fn is_in_force(rows: &[Value], generation: &Generation) -> bool {
     generation.iter().all(|(&number, pods)| {
         let ready = pods.iter().filter(|(_, state)| **state == State::Ready);
@@ -127,7 +127,7 @@ fn is_in_force(rows: &[Value], generation: &Generation) -> bool {
     })
 }
 
-/// A server that greets and one that repeats questions, in both families.
+/// A server that greets and one that repeats questions, both in both families.
 fn serve(sandbox: &Sandbox, number: u8) -> Vec<Server> {
     sandbox.add_addresses(pod(number).addresses());
     let name = pod_name(number);
@@ -142,14 +142,14 @@ fn start_agent(sandbox: &Sandbox) -> RunningAgent {
     agent
 }
 
-/// State that all threads share.
+/// State shared by all threads.
 struct Storm {
     history: History,
     is_over: AtomicBool,
     counts: [AtomicU64; 6],
 }
 
-/// Names of the counts, by their places in [`Storm::counts`].
+/// Names of the counts, in the order of [`Storm::counts`].
 const COUNTED: [&str; 6] =
     ["TCP", "connected UDP", "closed because the pod left", "unconnected UDP", "kept", "moved because the pod left"];
 const TCP: usize = 0;
@@ -198,7 +198,7 @@ fn no_flow_fails_or_goes_astray_while_pods_come_and_go() {
     });
     let counts = storm.counts.map(AtomicU64::into_inner);
     let report: Vec<_> = COUNTED.iter().zip(counts).map(|(what, count)| format!("{what} {count}")).collect();
-    // Past the test harness, which shows nothing of a test that passes.
+    // Written directly to stderr, as the test harness hides the output of a test that passes.
     io::stderr().write_all(format!("churn: {}\n", report.join(", ")).as_bytes()).unwrap();
     assert!([TCP, CONNECTED, UNCONNECTED, KEPT, MOVED].iter().all(|&what| counts[what] > 100), "{report:?}");
 }
@@ -218,7 +218,7 @@ fn next_generation(sandbox: &Sandbox, history: &History, number: u64) {
     history.confirmed.store(index, Ordering::SeqCst);
 }
 
-/// One thread: always the same kind of traffic, to changing Services in changing forms.
+/// Runs one thread: always the same kind of traffic, to changing Services in changing forms.
 fn rage(storm: &Storm, netns: &Netns, thread: usize) {
     netns.enter().unwrap();
     let _end = Done(&storm.is_over);
@@ -232,9 +232,9 @@ fn rage(storm: &Storm, netns: &Netns, thread: usize) {
         match thread % 4 {
             0 => short_connection(storm, service, form, &name),
             1 => connected_datagram(storm, service, form, &name),
-            // One AF_INET socket, and one AF_INET6 socket that sends to both families.
+            // The sockets are one of AF_INET, and one of AF_INET6 that sends to both families.
             2 => unconnected_socket(storm, &[0], 1, &name),
-            // More than a socket keeps by itself, every other time.
+            // Every other time there are more flows than fit into a socket's own storage.
             _ => unconnected_socket(storm, &[1, 2], turn % 2 + 1, &name),
         }
     }
@@ -272,7 +272,7 @@ fn connected_datagram(storm: &Storm, service: u8, form: usize, name: &str) {
     }
 }
 
-/// The errors of a connected UDP socket that was closed from outside: ECONNABORTED once, and then not connected.
+/// Whether the error is that of a connected UDP socket closed from outside: ECONNABORTED once, and then not connected.
 fn is_closed(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::CONNABORTED, Errno::NOTCONN, Errno::DESTADDRREQ]
@@ -294,15 +294,15 @@ fn socket_for(vip: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// One flow of an unconnected socket: who answered last, and where the kernel was at least when that was asked.
+/// One flow of an unconnected socket: its last backend, and the kernel's earliest generation at that question.
 #[derive(Clone, Copy)]
 struct Flow {
     pod: u8,
     since: usize,
 }
 
-/// One socket and one Service in one form of `forms_used` out of each `stride`; in each round it asks them all, and
-/// somebody who is in no Service, and then takes the answers in whatever order they come.
+/// One socket and one Service in one form of `forms_used` out of each `stride`. In each round it asks them all and a
+/// pod in no Service, and then receives the answers in any order.
 fn unconnected_socket(storm: &Storm, forms_used: &[usize], stride: usize, name: &str) {
     let targets: Vec<_> = SERVICES
         .into_iter()
@@ -341,7 +341,7 @@ fn unconnected_socket(storm: &Storm, forms_used: &[usize], stride: usize, name: 
     }
 }
 
-/// A flow stays with its pod for as long as that serves, and goes to a ready one after that.
+/// Checks that a flow stays with its pod for as long as that serves, and goes to a ready one after that.
 fn check_flow(storm: &Storm, service: u8, vip: SocketAddr, last: Option<Flow>, now: Flow) {
     let Some(last) = last else { return check_new(storm, service, now.pod, now.since, vip) };
     if now.pod == last.pod {

@@ -1,4 +1,4 @@
-//! The sets that were in force when, for each Service, and whether they explain the backend that a connect met.
+//! Sets of each Service with the times when they were in force, and the check whether they explain a connect's backend.
 
 use std::{
     sync::RwLock,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::world::{Backend, SERVICES, Set};
 
-/// A connect may meet a set for so long after its successor has been seen in the kernel.
+/// Time for which a connect may meet a set after its successor was seen in the kernel.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 /// The outcome of a connect.
@@ -15,14 +15,14 @@ pub(crate) const GRACE: Duration = Duration::from_millis(100);
 pub(crate) enum Meeting {
     /// A backend answered.
     Reached(Backend),
-    /// The call failed as it does where there is no Service, or one that is on its way.
+    /// The call failed as if there were no Service, or one that is not yet in force.
     Turned,
 }
 
-/// From just before it was written to the source until its successor was seen in the kernel.
+/// A set in force: from just before it is written to the source until its successor is seen in the kernel.
 #[derive(Debug)]
 struct Epoch {
-    /// None: there is no such Service.
+    /// `None`: there is no such Service.
     set: Option<Set>,
     from: Instant,
     to: Option<Instant>,
@@ -48,12 +48,12 @@ impl Epoch {
 pub(crate) struct History([RwLock<Vec<Epoch>>; SERVICES]);
 
 impl History {
-    /// Notes what is about to be written to the source.
+    /// Records a set that is about to be written to the source.
     pub(crate) fn announce(&self, service: usize, set: Option<Set>) {
         self.0[service].write().unwrap().push(Epoch { set, from: Instant::now(), to: None, is_met: false });
     }
 
-    /// The latest that was announced has been seen in the kernel.
+    /// Records that the kernel has the set announced last.
     pub(crate) fn confirm(&self, service: usize) {
         let now = Instant::now();
         if let [before @ .., _] = self.0[service].write().unwrap().as_mut_slice() {
@@ -66,12 +66,12 @@ impl History {
         self.0[service].read().unwrap().last()?.set
     }
 
-    /// The set that it has, or that it had before it was deleted.
+    /// The current set, or the last one before the Service was deleted.
     pub(crate) fn latest_set(&self, service: usize) -> Option<Set> {
         self.0[service].read().unwrap().iter().rev().find_map(|epoch| epoch.set)
     }
 
-    /// Fails if nothing that was in force between the two moments explains the meeting.
+    /// Fails if no set in force between the two moments explains the meeting.
     pub(crate) fn judge(&self, service: usize, from: Instant, to: Instant, meeting: Meeting) -> Result<(), String> {
         if self.explain(service, from, to, meeting) {
             return Ok(());
@@ -95,14 +95,14 @@ impl History {
         true
     }
 
-    /// Whether the Service has had this backend all the time.
+    /// Whether the Service had this backend during the whole interval.
     pub(crate) fn always_has(&self, service: usize, from: Instant, to: Instant, backend: Backend) -> bool {
         let epochs = self.0[service].read().unwrap();
         let mut in_force = epochs.iter().rev().take_while(|epoch| !epoch.is_over_before(from));
         in_force.all(|epoch| epoch.from > to || epoch.explains(Meeting::Reached(backend)))
     }
 
-    /// How many sets there have been, and how many of them somebody has met.
+    /// The number of sets so far, and of those that a connect has met.
     pub(crate) fn sets(&self) -> (usize, usize) {
         let count = |condition: fn(&Epoch) -> bool| {
             self.0.iter().map(|epochs| epochs.read().unwrap().iter().filter(|epoch| condition(epoch)).count()).sum()

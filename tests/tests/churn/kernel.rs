@@ -10,10 +10,10 @@ use cproxy_tests::{
 
 use crate::world::{FAMILIES, Family, Set, TCP_PORTS, UDP_PORTS, vip};
 
-/// How long the table may take to follow, on the slowest of machines.
+/// Limit on the time until the table follows, on the slowest machines.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits until the kernel has these sets, and this many frontends in all, and the agent has nothing more to write.
+/// Waits until the kernel has these sets and this many frontends in all, and the agent has nothing more to write.
 pub(crate) fn wait(sandbox: &Sandbox, wanted: &[(usize, Option<Set>)], frontends: usize) {
     eventually(PATIENCE, "the table follows", || {
         let json = cproxy(sandbox, &["get", "services", "-o", "json"]).success().stdout;
@@ -29,7 +29,7 @@ pub(crate) fn wait(sandbox: &Sandbox, wanted: &[(usize, Option<Set>)], frontends
         }
         if count == frontends { Ok(()) } else { Err(format!("{count} frontends instead of {frontends}")) }
     });
-    // A set is in force before the sockets that remember the one before it are told. Its loop answers after all of it.
+    // A set is in force before sockets with its predecessor are updated. The agent's loop answers after both.
     eventually(PATIENCE, "the agent has written everything", || match problems(sandbox)? {
         0 => Ok(()),
         problems => Err(format!("{problems} problems")),
@@ -44,7 +44,7 @@ pub(crate) fn wait_until_contested(sandbox: &Sandbox) {
     });
 }
 
-/// How many problems the agent has with objects.
+/// The number of the agent's problems with objects.
 fn problems(sandbox: &Sandbox) -> Result<u64, String> {
     let counters = cproxy(sandbox, &["get", "counters", "-o", "json"]).json();
     counters["object_problems"].as_u64().ok_or("the agent does not answer".to_owned())

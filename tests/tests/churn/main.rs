@@ -1,15 +1,15 @@
-//! No connect fails, and none goes astray, whatever changes: endpoints are replaced, scaled to a thousand and back,
-//! Services go and come back at the same address, thousands of others come and go, the agent is killed and restarted.
-//! Meanwhile threads connect without a pause, in every way there is. Each connect must reach a backend of a set that was
-//! in force at some moment of that connect, or within the [`history::GRACE`] before it.
+//! No connect fails or reaches a wrong backend, whatever changes: endpoints are replaced, scaled to a thousand and
+//! back, Services go and come back at the same address, thousands of others come and go, the agent is killed and
+//! restarted. Meanwhile threads connect without a pause, by every kind of socket and address. Each connect must reach a
+//! backend of a set that was in force at some moment of that connect, or within the [`history::GRACE`] before it.
 //!
 //! Nothing depends on how fast the machine is: a set is in force from just before it is written to the source until the
 //! next one has been seen in the kernel, however long that takes.
 //!
-//! [`flows`] does the same with what lasts: pods that terminate keep their flows, one socket has flows to many Services,
-//! and the agent closes the sockets of pods that have left.
+//! [`flows`] does the same with lasting state: terminating pods keep their flows, one socket has flows to many
+//! Services, and the agent closes the sockets of pods that have left.
 //!
-//! A failure says its seed; `CPROXY_SEED` plays the same changes again. `CPROXY_SOAK=1` makes twenty times as many
+//! A failure prints its seed; `CPROXY_SEED` repeats the same changes. `CPROXY_SOAK=1` makes twenty times as many
 //! connects, and five times as many changes. Run with `--test-threads=1`: a cgroup is the whole process's.
 
 #![expect(
@@ -38,7 +38,7 @@ use cproxy_tests::{
 
 use self::{changes::Changes, servers::Servers, storm::Storm};
 
-/// How many connects are made at least, and how often each change, in an ordinary and in a long run.
+/// Least number of connects, and of each change, in an ordinary and in a long run.
 const LEAST: (u64, usize) = (50_000, 1);
 const LEAST_IN_SOAK: (u64, usize) = (1_000_000, 5);
 
@@ -63,6 +63,6 @@ fn no_connect_fails_or_goes_astray_in_the_churn() {
     });
     assert!(!storm.has_failed(), "CPROXY_SEED={seed}: {}", storm.failure());
     let report = format!("churn: CPROXY_SEED={seed}: {storm}; {made}; in {:.1?}\n", started.elapsed());
-    // Past the test harness, which shows nothing of a test that passes.
+    // Written directly to stderr, as the test harness hides the output of a test that passes.
     std::io::stderr().write_all(report.as_bytes()).unwrap();
 }

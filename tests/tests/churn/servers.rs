@@ -1,4 +1,4 @@
-//! Servers that answer at every backend's address and say at which one they were reached.
+//! Servers that answer at every backend's address and return it.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Write},
@@ -20,13 +20,13 @@ use crate::{
     world::{TCP_PORTS, UDP_PORTS},
 };
 
-/// Threads of each port.
+/// Number of threads for each port.
 const THREADS: usize = 2;
 
-/// How often a server looks whether it is to end.
+/// Pause between two checks for the end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The answer of a server: its address in 16 bytes, then its port. A UDP server repeats the question before.
+/// Length of an answer: the server's address in 16 bytes, then its port. A UDP server repeats the question before it.
 pub(crate) const ANSWER_BYTES: usize = 18;
 pub(crate) const QUESTION_BYTES: usize = 8;
 
@@ -77,13 +77,13 @@ impl Drop for Servers {
     }
 }
 
-/// One connection. An error is a client's that has gone, or that there was none.
+/// Serves one connection. An error means that the client has gone, or that there was no connection.
 fn greet(listener: &TcpListener) -> io::Result<()> {
     let (mut stream, _) = listener.accept()?;
     stream.write_all(&encode(stream.local_addr()?))
 }
 
-/// One datagram, answered from where it went to.
+/// Answers one datagram from the address it was sent to.
 fn answer(socket: &UdpSocket, port: u16) -> io::Result<()> {
     let mut question = [0; QUESTION_BYTES];
     let mut control = Control::default();
@@ -104,7 +104,7 @@ fn encode(address: SocketAddr) -> [u8; ANSWER_BYTES] {
     answer
 }
 
-/// The server's address, IPv4 as such.
+/// The server's address, with IPv4 unmapped.
 pub(crate) fn decode(answer: [u8; ANSWER_BYTES]) -> SocketAddr {
     let (octets, port) = answer.split_first_chunk::<16>().unwrap();
     let address = Ipv6Addr::from_octets(*octets).to_canonical();

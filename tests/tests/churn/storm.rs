@@ -1,4 +1,4 @@
-//! Threads that connect without a pause, and judge each connect.
+//! Threads that connect without a pause and judge each connect.
 
 use std::{
     fmt,
@@ -18,10 +18,10 @@ use crate::{
     world::SERVICES,
 };
 
-/// Threads that connect.
+/// Number of connecting threads.
 const THREADS: u64 = 6;
 
-/// State that the threads share.
+/// State shared by the threads.
 #[derive(Debug, Default)]
 pub(crate) struct Storm {
     pub(crate) history: History,
@@ -34,7 +34,7 @@ pub(crate) struct Storm {
 }
 
 impl Storm {
-    /// Keeps the threads for as long as `work` takes. They wait for [`Storm::begin`].
+    /// Runs the threads for as long as `work` takes. They wait for [`Storm::begin`].
     pub(crate) fn rage<R>(&self, sandbox: &Sandbox, seed: u64, work: impl FnOnce() -> R) -> R {
         thread::scope(|scope| {
             let _done = Done(&self.is_over);
@@ -48,7 +48,7 @@ impl Storm {
         })
     }
 
-    /// There is something to connect to.
+    /// Lets the threads start, once the Services are in force.
     pub(crate) fn begin(&self) {
         self.has_begun.store(true, Ordering::Relaxed);
     }

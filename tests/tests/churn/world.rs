@@ -1,7 +1,7 @@
-//! Which addresses there are: the Services under test, their backends, and many others.
+//! Addresses of the churn tests: the Services under test, their backends, and many others.
 //!
-//! All backend addresses are this host's at once, by one route each family, so that one server answers for all of them.
-//! A ClusterIP leads nowhere by itself: a connect that is not translated fails with EACCES, which nothing else does.
+//! One route for each family makes all backend addresses local at once, so that one server answers for all of them. A
+//! ClusterIP has no route: a connect without translation fails with EACCES, which nothing else does.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,31 +11,31 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-/// How many Services the storm connects to.
+/// Number of Services under test.
 pub(crate) const SERVICES: usize = 8;
 
-/// How many frontends each of them has, and of all others: two protocols in two families.
+/// Number of frontends of each Service: two protocols in two families.
 pub(crate) const FRONTENDS: usize = 4;
 
 /// A Service's port, for both protocols.
 pub(crate) const PORT: u16 = 80;
 
-/// The backends' ports: successive sets may have different ones, so that an address with a former set's port is noticed.
+/// The backends' ports. Successive sets may differ in them, so that an address with a former set's port is noticed.
 pub(crate) const TCP_PORTS: [u16; 2] = [8080, 8081];
 pub(crate) const UDP_PORTS: [u16; 2] = [8090, 8091];
 
-/// How many backends each Service may ever have; no backend belongs to two.
+/// Number of backends reserved for each Service; none belongs to two.
 pub(crate) const BACKENDS_OF_SERVICE: u32 = 0x2000;
 
-/// The first backend that belongs to none of the Services under test.
+/// First backend that belongs to none of the Services under test.
 const FIRST_OTHER: u32 = BACKENDS_OF_SERVICE * SERVICES as u32;
 
-/// Backends of a Service: neighbours.
+/// Backends of a Service with consecutive numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Set {
     pub(crate) first: u32,
     pub(crate) count: u32,
-    /// Which of the two ports they have.
+    /// Index of their port.
     pub(crate) port: usize,
 }
 
@@ -65,7 +65,7 @@ pub(crate) enum Family {
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl Family {
-    /// The address of a backend, of 10.244.0.0/15 or fd00:10:244::/96.
+    /// Address of a backend, of 10.244.0.0/15 or fd00:10:244::/96.
     pub(crate) fn backend(self, number: u32) -> IpAddr {
         match self {
             Self::V4 => Ipv4Addr::from_bits(Ipv4Addr::new(10, 244, 0, 0).to_bits() + number).into(),
@@ -97,12 +97,12 @@ fn first_v6() -> u128 {
     Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 0).to_bits()
 }
 
-/// Where the clients of a Service connect to.
+/// VIP and port of a Service.
 pub(crate) fn vip(family: Family, service: usize) -> SocketAddr {
     SocketAddr::new(family.cluster_ip(service), PORT)
 }
 
-/// Routes and nothing else.
+/// Adds the routes.
 pub(crate) fn prepare(sandbox: &Sandbox) {
     sandbox.ip("route add local 10.244.0.0/15 dev lo\n\
                 route add local fd00:10:244::/96 dev lo\n\
@@ -110,7 +110,7 @@ pub(crate) fn prepare(sandbox: &Sandbox) {
                 route add prohibit fd00:10:96::/48\n");
 }
 
-/// A Service under test with its backends. Which of two names it has makes no difference to its clients.
+/// A Service under test with its backends. Either of its two names is the same to clients.
 pub(crate) fn objects(service: usize, name: usize, set: Set) -> [Value; 3] {
     let name = format!("web-{service}-{name}");
     let (tcp, udp) = (TCP_PORTS[set.port], UDP_PORTS[set.port]);
@@ -125,16 +125,16 @@ pub(crate) fn objects(service: usize, name: usize, set: Set) -> [Value; 3] {
     ]
 }
 
-/// How many other Services are in a crowd, and how many backends each of them has.
+/// Number of Services in a crowd, and of the backends of each.
 const CROWD_SERVICES: usize = 50;
 const CROWD_BACKENDS: u32 = 10;
-/// One Service of a crowd has many.
+/// Number of backends of one large Service in a crowd.
 const CROWD_LARGEST: u32 = 1_500;
 
-/// How many frontends a crowd has.
+/// Number of frontends of a crowd.
 pub(crate) const CROWD_FRONTENDS: usize = CROWD_SERVICES * FRONTENDS;
 
-/// Services that nobody connects to; they make the table large.
+/// Services without clients, which make the table large.
 pub(crate) fn crowd(number: usize) -> Vec<Value> {
     let services = (0..CROWD_SERVICES).flat_map(|index| {
         let place = number * CROWD_SERVICES + index;

@@ -1,4 +1,4 @@
-//! The API server does not let the agent in, or the agent does not trust it.
+//! Agents that the API server refuses, or that do not trust the API server.
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
@@ -14,8 +14,7 @@ use crate::fixture::{Cluster, PATIENCE};
 
 const RESOURCES: [(&str, &str); 2] = [("services", ""), ("endpointslices", "discovery.k8s.io")];
 
-/// Waits until the agent has said about both resources, at least `times` times, what all the `words` are in, in one
-/// line.
+/// Waits until the agent has logged a line with all `words` about both resources, at least `times` times.
 fn wait_complaints(agent: &mut RunningAgent, times: usize, words: &[&str]) {
     for (resource, _) in RESOURCES {
         agent.wait_until(PATIENCE, &format!("{times} lines about {resource} and {words:?}"), |agent| {
@@ -50,8 +49,8 @@ fn missing_rights_are_named_and_used_once_they_are_granted() {
     cluster.expect(&[]);
 }
 
-/// Starts the agent as a pod does: with token and ca.crt where a ServiceAccount has them, in a mount namespace of its own,
-/// and the rest from the environment.
+/// Starts the agent as in a pod: with token and ca.crt in a ServiceAccount's place, in a mount namespace of its own,
+/// and the rest in the environment.
 fn start_in_pod(cluster: &Cluster<'_>, environment: &[(&str, &str)]) -> Daemon {
     let sandbox = cluster.sandbox;
     let mut pod = Command::new("unshare");
@@ -72,7 +71,7 @@ fn a_pods_service_account_is_enough() {
     let cluster = Cluster::start(&sandbox);
     let server = cluster.control_plane.server_url();
     let (host, port) = (ADDRESS.to_string(), PORT.to_string());
-    // The address in a pod's environment is a ClusterIP, which the agent cannot use: a direct one goes before it.
+    // The address in a pod's environment is a ClusterIP, which the agent cannot use; a direct one takes precedence.
     for environment in [
         &[("CPROXY_APISERVER", server.as_str()), ("KUBERNETES_SERVICE_HOST", "10.96.0.1")][..],
         &[("CPROXY_APISERVER", server.as_str()), ("CPROXY_TLS_SERVER_NAME", "kubernetes.default.svc")],
@@ -127,7 +126,7 @@ fn credentials_may_come_from_a_file_or_a_command() {
     }
 }
 
-/// It says what is wrong, tries again, and ends when it is told to.
+/// Checks that the agent reports the error, tries again, and ends on request.
 fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str]) {
     let mut agent = Agent::new(cluster.sandbox).kubeconfig(kubeconfig).start();
     wait_complaints(&mut agent, 2, words);

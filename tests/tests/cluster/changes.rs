@@ -54,19 +54,19 @@ fn a_service_is_followed_from_creation_to_deletion() {
         assert_no_service("TCP", vip);
         assert_no_service("UDP", vip);
     }
-    // Its slices are still there.
+    // The Service's slices are still there.
     cluster.apply(dual_stack_service());
     cluster.expect(&rows);
 
     the_address_goes_to_another_service(&cluster);
 }
 
-/// The row of the same frontend before anybody has endpoints.
+/// The row of the same frontend without backends.
 fn without_backends(row: &str) -> String {
     row.split(' ').take(2).chain(["refuse"]).collect::<Vec<_>>().join(" ")
 }
 
-/// A running agent knows whose the rows are.
+/// Checks that a running agent names the Services of the rows.
 fn assert_names(sandbox: &Sandbox) {
     let services = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
     let row = services.as_array().unwrap().iter().find(|row| row["protocol"] == "UDP" && row["address"] == VIP_V6);
@@ -78,7 +78,7 @@ fn assert_names(sandbox: &Sandbox) {
     assert_eq!(row, Some(&expected));
 }
 
-/// The port's number changes, in both families; its name and its backends stay.
+/// Changes the port's number in both families; its name and its backends stay.
 fn another_port(cluster: &Cluster<'_>, rows: &[&str; 6]) {
     let service = Service::new("web").cluster_ips([VIP, VIP_V6]);
     cluster.apply(service.tcp("http", 79, 8080).tcp("admin", 8081, 9090).udp("dns", 80, 5353));
@@ -90,7 +90,7 @@ fn another_port(cluster: &Cluster<'_>, rows: &[&str; 6]) {
     cluster.expect(rows);
 }
 
-/// One of the ports goes and comes back; the UDP port of the same number stays.
+/// Removes and restores one of the ports; the UDP port of the same number stays.
 fn a_port_goes(cluster: &Cluster<'_>, rows: &[&str; 6]) {
     let service = Service::new("web").cluster_ips([VIP, VIP_V6]);
     cluster.apply(service.tcp("admin", 8081, 9090).udp("dns", 80, 5353));
@@ -99,7 +99,7 @@ fn a_port_goes(cluster: &Cluster<'_>, rows: &[&str; 6]) {
     cluster.expect(rows);
 }
 
-/// Deleted, and its address given away, before anybody looks.
+/// Deletes a Service and gives its address to another one at once.
 fn the_address_goes_to_another_service(cluster: &Cluster<'_>) {
     cluster.apply(Slice::v4("next").tcp("http", 8080).ready(["10.244.0.3"]));
     cluster.delete("Service", "web");
@@ -133,11 +133,12 @@ fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
     cluster.expect(&[]);
     cluster.apply(Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
-    // One name, another number: each endpoint has its own slice's. The address alone does not make an endpoint.
+    // The port's name is the same, but each endpoint has its own slice's number. The address alone does not identify an
+    // endpoint.
     cluster.apply(part("web-b", 9090).ready(["10.244.0.1", "10.244.0.2"]));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.1:9090 10.244.0.2:9090"]);
 
-    // Added, removed, and in two slices at once.
+    // Endpoints are added, removed, and in two slices at once.
     cluster.apply(part("web-a", 8080).ready(["10.244.0.1", "10.244.0.3"]));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.1:9090 10.244.0.2:9090 10.244.0.3:8080"]);
     cluster.apply(part("web-b", 8080).ready(["10.244.0.3"]));
@@ -150,7 +151,7 @@ fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
 
     cluster.delete("EndpointSlice", "web-b");
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
-    // The last one goes, and comes back.
+    // The last slice goes and comes back.
     cluster.delete("EndpointSlice", "web-a");
     cluster.expect(&["TCP 10.96.0.10:80 refuse"]);
     cluster.apply(part("web-a", 8080).ready(["10.244.0.1"]));
@@ -159,7 +160,7 @@ fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
     moved_slices(&cluster);
 }
 
-/// Not ready; terminating; back again.
+/// Endpoints that are not ready, terminating, and ready again.
 fn readiness(cluster: &Cluster<'_>) {
     let both = "TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.3:8080";
     let set = |endpoint: Endpoint| cluster.apply(part("web-a", 8080).endpoint(endpoint));
@@ -169,7 +170,7 @@ fn readiness(cluster: &Cluster<'_>) {
     cluster.expect(&[both]);
     set(Endpoint::terminating("10.244.0.1", true));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.3:8080"]);
-    // Nobody is ready: one that is on its way out and still answers is better than none.
+    // No endpoint is ready, so the terminating one that still serves is used.
     cluster.apply(part("web-b", 8080).endpoint(Endpoint::not_ready("10.244.0.3")));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
     set(Endpoint::terminating("10.244.0.1", false));
@@ -179,7 +180,7 @@ fn readiness(cluster: &Cluster<'_>) {
     cluster.expect(&[both]);
 }
 
-/// The label that names the Service is what counts, and it may change.
+/// Slices that change the label with their Service's name, which alone counts.
 fn moved_slices(cluster: &Cluster<'_>) {
     cluster.apply(Service::new("other").cluster_ips(["10.96.0.11"]).tcp("http", 80, 8080));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 refuse"]);
@@ -222,17 +223,17 @@ fn objects_that_are_not_ours_are_left_out_while_they_are_not() {
     cluster.patch("Service", "web", cluster_ip());
     cluster.expect(&rows);
 
-    // Headless: with endpoints, and without ever a ClusterIP.
+    // A headless Service has endpoints, but never a ClusterIP.
     cluster.apply(Service::new("headless").headless().tcp("http", 80, 8080));
     cluster.apply(Slice::v4("headless").tcp("http", 8080).ready(["10.244.0.2"]));
     cluster.expect(&rows);
 
-    // Whatever the label's value.
+    // The label counts with any value.
     for value in ["another-proxy", ""] {
         hidden_service(&cluster, value, &rows);
         hidden_slice(&cluster, value, &rows);
     }
-    // None of this is worth a complaint.
+    // None of this deserves a warning.
     assert!(!agent.log().contains("WARN") && !agent.log().contains("ERROR"), "{}", agent.log());
 }
 

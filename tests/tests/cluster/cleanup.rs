@@ -23,7 +23,7 @@ fn after_cleanup_nothing_is_translated_until_the_agent_is_back() {
     let rows = ["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP [fd00:10:96::10]:80 [fd00:10:244::1]:8080"];
     cluster.expect(&rows);
 
-    // Not while an agent is at work.
+    // A running agent prevents the cleanup.
     let refused = cproxy(&sandbox, &["cleanup"]);
     assert_eq!((refused.code, refused.stderr.lines().count()), (1, 1), "{}", refused.stderr);
     cluster.expect(&rows);
@@ -36,11 +36,11 @@ fn after_cleanup_nothing_is_translated_until_the_agent_is_back() {
         assert_no_service("TCP", vip);
     }
     echo::ping_tcp(&kept, "still there?").unwrap();
-    // Whoever has the address now is who answers.
+    // Connections now reach any server at the address.
     sandbox.add_address("10.96.0.10");
     let _owner = echo::tcp(&sandbox, "10.96.0.10:80", "owner");
     assert_eq!(rows::ask("TCP", "10.96.0.10:80".parse().unwrap()).unwrap(), "owner");
-    // Again is no mistake.
+    // A second cleanup also succeeds.
     cproxy(&sandbox, &["cleanup"]).success();
 
     let _agent = cluster.start_agent();

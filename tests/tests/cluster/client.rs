@@ -1,4 +1,4 @@
-//! A client that never stops: it meets every gap there is.
+//! A client that connects without end, to meet every gap.
 
 use std::{
     net::SocketAddr,
@@ -9,11 +9,11 @@ use std::{
 
 use cproxy_tests::echo;
 
-/// Between the connections of one client: a thousand a second are enough to meet any gap.
+/// Pause between the connections of a client: a thousand a second are enough to meet any gap.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Does `work` while a client connects to `vip` again and again, and keeps one connection all the time; none of it may
-/// fail, and only `pod` may answer.
+/// Does `work` while a client connects to `vip` again and again, and keeps one connection all the time. No connection
+/// may fail, and only `pod` may answer.
 pub(crate) fn while_a_client_connects<R>(vip: &str, pod: &str, work: impl FnOnce() -> R) -> R {
     let vip: SocketAddr = vip.parse().unwrap();
     let (greeting, kept) = echo::connect_tcp(vip).unwrap();
@@ -28,7 +28,7 @@ pub(crate) fn while_a_client_connects<R>(vip: &str, pod: &str, work: impl FnOnce
     };
     let result = thread::scope(|scope| {
         let client = scope.spawn(client);
-        // However the work ends, the client does too.
+        // The client ends with the work, even if that panics.
         let over = Over(&is_over);
         let result = work();
         drop(over);
@@ -39,7 +39,7 @@ pub(crate) fn while_a_client_connects<R>(vip: &str, pod: &str, work: impl FnOnce
     result
 }
 
-/// Says that it is over, also while a panic unwinds.
+/// Guard that signals the end, also while a panic unwinds.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

@@ -1,4 +1,5 @@
-//! A sandbox with a control plane, pods, and a way to change objects and to know when the agent has seen the change.
+//! A sandbox with a control plane and pods, with ways to change objects and to wait until the agent has seen the
+//! change.
 
 use std::{cell::Cell, io, time::Duration};
 
@@ -18,17 +19,17 @@ use tokio::runtime::Runtime;
 
 use crate::rows::{self, Pods, Row};
 
-/// Longer than anything here takes, the agent's pauses between attempts included.
+/// Limit on every wait, longer than any takes with the agent's pauses between attempts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 
-/// The row of `default/kubernetes`, which the API server makes itself.
+/// Row of `default/kubernetes`, which the API server creates itself.
 pub(crate) const KUBERNETES: &str = "TCP 10.96.0.1:443 192.0.2.1:6443";
 
-/// The marker's ClusterIP and its pod, which nobody connects to.
+/// ClusterIP of the marker, and its pod, which has no server.
 const MARKER: &str = "10.96.255.1";
 const MARKER_POD: &str = "10.244.255.1";
 
-/// A control plane, and pods that answer.
+/// A control plane with pods that answer.
 pub(crate) struct Cluster<'s> {
     pub(crate) sandbox: &'s Sandbox,
     pub(crate) control_plane: ControlPlane<'s>,
@@ -43,12 +44,12 @@ impl<'s> Cluster<'s> {
         Self::start_with(sandbox, &[])
     }
 
-    /// With more flags for kube-apiserver.
+    /// Starts with additional flags of kube-apiserver.
     pub(crate) fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
         Self::with(sandbox, ControlPlane::start_with(sandbox, flags))
     }
 
-    /// With the oldest API server that is supported.
+    /// Starts with the oldest supported API server.
     pub(crate) fn start_oldest(sandbox: &'s Sandbox) -> Self {
         Self::with(sandbox, ControlPlane::start_oldest(sandbox))
     }
@@ -59,13 +60,13 @@ impl<'s> Cluster<'s> {
         Self { sandbox, control_plane, pods: Pods::new(sandbox), runtime, client, marker_port: Cell::new(10_000) }
     }
 
-    /// The API server is back, with all objects.
+    /// Starts the API server again, with all objects.
     pub(crate) fn start_api_server(&mut self) {
         self.control_plane.start_api_server();
         self.client = self.runtime.block_on(self.control_plane.client());
     }
 
-    /// Creates the object or makes it what is given.
+    /// Creates or replaces the object.
     pub(crate) fn apply(&self, object: impl Into<Value>) {
         let object = object.into();
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
@@ -105,8 +106,8 @@ impl<'s> Cluster<'s> {
         agent
     }
 
-    /// Waits until the agent has seen everything up to now. The table must then be exactly these rows beside that of
-    /// `default/kubernetes`, and connections must meet what they say.
+    /// Waits until the agent has seen everything so far. The table must then have exactly these rows beside that of
+    /// `default/kubernetes`, and connections must confirm them.
     pub(crate) fn expect(&self, rows: &[&str]) {
         self.mark();
         self.assert_table(rows);
@@ -122,7 +123,7 @@ impl<'s> Cluster<'s> {
         self.assert_reachable(rows);
     }
 
-    /// Waits until the table is so, which a change that no marker goes behind brings about.
+    /// Waits for these rows, for changes that no marker can follow.
     pub(crate) fn expect_soon(&self, rows: &[&str]) {
         let expected = [KUBERNETES].iter().chain(rows).map(|row| Row::parse(row)).collect::<Vec<_>>();
         eventually(PATIENCE, format!("the table is {rows:#?}"), || {
@@ -132,12 +133,12 @@ impl<'s> Cluster<'s> {
         self.assert_table(rows);
     }
 
-    /// Connections meet what the rows say.
+    /// Checks that connections confirm the rows.
     pub(crate) fn assert_reachable(&self, rows: &[&str]) {
         rows.iter().for_each(|row| self.pods.check(&Row::parse(row)));
     }
 
-    /// Changes a Service and a slice and waits for both in the kernel: each watch delivers in order.
+    /// Changes a marker's Service and slice and waits for both in the kernel, since each watch delivers in order.
     fn mark(&self) {
         let port = self.marker_port.get() + 1;
         self.marker_port.set(port);
@@ -166,12 +167,12 @@ impl<'s> Cluster<'s> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second, and nobody is left to mind.
+        // An orderly end would take a second and has no use here.
         self.control_plane.kill_api_server();
     }
 }
 
-/// Nothing translates a connection to `address`, and nothing but a translation leads there.
+/// Checks that no translation of `address` exists, without which there is no route.
 pub(crate) fn assert_no_service(protocol: &str, address: &str) {
     let error = rows::ask(protocol, address.parse().unwrap()).expect_err("there is no way to this address");
     assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable, "{address}: {error}");

@@ -1,5 +1,5 @@
-//! What images/kubernetes has for a cluster: the API server takes it, and it gives the rights that the agent needs and no
-//! others.
+//! The cluster configuration in images/kubernetes: the API server accepts it, and it grants exactly the rights that the
+//! agent needs.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn rendered(control_plane: &ControlPlane<'_>, directory: &str) -> String {
     control_plane.kubectl(&["kustomize", images.to_str().unwrap()], "")
 }
 
-/// Whether the account may do it, by what the API server says.
+/// Whether the API server would allow the account's request.
 fn may(control_plane: &ControlPlane<'_>, request: &[&str]) -> bool {
     let arguments = [&["auth", "can-i", "--as", ACCOUNT], request].concat();
     let output = control_plane.try_kubectl("admin", &arguments, "");

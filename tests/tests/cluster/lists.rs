@@ -1,4 +1,4 @@
-//! How lists come from the real API server: streamed where it can, and else from its cache, never from etcd.
+//! Lists from the real API server: streamed where it can, and else from its cache, never from etcd.
 
 use std::iter;
 
@@ -10,10 +10,10 @@ use cproxy_tests::{
 
 use crate::fixture::{Cluster, PATIENCE};
 
-/// Has the API server log each request once it is answered.
+/// Flag that makes the API server log each request once it is answered.
 const LOG_REQUESTS: &str = "--v=3";
 
-/// What `resource` was asked for by the agent, whose selectors nobody else has.
+/// The agent's requests for `resource`, recognised by selectors that no other client uses.
 fn asked(cluster: &Cluster<'_>, resource: &str) -> Vec<String> {
     let log = cluster.control_plane.api_server_log();
     let uris = log.lines().filter_map(|line| line.split("URI=\"").nth(1)?.split('"').next());
@@ -44,7 +44,7 @@ fn a_server_that_streams_lists_is_asked_for_nothing_else() {
     let mut agent = cluster.start_agent();
     expect(&cluster, &rows);
     assert!(!agent.log().contains("WARN"), "{}", agent.log());
-    // A watch is logged when it ends.
+    // The API server logs a watch when it ends.
     assert!(agent.stop().success());
     for resource in ["services", "endpointslices"] {
         let uris = eventually(PATIENCE, "the watch is logged", || {
@@ -72,7 +72,7 @@ fn a_server_that_streams_no_lists_sends_them_from_its_cache() {
     }
     expect(&cluster, &rows);
     assert!(!agent.log().contains("WARN"), "{}", agent.log());
-    // The watch goes on from where the list was, after an outage too.
+    // The watch goes on from where the list was, also after an outage.
     cluster.control_plane.kill_api_server();
     agent.wait_log("trying again", PATIENCE);
     cluster.start_api_server();

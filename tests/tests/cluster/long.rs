@@ -1,4 +1,4 @@
-//! The oldest API server that is supported. It takes minutes to build, so this is for `cargo xtask test --long`.
+//! The oldest supported API server. Its build takes minutes, so this is part of `cargo xtask test --long`.
 
 use cproxy_tests::{
     manifest::{Service, Slice},
@@ -17,7 +17,7 @@ fn kubernetes_1_30_is_followed_through_changes_and_an_outage() {
         cluster.apply(Service::new(name).cluster_ips([vip]).tcp("http", 80, 8080));
         cluster.apply(Slice::v4(name).tcp("http", 8080).ready([pod]));
     }
-    // It is sent, since this server cannot leave it out, and has no frontend.
+    // This server cannot exclude the Service, which has no frontend.
     cluster.apply(Service::new("headless").cluster_ips(["None"]).tcp("http", 80, 8080));
     let mut agent = cluster.start_agent();
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.2:8080"]);

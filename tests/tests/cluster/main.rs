@@ -1,5 +1,5 @@
-//! The agent and a real Kubernetes API server: what is created, changed and deleted there is what the kernel holds and
-//! what connections meet, whatever happens to the agent or to the API server meanwhile.
+//! The agent with a real Kubernetes API server: the kernel's table and connections follow all created, changed and
+//! deleted objects, through every end of the agent or of the API server.
 //!
 //! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: after a change, a
 //! marker is sent through the same watches ([`fixture::Cluster::expect`]), and the table is compared once that has

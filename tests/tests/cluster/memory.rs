@@ -1,4 +1,4 @@
-//! An agent that may have little memory, with many objects to follow.
+//! An agent with little memory and many objects.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -23,10 +23,10 @@ const SERVICES: usize = 5_000;
 const ENDPOINTS: usize = 10;
 const LIMIT_BYTES: u64 = 24 << 20;
 
-/// How many requests are made at a time.
+/// Number of requests under way at a time.
 const REQUESTS: usize = 16;
 
-/// How long the agent is watched after it is ready.
+/// Time for which the agent is watched after it is ready.
 const AFTERWARDS: Duration = Duration::from_secs(2);
 
 #[test]

@@ -1,5 +1,5 @@
-//! The own Node: its zone decides which hints are followed, its addresses are where node ports are served. The agent can
-//! do without it.
+//! The agent's Node: its zone decides which hints apply, and its addresses serve node ports. The agent can do without
+//! it.
 
 use cproxy_tests::{
     control_plane::NODE,
@@ -50,18 +50,18 @@ fn zone_and_addresses_of_the_node_are_followed() {
     let cluster = Cluster::start(&sandbox);
     apply_service(&cluster);
     apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
-    // Another Node is none of our business.
+    // Another Node must have no effect.
     cluster.apply(manifest::node("node-2", "b"));
     cluster.patch_status("Node", "node-2", manifest::node_status(["192.0.2.20"]));
     let agent = start_agent(&cluster);
-    // No marker: ready means that the Node is known, too.
+    // A marker is not necessary, since the agent is ready only once it knows the Node.
     cluster.assert_table(&IN_ZONE_A);
 
     cluster.apply(manifest::node(NODE, "b"));
     let in_zone_b = [
         "TCP 10.96.0.10:80 10.244.0.2:8080",
         "TCP 192.0.2.10:30080 10.244.0.2:8080",
-        // Nobody is meant for zone b in this family: then hints do not count.
+        // No endpoint has a hint for zone b in this family, so hints do not apply.
         IN_ZONE_A[2],
         IN_ZONE_A[3],
     ];
@@ -102,7 +102,7 @@ fn an_agent_whose_node_does_not_exist_does_without_until_it_does() {
     cluster.expect_soon(&IN_ZONE_A);
 }
 
-/// What is bound to the user `nobody`, who may read everything but Nodes.
+/// A role for the user `nobody`, who may read everything but Nodes, with its binding.
 fn rights(rules: Value) -> [Value; 2] {
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "some"}, "rules": rules,
@@ -146,7 +146,8 @@ fn an_agent_that_may_not_read_its_node_does_without_until_it_may() {
     rules.push(json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}));
     cluster.control_plane.apply(rights(json!(rules)));
     cluster.expect_soon(&IN_ZONE_A);
-    // Taken away again: what is known stays. A watch that stands is not judged anew, so the agent is told to ask.
+    // After the right is withdrawn, the known Node stays. A running watch is not authorised again, so the agent is
+    // restarted.
     rules.pop();
     cluster.control_plane.apply(rights(json!(rules)));
     cluster.control_plane.kill_api_server();
@@ -168,7 +169,7 @@ fn an_outage_of_the_api_server_changes_nothing_about_the_node() {
     agent.wait_log("nodes at https://192.0.2.1:6443", PATIENCE);
     cluster.assert_table(&IN_ZONE_A);
 
-    // An agent that starts now has to wait: a server that does not answer has not said that there is no Node.
+    // A new agent has to wait, since a server without an answer has not denied that the Node exists.
     agent.signal(Signal::TERM);
     agent.wait(PATIENCE);
     let mut agent = cluster.agent().args(["--node-name", NODE]).start();
@@ -179,7 +180,7 @@ fn an_outage_of_the_api_server_changes_nothing_about_the_node() {
     agent.wait_ready(PATIENCE);
     cluster.assert_table(&IN_ZONE_A);
 
-    // The agent of before the outage, too, follows what comes after it.
+    // The agent from before the outage also follows later changes.
     cluster.control_plane.kill_api_server();
     agent.wait_log("nodes at https://192.0.2.1:6443", PATIENCE);
     cluster.start_api_server();

@@ -1,4 +1,4 @@
-//! The API server goes away under a running agent, and comes back.
+//! Outages of the API server under a running agent.
 
 use cproxy_tests::{
     manifest::{Service, Slice},
@@ -27,7 +27,7 @@ fn an_outage_of_the_api_server_changes_nothing_and_is_survived() {
         "UDP 10.96.0.11:80 10.244.0.2:5353",
     ];
     cluster.expect(&rows);
-    // From before the outage until after the new lists: none of them may leave a gap.
+    // There must be no gap from before the outage until after the new lists.
     while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         cluster.control_plane.kill_api_server();
         for resource in ["services", "endpointslices"] {

@@ -1,4 +1,4 @@
-//! The source of what goes to the API server is the VM's own address.
+//! The VM's own address as the source of connections to the API server.
 
 use cproxy_tests::{
     manifest::{Service, Slice},
@@ -24,7 +24,7 @@ fn the_route_to_the_api_server_says_which_address_is_the_own_one() {
     let (open, closed) = ("TCP 203.0.113.20:80 10.244.0.1:8080", "TCP 203.0.113.20:80 drop");
     cluster.assert_table(&[cluster_ip, open]);
 
-    // The API server is in this network namespace, and so the way there is a local one.
+    // The API server is in this network namespace, so its route is a local one.
     let route_by = |source: &str| {
         sandbox.ip(&format!("route replace local 192.0.2.1 dev lo table local src {source}\n"));
     };

@@ -1,4 +1,4 @@
-//! The agent depends on the API server, never on the table that it writes itself.
+//! The agent's own connections, which depend on the API server and never on the agent's own table.
 
 use std::process::Command;
 
@@ -16,8 +16,8 @@ use crate::fixture::{Cluster, PATIENCE};
 fn the_agents_own_connections_are_never_translated() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
-    // No API server would take this Service: its ClusterIP is the API server's own address. Port 9 is where the agent
-    // connects to when it looks for the route to there.
+    // No API server would accept this Service: its ClusterIP is the API server's own address. The agent connects to
+    // port 9 when it looks up the route to that address.
     let trap = [
         Service::new("trap").cluster_ips([ADDRESS]).tcp("tcp", PORT, 7000).udp("udp", 9, 7000).into(),
         Slice::v4("trap").tcp("tcp", 7000).udp("udp", 7000).ready(["10.244.0.9"]).into(),
@@ -30,7 +30,7 @@ fn the_agents_own_connections_are_never_translated() {
     assert_eq!(echo::ask_tcp((ADDRESS, PORT)).unwrap().name, "wrong");
     let trapped = wrong.served();
 
-    // It runs where everybody else is trapped.
+    // The agent runs where all other processes are translated.
     let mut agent = cluster.agent().placement(Placement::Hooked).start();
     agent.wait_ready(PATIENCE);
     assert_eq!(wrong.served(), trapped);
@@ -47,11 +47,11 @@ fn default_kubernetes_is_for_everybody_but_the_agent() {
     let mut agent = cluster.start_agent();
     kubectl_through(&cluster, &vip);
 
-    // Without the agent, too.
+    // The table stays without the agent.
     assert!(agent.stop().success());
     kubectl_through(&cluster, &vip);
 
-    // It goes not through its own table, even though the way is there...
+    // The agent does not use its own table, even though the table has the address...
     let kubeconfig = cluster.control_plane.kubeconfig_at("cproxy", &vip);
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).start();
     for resource in ["services", "endpointslices"] {
@@ -62,7 +62,7 @@ fn default_kubernetes_is_for_everybody_but_the_agent() {
     cluster.assert_table(&[]);
     assert!(agent.stop().success());
 
-    // ...but the way it is told.
+    // ...but the address that it is given.
     let direct = cluster.control_plane.server_url();
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", &direct]).start();
     agent.wait_ready(PATIENCE);
@@ -71,7 +71,7 @@ fn default_kubernetes_is_for_everybody_but_the_agent() {
     kubectl_through(&cluster, &vip);
 }
 
-/// As a pod would, kubectl talks to the API server through its ClusterIP.
+/// Runs kubectl through the API server's ClusterIP, as in a pod.
 fn kubectl_through(cluster: &Cluster<'_>, server: &str) {
     let mut kubectl = Command::new(cluster.control_plane.binary("kubectl"));
     kubectl.env("KUBECONFIG", cluster.control_plane.kubeconfig_at("admin", server)).env("HOME", cluster.sandbox.dir());

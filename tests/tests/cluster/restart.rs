@@ -1,4 +1,4 @@
-//! The agent ends, by request or by force, and comes back.
+//! Ends of the agent, by request or by force, and restarts.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn a_restarted_agent_catches_up_and_nobody_notices() {
             cluster.assert_table(&before);
             assert_no_service("TCP", "10.96.0.13:80");
             agent = cluster.start_agent();
-            // No marker: ready means that all of this is in the kernel.
+            // A marker is not necessary, since the agent is ready only once all of this is in the kernel.
             cluster.assert_table(&[
                 "TCP 10.96.0.10:80 10.244.0.1:8080",
                 "TCP 10.96.0.11:80 10.244.0.4:8080",
@@ -71,7 +71,7 @@ fn nothing_changes_before_the_first_complete_sync() {
     let before = ["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.2:8080"];
     cluster.expect(&before);
     end(&mut agent, Signal::TERM);
-    // The agent that is still alone when it starts does not know of this.
+    // The agent that starts during the outage does not know of this change.
     apply(&cluster, "changes", "10.96.0.11", "10.244.0.3");
     cluster.control_plane.stop_api_server();
     while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {

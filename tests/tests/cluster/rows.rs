@@ -15,11 +15,11 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-/// Connections after which a backend that nobody has met counts as unreachable: by chance, one of three is missed that
-/// often once in 10^35.
+/// Number of connections after which a backend without an answer counts as unreachable. By chance, one of three is
+/// missed that often once in 10^35.
 const TRIES: usize = 200;
 
-/// How long an answer may take.
+/// Limit on the wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One frontend: `TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080`, or `TCP 10.96.0.10:80 refuse`, or `... drop`.
@@ -27,7 +27,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Row {
     pub(crate) protocol: String,
     pub(crate) frontend: SocketAddr,
-    /// Empty if connections are refused or dropped.
+    /// Backends; empty if connections are refused or dropped.
     pub(crate) backends: Vec<SocketAddr>,
     pub(crate) drops: bool,
 }
@@ -68,13 +68,13 @@ impl fmt::Display for Row {
     }
 }
 
-/// What the kernel holds, in the order in which `cproxy get services` prints it.
+/// Rows of the kernel's table, in the order of `cproxy get services`.
 pub(crate) fn in_kernel(sandbox: &Sandbox) -> Vec<Row> {
     let json = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
     json.as_array().expect("an array of rows").iter().map(Row::from_json).collect()
 }
 
-/// The pods: servers that start when a row first mentions them, and say which address they are.
+/// Servers of the pods, which start when a row first mentions them and return their addresses.
 pub(crate) struct Pods<'s> {
     sandbox: &'s Sandbox,
     servers: RefCell<BTreeMap<(String, SocketAddr), Server>>,
@@ -87,7 +87,7 @@ impl<'s> Pods<'s> {
         Self { sandbox, servers: RefCell::default() }
     }
 
-    /// Connects to the frontend until each of its backends has answered; nobody else may.
+    /// Connects to the frontend until each of its backends has answered. No other backend may answer.
     pub(crate) fn check(&self, row: &Row) {
         row.backends.iter().for_each(|backend| self.serve(&row.protocol, *backend));
         if row.backends.is_empty() {
@@ -117,7 +117,7 @@ impl<'s> Pods<'s> {
     }
 }
 
-/// Who answers at an address.
+/// The name of the server that answers at an address.
 pub(crate) fn ask(protocol: &str, address: SocketAddr) -> io::Result<String> {
     if protocol == "TCP" {
         return echo::ask_tcp(address).map(|greeting| greeting.name);

@@ -1,5 +1,5 @@
-//! Everything but ClusterIPs that leads to a Service, by real system calls: external addresses, load balancers' addresses,
-//! ports of the own node; and what the own place has to do with it.
+//! All frontends of a Service except ClusterIPs, by real system calls: external addresses, load balancers' addresses,
+//! and the Node's ports; and the effect of the VM's own Node and address on them.
 //!
 //! Run with `--test-threads=1`: a cgroup is the whole process's.
 

@@ -1,4 +1,4 @@
-//! The VM's own address, which `loadBalancerSourceRanges` are held against: given, or found and followed.
+//! The VM's own address, to which `loadBalancerSourceRanges` are compared: given by flag, or found and followed.
 
 use std::{io, net::Ipv4Addr, thread, time::Instant};
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, all_are, rows, service, start};
 
-/// A network that leads out, with an address of each family in 10.1.0.0/16 and fd01::/16.
+/// A network with a default route and an address of each family in 10.1.0.0/16 and fd01::/16.
 const LINK: &str = "\
     link add own0 type veth peer name own1\n\
     link set own1 up\n\
@@ -34,7 +34,7 @@ fn restricted_to(ranges: [&str; 2]) -> Vec<Value> {
 
 const INSIDE: [&str; 2] = ["10.1.0.0/16", "fd01::/16"];
 
-/// The ClusterIP works in any case; the load balancer's addresses do, or not.
+/// Checks that the ClusterIP works in any case, and the load balancer's addresses as given.
 fn assert_balancer(is_open: [bool; 2]) {
     for (_, _, ask) in [ASKS[0], ASKS[2]] {
         for (to, is_open) in BALANCER_IP.forms(PORT).into_iter().zip([is_open[0], is_open[1], is_open[0]]) {
@@ -63,7 +63,7 @@ fn the_address_of_the_default_route_is_found_and_followed() {
     world.agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
     assert_balancer([true, true]);
 
-    // Another address, before the old one goes.
+    // A new address appears before the old one goes.
     world.sandbox.ip("address add 10.2.0.2/24 dev own0\nroute replace default via 10.2.0.1 dev own0\n");
     world.wait(|rows| actions(rows) == ["drop", "forward"]);
     assert_balancer([false, true]);
@@ -71,14 +71,14 @@ fn the_address_of_the_default_route_is_found_and_followed() {
     world.wait(|rows| actions(rows) == ["forward", "forward"]);
     assert_balancer([true, true]);
 
-    // Another address of the other family; addresses without a route of their own count, too.
+    // The other family's address changes; addresses without a route of their own also count.
     world.sandbox.ip("address add fd02::2/64 dev own0 nodad\naddress del fd01::2/64 dev own0\n");
     world.wait(|rows| actions(rows) == ["forward", "drop"]);
     assert_balancer([true, false]);
     world.sandbox.ip("address add fd01::2/64 dev own0 nodad\naddress del fd02::2/64 dev own0\n");
     world.wait(|rows| actions(rows) == ["forward", "forward"]);
 
-    // The link goes, and with it every route and all that is known; and comes back.
+    // The link goes down, and with it every route and the known addresses; then it comes back.
     world.sandbox.ip("link set own0 down\n");
     world.wait(|rows| actions(rows) == ["drop", "drop"]);
     world.agent.wait_log("own addresses now: none found", SYNC);
@@ -92,7 +92,7 @@ fn the_address_of_the_default_route_is_found_and_followed() {
     assert_balancer([true, true]);
 }
 
-/// Where IPv6 has nothing to say about it, either.
+/// This holds even if IPv6 sends no event for it.
 #[test]
 fn a_link_that_goes_takes_its_routes_along_without_a_word() {
     let no_ipv6 = |sandbox: &Sandbox| {
@@ -112,14 +112,14 @@ fn a_link_that_goes_takes_its_routes_along_without_a_word() {
 #[test]
 fn given_addresses_are_the_only_ones() {
     let mut world = start(1, restricted_to(INSIDE), &["--pod-ip", "10.9.0.2"], with_link);
-    // IPv6 is not looked for, since something is given.
+    // The agent does not look for an IPv6 address, since an address is given.
     world.wait(|rows| all_are(rows, BALANCER_IP, "drop"));
     assert_balancer([false, false]);
     assert!(world.agent.log().contains("given own addresses 10.9.0.2"), "{}", world.agent.log());
     world.agent.stop();
     let agent = start_agent_with(&world.sandbox, ["--pod-ip", "10.1.0.99", "fd01::99"]);
     assert_balancer([true, true]);
-    // Whatever the routes say.
+    // The routes have no effect.
     world.sandbox.ip("link set own0 down\n");
     assert!(!agent.log().contains("own addresses:"), "{}", agent.log());
     assert_balancer([true, true]);
@@ -147,7 +147,7 @@ fn an_address_is_known_before_anything_is_served() {
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", restricted_to(INSIDE));
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).arg("--bootstrap").arg(bootstrap).start();
-    // A loopback address is nobody's own: the default route it is.
+    // A loopback address is never the VM's own, so the default route decides.
     agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
     eventually(SYNC, "the bootstrap is served", || {
         let rows = rows(&sandbox);
@@ -155,8 +155,8 @@ fn an_address_is_known_before_anything_is_served() {
     });
 }
 
-/// Each of their frontends gets another set. Were they replaced one by one, each would wait for the programs that run,
-/// and the agent would take no event for 12 seconds.
+/// Each of their frontends gets another set. If the agent replaced them one by one, each would wait for running
+/// programs, and the agent would handle no event for 12 seconds.
 #[test]
 fn a_thousand_load_balancers_follow_the_address_together() {
     const SERVICES: u16 = 1_000;
@@ -178,7 +178,7 @@ fn a_thousand_load_balancers_follow_the_address_together() {
     sandbox.ip(LINK);
     let start = Instant::now();
     agent.wait_log("own addresses now: 10.1.0.2", SYNC);
-    // An answer comes when the change is written.
+    // The answer comes once the change is written.
     eventually(SYNC, "all are forwarded", || {
         let count = forwarded(&sandbox);
         if count == usize::from(SERVICES) { Ok(()) } else { Err(format!("{count} of {SERVICES}")) }

@@ -1,4 +1,4 @@
-//! Policies of a Service: the frontends and clients to which each applies.
+//! Policies of a Service, with the frontends and clients to which each applies.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, FRONTENDS, all_are, ask_from, connect, service, start};
 
 const PODS: u8 = 3;
-/// Sockets of pods that still serve are never closed, whatever the mode.
+/// Arguments to close sockets in every case; sockets of pods that still serve are never closed, in any mode.
 const CLOSE_ALL: [&str; 2] = ["--terminate-sockets", "all"];
 const NODE: [&str; 5] = ["--node-ip", "192.0.2.10", "2001:db8:2::a", "--node-name", "here"];
 const OWN: [&str; 3] = ["--pod-ip", "10.0.0.2", "fd00::2"];
@@ -28,7 +28,7 @@ fn internal_local() -> Service {
     service().spec("internalTrafficPolicy", json!("Local"))
 }
 
-/// Nobody but these may use the load balancer's addresses.
+/// A Service whose load balancer's addresses only these ranges may use.
 fn source_ranges(ranges: &[&str]) -> Service {
     service().spec("loadBalancerSourceRanges", json!(ranges))
 }
@@ -50,7 +50,7 @@ fn internal_traffic_policy_is_about_cluster_ips_only() {
             }
         }
     }
-    // One of the pods is here: the ClusterIP leads to it, and all others to all.
+    // One of the pods is on the agent's Node: the ClusterIP leads to that one, and all other frontends to all.
     let nodes =
         slices([2, 1], |number, address| Endpoint::ready(address).node(if number == 2 { "here" } else { "there" }));
     let objects = std::iter::once(internal_local().into()).chain(nodes);
@@ -58,7 +58,7 @@ fn internal_traffic_policy_is_about_cluster_ips_only() {
     for (kind, addresses, ports) in FRONTENDS {
         for (how, index, ask) in ASKS {
             for to in addresses.forms(ports[index]) {
-                // Of fifty even choices between two, all are the same once in 2^49 times.
+                // Fifty even choices between two are all the same once in 2^49 times.
                 let mut answers: Vec<_> = (0..50).map(|_| ask(to).unwrap()).collect();
                 answers.sort();
                 answers.dedup();
@@ -93,7 +93,7 @@ fn source_ranges_are_about_load_balancers_addresses_only() {
     let v6_rows_forward = |rows: &[Value]| {
         rows.iter().filter(|row| row["address"] == BALANCER_IP.v6.to_string()).all(|row| row["action"] == "forward")
     };
-    // Ranges of one family say nothing about the other.
+    // Ranges of one family do not affect the other.
     world.set(with(source_ranges(&["10.9.0.0/16"])), v6_rows_forward);
     expect([false, true, false]);
     world.set(with(source_ranges(&["10.0.0.2/32", "fd00::/64"])), |rows| all_are(rows, BALANCER_IP, "forward"));
@@ -102,7 +102,8 @@ fn source_ranges_are_about_load_balancers_addresses_only() {
 
 #[test]
 fn a_client_keeps_its_backend_whichever_frontend_it_uses() {
-    // Remembered for each frontend by itself, one pod for all four is an accident of once in 27 times, and there are twelve.
+    // If each frontend had a choice of its own, all four would have the same pod by chance once in 27 times, and there
+    // are twelve.
     for round in 0..3 {
         let _world = start(PODS, with(service().client_ip_affinity(10_800)), &NODE, |_| ());
         for (index, port_kind) in ["TCP", "UDP"].into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The backends that each address leads to.
+//! Backends of each frontend's address.
 
 use std::{collections::BTreeSet, io, net::SocketAddr};
 
@@ -29,7 +29,7 @@ fn node_ip_flags() -> [String; 3] {
     ["--node-ip".to_owned(), v4.to_string(), v6.to_string()]
 }
 
-/// Asks until every pod has answered; each answer must be from a pod.
+/// Repeats `ask` until every pod has answered; each answer must be from a pod.
 fn all_pods_answer(what: &str, mut ask: impl FnMut() -> io::Result<String>) {
     let expected: BTreeSet<_> = (1..=PODS).map(pod_name).collect();
     let mut missing = expected.clone();
@@ -45,7 +45,7 @@ fn all_pods_answer(what: &str, mut ask: impl FnMut() -> io::Result<String>) {
     panic!("{what}: {missing:?} never answers");
 }
 
-/// By TCP and UDP, in both families and IPv4-mapped; the peer is always who was asked for.
+/// TCP and UDP, in both families and IPv4-mapped. The socket's peer is always the frontend.
 fn every_frontend_reaches_every_pod() {
     for (kind, addresses, ports) in FRONTENDS {
         for (how, index, ask) in ASKS {
@@ -70,7 +70,7 @@ fn every_frontend_reaches_every_pod_with_the_addresses_of_the_node() {
     let objects_and = |addresses| objects().chain([node(addresses)]);
     let world = start(PODS, objects_and(NODE_IP), &["--node-name", "here"], |_| ());
     every_frontend_reaches_every_pod();
-    // The Node moves: where it was, there is nothing.
+    // The Node moves, and its former address has no frontend.
     let elsewhere = pod(200);
     world.set(objects_and(elsewhere), |rows| !rows.iter().any(|row| row["address"] == NODE_IP.v6.to_string()));
     for (how, index, ask) in ASKS {
@@ -84,7 +84,7 @@ fn every_frontend_reaches_every_pod_with_the_addresses_of_the_node() {
     }
 }
 
-/// On a ClusterIP it is refused; any other address is a host of its own.
+/// A ClusterIP refuses such a port; any other address is a separate host.
 #[test]
 fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
     const OTHER: u16 = 81;
@@ -109,7 +109,7 @@ fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
             assert_eq!(ask(to).unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{to} {how}");
         }
     }
-    // A Service's port is not the node's: it is the node port that counts there, and it counts nowhere else.
+    // The Service's port is no port of the Node, and the node port is no port of any other address.
     for to in NODE_IP.forms(PORT) {
         let error = echo::ask_tcp(to).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: nobody listens");
@@ -120,7 +120,7 @@ fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
     }
 }
 
-/// The only pod is the one that the clients are in.
+/// The only pod is that of the clients.
 #[test]
 fn a_pod_reaches_itself_from_its_own_address() {
     let flags = node_ip_flags();

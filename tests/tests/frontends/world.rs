@@ -1,4 +1,4 @@
-//! A sandbox with pods and an agent on manifests, and clients for every kind of socket.
+//! A sandbox with pods, an agent on manifests, and clients with every kind of socket.
 
 use std::{
     io,
@@ -30,7 +30,7 @@ pub(crate) fn service() -> Service {
     BALANCER_IP.addresses().into_iter().fold(service, Service::load_balancer_ip)
 }
 
-/// A Service port's frontends for TCP and for UDP: kind, addresses, and the port for either.
+/// Kind, addresses, and TCP and UDP port of each frontend of a Service port.
 pub(crate) const FRONTENDS: [(&str, Host, [u16; 2]); 4] = [
     ("ClusterIP", CLUSTER_IP, [PORT, PORT]),
     ("ExternalIP", EXTERNAL_IP, [PORT, PORT]),
@@ -38,7 +38,7 @@ pub(crate) const FRONTENDS: [(&str, Host, [u16; 2]); 4] = [
     ("NodePort", NODE_IP, NODE_PORTS),
 ];
 
-/// The pods 1 to `pods`, and an agent; `prepare` does what comes before both.
+/// Starts the pods 1 to `pods` and an agent, after `prepare`.
 pub(crate) fn start(
     pods: u8,
     objects: impl IntoIterator<Item = Value>,
@@ -57,13 +57,13 @@ pub(crate) fn rows(sandbox: &Sandbox) -> Vec<Value> {
     cproxy_tests::world::rows(sandbox, "services")
 }
 
-/// Whether the rows of an address, one or more, all have this action.
+/// Whether there are rows of these addresses and all have this action.
 pub(crate) fn all_are(rows: &[Value], addresses: Host, action: &str) -> bool {
     let mut actions = rows.iter().filter(|row| addresses.is_of(row)).map(|row| &row["action"]).peekable();
     actions.peek().is_some() && actions.all(|found| found == action)
 }
 
-/// Sends from a socket that is not connected: who answers. It answers as who was asked.
+/// Sends from an unconnected socket and returns the name of the server. The source of the answer must be `to`.
 fn ask_unconnected(to: SocketAddr) -> io::Result<String> {
     ask_from(&echo::udp_client(to)?, to)
 }
@@ -74,7 +74,7 @@ pub(crate) fn ask_from(socket: &UdpSocket, to: SocketAddr) -> io::Result<String>
     Ok(name)
 }
 
-/// Every way to ask, and which of a frontend's two ports it is for.
+/// A way to ask a frontend, with the index of the frontend's port for it.
 pub(crate) type Ask = fn(SocketAddr) -> io::Result<String>;
 pub(crate) const ASKS: [(&str, usize, Ask); 3] = [
     ("TCP", 0, echo::ask_name),
@@ -82,7 +82,7 @@ pub(crate) const ASKS: [(&str, usize, Ask); 3] = [
     ("unconnected UDP", 1, ask_unconnected),
 ];
 
-/// The first answer on a TCP connection that stands.
+/// A TCP connection with its first answer.
 pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     echo::connect_tcp(to).unwrap().1
 }

@@ -1,4 +1,5 @@
-//! What is missing or wrong when a guest starts: one line says so, and the policy decides whether the workload runs.
+//! Missing or wrong configuration at a guest's start: one line reports it, and the policy decides whether the workload
+//! runs.
 
 use cproxy_tests::{
     guest::{GuestImage, Kernel},
@@ -10,7 +11,7 @@ use crate::common::{PATIENCE, said};
 
 const WORKLOAD: &str = "#!/bin/sh\necho 'workload: running'\n";
 
-/// The console of a guest whose workload starts in any case or, like the rest of it, not at all.
+/// The console of a guest whose workload, depending on `on_timeout`, starts in any case or not at all.
 fn console(image: GuestImage<'_>, on_timeout: &str) -> String {
     let image = image.parameter("cproxy.timeout=4s").parameter(format!("cproxy.on-timeout={on_timeout}"));
     let console = image.program("etc/cproxy/workload", WORKLOAD).start().wait_end(PATIENCE);
@@ -81,7 +82,7 @@ fn a_root_that_cannot_be_written_is_enough() {
     assert!(console.contains("workload: running") && console.contains("init: ending with 0"), "{console}");
 }
 
-/// Ctrl-Alt-Del, as Firecracker sends it, is this signal.
+/// This signal is Ctrl-Alt-Del, as Firecracker sends it.
 #[test]
 fn shutting_down_does_not_wait_for_services() {
     let sandbox = Sandbox::for_test();

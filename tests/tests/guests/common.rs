@@ -1,11 +1,11 @@
-//! What the tests here have in common.
+//! Common parts of these tests.
 
 use std::{fs, time::Duration};
 
-/// Long enough for a guest that emulates its processor on a busy machine.
+/// Limit on every wait, long enough for a guest with an emulated processor on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Says what was found out, for whoever asked for it: `cargo xtask vm test` makes a table of it.
+/// Prints a finding for `cargo xtask vm test`, which makes a table of them.
 pub(crate) fn report(what: &str, is: &str) {
     println!("{what}: {is}");
     let Some(path) = std::env::var_os("CPROXY_GUEST_REPORT") else { return };
@@ -14,7 +14,7 @@ pub(crate) fn report(what: &str, is: &str) {
     fs::write(&path, text).expect("cannot write the report");
 }
 
-/// What follows `label` on a line of a console.
+/// Texts after `label` on the console's lines.
 pub(crate) fn said<'t>(console: &'t str, label: &str) -> Vec<&'t str> {
     console.lines().filter_map(|line| line.strip_prefix(label)).map(str::trim).collect()
 }

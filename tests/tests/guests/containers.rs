@@ -1,5 +1,5 @@
-//! The sidecar of images/kubernetes in a guest with cgroup v2 alone, started by a real runc with what container runtimes write
-//! for it: whom it serves, and what it says of it.
+//! The sidecar of images/kubernetes in a guest with cgroup v2 only, started by a real runc with a container runtime's
+//! configuration: the processes that it serves, and its messages about them.
 
 use std::{fs, path::Path};
 
@@ -18,17 +18,17 @@ use crate::common::{PATIENCE, said};
 const VIP: &str = "10.96.0.20";
 const POD: &str = "10.244.0.1";
 
-/// Programs of this machine: the runtime, and util-linux's nsenter, as busybox's knows no cgroup namespaces.
+/// Host programs: the runtime, and util-linux's nsenter, as that of busybox does not support cgroup namespaces.
 const PROGRAMS: [&str; 2] = ["/usr/sbin/runc", "/usr/bin/nsenter"];
 
-/// The image's files, in all containers.
+/// Root directory of all containers, with the image's files.
 const ROOT: &str = "containers/root";
-/// The machine's cgroups, in the example.
+/// Path of the machine's cgroups in the example.
 const OVERLAY: &str = "/host/sys/fs/cgroup";
-/// The container's own cgroup, as runtimes mount it.
+/// Path of the container's own cgroup, as runtimes mount it.
 const CGROUP: &str = "/sys/fs/cgroup";
 
-/// A runtime changes its root by pivot_root(2), which the kernel refuses on an initramfs.
+/// Script that moves the guest to another root: a runtime uses pivot_root(2), which the kernel refuses on an initramfs.
 const NEW_ROOT: &str = "#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mkdir /new && mount -t tmpfs -o mode=755 tmpfs /new
@@ -37,7 +37,7 @@ for dir in bin containers etc guest lib lib64 sbin usr; do [ ! -e /$dir ] || cp 
 exec switch_root /new /guest/machine
 ";
 
-/// The machine as systemd and a kubelet would have made it, then the containers one by one.
+/// Script that sets up the machine as systemd and a kubelet would, and then starts the containers one by one.
 const MACHINE: &str = r#"#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin NO_COLOR=1
 mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmpfs /run
@@ -82,7 +82,7 @@ done
 poweroff -f
 "#;
 
-/// The container of the example.
+/// Container of the example.
 fn example() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/kubernetes/overlays/sidecar/pod.yaml");
     let pod: Value = serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap();
@@ -95,7 +95,7 @@ fn words(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect()
 }
 
-/// A variable of a container, with what a kubelet knows of the pod.
+/// A container's variable, with the kubelet's values of the pod's fields.
 fn variable(variable: &Value) -> String {
     let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
         None => variable["value"].as_str().unwrap(),
@@ -108,7 +108,7 @@ fn variable(variable: &Value) -> String {
     format!("{}={value}", variable["name"].as_str().unwrap())
 }
 
-/// A volume of the example where a kubelet has it, or its hostPath.
+/// A volume of the example at the kubelet's path for it, or at its hostPath.
 fn volume(container: &Value, mount: &Value) -> Value {
     let name = mount["name"].as_str().unwrap();
     let volumes = container["volumes"].as_array().unwrap();
@@ -118,7 +118,7 @@ fn volume(container: &Value, mount: &Value) -> Value {
     json!({"destination": mount["mountPath"], "type": "bind", "source": source, "options": options})
 }
 
-/// The mounts that containerd and CRI-O add to each container's, but for the one of cgroups.
+/// Default mounts of containerd and CRI-O for each container, without that of cgroups.
 fn default_mounts() -> Value {
     let mount = |destination: &str, kind: &str, options: Value| json!({"destination": destination, "type": kind, "source": kind, "options": options});
     json!([
@@ -137,8 +137,8 @@ fn own_cgroup(access: &str) -> Value {
     json!({"destination": CGROUP, "type": "cgroup", "source": "cgroup", "options": options})
 }
 
-/// The example's container as containerd (pkg/cri) writes it for cgroup v2; the pod shares the machine's network. Its own cgroup
-/// is mounted before the volumes.
+/// Configuration of the example's container as containerd (pkg/cri) writes it for cgroup v2. The pod shares the
+/// machine's network. The container's own cgroup is mounted before the volumes.
 fn config(name: &str, image: &OciImage) -> Value {
     let container = example();
     let security = &container["securityContext"];
@@ -184,7 +184,7 @@ fn mounts(config: &mut Value) -> &mut Vec<Value> {
     config["mounts"].as_array_mut().unwrap()
 }
 
-/// The agent follows files, as no API server is there.
+/// The configuration with an agent that follows files, as there is no API server.
 fn with_manifests(mut config: Value) -> Value {
     let variables = config["process"]["env"].as_array_mut().unwrap();
     let is_server = |name: &str| name.starts_with("CPROXY_APISERVER=") || name.starts_with("CPROXY_TLS_SERVER_NAME=");
@@ -193,7 +193,8 @@ fn with_manifests(mut config: Value) -> Value {
     config
 }
 
-/// The machine's cgroups where the runtime mounts the container's own. containerd leaves out its mount then.
+/// The configuration with the machine's cgroups at the runtime's path of the container's own. containerd then leaves
+/// out its own mount.
 fn in_its_place(mut config: Value) -> Value {
     mounts(&mut config).retain(|mount| mount["destination"] != CGROUP);
     let volume = mounts(&mut config).iter_mut().find(|mount| mount["destination"] == OVERLAY).unwrap();
@@ -201,20 +202,22 @@ fn in_its_place(mut config: Value) -> Value {
     config
 }
 
-/// As CRI-O does then (`SpecAddMount`): the container's own is there instead.
+/// The configuration of CRI-O in that case (`SpecAddMount`): the container's own cgroup replaces the machine's.
 fn replaced(mut config: Value) -> Value {
     mounts(&mut config).retain(|mount| mount["destination"] != OVERLAY);
     config
 }
 
-/// As older ones do: the container's own is mounted over it, and both are listed.
+/// The configuration of older versions in that case: the container's own cgroup is mounted over the machine's, and both
+/// are listed.
 fn covered(config: Value) -> Value {
     let mut config = in_its_place(config);
     mounts(&mut config).push(own_cgroup("ro"));
     config
 }
 
-/// As containerd does for a privileged container: in the machine's cgroup namespace. It has no volume of cgroups.
+/// The configuration of a privileged container in containerd: in the machine's cgroup namespace, and without a volume
+/// of cgroups.
 fn privileged(mut config: Value) -> Value {
     mounts(&mut config).retain(|mount| mount["destination"] != CGROUP && mount["destination"] != OVERLAY);
     mounts(&mut config).push(own_cgroup("rw"));
@@ -264,7 +267,7 @@ fn the_sidecar_serves_processes_outside_of_its_container_or_says_that_it_does_no
     let unreachable = answer("unreachable", "probe").unwrap_or_default();
     assert!(unreachable.starts_with("1 cproxy: not ready after 0ns: the agent has heard nothing"), "{console}");
 
-    // As the container sees them, the root and its own.
+    // The root and the container's own cgroup, as the container sees them.
     let (root, own) = ("/../../..", "/");
     for (name, mounts, place) in [
         ("as-is", format!("{own} at {CGROUP};{root} at {OVERLAY};"), OVERLAY),

@@ -1,4 +1,4 @@
-//! The order in which things start, and what the workload finds.
+//! Start order, and the environment of the workload.
 
 use cproxy_tests::{
     manifest,
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::common::{PATIENCE, report, said};
 
-/// Says what there is when it starts.
+/// Workload that prints its environment.
 const WORKLOAD: &str = r#"
 [ ! -e /run/cproxy/ready ] || echo "workload: the table is complete"
 echo "workload: web is $(wget -qO- http://web.default.svc)"
@@ -39,7 +39,7 @@ fn the_workload_finds_services_by_name_from_its_first_moment() {
     report_kernel(&console);
 }
 
-/// What the kernel offers, and what cproxy makes of it.
+/// Reports the kernel's features and cproxy's use of them.
 fn report_kernel(console: &str) {
     let checks: Vec<Value> = serde_json::from_str(said(console, "check: ")[0]).unwrap();
     let text = |check: &Value, field: &str| check[field].as_str().unwrap_or_default().to_owned();
@@ -67,7 +67,7 @@ fn bootstrap_services_are_served_before_the_first_sync() {
     let outside = Outside::start(&sandbox);
     let image = outside
         .guest()
-        // Where nobody listens.
+        // This port has no listener.
         .parameter("cproxy.apiserver=https://api.test:6444")
         .parameter("cproxy.bootstrap=/etc/cproxy/bootstrap.json")
         .parameter("cproxy.timeout=20s")

@@ -1,5 +1,5 @@
-//! The units of the overlay under a real systemd: who needs Services starts after them, Kata's agent does not wait, and the
-//! policy decides what happens when they do not come.
+//! The overlay's units under a real systemd: units that need Services start after them, Kata's agent does not wait, and
+//! the policy decides if Services do not come up.
 
 use std::{fs, net::TcpListener, path::Path};
 
@@ -14,15 +14,15 @@ use serde_json::Value;
 
 use crate::common::{PATIENCE, said};
 
-/// systemd, what tells its state, and, since 255, what it starts services with.
+/// Programs of systemd: itself, the one that prints its state, and, since 255, the one that starts services.
 const PROGRAMS: [&str; 3] = ["/usr/lib/systemd/systemd", "/usr/bin/systemctl", "/usr/lib/systemd/systemd-executor"];
 
-/// What units are ordered by. systemd starts without all others.
+/// Targets that order the units. systemd starts without all others.
 const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "multi-user.target", "shutdown.target"];
 
 const UNITS: &str = "etc/systemd/system";
 
-/// Says what has become of the others, when all that the machine boots to has been tried.
+/// Script that prints the states of the other units, once all units of the boot target have finished or failed.
 const WITNESS: &str = "#!/bin/sh
 for unit in cproxy cproxy-wait containerd multi-user.target; do echo \"$unit: $(systemctl is-active $unit)\"; done
 reboot -f
@@ -30,7 +30,7 @@ reboot -f
 
 const VIP: &str = "10.96.0.20";
 const POD: &str = "10.244.0.1";
-/// Takes connections and never says a word.
+/// Address of a server that accepts connections and sends nothing.
 const SILENT: &str = "10.244.0.2:6443";
 
 /// A guest with systemd and the overlay, which boots to this target.
@@ -62,7 +62,7 @@ fn unit<'s>(image: GuestImage<'s>, name: &str, order: &str, wanted_by: &str, scr
         .link(&format!("{UNITS}/{wanted_by}.wants/{name}.service"), &format!("/{UNITS}/{name}.service"))
 }
 
-/// The console of a guest with something in the place of containerd: ordered by nothing but the overlay.
+/// The console of a guest with a stand-in for containerd, ordered by the overlay alone.
 fn console_of_runtime(image: GuestImage<'_>, script: &str) -> String {
     let image = unit(image, "containerd", "", "multi-user.target", script);
     let order = "DefaultDependencies=no\nAfter=containerd.service multi-user.target";
@@ -97,7 +97,7 @@ fn a_container_runtime_starts_when_services_work() {
     for unit in ["cproxy", "cproxy-wait", "containerd", "multi-user.target"] {
         assert_eq!(said(&console, &format!("{unit}: ")).last(), Some(&"active"), "{unit}: {console}");
     }
-    // What systemd says of it, in the order in which it was.
+    // Order of systemd's messages.
     let at = |words: &str| console.find(words).expect(words);
     assert!(at("ready after") < at("Finished cproxy-wait.service"), "{console}");
     assert!(at("Finished cproxy-wait.service") < at("Starting containerd.service"), "{console}");
@@ -123,7 +123,7 @@ fn the_policy_decides_about_a_container_runtime_without_services() {
         assert!(console.contains("cproxy: not ready after 4s: the agent has heard nothing"), "{policy}: {console}");
         assert_eq!(console.contains("Dependency failed for containerd.service"), !runs, "{policy}: {console}");
         let (wait, runtime) = if runs { ("active", "active") } else { ("failed", "inactive") };
-        // Nobody else waits: the machine has booted, and the agent goes on trying.
+        // No other unit waits: the machine has booted, and the agent goes on trying.
         for (unit, state) in
             [("cproxy", "activating"), ("cproxy-wait", wait), ("containerd", runtime), ("multi-user.target", "active")]
         {
@@ -132,8 +132,8 @@ fn the_policy_decides_about_a_container_runtime_without_services() {
     }
 }
 
-/// Here it makes what the agent's source is read from, as in Kata the network to its source; then it runs the hook, and a
-/// container's process.
+/// The stand-in for Kata's agent creates the agent's source, as Kata's agent does with the network to the source; then
+/// it runs the hook, and a container's process.
 #[test]
 fn katas_agent_does_not_wait_for_services_and_its_hook_does() {
     let sandbox = Sandbox::for_test();

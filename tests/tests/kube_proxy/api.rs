@@ -11,7 +11,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-/// All kinds that the proxies look at.
+/// All kinds that the proxies read.
 const KINDS: [&str; 3] = ["Service", "EndpointSlice", "Node"];
 
 pub(crate) struct Objects {
@@ -19,7 +19,7 @@ pub(crate) struct Objects {
     client: Client,
 }
 
-/// The API server's words on an object that it does not take.
+/// The API server's message about an object that it refuses.
 #[derive(Debug)]
 pub(crate) struct Refused(String);
 
@@ -53,7 +53,7 @@ impl Objects {
         deleted.unwrap_or_else(|error| panic!("cannot delete {object}: {error}"));
     }
 
-    /// Makes the ingresses what a Service's load balancer has.
+    /// Replaces the ingresses of a Service's load balancer.
     pub(crate) fn set_ingresses(&self, service: &Value, ingresses: &Value) {
         let patch = Patch::Merge(json!({"status": {"loadBalancer": {"ingress": ingresses}}}));
         let (api, params) = (self.api(service), PatchParams::default());
@@ -69,7 +69,7 @@ impl Objects {
         patched.unwrap_or_else(|error| panic!("cannot move the node to {zone:?}: {error}"));
     }
 
-    /// All objects that the proxies look at.
+    /// All objects that the proxies read.
     pub(crate) fn list(&self) -> Vec<Value> {
         KINDS.iter().flat_map(|kind| self.list_kind(kind)).collect()
     }
@@ -77,7 +77,7 @@ impl Objects {
     fn list_kind(&self, kind: &str) -> Vec<Value> {
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource(kind));
         let list = self.runtime.block_on(api.list(&ListParams::default())).unwrap();
-        // A list says once for all of them what they are.
+        // A list states the type of its items only once.
         let types = TypeMeta { api_version: resource(kind).api_version, kind: kind.to_owned() };
         let complete = |mut object: DynamicObject| {
             object.types = Some(types.clone());
@@ -103,7 +103,7 @@ fn resource(kind: &str) -> ApiResource {
     })
 }
 
-/// An answer that says what is wrong with the object; any other ends the test.
+/// Turns an error about the object into [`Refused`]; any other error ends the test.
 fn refusal(object: &Value) -> impl FnOnce(kube::Error) -> Result<(), Refused> {
     move |error| match error {
         kube::Error::Api(status) if status.code == 422 => Err(Refused(status.message)),
@@ -119,12 +119,12 @@ pub(crate) fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap()
 }
 
-/// namespace/name.
+/// Name in the form namespace/name.
 pub(crate) fn full_name(object: &Value) -> String {
     format!("{}/{}", object["metadata"]["namespace"].as_str().unwrap(), name(object))
 }
 
-/// namespace/name of the Service that a slice's label names.
+/// Name, as namespace/name, of the Service in a slice's label.
 pub(crate) fn service_of(slice: &Value) -> String {
     let service = slice["metadata"]["labels"]["kubernetes.io/service-name"].as_str().unwrap_or_default();
     format!("{}/{service}", slice["metadata"]["namespace"].as_str().unwrap())

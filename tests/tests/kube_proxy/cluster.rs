@@ -1,4 +1,4 @@
-//! A control plane with a node, and the two proxies that follow it.
+//! A control plane with a node, and both proxies.
 
 use std::time::Duration;
 
@@ -19,16 +19,16 @@ use crate::{
     walk,
 };
 
-/// The addresses of the node that both proxies are on.
+/// Addresses of the node of both proxies.
 pub(crate) const NODE_IPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
 
-/// The zones that the node may be in.
+/// Possible zones of the node.
 pub(crate) const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// The addresses of the VM whose view is compared: a pod of that node.
+/// Addresses of the VM whose view is compared: a pod of that node.
 pub(crate) const POD_IPS: [&str; 2] = ["10.244.255.250", "fd00:10:244::ff:250"];
 
-/// Longer than anything here takes.
+/// Limit on every wait, longer than any takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Cluster<'s> {
@@ -37,16 +37,16 @@ pub(crate) struct Cluster<'s> {
     marker: Marker,
     kube_proxy: KubeProxy<'s>,
     agent: RunningAgent,
-    // Ends after everybody who follows it.
+    // Dropped last, after the proxies that follow it.
     control_plane: ControlPlane<'s>,
 }
 
-/// What both proxies make of the same objects.
+/// Both proxies' results for the same objects.
 pub(crate) struct View {
     pub(crate) kube_proxy: Ruleset,
-    /// What cproxy's agent has in the kernel.
+    /// Rows in the kernel, written by cproxy's agent.
     pub(crate) in_kernel: Rows,
-    /// What `cproxy resolve` says.
+    /// Rows of `cproxy resolve`.
     pub(crate) resolved: Rows,
     pub(crate) objects: Vec<Value>,
 }
@@ -67,9 +67,9 @@ impl<'s> Cluster<'s> {
         cluster
     }
 
-    /// Starts another kube-proxy in the place of the one that runs. It may lose what it first hears of the node, as it
-    /// listens before it knows whom to tell (cmd/kube-proxy/app/server.go, `NewNodeTopologyConfig`): so the node gets
-    /// its zone afterwards.
+    /// Replaces the running kube-proxy by a new one. A new one may lose the first event of the node, since it listens
+    /// before its handlers are registered (cmd/kube-proxy/app/server.go, `NewNodeTopologyConfig`), so the node gets its
+    /// zone afterwards.
     pub(crate) fn restart_kube_proxy(&mut self, zone: Option<&str>) {
         self.objects.set_zone(None);
         self.kube_proxy.restart(&self.control_plane);
@@ -77,11 +77,11 @@ impl<'s> Cluster<'s> {
         self.objects.set_zone(zone);
     }
 
-    /// What both proxies hold once they have seen everything up to now. The node is in this zone.
+    /// State of both proxies once they have seen everything so far, with the node in this zone.
     pub(crate) fn view(&mut self, zone: Option<&str>) -> View {
         let kube_proxy = self.synchronise(zone);
-        // The agent answers between two writes only: since it has answered while the marker was there, all that came
-        // before the marker is there, too.
+        // The agent answers between two writes only. It has answered while the marker was there, so everything before
+        // the marker is also there.
         let in_kernel = in_kernel(self.sandbox);
         let objects = self.objects.list();
         let resolved = self.resolve(&objects);
@@ -89,7 +89,7 @@ impl<'s> Cluster<'s> {
     }
 
     /// Sends the marker through the watches of Services and of slices, each of which delivers in order, and waits for
-    /// it on both sides.
+    /// it in both proxies.
     fn synchronise(&mut self, zone: Option<&str>) -> Ruleset {
         self.marker = self.marker.next();
         self.marker.objects().iter().for_each(|object| self.objects.replace(object).unwrap());
@@ -122,7 +122,7 @@ impl<'s> Cluster<'s> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second, and nobody is left to mind.
+        // An orderly end would take a second and has no use here.
         self.control_plane.kill_api_server();
     }
 }
@@ -131,12 +131,12 @@ fn in_kernel(sandbox: &Sandbox) -> Rows {
     rows(&cproxy(sandbox, &["get", "services", "-o", "json"]).json())
 }
 
-/// The flags that tell cproxy where it is.
+/// Flags with cproxy's node and addresses.
 fn own_place() -> [&'static str; 6] {
     ["--node-name", NODE, "--pod-ip", POD_IPS[0], "--pod-ip", POD_IPS[1]]
 }
 
-/// The node, in no zone yet, and the namespace of half of the Services.
+/// Creates the node, without a zone, and the namespace of half of the Services.
 fn add_node(control_plane: &ControlPlane<'_>) {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
     control_plane.apply([manifest::node(NODE, ""), namespace]);

@@ -1,4 +1,4 @@
-//! The comparison: every frontend that either proxy has.
+//! Comparison of every frontend of either proxy.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,12 +20,12 @@ use crate::{
 /// A port that no Service has.
 const UNUSED_PORT: u16 = 9;
 
-/// What has been compared, for people and against a comparison of nothing.
+/// Counts of comparisons, for the report and to ensure that there were any.
 #[derive(Default)]
 pub(crate) struct Tally {
-    /// How often a frontend of a source had an outcome.
+    /// Number of outcomes of each kind by source of the frontend.
     outcomes: BTreeMap<String, usize>,
-    /// How many comparisons did not count because kube-proxy's side is undefined.
+    /// Number of comparisons that do not count because kube-proxy's result is undefined.
     undefined: usize,
 }
 
@@ -40,7 +40,7 @@ impl Tally {
         *self.outcomes.entry(format!("{} {outcome}", row.source)).or_default() += 1;
     }
 
-    /// Ends the test if it has not compared what it should have.
+    /// Ends the test if any expected comparison is missing.
     pub(crate) fn check(&self) {
         eprintln!("compared: {:?}; undefined in kube-proxy: {}", self.outcomes, self.undefined);
         for word in ["ClusterIP", "ExternalIP", "LoadBalancerIP", "NodePort", "refuse", "drop", "forward", "affinity"] {
@@ -51,7 +51,7 @@ impl Tally {
     }
 }
 
-/// Where the proxies differ, in words; nothing if they do not.
+/// Description of the differences between the proxies; empty if there are none.
 pub(crate) fn differences(view: &View, tally: &mut Tally) -> String {
     let undefined = Undefined::find(&view.objects);
     let kube_proxy =
@@ -102,7 +102,7 @@ fn describe(
     }
 }
 
-/// The Services that have the frontend's address or port, or are the rows', their slices, and the node.
+/// Services with the frontend's address or port, or of the rows, their slices, and the node.
 fn concerned<'v>(view: &'v View, frontend: &Frontend, found: [Option<&Row>; 2]) -> Vec<&'v Value> {
     let of_row = |service: &str| found.iter().flatten().any(|row| row.service == service);
     let (address, node_port) =
@@ -122,12 +122,12 @@ fn concerned<'v>(view: &'v View, frontend: &Frontend, found: [Option<&Row>; 2]) 
     view.objects.iter().filter(is_concerned).collect()
 }
 
-/// A ClusterIP refuses on ports that it does not have, and only a ClusterIP.
+/// Checks that exactly the ClusterIPs refuse connections to their unused ports.
 fn unknown_ports(view: &View) -> String {
     let frontends = walk::frontends(&view.kube_proxy);
     let mut cluster_ips = walk::cluster_ips(&view.kube_proxy);
     cluster_ips.retain(|ip| !declared::has_no_port_in_reach(*ip, &frontends));
-    // The node's own addresses are there, and refuse by themselves.
+    // The node's own addresses exist, and refuse by themselves.
     let node_ips = NODE_IPS.map(|ip| ip.parse::<IpAddr>().unwrap());
     let others = view.in_kernel.keys().map(|frontend| frontend.address.ip());
     let others = others.filter(|ip| !cluster_ips.contains(ip) && !node_ips.contains(ip));
@@ -141,7 +141,7 @@ fn unknown_ports(view: &View) -> String {
     text
 }
 
-/// Whether cproxy refuses a connection to a port that the address does not have. Without it there is no route.
+/// Whether cproxy refuses a connection to an unused port of the address. Without cproxy there is no route.
 fn is_refused(ip: IpAddr) -> bool {
     let error = TcpStream::connect(SocketAddr::new(ip, UNUSED_PORT)).expect_err("nobody listens");
     error.kind() == io::ErrorKind::ConnectionRefused

@@ -1,4 +1,4 @@
-//! Where cproxy and kube-proxy are known to differ, and why. Whatever is not here must be the same.
+//! Known differences between cproxy and kube-proxy, with reasons. Everything else must be the same.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,20 +14,20 @@ use crate::{
     universe::Change,
 };
 
-/// SCTP is nothing that socket hooks see: cproxy skips such ports and says so.
+/// Whether the port is SCTP, which socket hooks do not see: cproxy skips such ports and says so.
 pub(crate) fn is_out_of_reach(frontend: &Frontend) -> bool {
     frontend.protocol == "SCTP"
 }
 
-/// A ClusterIP all of whose ports are SCTP has no entry in cproxy's table, so that it refuses nothing on its other
-/// ports: the network says what comes of a connection there.
+/// Whether all ports of a ClusterIP are SCTP. Such a ClusterIP has no entry in cproxy's table, so cproxy refuses
+/// nothing on its other ports: the network decides about a connection there.
 pub(crate) fn has_no_port_in_reach(cluster_ip: IpAddr, frontends: &BTreeSet<Frontend>) -> bool {
     frontends.iter().filter(|frontend| frontend.address.ip() == cluster_ip).all(is_out_of_reach)
 }
 
-/// A slice that gets another label stays with its former Service, too, for a kube-proxy that has seen both labels:
-/// nothing takes it out of the former's cache (pkg/proxy/endpointslicecache.go, `updatePending`, goes by the new label
-/// alone). cproxy goes by what the label says now, as does a kube-proxy that has just started.
+/// Whether a slice has changed its label. A kube-proxy that has seen both labels also keeps the slice for its former
+/// Service: nothing removes it from that Service's cache (pkg/proxy/endpointslicecache.go, `updatePending`, uses the
+/// new label alone). cproxy uses the current label, as does a kube-proxy that has just started.
 pub(crate) fn is_half_seen(change: &Change) -> bool {
     change.leaves_service()
 }
@@ -38,9 +38,9 @@ type ServicePort = (String, String, String, String);
 /// Endpoints by slice, in the slice's order.
 type BySlice<'o> = BTreeMap<&'o str, Vec<&'o Value>>;
 
-/// Service ports that have an endpoint in several slices, under the same address and port but not in the same state.
-/// kube-proxy believes the slice that it happens to see last (pkg/proxy/endpointslicecache.go, `addEndpoints`: "the
-/// result is undefined"); cproxy goes by the slices' names.
+/// Service ports with the same endpoint address and port in several slices, but in different states. kube-proxy uses
+/// the slice that it happens to see last (pkg/proxy/endpointslicecache.go, `addEndpoints`: "the result is undefined");
+/// cproxy uses the order of the slices' names.
 pub(crate) struct Undefined(BTreeSet<ServicePort>);
 
 impl Undefined {
@@ -60,7 +60,7 @@ impl Undefined {
         Self(service_ports.into_keys().collect())
     }
 
-    /// Whether kube-proxy may send a frontend's connections elsewhere.
+    /// Whether kube-proxy may use other backends for a frontend.
     pub(crate) fn contains(&self, frontend: &Frontend, row: &Row) -> bool {
         let family = if frontend.address.is_ipv4() { "IPv4" } else { "IPv6" };
         self.0.contains(&(row.service.clone(), row.port_name.clone(), frontend.protocol.clone(), family.to_owned()))
@@ -72,8 +72,8 @@ fn service_port(slice: &Value, port: &Value) -> ServicePort {
     (service_of(slice), text(&port["name"]), text(&port["protocol"]), text(&slice["addressType"]))
 }
 
-/// Whether it matters which slice is seen last. In a slice the last endpoint that is not terminating counts, and any
-/// such comes before those that are.
+/// Whether the order of the slices matters. Within a slice the last endpoint that is not terminating counts, and any
+/// such endpoint comes before terminating ones.
 fn depends_on_order(by_slice: &BySlice<'_>) -> bool {
     let is_terminating = |endpoint: &Value| endpoint["conditions"]["terminating"] == true;
     let of_slice = |endpoints: &Vec<&Value>| {
@@ -85,7 +85,7 @@ fn depends_on_order(by_slice: &BySlice<'_>) -> bool {
     if running > 0 { running > 1 } else { states.len() > 1 }
 }
 
-/// All that matters of an endpoint beside its address.
+/// State of an endpoint besides its address.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct State {
     ready: bool,

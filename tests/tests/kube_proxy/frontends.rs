@@ -1,4 +1,4 @@
-//! What both proxies say of their frontends, in one form.
+//! Frontends of both proxies in a common form.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,41 +8,42 @@ use std::{
 
 use serde_json::Value;
 
-/// What a client connects to.
+/// Address, port and protocol of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Frontend {
-    /// TCP, UDP or SCTP.
+    /// Protocol: TCP, UDP or SCTP.
     pub(crate) protocol: String,
     pub(crate) address: SocketAddr,
 }
 
-/// What a new connection gets.
+/// Outcome of a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Refuse,
-    /// kube-proxy lets the client hang; cproxy says EHOSTUNREACH.
+    /// In kube-proxy the client hangs; in cproxy it gets EHOSTUNREACH.
     Drop,
     Forward {
         backends: BTreeSet<SocketAddr>,
-        /// For how many seconds a client keeps its backend.
+        /// Duration of the session affinity in seconds.
         affinity: Option<u64>,
     },
 }
 
-/// One line of cproxy's table. Its names are empty if it changed while it was read: they come from the agent, later.
+/// One row of cproxy's table. Its names are empty if it changed while it was read, since they come from the agent,
+/// later.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
-    /// namespace/name.
+    /// Service as namespace/name.
     pub(crate) service: String,
     pub(crate) port_name: String,
-    /// ClusterIP, ExternalIP, LoadBalancerIP or NodePort.
+    /// Source: ClusterIP, ExternalIP, LoadBalancerIP or NodePort.
     pub(crate) source: String,
     pub(crate) outcome: Outcome,
 }
 
 pub(crate) type Rows = BTreeMap<Frontend, Row>;
 
-/// cproxy's table, as `get services -o json` and `resolve -o json` print it.
+/// Rows of cproxy's table, from the output of `get services -o json` or `resolve -o json`.
 pub(crate) fn rows(json: &Value) -> Rows {
     json.as_array().expect("an array of rows").iter().map(row).collect()
 }
@@ -65,7 +66,7 @@ fn row(row: &Value) -> (Frontend, Row) {
     (frontend, Row { service: text("service"), port_name: text("port_name"), source: text("source"), outcome })
 }
 
-/// The address that a JSON string is.
+/// The address in a JSON string.
 pub(crate) fn address(value: &Value) -> IpAddr {
     value.as_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{value} is no address"))
 }

@@ -1,8 +1,8 @@
 //! The real kube-proxy in nftables mode and cproxy, side by side on one API server: Services, EndpointSlices and the
 //! Node change at random, and after every few changes each frontend must lead to the same backends in kube-proxy's
-//! rules and in cproxy's table. What may differ is in [`declared`], with the reason.
+//! rules and in cproxy's table. Permitted differences are in [`declared`], with reasons.
 //!
-//! A failure says its seed; `CPROXY_SEED` plays it again. `CPROXY_SOAK=1` makes ten times as many changes.
+//! A failure prints its seed; `CPROXY_SEED` repeats it. `CPROXY_SOAK=1` makes ten times as many changes.
 //!
 //! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: after the changes, a
 //! marker is sent through the same watches ([`cluster::Cluster::view`]), and both sides are read once that has arrived.
@@ -36,7 +36,7 @@ use self::{
     universe::{Change, Universe},
 };
 
-/// How many changes are made, in an ordinary and in a long run.
+/// Number of changes, in an ordinary and in a long run.
 const CHANGES: usize = 300;
 const CHANGES_IN_SOAK: usize = 3_000;
 

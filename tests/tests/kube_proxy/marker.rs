@@ -1,4 +1,5 @@
-//! A Service of no use but to show what a proxy has seen: what it leads to changes with each round and with the zone.
+//! A Service that shows the objects a proxy has seen: its frontends and backends change with each round and with the
+//! zone.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,13 +13,13 @@ use crate::{
 
 const CLUSTER_IPS: [&str; 2] = ["10.96.255.1", "fd00:10:96::ff01"];
 
-/// Its endpoints, one for each zone, but for the number at the end.
+/// Prefixes of its endpoints' addresses in each family; the last number is that of the zone.
 const PODS: [&str; 2] = ["10.244.254.", "fd00:10:244::fe:"];
 
-/// One state of it.
+/// One state of the marker.
 #[derive(Clone, Copy)]
 pub(crate) struct Marker {
-    /// The port of the Service and of its endpoints.
+    /// Port of the Service and of its endpoints.
     port: u16,
 }
 
@@ -40,7 +41,7 @@ impl Marker {
         endpoints.fold(slice.tcp("", self.port), Slice::endpoint).into()
     }
 
-    /// What a proxy has that has seen it, and that thinks it is in this zone.
+    /// Frontends and outcomes of a proxy that has seen the marker and knows this zone.
     pub(crate) fn expected(self, zone: Option<&str>) -> Vec<(Frontend, Outcome)> {
         let socket = |ip: &str| SocketAddr::new(ip.parse::<IpAddr>().unwrap(), self.port);
         let expected = |(vip, pods): (&str, Vec<String>)| {
@@ -51,7 +52,7 @@ impl Marker {
     }
 }
 
-/// The endpoints that are used in a zone, in each family: its own, or all of them where there is no zone.
+/// Endpoints used in a zone, in each family: the zone's own, or all without a zone.
 fn pods(zone: Option<&str>) -> [Vec<String>; 2] {
     PODS.map(|prefix| {
         let is_used = |name: &str| zone.is_none_or(|zone| zone.is_empty() || zone == name);

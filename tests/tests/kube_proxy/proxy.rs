@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::ruleset::Ruleset;
 
-/// How long `nft` may take.
+/// Limit on a run of `nft`.
 const NFT_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct KubeProxy<'s> {
@@ -24,13 +24,13 @@ impl<'s> KubeProxy<'s> {
         Self { sandbox, daemon: spawn(sandbox, control_plane) }
     }
 
-    /// Starts another one, which takes over the rules and remembers nothing else.
+    /// Starts another one, which takes over the rules and no other state.
     pub(crate) fn restart(&mut self, control_plane: &ControlPlane<'_>) {
         self.daemon.stop();
         self.daemon = spawn(self.sandbox, control_plane);
     }
 
-    /// The rules, once they are as wanted.
+    /// Waits until the rules satisfy `is_wanted` and returns them.
     pub(crate) fn wait_ruleset(&mut self, timeout: Duration, is_wanted: impl Fn(&Ruleset) -> bool) -> Ruleset {
         let sandbox = self.sandbox;
         self.daemon.wait_until(timeout, "kube-proxy's rules have the marker", |_| {
@@ -49,7 +49,8 @@ fn spawn(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Daemon {
     Daemon::spawn(sandbox, "kube-proxy", Placement::Unhooked, command)
 }
 
-/// Nothing of it reaches beyond the sandbox: all sysctls stay as they are, and sockets are in its network namespace.
+/// A configuration without effect beyond the sandbox: all sysctls stay as they are, and sockets are in its network
+/// namespace.
 fn configuration(kubeconfig: &Value) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -58,9 +59,9 @@ fn configuration(kubeconfig: &Value) -> Value {
         "hostnameOverride": NODE,
         "mode": "nftables",
         "nftables": {"minSyncPeriod": "10ms", "syncPeriod": "1s"},
-        // Node ports are served on the node's own addresses, as cproxy does it.
+        // Node ports are served on the node's own addresses, as in cproxy.
         "nodePortAddresses": ["primary"],
-        // What comes from there is from a pod of the cluster.
+        // A source in this range is a pod of the cluster.
         "detectLocalMode": "ClusterCIDR",
         "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48",
         "healthzBindAddress": "127.0.0.1:10256",

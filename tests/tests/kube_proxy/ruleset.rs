@@ -16,7 +16,7 @@ pub(crate) struct Ruleset {
 /// One family's chains, maps and sets by name.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// Rules, each a list of statements.
+    /// Rules of each chain, each a list of statements.
     pub(crate) chains: BTreeMap<String, Vec<Vec<Value>>>,
     /// Verdicts by key.
     pub(crate) maps: BTreeMap<String, Vec<(Vec<Value>, Value)>>,
@@ -26,7 +26,7 @@ pub(crate) struct Table {
 #[derive(Debug)]
 pub(crate) struct Set {
     pub(crate) elements: Vec<Value>,
-    /// After how many seconds an element goes.
+    /// Lifetime of an element in seconds.
     pub(crate) timeout: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl Ruleset {
         ruleset
     }
 
-    /// The family of an address, if kube-proxy has written it already.
+    /// The table of an address's family, if kube-proxy has written it already.
     pub(crate) fn table(&self, address: IpAddr) -> Option<&Table> {
         self.tables.get(if address.is_ipv4() { "ip" } else { "ip6" })
     }
@@ -73,7 +73,7 @@ impl Table {
         }
     }
 
-    /// The elements of a map that kube-proxy always has.
+    /// Elements of a map that kube-proxy always has.
     pub(crate) fn map(&self, name: &str) -> &[(Vec<Value>, Value)] {
         self.maps.get(name).unwrap_or_else(|| panic!("kube-proxy's table has no map {name}"))
     }
@@ -88,7 +88,7 @@ fn plain(element: &Value) -> &Value {
     if element["elem"].is_null() { element } else { &element["elem"]["val"] }
 }
 
-/// The one field of an object, whose name says what it is.
+/// Name and value of an object's only field.
 pub(crate) fn named(object: &Value) -> (&str, &Value) {
     let field = object.as_object().and_then(|fields| fields.iter().next());
     field.map(|(name, value)| (name.as_str(), value)).unwrap_or_else(|| panic!("{object} has no name"))

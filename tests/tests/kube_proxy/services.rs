@@ -5,15 +5,14 @@ use serde_json::{Value, json};
 
 use crate::cluster::NODE_IPS;
 
-/// The names that ports have, with the protocols that they mostly have.
+/// Names of ports with their most common protocols.
 pub(crate) const PORT_NAMES: [(&str, &str); 4] = [("web", "TCP"), ("dns", "UDP"), ("alt", "TCP"), ("sig", "SCTP")];
 const PORT_NUMBERS: [u16; 4] = [53, 80, 443, 8080];
 
-/// The first node port. The API server takes those that it chooses itself from above.
+/// First node port. The API server chooses its own from above these.
 const NODE_PORTS: usize = 30_000;
 
-/// Ranges that the VM is in, that only the node is in, that nobody is in, and that everybody is in; one is written with
-/// blanks, which the API lets through.
+/// Ranges with the VM, with the node alone, with neither, and with both. One has blanks, which the API accepts.
 const SOURCE_RANGES: [&str; 12] = [
     "10.244.0.0/16",
     " 10.244.255.250/32 ",
@@ -55,16 +54,16 @@ struct Port {
     number: u16,
 }
 
-/// What changes about a Service.
+/// One change of a Service.
 type Change = fn(&mut Service, &mut Random);
 
-/// A Service that there is, or is not.
+/// A Service that exists or not.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) namespace: &'static str,
     pub(crate) name: &'static str,
     pub(crate) exists: bool,
-    /// Whether it is another proxy's.
+    /// Whether its label assigns it to another proxy.
     is_hidden: bool,
     kind: Type,
     families: &'static [&'static str],
@@ -72,10 +71,10 @@ pub(crate) struct Service {
     affinity: Option<u32>,
     is_internal_local: bool,
     is_external_local: bool,
-    /// What neither proxy reads: it is for those who make the hints.
+    /// Traffic distribution, which neither proxy reads; the controller that sets hints does.
     distribution: Option<&'static str>,
     has_node_ports: bool,
-    /// What its addresses and node ports are made of; no other Service has it at the same time.
+    /// Number that determines its addresses and node ports; no other Service has it at the same time.
     pub(crate) number: usize,
     external_ips: Vec<String>,
     source_ranges: Vec<&'static str>,
@@ -104,7 +103,7 @@ impl Service {
         }
     }
 
-    /// A new one under the same name.
+    /// Draws a new Service under the same name.
     pub(crate) fn draw(&mut self, random: &mut Random, number: usize) {
         *self = Self { exists: true, number, ..Self::new(self.namespace, self.name) };
         self.kind = random.weighted(&TYPES);
@@ -120,7 +119,7 @@ impl Service {
         self.draw_ingresses(random);
     }
 
-    /// Changes one thing about it, which may come out as it was or not show.
+    /// Changes one property, possibly to the same value or without visible effect.
     pub(crate) fn change(&mut self, random: &mut Random) {
         let changes: [(usize, Change); 11] = [
             (12, |service, random| service.kind = random.weighted(&TYPES)),
@@ -160,8 +159,8 @@ impl Service {
         self.affinity = random.percent(40).then(|| random.pick(&[1, 30, 10_800, 86_400]));
     }
 
-    /// Its own addresses for outside; now and then its ClusterIPs or those of its load balancer. Only one Service may
-    /// have the node's addresses: of two that claim an address, kube-proxy takes any.
+    /// Draws its own external addresses, and sometimes its ClusterIPs or those of its load balancer. Only one Service
+    /// may have the node's addresses: of two Services that claim an address, kube-proxy takes any.
     fn draw_external_ips(&mut self, random: &mut Random) {
         let mut all = self.own_external_ips().to_vec();
         if random.percent(20) {
@@ -206,7 +205,7 @@ impl Service {
         [format!("10.96.1.{}", self.number), format!("fd00:10:96::1{:02}", self.number)]
     }
 
-    /// As the API server takes it.
+    /// The object in the API server's form.
     pub(crate) fn object(&self) -> Value {
         let labels =
             if self.is_hidden { json!({"service.kubernetes.io/service-proxy-name": "another"}) } else { json!({}) };
@@ -218,7 +217,7 @@ impl Service {
         })
     }
 
-    /// What its load balancer has; `None` if it has none.
+    /// Ingresses of its load balancer; `None` if it has none.
     pub(crate) fn ingresses(&self) -> Option<Value> {
         (self.kind == Type::LoadBalancer).then(|| json!(self.ingresses))
     }
@@ -264,7 +263,7 @@ impl Service {
         let Port { name, protocol, number } = self.ports[index];
         let mut port = json!({"name": name, "protocol": protocol, "port": number});
         if self.kind == Type::NodePort || self.kind == Type::LoadBalancer && self.has_node_ports {
-            // The API server lets ports of one number and two protocols have one node port.
+            // The API server allows ports of one number and two protocols to share a node port.
             let first = self.ports.iter().position(|port| port.number == number).unwrap();
             port["nodePort"] = json!(NODE_PORTS + 4 * self.number + first);
         }

@@ -5,18 +5,17 @@ use serde_json::{Value, json};
 
 use crate::{cluster::ZONES, services::PORT_NAMES};
 
-/// How many endpoints a slice is given at most. The addresses of a Service's first slice are mostly not those of its
-/// second.
+/// Limit on the endpoints of a slice. The addresses of a Service's first slice are mostly not those of its second.
 const ENDPOINTS_MAX: usize = 4;
 
-/// For whom the endpoints of a Service are meant.
+/// Topology hints of a Service's endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hints {
     None,
     Zones,
     Nodes,
     Both,
-    /// Each as it comes.
+    /// Random hints for each endpoint.
     Mixed,
 }
 
@@ -41,18 +40,18 @@ struct Port {
     number: Option<u16>,
 }
 
-/// A slice that there is, or is not.
+/// A slice that exists or not.
 #[derive(Clone, Debug)]
 pub(crate) struct Slice {
     pub(crate) namespace: &'static str,
-    /// The Service that it is named after, and that Service's number among all.
+    /// Service that it is named after, and that Service's number among all.
     origin: &'static str,
     pub(crate) number: usize,
     family: &'static str,
-    /// Its number among those with the same origin and family.
+    /// Number among the slices with the same origin and family.
     part: usize,
     pub(crate) exists: bool,
-    /// The Service that its label names.
+    /// Service in its label.
     pub(crate) service: Option<&'static str>,
     is_headless: bool,
     ports: Vec<Port>,
@@ -76,19 +75,19 @@ impl Slice {
         })
     }
 
-    /// A new one under the same name.
+    /// Draws a new slice under the same name.
     pub(crate) fn draw(&mut self, random: &mut Random, hints: Hints) {
         (self.exists, self.service, self.is_headless) = (true, Some(self.origin), false);
         self.draw_ports(random);
         self.draw_endpoints(random, hints);
     }
 
-    /// The Service that both proxies think it belongs to.
+    /// Service to which both proxies assign it.
     pub(crate) fn visible_service(&self) -> Option<&'static str> {
         self.service.filter(|name| self.exists && !self.is_headless && !name.is_empty())
     }
 
-    /// Changes one thing about it; it may come out as it was.
+    /// Changes one property, possibly to the same value.
     pub(crate) fn change(&mut self, random: &mut Random, hints: Hints, services: &[&'static str]) {
         match random.weighted(&[(30, 0), (30, 1), (15, 2), (12, 3), (5, 4), (3, 5), (5, 6)]) {
             0 => self.draw_endpoints(random, hints),
@@ -109,7 +108,7 @@ impl Slice {
         (self.number, self.family) == (other.number, other.family)
     }
 
-    /// Takes over an endpoint of a sibling, as if it were about to move.
+    /// Copies an endpoint of a sibling, as if the endpoint were about to move.
     pub(crate) fn copy_from(&mut self, random: &mut Random, sibling: &Self) {
         if !sibling.endpoints.is_empty() {
             self.endpoints.push(sibling.endpoints[random.below(sibling.endpoints.len())].clone());
@@ -128,7 +127,7 @@ impl Slice {
         for _ in 0..random.below(ENDPOINTS_MAX + 1) {
             let own = self.part * ENDPOINTS_MAX + random.below(ENDPOINTS_MAX);
             let address = if random.percent(90) { own } else { random.below(2 * ENDPOINTS_MAX) };
-            // Twice in one slice is rare.
+            // The same address twice in one slice is rare.
             if random.percent(10) || self.endpoints.iter().all(|endpoint| endpoint.address != address) {
                 self.endpoints.push(Endpoint::drawn(random, address, hints));
             }
@@ -147,7 +146,7 @@ impl Slice {
         }
     }
 
-    /// As the API server takes it.
+    /// The object in the API server's form.
     pub(crate) fn object(&self) -> Value {
         let mut labels = json!({});
         if let Some(service) = self.service {

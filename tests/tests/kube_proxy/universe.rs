@@ -1,4 +1,4 @@
-//! The random objects, and what changes about them.
+//! The random objects and their changes.
 
 use std::fmt;
 
@@ -12,18 +12,19 @@ use crate::{
     slices::{HINTS, Hints, Slice},
 };
 
-/// Namespaces and the Services in each: the same names again.
+/// Namespaces and the Services in each, with the same names in both.
 const NAMESPACES: [&str; 2] = ["default", "other"];
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// More numbers than Services, so that addresses go, wait, and come to another Service.
+/// Number of address sets. There are more than Services, so that addresses are released, stay unused, and go to another
+/// Service.
 const NUMBERS: usize = 12;
 
 pub(crate) struct Universe {
     random: Random,
     services: Vec<Service>,
     slices: Vec<Slice>,
-    /// For whom the endpoints of each Service are meant.
+    /// Topology hints of each Service's endpoints.
     hints: Vec<Hints>,
     zone: Option<&'static str>,
 }
@@ -35,13 +36,13 @@ pub(crate) enum Change {
     Zone(Option<&'static str>),
 }
 
-/// An object that is to be so from now on.
+/// New state of an object.
 pub(crate) struct Put {
     object: Value,
     how: How,
-    /// What a Service's load balancer has.
+    /// Ingresses of a Service's load balancer.
     ingresses: Option<Value>,
-    /// Whether the object is a slice that leaves a Service without having been deleted.
+    /// Whether the object is a slice that leaves its Service without being deleted.
     leaves_service: bool,
 }
 
@@ -49,7 +50,7 @@ pub(crate) struct Put {
 enum How {
     Create,
     Update,
-    /// Delete and create at once.
+    /// Deletes and creates it at once.
     Recreate,
 }
 
@@ -65,12 +66,12 @@ impl Universe {
         Self { random: Random::new(seed), services, slices, hints, zone: None }
     }
 
-    /// Where the node is.
+    /// Current zone of the node.
     pub(crate) fn zone(&self) -> Option<&'static str> {
         self.zone
     }
 
-    /// What there is at first.
+    /// Changes that create the initial objects.
     pub(crate) fn population(&mut self) -> Vec<Change> {
         let mut changes = vec![self.move_node()];
         for index in 0..self.services.len() {
@@ -81,7 +82,7 @@ impl Universe {
         changes
     }
 
-    /// The next few changes. The node moves once at most: where it is now is how one knows that a move was seen.
+    /// The next few changes. The node moves at most once, since its zone shows that a move was seen.
     pub(crate) fn next_changes(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
         for _ in 0..=self.random.below(3) {
@@ -204,7 +205,7 @@ impl Put {
     fn carry_out(&self, objects: &Objects) {
         match self.how {
             How::Create => objects.create(&self.object).unwrap(),
-            // What the API does not let one change comes anew.
+            // An update that the API forbids becomes a deletion and a creation.
             How::Update => objects.replace(&self.object).unwrap_or_else(|_| self.recreate(objects)),
             How::Recreate => self.recreate(objects),
         }
@@ -215,7 +216,7 @@ impl Put {
 
     fn recreate(&self, objects: &Objects) {
         objects.delete(&self.object);
-        // The API server has been seen to give a Service's node ports free some time after the Service was gone.
+        // In observed cases, the API server released a Service's node ports some time after the Service was gone.
         eventually(PATIENCE, format_args!("it comes anew: {}", self.object), || objects.create(&self.object));
     }
 }

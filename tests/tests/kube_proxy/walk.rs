@@ -1,5 +1,5 @@
-//! What kube-proxy's rules do with the first packet of a connection: the chains are followed as the kernel would, for
-//! the statements that kube-proxy 1.36 uses (pkg/proxy/nftables/proxier.go). One that is not known ends the test.
+//! Effect of kube-proxy's rules on the first packet of a connection. The chains are followed as in the kernel, for the
+//! statements that kube-proxy 1.36 uses (pkg/proxy/nftables/proxier.go). An unknown statement ends the test.
 
 use std::{
     collections::BTreeSet,
@@ -14,12 +14,12 @@ use crate::{
     ruleset::{Ruleset, Table, key, named, text},
 };
 
-/// Where a packet comes from.
+/// Origin of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// A pod of the node: it comes in by an interface.
+    /// A pod of the node: the packet arrives on an interface.
     Pod,
-    /// A process of the node: its source is an address of the node.
+    /// A process of the node: the source is an address of the node.
     Node,
 }
 
@@ -30,16 +30,16 @@ struct Packet<'f> {
     to: &'f Frontend,
 }
 
-/// What follows a statement.
+/// Continuation after a statement.
 enum Next {
     Rule,
-    /// The chain that called this one goes on.
+    /// The calling chain goes on.
     Return,
     End(Outcome),
 }
 
-/// What a new connection from the VM meets, whether that is a pod or the node itself: both must meet the same. `None`:
-/// nothing, the packet goes where it was meant for.
+/// Outcome of a new connection from the VM, which must be the same for a pod and for the node itself. `None`: the
+/// packet keeps its destination.
 pub(crate) fn outcome(ruleset: &Ruleset, to: &Frontend) -> Option<Outcome> {
     let table = ruleset.table(to.address.ip()).expect("kube-proxy has a table for each family");
     let source = POD_IPS.map(|ip| ip.parse::<IpAddr>().unwrap());
@@ -49,7 +49,7 @@ pub(crate) fn outcome(ruleset: &Ruleset, to: &Frontend) -> Option<Outcome> {
     pod
 }
 
-/// Everything that kube-proxy has rules for.
+/// All frontends of kube-proxy's rules.
 pub(crate) fn frontends(ruleset: &Ruleset) -> BTreeSet<Frontend> {
     let mut frontends = BTreeSet::new();
     for table in ruleset.tables() {
@@ -65,7 +65,7 @@ pub(crate) fn frontends(ruleset: &Ruleset) -> BTreeSet<Frontend> {
     frontends
 }
 
-/// Every address of which all ports are refused that have no Service.
+/// Every address that refuses connections to all ports without a Service.
 pub(crate) fn cluster_ips(ruleset: &Ruleset) -> BTreeSet<IpAddr> {
     ruleset.tables().flat_map(|table| &table.set("cluster-ips").elements).map(address).collect()
 }
@@ -82,9 +82,9 @@ fn port(value: &Value) -> u16 {
 }
 
 impl Packet<'_> {
-    /// Through the hooks in their order. Whether the packet stays on the node or leaves it is a matter of routes, which
-    /// the rules do not say: both filters are asked. They differ in what only one of them can meet, node ports here and
-    /// ClusterIPs there.
+    /// Evaluates the hooks in order. Routes, which the rules do not contain, decide whether the packet stays on the
+    /// node, so both filters apply. They differ only in packets that just one of them can meet: node ports in one,
+    /// ClusterIPs in the other.
     fn outcome(&self, table: &Table) -> Option<Outcome> {
         let hooks = match self.origin {
             Origin::Pod => ["filter-prerouting-pre-dnat", "nat-prerouting", "filter-input", "filter-forward"],
@@ -109,7 +109,7 @@ impl Packet<'_> {
         None
     }
 
-    /// `remembered`: for how long the source is remembered in this chain.
+    /// Evaluates a rule. `remembered` is the duration of the source's affinity in this chain.
     fn rule(&self, table: &Table, statements: &[Value], remembered: &mut Option<u64>) -> Next {
         for statement in statements {
             let (name, body) = named(statement);
@@ -119,7 +119,7 @@ impl Packet<'_> {
                         return Next::Rule;
                     }
                 }
-                // Marks are for masquerading.
+                // Marks only select packets to masquerade.
                 "mangle" => {}
                 "set" => *remembered = table.set(text(&body["set"]).trim_start_matches('@')).timeout,
                 "vmap" => match self.vmap(table, body) {
@@ -167,7 +167,7 @@ impl Packet<'_> {
     fn matches(&self, table: &Table, body: &Value) -> bool {
         let (left, right) = (&body["left"], &body["right"]);
         let is_equal = match right.as_str().and_then(|name| name.strip_prefix('@')) {
-            // Nobody has connected, so nobody is remembered.
+            // There was no connection before, so no affinity applies.
             Some(set) if set.starts_with("affinity-") => {
                 assert!(table.set(set).elements.is_empty(), "somebody has connected: {set}");
                 false
@@ -182,7 +182,7 @@ impl Packet<'_> {
         }
     }
 
-    /// What an expression is for this packet.
+    /// The value of an expression for this packet.
     fn value(&self, expression: &Value) -> Value {
         let payload = &expression["payload"]["field"];
         if payload == "saddr" {
@@ -203,7 +203,7 @@ impl Packet<'_> {
     }
 }
 
-/// Where `dnat to` leads: to an address and port, or to one of several.
+/// Targets of `dnat to`: an address and port, or one of several.
 fn translation(body: &Value) -> BTreeSet<SocketAddr> {
     let one = |ip: &Value, number: &Value| SocketAddr::new(address(ip), port(number));
     let (ip, number) = (&body["addr"], &body["port"]);
@@ -213,7 +213,7 @@ fn translation(body: &Value) -> BTreeSet<SocketAddr> {
     at_random(&ip["map"]).iter().map(key).map(|parts| one(&parts[0], &parts[1])).collect()
 }
 
-/// What a random number is looked up in; each element is as probable as the others.
+/// Elements of the map for a random number, all equally probable.
 fn at_random(map: &Value) -> Vec<Value> {
     let elements = map["data"]["set"].as_array().expect("a map in place has elements");
     assert_eq!(map["key"]["numgen"]["mod"], elements.len(), "the choice is not even: {map}");
@@ -221,12 +221,12 @@ fn at_random(map: &Value) -> Vec<Value> {
     elements.iter().map(|element| element[1].clone()).collect()
 }
 
-/// Whether a value is the one on the right, or one of those.
+/// Whether a value equals the right side, or is one of its elements.
 fn is_in(value: &Value, right: &Value) -> bool {
     if let Some(elements) = right["set"].as_array().or(right.as_array()) {
         return elements.iter().any(|element| is_in(value, element));
     }
-    // The first bits are an address's first, in both families.
+    // A prefix covers the first bits of an address, in both families.
     let bits = |value: &Value| match address(value) {
         IpAddr::V4(v4) => u128::from(v4.to_bits()) << 96,
         IpAddr::V6(v6) => v6.to_bits(),

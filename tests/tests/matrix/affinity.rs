@@ -25,13 +25,13 @@ use crate::{
 
 const PODS: [u8; 3] = [1, 2, 3];
 
-/// So many ports, each remembered for itself, make chance visible at once: three pods are the same for two clients at
-/// every one of them once in 3^32 times.
+/// Number of ports, each with its own affinity, to make chance visible at once: two clients have the same of three pods
+/// at every port once in 3^32 times.
 const PORTS: u16 = 32;
 const FIRST_PORT: u16 = 1000;
 const HOURS: u32 = 10_800;
 
-/// The ports of a client, and its backend at each.
+/// Ports of a client with its backend at each.
 type Backends = BTreeMap<u16, IpAddr>;
 
 fn ports(count: u16) -> impl Iterator<Item = u16> + Clone {
@@ -101,7 +101,7 @@ impl Listeners {
         Self(addresses.map(|address| (address, TcpListener::bind((address, POD_PORT)).unwrap())).collect())
     }
 
-    /// Which of them gets a new connection.
+    /// Address of the pod that gets a new connection.
     fn backend(&self, to: SocketAddr) -> IpAddr {
         let stream = std::net::TcpStream::connect(to).unwrap();
         let backend = stream.local_addr().unwrap().ip().to_canonical();
@@ -123,7 +123,7 @@ fn each_network_namespace_is_a_client_of_its_own() {
     }
 }
 
-/// A network namespace from which the pods can be reached.
+/// A network namespace with routes to the pods.
 fn other_client(world: &World) -> Netns {
     let batch = world.sandbox.dir().join("other-client");
     let add = |number| format!("address add {}/32 dev lo\n", pod(number).v4);
@@ -137,7 +137,7 @@ fn other_client(world: &World) -> Netns {
     thread::spawn(make).join().unwrap()
 }
 
-/// Sixteen threads ask for the first time, at once, a hundred times.
+/// Sixteen threads connect for the first time, at once, a hundred times.
 #[test]
 fn threads_that_race_for_the_first_connection_agree() {
     const THREADS: usize = 16;
@@ -221,7 +221,7 @@ fn affinity_begins_and_ends_with_the_next_connection() {
     assert_eq!(connect_each(), connect_each());
 }
 
-/// Without affinity there is none.
+/// Services without affinity store nothing.
 #[test]
 fn connections_of_other_services_are_not_remembered() {
     let _world = World::start(PODS, ready("web", 1, &PODS));

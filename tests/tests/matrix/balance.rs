@@ -1,4 +1,4 @@
-//! Whether each backend is as likely as any other.
+//! Evenness of the choice of backends.
 
 use std::{net::IpAddr, thread};
 
@@ -9,14 +9,14 @@ use crate::{
     world::{Case, Form, PORT, World, pod, ready, vip},
 };
 
-/// So many threads connect at the same time.
+/// Number of threads that connect at the same time.
 const THREADS: u32 = 2;
 
-/// How many backends, and the chi-square that an even choice exceeds once in 1,000 times, with one degree of freedom
-/// less (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.4).
+/// Numbers of backends, each with the chi-square that an even choice exceeds once in 1,000 times, with one degree of
+/// freedom less (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.4).
 const CASES: [(u8, f64); 4] = [(2, 10.828), (3, 13.816), (7, 22.458), (100, 148.230)];
 
-/// An even choice fails so many tries in a row once in 10^9 times.
+/// Number of attempts; an even choice fails all of them once in 10^9 times.
 const TRIES: u32 = 3;
 
 /// Services with VIPs 1 to 4.
@@ -42,8 +42,8 @@ fn the_choice_is_even_after_a_new_seed() {
     every_choice_is_even(20_000);
 }
 
-/// Also when threads take turns, for both families, whose sets are counted apart, and for an agent that finds the programs
-/// of one that chose otherwise.
+/// This holds also when threads take turns, for both families, whose sets have separate counters, and for an agent that
+/// finds programs with the other mode.
 #[test]
 fn round_robin_gives_each_its_turn() {
     let mut world = world();
@@ -75,14 +75,14 @@ fn every_choice_is_even(connects: u32) {
     }
 }
 
-/// Of connections to a VIP in both families.
+/// Chi-square of connections to a VIP in both families.
 fn chi_square(number: u8, count: u8, connects: u32) -> f64 {
     let hits = hits_of_threads(number, count, connects / THREADS, &[Form::V4, Form::V6]);
     let expected = f64::from(connects) / f64::from(count);
     hits.into_iter().map(|hits| (f64::from(hits) - expected).powi(2)).sum::<f64>() / expected
 }
 
-/// How often each pod is chosen by all threads together, each of which connects so often.
+/// Number of choices of each pod by all threads together, each with `connects` connections.
 fn hits_of_threads(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
     let mut all = vec![0; count.into()];
     thread::scope(|scope| {
@@ -94,7 +94,7 @@ fn hits_of_threads(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<
     all
 }
 
-/// How often each pod is chosen.
+/// Number of choices of each pod.
 fn hits(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
     let mut hits = vec![0; count.into()];
     for form in forms.iter().cycle().take(connects as usize) {
@@ -104,7 +104,7 @@ fn hits(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
     hits
 }
 
-/// The number of the pod at an address: its last byte.
+/// Number of the pod, the last byte of its address.
 fn pod_number(address: IpAddr) -> u8 {
     let number = match address {
         IpAddr::V4(address) => address.octets()[3],

@@ -1,8 +1,8 @@
-//! The matrix: every kind of socket, form of address, call and destination. Each cell takes the same steps twice,
-//! first against a host while nothing is attached, then with the programs at work, and must see the same: nothing may
-//! tell a ClusterIP from a host.
+//! The matrix: every kind of socket, form of address, call and destination. Each cell runs the same steps twice, first
+//! against a host without programs, then with the programs attached. The results must be the same, so that an
+//! application cannot distinguish a ClusterIP from a host.
 //!
-//! | destination | what it must be like |
+//! | destination | equivalent |
 //! |---|---|
 //! | a Service that forwards | a host that answers |
 //! | a Service that drops | a host that the routing table calls unreachable (EHOSTUNREACH at once) |
@@ -28,7 +28,7 @@ use crate::{
     world::{Form, Host, OTHER_NODE, POD_PORT, PORT, World, host, lost_answers, pod, ready, service, slices, vip},
 };
 
-/// How many cells that differ are shown in full.
+/// Number of differing cells that are shown in full.
 const SHOWN_MAX: usize = 12;
 
 const TARGET_PODS: [u8; 3] = [1, 2, 3];
@@ -36,7 +36,7 @@ const OTHER_PODS: [u8; 3] = [4, 5, 6];
 const TARGET_SERVERS: &[&str] = &["pod-1", "pod-2", "pod-3"];
 const OTHER_SERVERS: &[&str] = &["pod-4", "pod-5", "pod-6"];
 
-/// Hosts that play the roles while nothing is attached; the last one always.
+/// Hosts that play the roles without programs; the last one also with programs.
 const HOSTS: [u8; 3] = [1, 2, 3];
 
 const UNREACHABLE: Host = Host::new([198, 51, 100, 1], [0x2001, 0xdb8, 0xdead, 0, 0, 0, 0, 1]);
@@ -49,16 +49,16 @@ const ELSEWHERE: u8 = 13;
 const TCP_ONLY: u8 = 14;
 const UDP_ONLY: u8 = 15;
 
-/// What the target of a cell is.
+/// Target of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Destination {
     /// A Service with three pods.
     Forward,
     /// A Service without endpoints.
     Refuse,
-    /// A ClusterIP, but not one of its ports.
+    /// A ClusterIP at a port that it does not have.
     RefusePort,
-    /// A ClusterIP whose port is one of the other protocol.
+    /// A ClusterIP at a port of the other protocol.
     RefuseProtocol,
     /// A Service whose endpoints are all on another node, where they do not count.
     Drop,
@@ -68,7 +68,7 @@ enum Destination {
     NoRoute,
 }
 
-/// What stands in for a destination while nothing is attached.
+/// Equivalent of a destination without programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reference {
     Host,
@@ -95,7 +95,7 @@ impl Destination {
         }
     }
 
-    /// What the application must see, by what it saw of the reference.
+    /// Expected observations, from those of the reference.
     fn expected(self, reference: &[String]) -> Vec<String> {
         let refuses = matches!(self, Self::Refuse | Self::RefusePort | Self::RefuseProtocol);
         let translate = |line: &String| {
@@ -163,7 +163,7 @@ fn objects() -> impl Iterator<Item = Value> {
         .chain(alone(&udp_only, "udp-only"))
 }
 
-/// Servers on every pod and host; nothing is attached yet.
+/// Starts servers on every pod and host, without programs.
 fn stage(witness: &Witness) -> (World, Vec<Server>) {
     let pods = TARGET_PODS.into_iter().chain(OTHER_PODS);
     let pods = pods.map(|number| (pod(number), POD_PORT, format!("pod-{number}")));
@@ -182,7 +182,7 @@ fn stage(witness: &Witness) -> (World, Vec<Server>) {
     (world, servers)
 }
 
-/// What the application sees of each reference.
+/// Observations of each reference.
 fn references(witness: &Witness) -> BTreeMap<(Row, Reference), Vec<String>> {
     let other = Party { host: host(2), port: PORT, servers: &["host-2"] };
     let mut seen = BTreeMap::new();
@@ -198,7 +198,7 @@ fn references(witness: &Witness) -> BTreeMap<(Row, Reference), Vec<String>> {
     seen
 }
 
-/// A cell that differs, in full.
+/// Full text of a differing cell.
 fn difference(expected: &[String], seen: &[String]) -> String {
     let missing = "(nothing)".to_owned();
     let lines = (0..expected.len().max(seen.len())).map(|line| {
@@ -208,7 +208,7 @@ fn difference(expected: &[String], seen: &[String]) -> String {
     lines.collect()
 }
 
-/// Takes the steps of every cell of one destination; which differ, by name, and how.
+/// Runs all cells of one destination and returns those that differ, by name, with their differences.
 fn cells_that_differ(
     destination: Destination,
     rows: impl Iterator<Item = Row>,
@@ -243,14 +243,14 @@ fn no_cell_tells_a_service_from_a_host() {
     }
     let cells = Destination::ALL.len() * rows().count();
     assert_eq!(cells, 7 * 3 * 4 * 14, "destinations, kinds of sockets, forms of addresses, calls");
-    // And where a TCP socket is remembered when there are very many of them.
+    // A second pass checks TCP sockets when all regular places are taken.
     world.occupy_tcp_places();
     for destination in Destination::ALL {
         let tcp = rows().filter(|(kind, ..)| *kind == Kind::Tcp);
         let these = cells_that_differ(destination, tcp, &witness, &references).into_iter();
         differ.extend(these.map(|(name, difference)| (format!("{name}, without a place"), difference)));
     }
-    // Shown also when the test passes.
+    // Written to stderr, so that it is also shown when the test passes.
     writeln!(io::stderr(), "{cells} cells in {:?}, none left out; {} differ", started.elapsed(), differ.len()).unwrap();
     for (name, difference) in differ.iter().take(SHOWN_MAX) {
         println!("{name}:\n{difference}");

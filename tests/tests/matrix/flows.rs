@@ -1,4 +1,4 @@
-//! Flows of a UDP socket: their backends, how long they last, and the addresses they show.
+//! Flows of a UDP socket: their backends, their duration, and the addresses they show.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ fn web() -> Vec<Value> {
     ready("web", 1, &[1, 2, 3])
 }
 
-/// Where `shown` would be if it were a server's own address.
+/// The equivalent of `shown` with a server's own address.
 fn is_server(server: SocketAddr, shown: SocketAddr) -> bool {
     (server.ip(), server.port()) == (shown.ip().to_canonical(), shown.port())
 }
@@ -58,7 +58,7 @@ fn a_backend_addressed_directly_shows_its_own_address() {
     }
 }
 
-/// More VIPs than a socket's own state holds, and a host in between.
+/// There are more VIPs than a socket's own state holds, and a host in between.
 #[test]
 fn a_socket_keeps_many_services_apart() {
     const MOST: u8 = 40;
@@ -77,7 +77,7 @@ fn a_socket_keeps_many_services_apart() {
     }
 }
 
-/// A flow follows its VIP, whoever has that now, and not the Service that had it.
+/// A flow belongs to its VIP, whichever Service has that now.
 #[test]
 fn a_vip_that_changes_hands_takes_its_flows_along() {
     let at = |name: &str, number: u8, of: u8| {
@@ -107,7 +107,7 @@ fn a_vip_that_changes_hands_takes_its_flows_along() {
     }
 }
 
-/// A socket's own places are not taken for ever by Services that it has stopped talking to.
+/// Idle flows do not keep a socket's own places for ever.
 #[test]
 fn a_flow_that_is_idle_gives_way_to_a_new_one() {
     const PLACES: u8 = FLOWS_PER_SOCKET as u8;
@@ -186,7 +186,7 @@ fn two_services_with_two_common_backends_get_one_each() {
     }
 }
 
-/// One socket of each form, and the server that it has.
+/// One socket of each form with its server.
 struct Faithful<'s> {
     servers: &'s Servers,
     sockets: Vec<(Form, Socket, SocketAddr)>,
@@ -202,7 +202,7 @@ impl<'s> Faithful<'s> {
         Self { servers, sockets: Form::ALL.map(first).into() }
     }
 
-    /// Each asks so often, and always has the same server.
+    /// Sends `times` messages from each socket, which must all reach its server.
     fn stay(&self, times: usize, when: &str) {
         for (form, socket, server) in &self.sockets {
             let _case = Case::new(format!("{form}, {when}"));
@@ -213,7 +213,7 @@ impl<'s> Faithful<'s> {
         }
     }
 
-    /// Each gets one of these pods.
+    /// Checks that each socket's server is now one of these pods.
     fn move_to(&mut self, pods: &[u8]) {
         for (form, socket, server) in &mut self.sockets {
             let _case = Case::new(format!("{form}, after its server went"));
@@ -300,7 +300,8 @@ fn a_peer_that_was_not_asked_shows_its_own_address() {
     }
 }
 
-/// The kernel deals datagrams to such sockets by a hash; whoever gets one shows what it knows itself.
+/// The kernel distributes datagrams to such sockets by a hash; the receiving socket's own state decides the shown
+/// address.
 #[test]
 fn sockets_that_share_a_port_do_not_share_what_they_know() {
     let _world = World::start([1], ready("web", 1, &[1]));

@@ -1,4 +1,4 @@
-//! One socket in several hands: what it knows goes with the socket, whichever descriptor or process uses it.
+//! One socket with several users: its state belongs to the socket, whichever descriptor or process uses it.
 
 use std::{
     io,
@@ -44,7 +44,7 @@ fn hands() -> Hands {
 }
 
 impl Hands {
-    /// The server that gets a message from `socket`, sent to `to` or to its peer; reads the answer too.
+    /// Sends a message from `socket` to `to` or to its peer, reads the answer, and returns the server's name.
     fn server(&self, socket: &Socket, to: Option<SocketAddr>) -> String {
         let token = fresh_token();
         socket.send_one(&token, to).unwrap();
@@ -55,7 +55,7 @@ impl Hands {
     }
 }
 
-/// A socket, its name, and whom its messages go to if it is not connected.
+/// A socket, its name, and its messages' destination if it is not connected.
 type Subject = (&'static str, Socket, Option<SocketAddr>);
 
 fn subjects(form: Form) -> Vec<Subject> {
@@ -71,7 +71,7 @@ fn subjects(form: Form) -> Vec<Subject> {
     subjects
 }
 
-/// Hands each kind of socket in each form to `test`, with the server that it has asked before.
+/// Passes each kind of socket in each form to `test`, with its former server.
 fn each_subject(test: impl Fn(&Hands, Form, Socket, Option<SocketAddr>, String)) {
     let hands = hands();
     for form in Form::ALL {
@@ -89,7 +89,7 @@ fn a_duplicate_is_the_same_socket() {
         let duplicate = socket.duplicate().unwrap();
         assert_eq!(hands.server(&duplicate, to), server);
         assert_eq!(duplicate.peer().ok(), socket.peer().ok());
-        // What happens by way of one is so for the other.
+        // A call on one descriptor affects the other.
         duplicate.disconnect().unwrap();
         duplicate.connect(form.address(vip(2), PORT)).unwrap();
         assert_eq!(socket.peer().unwrap(), form.shown(vip(2), PORT));
@@ -121,7 +121,7 @@ fn a_descriptor_sent_to_another_process_brings_what_the_socket_knows() {
     });
 }
 
-/// The work of the child; it must not allocate, since it is a copy of one thread of many.
+/// Runs in the child. It must not allocate, since the child is a copy of one thread of many.
 fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8; 8]) -> Result<(), Step> {
     let shown = form.shown(vip(1), PORT);
     let peer = socket.peer().ok();
@@ -132,7 +132,7 @@ fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8;
     check(Step::Source, answer.name().is_none_or(|source| source == shown))
 }
 
-/// The step that failed in a child: its exit code.
+/// Step that failed in a child: its exit code.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Descriptor = 1,
@@ -147,7 +147,7 @@ fn check(step: Step, is_right: bool) -> Result<(), Step> {
     if is_right { Ok(()) } else { Err(step) }
 }
 
-/// Runs `work`, which may make system calls and nothing else, in a child process.
+/// Runs `work`, which may only make system calls, in a child process.
 fn in_child(work: impl FnOnce() -> Result<(), Step>) {
     // SAFETY: the child only makes system calls, and ends without running anything of its parent's.
     let pid = unsafe { libc::fork() };

@@ -1,9 +1,9 @@
-//! The data path by real system calls, every one that an application may make: the matrix ([`cells`]), what one socket
-//! remembers ([`flows`]), sockets in several hands ([`handles`]), other ways to connect ([`opening`]), session affinity
-//! ([`affinity`]) and whether the choice is even ([`balance`]).
+//! The datapath by all system calls of applications: the matrix ([`cells`]), the state of one socket ([`flows`]),
+//! shared sockets ([`handles`]), other ways to connect ([`opening`]), session affinity ([`affinity`]) and the evenness
+//! of the choice ([`balance`]).
 //!
-//! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: a wait ends with what
-//! is waited for, and its end without that is a failure.
+//! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: every wait ends with
+//! its event, and a wait without it is a failure.
 
 #![expect(
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Addresses, messages and control data as the kernel takes them.
+//! Addresses, messages and control data in the kernel's form.
 
 use std::{
     mem,
@@ -7,12 +7,12 @@ use std::{
 
 use cproxy_tests::witness::ANSWER_BYTES;
 
-/// As long as an answer, so that a read takes one off a stream.
+/// Length of an answer, so that a read takes exactly one from a stream.
 const SPACE_BYTES: usize = ANSWER_BYTES;
 /// Room for two control messages.
 const CONTROL_WORDS: usize = 16;
 
-/// The type of service in control data.
+/// Type of service in control data.
 const TYPE_OF_SERVICE: libc::c_int = 0x10;
 
 /// A socket address.
@@ -71,12 +71,12 @@ impl Name {
         self.length
     }
 
-    /// How much room there is.
+    /// Capacity of the storage.
     pub(crate) fn capacity(&self) -> libc::socklen_t {
         size_of::<libc::sockaddr_storage>() as libc::socklen_t
     }
 
-    /// What the kernel has written; `None` if that is nothing.
+    /// The address that the kernel has written; `None` if it is empty.
     pub(crate) fn decode(&self, length: libc::socklen_t) -> Option<SocketAddr> {
         match (length, libc::c_int::from(self.storage.ss_family)) {
             (0, _) => None,
@@ -101,7 +101,7 @@ fn in_addr(address: Ipv4Addr) -> libc::in_addr {
     libc::in_addr { s_addr: address.to_bits().to_be() }
 }
 
-/// A message to send, or room for one to receive, with everything `sendmsg()` and `recvmsg()` point to.
+/// A message to send, or room to receive one, with everything that `sendmsg()` and `recvmsg()` refer to.
 pub(crate) struct Buffer {
     bytes: [u8; SPACE_BYTES],
     length: usize,
@@ -121,7 +121,7 @@ impl Buffer {
         Self { bytes, length: SPACE_BYTES, name, control: [0; CONTROL_WORDS], control_length: 0, vector, header }
     }
 
-    /// A message.
+    /// A message to send.
     pub(crate) fn sending(bytes: &[u8], to: Option<SocketAddr>) -> Self {
         let mut buffer = Self::new(to.map(Name::from));
         buffer.bytes[..bytes.len()].copy_from_slice(bytes);
@@ -137,7 +137,7 @@ impl Buffer {
     }
 
     /// Adds control data: the source address, and a type of service. A socket of AF_INET6 takes it in the form of
-    /// AF_INET6, whatever the destination.
+    /// AF_INET6, for any destination.
     pub(crate) fn control(&mut self, source: IpAddr) {
         let tos = TYPE_OF_SERVICE;
         match source {
@@ -151,7 +151,7 @@ impl Buffer {
                 let address = libc::in6_addr { s6_addr: source.octets() };
                 let info = libc::in6_pktinfo { ipi6_addr: address, ipi6_ifindex: 0 };
                 self.push_control(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
-                // An IPv4 destination knows no traffic class.
+                // An IPv4 destination has no traffic class.
                 if source.to_ipv4_mapped().is_none() {
                     self.push_control(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos);
                 } else {
@@ -167,7 +167,7 @@ impl Buffer {
         self.append(data);
     }
 
-    /// Each part begins at a multiple of 8.
+    /// Appends a part, aligned to a multiple of 8.
     fn append<T>(&mut self, part: T) {
         let end = self.control_length + size_of::<T>().next_multiple_of(8);
         assert!(end <= size_of_val(&self.control), "more control data than there is room for");
@@ -182,23 +182,23 @@ impl Buffer {
         &self.bytes[..self.length]
     }
 
-    /// Where to put a message.
+    /// Room for a message.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// The message and its destination, for calls that take them one by one.
+    /// The message and its destination, for calls that take them separately.
     pub(crate) fn parts(&self) -> (&[u8], *const libc::sockaddr, libc::socklen_t) {
         let name = self.name.as_ref();
         (self.bytes(), name.map_or(std::ptr::null(), Name::as_ptr), name.map_or(0, Name::length))
     }
 
-    /// The source, if there was one.
+    /// Source of the message, if there was one.
     pub(crate) fn name(&self) -> Option<SocketAddr> {
         self.name.and_then(|name| name.decode(name.length))
     }
 
-    /// A header that points into this buffer, good until it is moved.
+    /// A header that points into this buffer, valid until the buffer is moved.
     pub(crate) fn header(&mut self) -> &mut libc::msghdr {
         self.vector = libc::iovec { iov_base: self.bytes.as_mut_ptr().cast(), iov_len: self.length };
         self.header.msg_iov = &raw mut self.vector;
@@ -214,13 +214,13 @@ impl Buffer {
         &mut self.header
     }
 
-    /// The kernel has filled it through its header.
+    /// Records that the kernel has filled the buffer through its header.
     pub(crate) fn filled(&mut self, length: usize, name_length: libc::socklen_t) {
         let name = self.name.unwrap_or_default();
         self.filled_from(length, name, name_length);
     }
 
-    /// The kernel has filled it, and written the source to `name`.
+    /// Records that the kernel has filled the buffer, and written the source to `name`.
     pub(crate) fn filled_from(&mut self, length: usize, name: Name, name_length: libc::socklen_t) {
         self.length = length;
         self.name = Some(Name { length: name_length, ..name });

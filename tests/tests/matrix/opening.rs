@@ -1,4 +1,4 @@
-//! The ways to open a TCP connection other than a plain `connect()`.
+//! Ways to open a TCP connection other than a plain `connect()`.
 
 use std::{
     fs,
@@ -13,17 +13,17 @@ use crate::{
     world::{Case, Form, POD_PORT, PORT, World, patience, pod, ready, service, vip},
 };
 
-/// The forms that TCP knows: it has none for an address of AF_INET on a socket of AF_INET6.
+/// Forms for TCP: a socket of AF_INET6 cannot connect to an address of AF_INET.
 const FORMS: [Form; 3] = [Form::V4, Form::V6, Form::Mapped];
 
 const MESSAGE: &[u8] = b"in the first segment";
 
-/// Service 1 has pod 1, Service 2 none.
+/// Service 1 with pod 1, and Service 2 without pods.
 fn world() -> World {
     World::start([1], [ready("web", 1, &[1]), vec![service("empty", 2).into()]].concat())
 }
 
-/// Listeners of the pod in both families, which take data with the first segment.
+/// Listeners of the pod in both families, which accept data with the first segment.
 fn listeners() -> [TcpListener; 2] {
     pod(1).addresses().map(|address| {
         let listener = TcpListener::bind((address, POD_PORT)).unwrap();
@@ -44,7 +44,7 @@ fn set_tcp_option(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// The server takes the connection and reads the message, and the application sees the VIP.
+/// Checks that the server accepts the connection and reads the message, and that the application sees the VIP.
 fn is_connected(form: Form, socket: &Socket, listener: &TcpListener) {
     let (mut stream, _) = accept(listener);
     let mut message = [0; MESSAGE.len()];
@@ -66,7 +66,7 @@ fn is_refused<T: std::fmt::Debug>(result: std::io::Result<T>) {
     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECONNREFUSED));
 }
 
-/// `sendto()` or `sendmsg()` that connects.
+/// Connects by `sendto()` or `sendmsg()`.
 fn fast_open(socket: &Socket, form: Form, number: u8, by_sendmsg: bool) -> std::io::Result<()> {
     let mut name = Name::from(form.address(vip(number), PORT));
     let length = name.length();
@@ -86,7 +86,7 @@ fn fast_open(socket: &Socket, form: Form, number: u8, by_sendmsg: bool) -> std::
     if sent < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The first time the server hands out a cookie, from then on data goes with the first segment.
+/// The server returns a cookie at first; from then on data goes with the first segment.
 #[test]
 fn fast_open_is_translated_with_and_without_a_cookie() {
     let _world = world();

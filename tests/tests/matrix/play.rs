@@ -1,5 +1,5 @@
-//! Takes the steps of a cell and writes down what the application sees and who received what, in words that are the
-//! same for a host and for a Service.
+//! Runs the steps of a cell and records the application's observations and the receivers of messages, in words that are
+//! the same for a host and for a Service.
 
 use std::{
     collections::BTreeMap,
@@ -17,54 +17,54 @@ use crate::{
     world::{Form, Host, answer_lost, host, patience},
 };
 
-/// Has never been sent to.
+/// Host that the application never sends to.
 pub(crate) const STRANGER: Host = host(9);
-/// The source address that control data asks for.
+/// Source address in control data.
 pub(crate) const SOURCE: Host = host(8);
 
-/// No source in particular.
+/// Unspecified source.
 const ANY: Host = Host::new([0; 4], [0; 8]);
 
 const STRANGER_PORT: u16 = 9;
 const STRANGER_NAME: &str = "stranger";
 
-/// Who plays a role.
+/// A host or Service in a role.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Party {
-    /// Where the application finds it.
+    /// Host at which the application finds it.
     pub(crate) host: Host,
-    /// Its port.
+    /// Port at which the application finds it.
     pub(crate) port: u16,
-    /// The names of the servers behind it.
+    /// Names of the servers behind it.
     pub(crate) servers: &'static [&'static str],
 }
 
-/// Who plays which role.
+/// The party in each role.
 pub(crate) type Cast = BTreeMap<Role, Party>;
 
-/// One performance.
+/// One run of a script.
 pub(crate) struct Play<'a> {
     cast: &'a Cast,
     witness: &'a Witness,
     form: Form,
     kind: Kind,
     socket: Socket,
-    /// Answers under way.
+    /// Number of answers under way.
     outstanding: usize,
-    /// The server that each role has answered by, since the socket last connected.
+    /// Last server of each role, since the socket last connected.
     answered_by: BTreeMap<Role, String>,
     sent: Vec<Sent>,
     trace: Vec<String>,
 }
 
-/// A message, and the port it came from.
+/// A message with its source port.
 struct Sent {
     token: Token,
     port: Option<u16>,
     is_gone: bool,
 }
 
-/// Performs a script and returns what was seen.
+/// Runs a script and returns the observations.
 pub(crate) fn play(cast: &Cast, witness: &Witness, form: Form, kind: Kind, script: &[Step]) -> Vec<String> {
     let socket = if kind == Kind::Tcp { form.tcp() } else { form.udp() };
     let (sent, trace) = (Vec::new(), Vec::new());
@@ -89,7 +89,7 @@ impl Play<'_> {
             }
             Step::Peer => outcome(self.socket.peer(), |address| self.name_of(address)),
             Step::Send(call, to) => {
-                // Answers to another source would not reach a socket that is connected.
+                // Answers to another source would not reach a connected socket.
                 let source = if self.kind == Kind::UdpUnconnected { SOURCE } else { ANY };
                 let result = self.send(*call, to, source);
                 self.outstanding += result.as_ref().unwrap_or(&0);
@@ -109,7 +109,7 @@ impl Play<'_> {
         outcome(result, |()| "ok".to_owned())
     }
 
-    /// With control data, `source` is the address asked for.
+    /// Sends to each of `to`. Control data asks for `source`.
     fn send(&mut self, call: SendCall, to: &[Option<Role>], source: Host) -> io::Result<usize> {
         let first = self.sent.len();
         let mut messages = Vec::new();
@@ -130,7 +130,7 @@ impl Play<'_> {
         result
     }
 
-    /// What comes, in the order of its description: answers of several servers come in any order.
+    /// Receives messages and sorts their descriptions, since answers of several servers come in any order.
     fn receive(&mut self, call: ReceiveCall, count: usize) -> String {
         let expected = self.outstanding.min(count);
         let (waiting, count) = if expected == 0 { (Waiting::No, count) } else { (Waiting::Yes, expected) };
@@ -181,7 +181,7 @@ impl Play<'_> {
         "sent".to_owned()
     }
 
-    /// Each message that went has one receiver, and each that did not has none.
+    /// Checks that each sent message has one receiver, and each failed one has none.
     fn ask_who_received(&mut self) {
         let mut lines = Vec::new();
         for (number, sent) in self.sent.iter().enumerate() {
@@ -211,7 +211,7 @@ impl Play<'_> {
         self.form.address(party.host, party.port)
     }
 
-    /// An address in words: whose it is, and in which form.
+    /// Description of an address: its role and form.
     fn name_of(&self, address: SocketAddr) -> String {
         let form = match address {
             SocketAddr::V4(_) => "v4",
@@ -242,7 +242,7 @@ fn outcome<T>(result: io::Result<T>, describe: impl FnOnce(T) -> String) -> Stri
     result.map_or_else(|error| error_name(&error), describe)
 }
 
-/// The name of an error that a call may end with.
+/// Name of an expected error.
 fn error_name(error: &io::Error) -> String {
     let name = match error.raw_os_error() {
         Some(libc::EAGAIN) => "EAGAIN",
@@ -261,7 +261,7 @@ fn error_name(error: &io::Error) -> String {
     name.to_owned()
 }
 
-/// A token that no other message has.
+/// A new, unique token.
 pub(crate) fn fresh_token() -> Token {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes()

@@ -1,8 +1,8 @@
-//! What an application does in each cell of the matrix. The same steps are taken against a host and against a Service.
+//! Steps of an application in each cell of the matrix, the same against a host and against a Service.
 
 use crate::socket::{ReceiveCall, SendCall};
 
-/// What kind of socket.
+/// Kind of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Tcp,
@@ -14,7 +14,7 @@ impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::UdpConnected, Self::UdpUnconnected];
 }
 
-/// What the cell is about.
+/// Call under test in a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Call {
     Connect,
@@ -53,14 +53,14 @@ impl Call {
     ];
 }
 
-/// Whom the application talks to.
+/// Role of the application's peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// What the cell is about.
+    /// The destination under test.
     Target,
-    /// In every cell a Service that forwards.
+    /// A Service that forwards, in every cell.
     Other,
-    /// In every cell a host that is no Service's.
+    /// A host that belongs to no Service, in every cell.
     Plain,
 }
 
@@ -69,23 +69,23 @@ pub(crate) enum Role {
 pub(crate) enum Step {
     Connect(Role),
     ConnectByUring(Role),
-    /// With AF_UNSPEC.
+    /// Connects with AF_UNSPEC.
     Disconnect,
     Peer,
-    /// Each to somebody, or to whom the socket is connected to. Several go with one `sendmmsg()`.
+    /// Sends messages, each to a role or to the socket's peer. Several go with one `sendmmsg()`.
     Send(SendCall, Vec<Option<Role>>),
-    /// The answer, if there is one, is not read: the socket may be connected to somebody else.
+    /// Sends without reading an answer, since the socket may be connected to another peer.
     SendAside(SendCall, Option<Role>),
-    /// So many messages.
+    /// Receives this number of messages.
     Receive(ReceiveCall, usize),
-    /// A datagram from somebody whom the socket has never sent to.
+    /// Sends a datagram to the socket from a host that the socket has never sent to.
     Stranger,
 }
 
 use Role::{Other, Plain, Target};
 use Step::{Connect, ConnectByUring, Disconnect, Peer, Receive, SendAside, Stranger};
 
-/// The steps of a cell.
+/// Steps of a cell.
 pub(crate) fn script(kind: Kind, call: Call) -> Vec<Step> {
     match kind {
         Kind::Tcp | Kind::UdpConnected => connected(call),
@@ -97,17 +97,17 @@ fn send(call: SendCall, to: Option<Role>) -> Step {
     Step::Send(call, vec![to])
 }
 
-/// Sends to whom the socket is connected to, and gets the answer.
+/// Sends to the socket's peer and receives the answer.
 fn talk() -> [Step; 2] {
     [send(SendCall::Send, None), Receive(ReceiveCall::Recvfrom, 1)]
 }
 
-/// Sends to somebody, and gets the answer.
+/// Sends to a role and receives the answer.
 fn ask(role: Role) -> [Step; 2] {
     [send(SendCall::Sendto, Some(role)), Receive(ReceiveCall::Recvfrom, 1)]
 }
 
-/// Connects, and sees that it has.
+/// Connects and checks the connection.
 fn visit(role: Role) -> Vec<Step> {
     steps([vec![Connect(role), Peer], talk().into()])
 }
@@ -157,7 +157,7 @@ fn connected(call: Call) -> Vec<Step> {
     }
 }
 
-/// A stream keeps unread answers, so what is not read comes last.
+/// Calls on a connected socket. A stream keeps unread answers, so the steps without a read come last.
 fn connected_sends(call: SendCall) -> Vec<Step> {
     let from = ReceiveCall::Recvfrom;
     steps([
@@ -177,8 +177,8 @@ fn unconnected(call: Call) -> Vec<Step> {
         Call::Reconnect => {
             steps([ask(Target).into(), visit(Other), visit(Target), visit(Plain), visit(Target), ask(Target).into()])
         }
-        // On IPv6 a socket keeps the address that it was connected to (net/ipv4/udp.c, `__udp_disconnect`), and gets
-        // nothing from others.
+        // On IPv6 a disconnected socket keeps its former source address (net/ipv4/udp.c, `__udp_disconnect`), and
+        // receives nothing sent to others.
         Call::Unspec => steps([
             visit(Target),
             vec![Disconnect, Peer],
@@ -227,7 +227,7 @@ fn unconnected_sends(call: SendCall) -> Vec<Step> {
         .collect()
 }
 
-/// One call, whose answers come in any order.
+/// Sends to several roles by one call, whose answers come in any order.
 fn send_many(roles: [Role; 3]) -> Vec<Step> {
     vec![Step::Send(SendCall::Sendmmsg, roles.map(Some).into()), Receive(ReceiveCall::Recvmmsg, 3)]
 }

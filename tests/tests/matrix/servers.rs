@@ -1,4 +1,4 @@
-//! UDP servers in the hands of the test: it sees each datagram, and says when it is answered.
+//! UDP servers controlled by the test, which sees each datagram and decides when to answer it.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -18,16 +18,16 @@ pub(crate) struct Servers {
 /// A datagram that has reached a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question {
-    /// Whom it has reached.
+    /// Receiving server.
     pub(crate) server: SocketAddr,
-    /// Where it came from.
+    /// Source of the datagram.
     pub(crate) client: SocketAddr,
-    /// What it says.
+    /// Content of the datagram.
     pub(crate) token: Token,
 }
 
 impl Servers {
-    /// Servers on both addresses of these hosts, on the port of pods.
+    /// Servers on both addresses of these hosts, at the pods' port.
     pub(crate) fn on(hosts: impl IntoIterator<Item = Host>) -> Self {
         let addresses = hosts.into_iter().flat_map(Host::addresses);
         let bind = |address| {
@@ -43,7 +43,7 @@ impl Servers {
         Self::on(numbers.into_iter().map(pod))
     }
 
-    /// Waits for the next datagram to any of them.
+    /// Waits for the next datagram to any server.
     pub(crate) fn take(&self) -> Question {
         let ready = poll(&self.sockets, libc::POLLIN, patience()).unwrap();
         if ready.is_none() {
@@ -55,7 +55,7 @@ impl Servers {
         Question { server: socket.local_addr().unwrap(), client, token }
     }
 
-    /// Answers with the same.
+    /// Answers with the same content.
     pub(crate) fn answer(&self, question: &Question) {
         self.send(question.server, question.token, question.client);
     }
@@ -66,8 +66,8 @@ impl Servers {
         socket.send_to(&token, client).unwrap();
     }
 
-    /// Lets `socket` ask, to somebody or to whom it is connected to: which server got it, and as whose the answer
-    /// was shown.
+    /// Sends from `socket` to `to` or to its peer. Returns the server that received it, and the answer's source as
+    /// shown.
     pub(crate) fn asked_by(&self, socket: &Socket, to: Option<SocketAddr>) -> (SocketAddr, SocketAddr) {
         let token = fresh_token();
         socket.send_one(&token, to).unwrap();
@@ -78,14 +78,14 @@ impl Servers {
     }
 }
 
-/// Receives a datagram, which must be this one; as whose it is shown.
+/// Receives a datagram with this token and returns its source as shown.
 pub(crate) fn source_of(socket: &Socket, token: Token) -> SocketAddr {
     let (received, source) = receive(socket);
     assert_eq!(received, token, "another datagram has come, from {source}");
     source
 }
 
-/// Receives a datagram, and as whose it is shown.
+/// Receives a datagram and returns it with its source as shown.
 pub(crate) fn receive(socket: &Socket) -> (Token, SocketAddr) {
     let buffer = socket.receive_one().inspect_err(|_| answer_lost()).unwrap();
     (buffer.bytes().try_into().unwrap(), buffer.name().unwrap())

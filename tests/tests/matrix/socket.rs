@@ -1,4 +1,4 @@
-//! The system calls on sockets as applications make them, all of them with the same arguments and results.
+//! System calls on sockets as applications make them, all with the same arguments and results.
 
 use std::{
     cell::RefCell,
@@ -21,7 +21,7 @@ pub(crate) struct Socket {
     fd: OwnedFd,
 }
 
-/// How to send.
+/// Call to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendCall {
     Send,
@@ -34,7 +34,7 @@ pub(crate) enum SendCall {
     UringSendmsg,
 }
 
-/// How to receive.
+/// Call to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceiveCall {
     Recv,
@@ -45,12 +45,12 @@ pub(crate) enum ReceiveCall {
     UringRecvmsg,
 }
 
-/// Whether to wait for something to receive.
+/// Whether a receiving call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// As long as the socket's timeout.
+    /// Waits up to the socket's timeout.
     Yes,
-    /// Something is there, or the call fails.
+    /// Fails if there is nothing to receive.
     No,
 }
 
@@ -59,16 +59,16 @@ impl Socket {
     pub(crate) fn new(family: libc::c_int, kind: libc::c_int) -> io::Result<Self> {
         // SAFETY: a system call with integers.
         let fd = check(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor that nothing else owns.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// Sets an option that is an integer.
+    /// Sets an integer option.
     pub(crate) fn set_option(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
         self.set_option_value(level, option, &value)
     }
 
-    /// How long a call waits for something to receive.
+    /// Sets the timeout for receiving.
     pub(crate) fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         let timeout = libc::timeval {
             tv_sec: timeout.as_secs().try_into().map_err(io::Error::other)?,
@@ -103,7 +103,7 @@ impl Socket {
         submit(&opcode::Connect::new(Fd(self.raw()), name.as_ptr(), name.length()).build()).map(drop)
     }
 
-    /// `connect()` with AF_UNSPEC: not connected any more.
+    /// `connect()` with AF_UNSPEC, which disconnects.
     pub(crate) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: all bytes 0 are a valid sockaddr, of AF_UNSPEC.
         let nobody: libc::sockaddr = unsafe { mem::zeroed() };
@@ -133,7 +133,7 @@ impl Socket {
         name.decode(length).ok_or_else(|| io::Error::other("no name"))
     }
 
-    /// Sends one message, to somebody or to whom the socket is connected to.
+    /// Sends one message to `to` or to the socket's peer.
     pub(crate) fn send_one(&self, bytes: &[u8], to: Option<SocketAddr>) -> io::Result<()> {
         self.send(SendCall::Sendto, &mut [Buffer::sending(bytes, to)]).map(drop)
     }
@@ -144,7 +144,7 @@ impl Socket {
         check_size(unsafe { libc::send(self.raw(), bytes.as_ptr().cast(), bytes.len(), 0) })
     }
 
-    /// Sends messages, several with [`SendCall::Sendmmsg`] only, and returns how many were sent.
+    /// Sends messages, several with [`SendCall::Sendmmsg`] only, and returns the number of sent ones.
     pub(crate) fn send(&self, call: SendCall, messages: &mut [Buffer]) -> io::Result<usize> {
         if call == SendCall::Sendmmsg {
             return self.sendmmsg(messages);
@@ -176,7 +176,7 @@ impl Socket {
         usize::try_from(sent).map_err(io::Error::other)
     }
 
-    /// One datagram, or what there is of a stream, and where it comes from.
+    /// Receives one datagram, or the available part of a stream, with its source.
     pub(crate) fn receive_one(&self) -> io::Result<Buffer> {
         let mut buffer = [Buffer::receiving()];
         self.receive(ReceiveCall::Recvfrom, Waiting::Yes, &mut buffer)?;
@@ -184,7 +184,7 @@ impl Socket {
         Ok(buffer)
     }
 
-    /// Receives messages, several with [`ReceiveCall::Recvmmsg`] only, and returns how many have come.
+    /// Receives messages, several with [`ReceiveCall::Recvmmsg`] only, and returns the number of received ones.
     pub(crate) fn receive(&self, call: ReceiveCall, waiting: Waiting, messages: &mut [Buffer]) -> io::Result<usize> {
         let flags = if waiting == Waiting::No { libc::MSG_DONTWAIT } else { 0 };
         if call == ReceiveCall::Recvmmsg {
@@ -225,7 +225,7 @@ impl Socket {
     fn recvmmsg(&self, flags: libc::c_int, messages: &mut [Buffer]) -> io::Result<usize> {
         let mut headers = vector(messages);
         let count = headers.len().try_into().map_err(io::Error::other)?;
-        // Its own timeout argument is checked after each datagram only; the socket's timeout ends a wait.
+        // The call checks its own timeout argument after each datagram only; the socket's timeout ends a wait.
         let timeout = std::ptr::null_mut();
         // SAFETY: the headers point into live buffers.
         let received = check(unsafe { libc::recvmmsg(self.raw(), headers.as_mut_ptr(), count, flags, timeout) })?;
@@ -235,7 +235,7 @@ impl Socket {
         usize::try_from(received).map_err(io::Error::other)
     }
 
-    /// An io_uring does not heed the socket's timeout, so somebody else has to wait.
+    /// Receives by io_uring, which ignores the socket's timeout, so a poll has to wait.
     fn uring_receive(&self, call: ReceiveCall, flags: libc::c_int, message: &mut Buffer) -> io::Result<()> {
         if flags == 0 && poll(&[self], libc::POLLIN, patience())?.is_none() {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
@@ -284,7 +284,7 @@ impl From<OwnedFd> for Socket {
     }
 }
 
-/// Waits until one of them is ready for `events`, and says which; none within `timeout`.
+/// Waits until one of the sockets is ready for `events`, and returns its index; none within `timeout`.
 pub(crate) fn poll(sockets: &[impl AsFd], events: libc::c_short, timeout: Duration) -> io::Result<Option<usize>> {
     let of = |socket: &_| libc::pollfd { fd: AsFd::as_fd(socket).as_raw_fd(), events, revents: 0 };
     let mut waiting: Vec<_> = sockets.iter().map(of).collect();
@@ -307,11 +307,11 @@ fn uring_send(fd: RawFd, message: &mut Buffer) -> squeue::Entry {
 }
 
 thread_local! {
-    /// One for all: the end of a ring interrupts whatever system call its thread is in by then.
+    /// One ring for all operations, since the end of a ring interrupts any system call of its thread at that time.
     static RING: RefCell<IoUring> = RefCell::new(IoUring::new(2).expect("this kernel has io_uring"));
 }
 
-/// Carries out one operation and returns what the system call of that name would.
+/// Submits one operation and returns the result of the system call of that name.
 fn submit(entry: &squeue::Entry) -> io::Result<usize> {
     RING.with_borrow_mut(|ring| {
         // SAFETY: the caller's buffers live until the operation is complete, which this function waits for.

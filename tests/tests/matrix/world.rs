@@ -1,4 +1,4 @@
-//! Where the tests happen: pods, hosts that are no Service's, and an agent on manifest files.
+//! The environment of the tests: pods, hosts that belong to no Service, and an agent on manifest files.
 
 use std::{
     cell::Cell,
@@ -24,18 +24,18 @@ use serde_json::{Value, json};
 
 use crate::socket::Socket;
 
-/// The node this agent is on.
+/// Node of the agent.
 const NODE: &str = "node-a";
-/// A node where it is not.
+/// Another node.
 pub(crate) const OTHER_NODE: &str = "node-b";
 
-/// The ClusterIP of the Service that is written last.
+/// ClusterIP of the Service that is written last.
 const MARKER: &str = "10.96.255.255";
 
 /// The port of every pod.
 pub(crate) const POD_PORT: u16 = TCP;
 
-/// How an application writes down an address.
+/// Form of an address in an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Form {
     V4,
@@ -54,7 +54,7 @@ impl Form {
         if self == Self::V4 { libc::AF_INET } else { libc::AF_INET6 }
     }
 
-    /// The address of `host` and `port` as the application writes it.
+    /// Address of `host` and `port` as the application passes it.
     pub(crate) fn address(self, host: Host, port: u16) -> SocketAddr {
         let ip = match self {
             Self::V4 | Self::V4OnV6 => host.v4.into(),
@@ -64,7 +64,7 @@ impl Form {
         SocketAddr::new(ip, port)
     }
 
-    /// The address as calls give it back.
+    /// Address as calls return it.
     pub(crate) fn shown(self, host: Host, port: u16) -> SocketAddr {
         let form = if self == Self::V4OnV6 { Self::Mapped } else { self };
         form.address(host, port)
@@ -98,12 +98,12 @@ impl fmt::Display for Form {
     }
 }
 
-/// A host that no Service knows.
+/// A host without any Service.
 pub(crate) const fn host(number: u8) -> Host {
     Host::new([192, 0, 2, number], [0x2001, 0xdb8, 0, 0, 0, 0, 0, number as u16])
 }
 
-/// Says which case a test has failed in.
+/// Guard that prints the case in which a test has failed.
 pub(crate) struct Case(String);
 
 impl Case {
@@ -120,17 +120,18 @@ impl Drop for Case {
     }
 }
 
-/// How long to wait for an answer. Shorter once several have not come: the test has failed, and should end.
+/// Limit on the wait for an answer. It is shorter once several answers are missing, since the test has failed then and
+/// should end.
 pub(crate) fn patience() -> Duration {
     if lost_answers() < 3 { Duration::from_secs(10) } else { Duration::from_millis(500) }
 }
 
-/// How many answers have not come in this test.
+/// Number of missing answers in this test.
 pub(crate) fn lost_answers() -> u64 {
     LOST_ANSWERS.load(Ordering::Relaxed)
 }
 
-/// An answer has not come.
+/// Records a missing answer.
 pub(crate) fn answer_lost() {
     LOST_ANSWERS.fetch_add(1, Ordering::Relaxed);
 }
@@ -143,7 +144,7 @@ pub(crate) fn service(name: &str, number: u8) -> Service {
     service.tcp("tcp", PORT, POD_PORT).udp("udp", PORT, POD_PORT)
 }
 
-/// The slices of a Service: `endpoint` makes an endpoint of each pod's address.
+/// Slices of a Service: `endpoint` makes an endpoint from each pod's address.
 pub(crate) fn slices(
     service: &str,
     pods: &[u8],
@@ -157,23 +158,23 @@ pub(crate) fn slices(
     [fill(Slice::v4(service), 0), fill(Slice::v6(service), 1)].into_iter()
 }
 
-/// A Service and its slices, whose endpoints are ready.
+/// A Service and its slices with ready endpoints.
 pub(crate) fn ready(name: &str, number: u8, pods: &[u8]) -> Vec<Value> {
     let service = Value::from(service(name, number));
     std::iter::once(service).chain(slices(name, pods, |_, address| Endpoint::ready(address))).collect()
 }
 
-/// A sandbox, and later the agent.
+/// A sandbox with an optional agent.
 pub(crate) struct World {
-    // Ends first.
+    // Dropped first.
     agent: Option<RunningAgent>,
-    /// Counts what has been written to the manifest.
+    /// Number of writes to the manifest.
     generation: Cell<u16>,
     pub(crate) sandbox: Sandbox,
 }
 
 impl World {
-    /// A sandbox with addresses for these hosts, and nothing attached.
+    /// A sandbox with addresses for these hosts, without programs.
     pub(crate) fn new(hosts: impl IntoIterator<Item = Host>) -> Self {
         LOST_ANSWERS.store(0, Ordering::Relaxed);
         let sandbox = Sandbox::for_test();
@@ -189,7 +190,7 @@ impl World {
         world
     }
 
-    /// Replaces the manifest. With it comes a Service that tells when the kernel's table has followed.
+    /// Replaces the manifest, with a marker Service that shows when the kernel's table has followed.
     pub(crate) fn write(&self, objects: impl IntoIterator<Item = Value>) {
         self.generation.set(self.generation.get() + 1);
         let marker = Service::new("marker").cluster_ips([MARKER]).udp("", self.generation.get(), POD_PORT);
@@ -206,7 +207,7 @@ impl World {
         });
     }
 
-    /// Has sockets that nobody has take all places for TCP sockets.
+    /// Fills all places for TCP sockets with entries of sockets that do not exist.
     pub(crate) fn occupy_tcp_places(&self) {
         let owners = MapData::from_pin(PinDir::new(&self.sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
         let mut owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
@@ -218,13 +219,13 @@ impl World {
         self.start_agent_with(&[]);
     }
 
-    /// The same, with more flags.
+    /// Starts an agent with more flags and waits until it has written the table.
     pub(crate) fn start_agent_with(&mut self, flags: &[&str]) {
         let flags = ["--node-name", NODE].iter().chain(flags);
         self.agent = Some(start_agent_with(&self.sandbox, flags));
     }
 
-    /// SIGKILL.
+    /// Kills the agent with SIGKILL.
     pub(crate) fn kill_agent(&mut self) {
         if let Some(mut agent) = self.agent.take() {
             agent.kill();

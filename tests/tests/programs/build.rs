@@ -1,5 +1,5 @@
-//! The programs that come as source, built when a test first needs them. Call this before the sandbox is made: it has no
-//! way to the module proxy.
+//! Programs from source, built when a test first needs them. Build them before the sandbox is made, which has no route
+//! to the module proxy.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,7 +7,7 @@ use std::{
     sync::LazyLock,
 };
 
-/// The static Go program. Go keeps what it has compiled, so that only the first build takes long.
+/// The static Go program. Go caches its builds, so that only the first one takes long.
 pub(crate) fn go() -> Command {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
         let program = output("go");

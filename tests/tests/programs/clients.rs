@@ -1,5 +1,5 @@
-//! The same questions in several languages, and curl. A client is given OPERATION=TARGET for each, and prints that, the
-//! answer and the peer it believes to have talked to, with tabs between them. The operations:
+//! The same questions in several languages, and curl. A client has an argument OPERATION=TARGET for each question, and
+//! prints the argument, the answer and the peer as the program sees it, separated by tabs. The operations:
 //!
 //! - `http`: a GET; the body, which is a pod's name
 //! - `tcp`: a connection; the first line, which is a pod's name. The target may be a name with several addresses, of
@@ -7,7 +7,7 @@
 //! - `udp`, `unconnected`: a datagram and its answer by a connected and by an unconnected socket; the name in it
 //! - `resolve`: the addresses of a name
 //!
-//! The answer is `refused` where the program was told ECONNREFUSED.
+//! The answer is `refused` if the program received ECONNREFUSED.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ use crate::{
     fixture::{Cluster, DNS, DOWN, GREETING, HALVES, HTTP, PODS, QUESTION, WEB, forms, pod_number, vips},
 };
 
-/// A question and what has to come of it.
+/// A question with its expected answer.
 struct Question {
     argument: String,
     expected: Expected,
@@ -28,12 +28,12 @@ struct Question {
 
 #[derive(Clone)]
 enum Expected {
-    /// One of the Service's pods, and the address that was asked for as the peer.
+    /// One of the Service's pods, with the requested address as the peer.
     Pod(SocketAddr),
     Refused,
-    /// These addresses, in whatever order.
+    /// These addresses in any order.
     Addresses(BTreeSet<IpAddr>),
-    /// The one address that a pod of [`DNS`] gives.
+    /// The only address in the answer of a pod of [`DNS`].
     Who,
 }
 
@@ -41,12 +41,12 @@ fn question(operation: &str, target: impl std::fmt::Display, expected: Expected)
     Question { argument: format!("{operation}={target}"), expected }
 }
 
-/// What every language is asked.
+/// Questions for every language.
 fn questions() -> Vec<Question> {
     let mut questions = vec![question("resolve", "who.test", Expected::Who)];
     for family in 0..2 {
         let at = |service: u8, port| SocketAddr::new(vips(service)[family], port);
-        // Whichever family is tried first, one of the two names begins with the address that refuses.
+        // With either order of families, one of the two names begins with the address that refuses.
         let half = HALVES[family];
         let name = ["half-v4.test", "half-v6.test"][family];
         questions.push(question("resolve", name, Expected::Addresses(vips(half).into())));
@@ -83,7 +83,7 @@ fn check(line: &str, question: &Question) {
     match &question.expected {
         Expected::Pod(vip) => {
             assert!(PODS.contains(&pod_number(answer)), "{line}");
-            // Java's HTTP client does not tell whom it talked to.
+            // Java's HTTP client does not return its peer.
             assert!(peer == "-" && argument.starts_with("http") || socket_address(peer) == *vip, "{line}");
         }
         Expected::Refused => assert_eq!((answer, peer), ("refused", "-"), "{line}"),
@@ -92,7 +92,7 @@ fn check(line: &str, question: &Question) {
     }
 }
 
-/// Programs write one address in several ways.
+/// The address in canonical form, since programs print it in several forms.
 fn canonical(address: &str) -> IpAddr {
     address.parse::<IpAddr>().unwrap_or_else(|error| panic!("{address:?}: {error}")).to_canonical()
 }
@@ -112,7 +112,7 @@ fn go_without_libc() {
 #[test]
 fn java_with_its_ipv4_mapped_sockets() {
     let mut questions = questions();
-    // Java hides it from unconnected sockets.
+    // Java does not show refusals to unconnected sockets.
     questions.retain(|question| {
         !(question.argument.starts_with("unconnected=") && matches!(question.expected, Expected::Refused))
     });
@@ -138,7 +138,7 @@ fn curl_by_address_and_by_name() {
     let _dns = cluster.serve_names();
     let get = |authority: String| {
         let mut curl = Command::new("curl");
-        // Only a refusal makes it try the next address of a name: it would wait an hour for anything else.
+        // Only a refusal makes curl use the next address of a name: for anything else it would wait an hour.
         curl.args(["--silent", "--show-error", "--happy-eyeballs-timeout-ms", "3600000", "--max-time", "15"]);
         curl.args(["--write-out", "%{remote_ip} %{remote_port}", &format!("http://{authority}/")]);
         let resolv_conf = format!("nameserver {}\n", vips(DNS)[0]);

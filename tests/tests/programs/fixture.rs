@@ -1,5 +1,5 @@
-//! A cluster in a sandbox: pods with servers, Services with a ClusterIP of each family, an agent that follows manifests,
-//! and programs that are run against it.
+//! A cluster in a sandbox: pods with servers, Services with a ClusterIP of each family, an agent that follows
+//! manifests, and programs that run in it.
 
 use std::{
     collections::BTreeSet,
@@ -21,24 +21,24 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-/// How long anything may take.
+/// Limit on every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The pods of most tests.
 pub(crate) const PODS: [u8; 3] = [1, 2, 3];
 
-/// The Service that all of [`PODS`] are behind.
+/// Service with all of [`PODS`].
 pub(crate) const WEB: u8 = 10;
 /// A Service without endpoints.
 pub(crate) const DOWN: u8 = 20;
-/// Services with endpoints of one family alone, IPv4 and IPv6, although they have two ClusterIPs: the other one refuses.
+/// Services with two ClusterIPs but endpoints of one family only, IPv4 and IPv6; the other ClusterIP refuses.
 pub(crate) const HALVES: [u8; 2] = [30, 31];
 /// A nameserver: pods 1 and 2.
 pub(crate) const DNS: u8 = 53;
 /// Another nameserver: pod 3.
 pub(crate) const OTHER_DNS: u8 = 54;
 
-/// The ports that every Service has. See [`Cluster::start`] for the first three; tests start the other servers.
+/// Ports of every Service. See [`Cluster::start`] for the servers of the first three; tests start the other servers.
 pub(crate) const HTTP: u16 = 80;
 pub(crate) const GREETING: u16 = 81;
 pub(crate) const QUESTION: u16 = 82;
@@ -46,7 +46,7 @@ pub(crate) const NAMES: u16 = 53;
 pub(crate) const REDIS: u16 = 6379;
 pub(crate) const HTTP3: u16 = 443;
 
-/// A pod has its ports so much higher than its Service.
+/// Difference between a pod's port and that of its Service.
 pub(crate) const OFFSET: u16 = 8_000;
 
 const PORTS: [(&str, &str, u16); 7] = [
@@ -59,22 +59,22 @@ const PORTS: [(&str, &str, u16); 7] = [
     ("http3", "UDP", HTTP3),
 ];
 
-/// Tells whoever watches the tests, also when they pass, after which the harness hides what they print.
+/// Prints a line for users who watch the tests, also when they pass, for which the harness hides all other output.
 pub(crate) fn say(what: &str) {
     io::stderr().write_all(format!("\n{what}\n").as_bytes()).unwrap();
 }
 
-/// A Service's address of each family.
+/// The Service's address of each family.
 pub(crate) fn vips(service: u8) -> [IpAddr; 2] {
     cluster_ip(service).addresses()
 }
 
-/// A Service's addresses in the three forms that applications use: IPv4, IPv6 and IPv4-mapped.
+/// The Service's addresses in the three forms that applications use: IPv4, IPv6 and IPv4-mapped.
 pub(crate) fn forms(service: u8, port: u16) -> [SocketAddr; 3] {
     cluster_ip(service).forms(port)
 }
 
-/// A pod's address of each family.
+/// The pod's address of each family.
 pub(crate) fn pod_addresses(pod: u8) -> [IpAddr; 2] {
     world::pod(pod).addresses()
 }
@@ -87,7 +87,7 @@ pub(crate) fn service(service: u8) -> Value {
     ports.cluster_ips(vips(service)).into()
 }
 
-/// The Service's slice of a family: 0 is IPv4, 1 is IPv6. `endpoint` gives a pod's endpoint at an address its conditions.
+/// The Service's slice of a family: 0 is IPv4, 1 is IPv6. `endpoint` makes a pod's endpoint from its address.
 pub(crate) fn slice(service: u8, family: usize, pods: &[u8], endpoint: impl Fn(u8, IpAddr) -> Endpoint) -> Value {
     let object = [Slice::v4, Slice::v6][family](&service_name(service));
     let object = PORTS.iter().fold(object, |object, (name, protocol, port)| object.port(name, protocol, port + OFFSET));
@@ -98,7 +98,7 @@ fn service_name(service: u8) -> String {
     format!("service-{service}")
 }
 
-/// The cluster. Ends when dropped, the agent first.
+/// A running cluster. Dropping it ends the agent first.
 pub(crate) struct Cluster {
     _agent: RunningAgent,
     _servers: Vec<Server>,
@@ -106,7 +106,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// With [`PODS`] and the Services above.
+    /// Starts a cluster with [`PODS`] and the Services above.
     pub(crate) fn start() -> Self {
         Self::with(&PODS, |sandbox| {
             for (service, pods) in [(WEB, PODS.as_slice()), (DOWN, &[]), (DNS, &[1, 2]), (OTHER_DNS, &[3])] {
@@ -117,8 +117,8 @@ impl Cluster {
         })
     }
 
-    /// With other pods and Services, which `manifests` writes. Each pod has an HTTP server, one that greets, and one that
-    /// repeats questions, all in both families.
+    /// Starts a cluster with other pods and Services, which `manifests` writes. Each pod has an HTTP server, one that
+    /// greets, and one that repeats questions, all in both families.
     pub(crate) fn with(pods: &[u8], manifests: impl FnOnce(&Sandbox)) -> Self {
         let sandbox = Sandbox::for_test();
         sandbox.add_addresses(pods.iter().flat_map(|&pod| pod_addresses(pod)));
@@ -154,12 +154,12 @@ impl Cluster {
         });
     }
 
-    /// Runs a program where the agent's programs see it.
+    /// Runs a program in the agent's cgroup.
     pub(crate) fn run(&self, program: Command) -> Output {
         self.run_with_input(program, "")
     }
 
-    /// Like [`Self::run`], with something to read on stdin.
+    /// Like [`Self::run`], with input on stdin.
     pub(crate) fn run_with_input(&self, program: Command, input: &str) -> Output {
         process::run(&self.sandbox, Placement::Hooked, program, input, PATIENCE)
     }
@@ -180,8 +180,8 @@ impl Cluster {
         command
     }
 
-    /// A dnsmasq in each pod. Names are `web.test`, `half-v4.test` and `half-v6.test` for the Services with both ClusterIPs,
-    /// and `who.test`, which is 192.0.2.N and the text "pod-N" where pod N answers.
+    /// Starts a dnsmasq in each pod. Names are `web.test`, `half-v4.test` and `half-v6.test` for the Services with both
+    /// ClusterIPs, and `who.test`, which is 192.0.2.N and the text "pod-N" where pod N answers.
     pub(crate) fn serve_names(&self) -> [Daemon; 3] {
         PODS.map(|pod| {
             let mut dnsmasq = Command::new("dnsmasq");
@@ -209,7 +209,7 @@ fn put(sandbox: &Sandbox, number: u8, v4: &[u8], v6: &[u8]) {
     manifest::write(&sandbox.manifest_dir(), &name, [service(number), slice(0, v4), slice(1, v6)]);
 }
 
-/// Frontends at `port` and their backends, as the kernel has them.
+/// Frontends at `port` with their backends in the kernel.
 fn table(sandbox: &Sandbox, port: u16) -> Vec<(IpAddr, IpAddr)> {
     let address = |value: &Value| value["address"].as_str().unwrap().parse().unwrap();
     let backends = |row: &Value| {

@@ -1,5 +1,5 @@
-//! One unconnected UDP socket and a server that knows it: QUIC, and anything else with a state at one end of a flow.
-//! Whatever becomes of other endpoints, the flow stays with its pod; when its pod goes, another one answers.
+//! One unconnected UDP socket and a server with state for its flow, as in QUIC. Whatever happens to other endpoints,
+//! the flow stays with its pod; when its pod goes, another one answers.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -24,7 +24,7 @@ use crate::{
 
 const REQUESTS: u32 = 500;
 
-/// All ways to have `pod` and some of the others.
+/// All sets with `pod` and some of the others.
 fn sets_with(pod: u8) -> [Vec<u8>; 4] {
     let others = others_than(pod);
     [vec![pod], vec![pod, others[0]], vec![pod, others[1]], PODS.to_vec()]
@@ -34,7 +34,7 @@ fn others_than(pod: u8) -> Vec<u8> {
     PODS.into_iter().filter(|other| *other != pod).collect()
 }
 
-/// Lets endpoints come and go until `is_over`, but `pod` stays.
+/// Adds and removes endpoints until `is_over`, but keeps `pod`.
 fn churn_around(cluster: &Cluster, pod: u8, mut is_over: impl FnMut() -> bool) {
     for set in sets_with(pod).iter().cycle() {
         cluster.set(WEB, set);
@@ -45,7 +45,7 @@ fn churn_around(cluster: &Cluster, pod: u8, mut is_over: impl FnMut() -> bool) {
     cluster.set(WEB, &PODS);
 }
 
-/// Asks once, and checks that the answer is one to this question from this VIP.
+/// Asks once, and checks that the answer is for this question and from this VIP.
 fn ask(socket: &UdpSocket, vip: SocketAddr, number: u32) -> u8 {
     let question = number.to_string();
     nonce::ask(socket, &question, vip).unwrap_or_else(|error| panic!("{vip}: {error}"));
@@ -80,8 +80,8 @@ fn one_socket_stays_with_its_pod() {
     }
 }
 
-/// Twelve flows of one socket, more than it keeps by itself. Each leaves the first pod for the second; when the second one
-/// goes too, the first one is back, but only for those whom it still serves, and that is nobody.
+/// Twelve flows of one socket, more than its own state holds. Each leaves the first pod for the second; when the second
+/// one goes too, the first one returns, but only for flows that it still serves, and there are none.
 #[test]
 fn a_pod_that_returns_as_terminating_gets_no_flow() {
     let services = 1..=6;
@@ -114,9 +114,9 @@ fn a_pod_that_returns_as_terminating_gets_no_flow() {
     }
 }
 
-/// quic-go's HTTP/3: batches, segmentation offload, control messages. One connection, one pod, one client address as the
-/// server sees it, so no migration either. The pod that comes next does not know the connection and says so, and the
-/// client believes that only from the address that it talks to.
+/// quic-go's HTTP/3 uses batches, segmentation offload and control messages. The server sees one connection from one
+/// client address at one pod, and so no migration. The next pod does not know the connection and says so, which the
+/// client accepts only from its peer's address.
 #[test]
 fn http3_stays_on_one_connection() {
     build::go();

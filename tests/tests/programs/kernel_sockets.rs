@@ -1,4 +1,5 @@
-//! Sockets that the kernel itself opens for a program: a network file system's, or those behind an MPTCP socket.
+//! Sockets that the kernel opens for a program, such as those of a network file system, or those behind an MPTCP
+//! socket.
 
 use std::{fs, net::SocketAddr};
 
@@ -7,10 +8,11 @@ use crate::{
     fixture::{Cluster, DOWN, GREETING, OFFSET, PODS, WEB, pod_addresses, pod_number, say, vips},
 };
 
-/// File systems whose clients are inside the kernel.
+/// File systems with clients in the kernel.
 const FILE_SYSTEMS: [&str; 5] = ["nfs4", "cifs", "9p", "ceph", "afs"];
 
-/// Says which of them this kernel could be tried with. None could, where this was written; MPTCP stands in for them.
+/// Reports the file systems available for a test on this kernel. There were none on the kernel of the first run; MPTCP
+/// stands in for them.
 #[test]
 fn network_file_systems() {
     let known = fs::read_to_string("/proc/filesystems").unwrap();
@@ -23,8 +25,7 @@ fn network_file_systems() {
     say(&report.join("\n"));
 }
 
-/// The socket that connects is the kernel's own, and so is what is remembered of it: asked for its peer, the application's
-/// socket names the pod.
+/// The connecting socket and its state are the kernel's own, so the application's socket shows the pod as its peer.
 #[test]
 fn mptcp() {
     build::go();

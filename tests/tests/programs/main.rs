@@ -1,5 +1,5 @@
-//! Programs as people run them, through ClusterIPs: what a language's runtime, a resolver or a protocol's library makes of
-//! translated sockets. Each test looks at how a program ended, at what it says, and at which pod answered.
+//! Programs through ClusterIPs, as users run them: how a language's runtime, a resolver or a protocol's library copes
+//! with translated sockets. Each test checks a program's exit code, its output, and the pod that answered.
 //!
 //! Run with `--test-threads=1`: a cgroup is the whole process's. A program that is not installed is a failure; `cargo
 //! xtask setup` installs them all.

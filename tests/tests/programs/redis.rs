@@ -1,4 +1,4 @@
-//! Redis: many requests on the way at once, connections that are idle for long, many connections.
+//! Redis: many requests under way at once, connections that are idle for long, many connections.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,7 +24,7 @@ fn redis_cli(address: IpAddr, port: u16) -> Command {
     command
 }
 
-/// What a Service's or a pod's redis answers.
+/// Answer of a Service's or a pod's redis.
 fn ask(cluster: &Cluster, address: IpAddr, port: u16, request: &[&str]) -> String {
     let mut command = redis_cli(address, port);
     command.args(request);
@@ -39,7 +39,7 @@ fn ask_pod(cluster: &Cluster, pod: u8, request: &[&str]) -> String {
     ask(cluster, pod_addresses(pod)[0], REDIS + OFFSET, request)
 }
 
-/// A number in what the pod says about itself.
+/// A number from the pod's `INFO`.
 fn number(cluster: &Cluster, pod: u8, field: &str) -> u64 {
     let info = ask_pod(cluster, pod, &["INFO"]);
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -48,7 +48,7 @@ fn number(cluster: &Cluster, pod: u8, field: &str) -> u64 {
 
 fn serve(cluster: &Cluster) -> [Daemon; 3] {
     PODS.map(|pod| {
-        // The same file is both programs, and Debian's package of the one called redis-server starts a service.
+        // Both programs are the same file, and Debian's package with the name redis-server starts a service.
         let mut server = Command::new("redis-check-rdb");
         server.arg0("redis-server").args(["--save", "", "--appendonly", "no", "--protected-mode", "no"]);
         server.args(["--dir", &cluster.sandbox.dir().display().to_string()]);
@@ -91,7 +91,7 @@ fn takes_many_requests_at_once(cluster: &Cluster) {
         pipe.arg("--pipe");
         let output = cluster.run_with_input(pipe, &requests).success();
         assert!(output.stdout.contains(&format!("errors: 0, replies: {SETS}")), "{output:?}");
-        // One connection, so one pod has them all beside its name.
+        // One connection has one pod, which holds all keys beside its name.
         let mut sizes = PODS.map(|pod| ask_pod(cluster, pod, &["DBSIZE"]).parse::<usize>().unwrap());
         sizes.sort_unstable();
         assert_eq!(sizes, [1, 1, 1 + SETS]);
@@ -102,7 +102,7 @@ fn takes_many_requests_at_once(cluster: &Cluster) {
     }
 }
 
-/// A client that waits for an element while its pod leaves the Service.
+/// Checks a client that waits for an element while its pod leaves the Service.
 fn keeps_an_idle_connection(cluster: &Cluster) {
     for vip in vips(WEB) {
         let mut wait = redis_cli(vip, REDIS);
@@ -130,8 +130,8 @@ fn takes_many_connections(cluster: &Cluster) {
         let output = cluster.run(benchmark).success();
         assert!(output.stdout.contains("\"SET\"") && output.stdout.contains("\"GET\""), "{output:?}");
         let after = connections();
-        // Even choices leave one of three out of 50 connections once in 10^8 runs, and each command has its own 50. Each
-        // look costs every pod one.
+        // Even choices leave one of three out of 50 connections once in 10^8 runs, and each command has its own 50.
+        // Each query costs every pod one connection.
         let new: Vec<_> = after.iter().zip(before).map(|(after, before)| after - before - 1).collect();
         assert!(new.iter().all(|&new| new > 0), "{}: {new:?}", SocketAddr::new(vip, REDIS));
     }

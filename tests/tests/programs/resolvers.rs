@@ -1,5 +1,5 @@
-//! Resolvers with ClusterIPs as nameservers. Each has its own idea of sockets: connected or not, one for each nameserver
-//! or one for all, and what it does with a nameserver that refuses.
+//! Resolvers with ClusterIPs as nameservers. They differ in their sockets, connected or not, one for each nameserver or
+//! one for all, and in their reaction to a nameserver that refuses.
 
 use std::{collections::BTreeSet, net::IpAddr, process::Command};
 
@@ -8,11 +8,11 @@ use crate::{
     fixture::{Cluster, DNS, DOWN, NAMES, OTHER_DNS, WEB, pod_number, vips},
 };
 
-/// The pods behind [`DNS`], and then the one behind [`OTHER_DNS`].
+/// Pods behind [`DNS`], and then the one behind [`OTHER_DNS`].
 const DNS_PODS: [u8; 2] = [1, 2];
 const OTHER_DNS_POD: u8 = 3;
 
-/// Asks until all of `pods` have answered; no other may.
+/// Repeats `ask` until all of `pods` have answered. No other pod may answer.
 fn all_answer(what: &str, pods: &[u8], mut ask: impl FnMut() -> u8) {
     let wanted: BTreeSet<_> = pods.iter().copied().collect();
     let mut seen = BTreeSet::new();
@@ -28,7 +28,7 @@ fn all_answer(what: &str, pods: &[u8], mut ask: impl FnMut() -> u8) {
     panic!("{what}: only {seen:?} answer, of {wanted:?}");
 }
 
-/// The pod that `who.test` led to.
+/// The pod that answered with this address of `who.test`.
 fn who(address: &str) -> u8 {
     let pod = address.strip_prefix("192.0.2.").and_then(|pod| pod.parse().ok());
     pod.unwrap_or_else(|| panic!("{address:?} is nobody's answer"))
@@ -64,7 +64,7 @@ fn glibc() {
     let cluster = Cluster::start();
     let _dns = cluster.serve_names();
     let [dns, dns_v6] = vips(DNS);
-    // With a nameserver that refuses first: waiting for it would take longer than the program may.
+    // The first nameserver refuses: a timeout for it would take longer than the program may.
     let [down, down_v6] = vips(DOWN);
     let servers = [vec![dns], vec![dns_v6], vec![down, dns], vec![down_v6, dns_v6], vec![down, down_v6, dns_v6]];
     for (servers, options) in servers.iter().flat_map(|servers| [(servers, ""), (servers, " use-vc")]) {
@@ -78,8 +78,8 @@ fn glibc() {
     }
 }
 
-/// It sends each question from one unconnected socket to all nameservers at once, and drops an answer that comes from
-/// anybody else.
+/// musl sends each question from one unconnected socket to all nameservers at once, and drops answers from any other
+/// address.
 #[test]
 fn musl() {
     let program = build::musl_resolver();
@@ -90,7 +90,7 @@ fn musl() {
     let [down, _] = vips(DOWN);
     let everyone = [DNS_PODS[0], DNS_PODS[1], OTHER_DNS_POD];
     let ask = |servers: &[IpAddr], pods: &[u8]| {
-        // Where an answer is not believed, no other question is asked in time.
+        // If an answer is dropped, there is no time for another question.
         let conf = resolv_conf(servers, "options timeout:60 attempts:1\n");
         let mut resolve = Command::new(program.get_program());
         resolve.arg("who.test");
@@ -103,7 +103,7 @@ fn musl() {
         all_answer("one nameserver", &DNS_PODS, || ask(&[server], &DNS_PODS));
     }
     ask(&[other_v6], &[OTHER_DNS_POD]);
-    // Whoever is first.
+    // Any of these nameservers may answer first.
     for servers in [[dns, other].as_slice(), &[dns_v6, other_v6], &[dns, other_v6], &[dns, dns_v6, other]] {
         ask(servers, &everyone);
     }
@@ -130,8 +130,8 @@ fn busybox() {
     pod_number(body.trim());
 }
 
-/// Of a name's addresses those come first that there is a route to (RFC 6724). glibc finds out by connecting UDP sockets,
-/// to port 0 where the caller has named none, and a refusal would look like no route.
+/// Addresses of a name that have a route come first (RFC 6724). glibc finds out by connecting UDP sockets, to port 0
+/// where the caller has named none, and a refusal would look like no route.
 #[test]
 fn addresses_without_a_route_come_last() {
     let cluster = Cluster::start();

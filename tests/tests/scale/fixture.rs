@@ -1,4 +1,4 @@
-//! A sandbox in which every pod address there may be is served, with an agent on the manifests.
+//! A sandbox that serves every possible pod address, with an agent on the manifests.
 
 use std::{
     collections::HashMap,
@@ -17,13 +17,13 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-/// Longer than anything here takes, on a slow machine as well.
+/// Limit on every wait, longer than any takes on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The pods' port, whatever the Service's.
+/// Port of the pods, for any port of the Service.
 pub(crate) const POD_PORT: u16 = 8080;
 
-/// A Service that nothing may harm, and its pods.
+/// Service that must always work, and its number of pods.
 pub(crate) const WEB: &str = "10.96.0.10";
 pub(crate) const WEB_PODS: usize = 2;
 
@@ -35,7 +35,7 @@ pub(crate) struct Fixture {
 pub(crate) type Table = HashMap<(IpAddr, u16), Vec<IpAddr>>;
 
 impl Fixture {
-    /// The agent serves one small Service.
+    /// Starts with one small Service.
     pub(crate) fn start() -> Self {
         let serve = |sandbox: &Sandbox| {
             sandbox.ip("route add local 10.240.0.0/12 dev lo\nroute add prohibit 10.96.0.0/12\n");
@@ -46,7 +46,7 @@ impl Fixture {
         fixture
     }
 
-    /// Makes one file's content what is given.
+    /// Replaces the content of one file.
     pub(crate) fn put(&self, file: &str, objects: impl IntoIterator<Item = Value>) {
         manifest::write(&self.world.sandbox.manifest_dir(), file, objects);
     }
@@ -61,14 +61,14 @@ impl Fixture {
         agent.wait_until(PATIENCE, what, |_| wanted(&table(sandbox)));
     }
 
-    /// How many problems the agent has with objects, once it answers, which it does between its writes.
+    /// The number of the agent's problems with objects, once it answers, which it does between its writes.
     pub(crate) fn problems(&self) -> u64 {
         eventually(PATIENCE, "the agent answers", || {
             counters(&self.world.sandbox)["object_problems"].as_u64().ok_or("it does not")
         })
     }
 
-    /// The small Service is served as ever.
+    /// Checks that the small Service works.
     pub(crate) fn assert_web(&self) {
         let row = &table(&self.world.sandbox)[&(WEB.parse().unwrap(), 80)];
         assert_eq!(row.len(), WEB_PODS);
@@ -83,7 +83,7 @@ fn table(sandbox: &Sandbox) -> Table {
     rows.iter().map(|row| ((row.address, row.port), backends(row))).collect()
 }
 
-/// A pod answers.
+/// Connects to a pod by this address.
 pub(crate) fn connect(address: &str, port: u16) -> io::Result<()> {
     let address = SocketAddr::new(address.parse().unwrap(), port);
     let name = echo::ask_tcp(address)?.name;
@@ -95,7 +95,7 @@ pub(crate) fn is_refused(address: &str, port: u16) -> bool {
     echo::is_refused(TcpStream::connect(address))
 }
 
-/// That a frontend has so many backends.
+/// A condition that a frontend has `count` backends.
 pub(crate) fn serves(address: &str, port: u16, count: usize) -> impl Fn(&Table) -> Result<(), String> {
     let key = (address.parse().unwrap(), port);
     move |table| {
@@ -104,7 +104,7 @@ pub(crate) fn serves(address: &str, port: u16, count: usize) -> impl Fn(&Table) 
     }
 }
 
-/// A Service that needs little.
+/// A small Service.
 pub(crate) fn small(name: &str, vip: &str) -> [Value; 2] {
     small_with(name, vip, WEB_PODS)
 }

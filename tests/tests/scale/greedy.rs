@@ -1,4 +1,4 @@
-//! One Service that asks for more than the others together.
+//! One Service with more frontends or endpoints than all others together.
 
 use std::net::Ipv4Addr;
 
@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 use crate::fixture::{PATIENCE, POD_PORT, WEB, pods, small};
 
-/// How much more than without it an agent may have at its peak, whatever one Service asks for.
+/// Limit on the increase of the agent's peak memory by one Service of any size.
 const EXCESS_BYTES_MAX: u64 = 32 << 20;
 
-/// About as many external addresses, or ports, as fit into one object (etcd's --max-request-bytes).
+/// Approximate number of external addresses, or ports, that fit into one object (etcd's --max-request-bytes).
 const ADDRESSES_OF_AN_OBJECT: u32 = 90_000;
 const PORTS_OF_AN_OBJECT: u16 = 20_000;
 
-/// The Service of somebody who asks for much; its ClusterIP comes before that of the small one.
+/// A Service of great size, whose ClusterIP comes before that of the small one.
 fn greedy(addresses: u32, ports: u16, endpoints: usize) -> Vec<Value> {
     let named = |port: u16| json!({"name": format!("p{port}"), "port": port});
     let first = Ipv4Addr::new(1, 0, 0, 1).to_bits();
@@ -41,8 +41,8 @@ fn peak_bytes(agent: &RunningAgent) -> u64 {
     Memory::of(agent.pid()).peak
 }
 
-/// The agent starts with the objects; the small Service and the API server's are served when it says that it is ready,
-/// and it has not needed much more than without them.
+/// Checks an agent that starts with the objects: when it is ready, it serves the small Service and the API server's,
+/// and its memory is not much larger than without the objects.
 fn assert_harmless(what: &str, objects: Vec<Value>) {
     let kubernetes = small("kubernetes", "10.96.0.1");
     let without = {

@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, PATIENCE, POD_PORT, Table, WEB, WEB_PODS, connect, pods, serves, small, small_with};
 
-/// Every port there is.
+/// Number of all ports.
 const ALL_PORTS: usize = 65_535;
 
-/// The most that the API server allows in one slice.
+/// Limit of the API server on the ports of one slice.
 const SLICE_PORTS: usize = 100;
 const SLICE_ENDPOINTS: usize = 1_000;
 
-/// A Service with the TCP ports 1 to `ports` and its slices, each of which has some of the ports.
+/// A Service with the TCP ports 1 to `ports` and its slices, each with some of the ports.
 fn service(name: &str, vip: Ipv4Addr, ports: usize, endpoints: usize) -> (Service, Vec<Value>) {
     let named = |port: usize, number: usize| json!({"name": format!("p{port}"), "protocol": "TCP", "port": number});
     let list: Vec<_> = (1..=ports).map(|port| named(port, port)).collect();
@@ -36,7 +36,7 @@ fn vip(number: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(10, 97, 0, 0).to_bits() + u32::try_from(number).unwrap())
 }
 
-/// As many frontends with as many backends each, beside the small Service.
+/// A condition that the table has this many frontends with this many backends each, beside the small Service.
 fn has(frontends: usize, backends: usize) -> impl Fn(&Table) -> Result<(), String> {
     move |table| {
         let full = table.values().filter(|row| row.len() == backends).count();
@@ -83,7 +83,7 @@ fn a_full_slice_is_served() {
     fixture.assert_web();
 }
 
-/// External addresses multiply the frontends of a Service, and not its sets.
+/// External addresses multiply the frontends of a Service, but not its sets.
 #[test]
 fn more_frontends_than_the_table_holds_harm_nobody_else() {
     const LIMIT: usize = FRONTENDS_MAX as usize;
@@ -97,7 +97,7 @@ fn more_frontends_than_the_table_holds_harm_nobody_else() {
         objects((excess.spec("externalIPs", json!(externals)), slices))
     });
     fixture.put("excess.json", excess);
-    // All ClusterIPs, and half of the table for the others.
+    // The table has all ClusterIPs, and half of it is left for other frontends.
     let is_full = |table: &Table| {
         let expected = SERVICES * SLICE_PORTS + LIMIT / 2 + 1;
         if table.len() == expected { Ok(()) } else { Err(format!("{} frontends of {expected}", table.len())) }
@@ -106,7 +106,7 @@ fn more_frontends_than_the_table_holds_harm_nobody_else() {
     fixture.assert_web();
     assert!(fixture.problems() > 0);
     fixture.world.agent.wait_log("Service default/excess-", PATIENCE);
-    // Who has a place follows its endpoints whatever others lack.
+    // A Service in the table follows its endpoints, whatever others lack.
     for pods in [1, WEB_PODS] {
         fixture.put("web.json", small_with("web", WEB, pods));
         fixture.wait("the small Service follows", serves(WEB, 80, pods));

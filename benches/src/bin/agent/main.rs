@@ -1,12 +1,13 @@
 //! Cost of the agent beside kube-proxy: memory, CPU time, and time until the kernel has the API server's objects.
 //!
-//! All follow the same objects of one API server, one after the other, so that none takes the CPUs from another, and
-//! each kube-proxy in a network namespace of its own, which its rules go with. What is in the kernel is asked with TCP
-//! connections to a Service's ClusterIP, the same for all, whose backends say who they are.
+//! All peers follow the same objects of one API server. They run one after the other, so that none takes CPU time from
+//! another. Each kube-proxy has a network namespace of its own, and its rules are removed with it. TCP connections to
+//! one Service's ClusterIP, the same for all peers, show the state of the kernel, since the backends return their
+//! names.
 //!
-//! A kube-proxy runs with its defaults, as it is deployed. It writes its rules at most once a second, so between two
-//! changes there is more than that. Its time to ready is that to the first connection that is answered: it writes all
-//! rules in one transaction. That of cproxy is until the file `ready` is there, which appears when everything is
+//! kube-proxy runs with its defaults, as it is deployed. It writes its rules at most once a second, so the pause
+//! between two changes is longer than that. Its time to ready ends with the first connection that is answered, since it
+//! writes all rules in one transaction. The time of cproxy ends when the file `ready` appears, after everything is
 //! written.
 
 mod measure;
@@ -33,14 +34,14 @@ use crate::{
 
 const PREFIX: &str = "cproxy-bench";
 
-/// Shapes that every peer can follow.
+/// Shapes for all peers.
 const USUAL: [Shape; 2] = [Shape::new(100, 10), Shape::new(5_000, 10)];
-/// For cproxy alone: each kube-proxy takes minutes for it.
+/// Shape for cproxy alone: each kube-proxy takes minutes for it.
 const MANY: Shape = Shape::new(10_000, 25);
 
-/// How many slices are changed at the same time, to see what many changes cost.
+/// Number of slices that change at the same time in a burst.
 const BURST: usize = 1_000;
-/// So often, to see whether memory grows with it.
+/// Number of bursts, to see whether memory grows with each.
 const BURSTS: u32 = 5;
 
 /// Command line.
@@ -72,7 +73,7 @@ struct Arguments {
 struct Column {
     shape: Shape,
     found: Vec<Found>,
-    /// Why others could not be measured.
+    /// Reasons why peers could not be measured.
     failures: Vec<String>,
 }
 
@@ -107,7 +108,7 @@ fn main() -> Result<()> {
     report.finish(arguments.quick, arguments.output.as_deref())
 }
 
-/// A control plane with these objects, and one peer after the other.
+/// Starts a control plane with the objects and measures one peer after the other.
 fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<(String, String)>) -> Column {
     let sandbox = Sandbox::new(PREFIX);
     sandbox.add_addresses(subject::BACKENDS);
@@ -123,7 +124,7 @@ fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<(
     let mut failures = Vec::new();
     for &peer in peers {
         eprintln!("{shape}: measuring {peer}");
-        // What the others cost is worth knowing all the same.
+        // The other peers' results are useful without this one.
         match measure::measure(&place, peer, plan) {
             Ok(figures) => found.push(figures),
             Err(error) => {
@@ -133,7 +134,7 @@ fn measure_shape(shape: Shape, peers: &[Peer], plan: &Plan, versions: &mut Vec<(
             }
         }
     }
-    // An orderly end would take a second, and no client is left.
+    // An orderly end would take a second, and no client is connected any more.
     control_plane.kill_api_server();
     Column { shape, found, failures }
 }

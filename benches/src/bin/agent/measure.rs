@@ -14,63 +14,63 @@ use cproxy_tests::{
 
 use crate::peer::{Peer, Place, Running};
 
-/// Between two single changes: longer than the second that kube-proxy leaves between two syncs.
+/// Pause between two single changes, longer than the second that kube-proxy leaves between two syncs.
 const PAUSE: Duration = Duration::from_millis(1_200);
 
-/// How much is measured.
+/// Extent of the measurements.
 pub(crate) struct Plan {
     pub(crate) starts: u32,
     pub(crate) changes: u32,
-    /// How many slices are changed at the same time, and how often.
+    /// Number of slices that change at the same time, and number of times.
     pub(crate) burst: usize,
     pub(crate) bursts: u32,
-    /// How long is looked whether it is at rest.
+    /// Time without CPU use after which a peer counts as at rest.
     pub(crate) rest: Duration,
-    /// How long it is left alone.
+    /// Length of the quiet interval.
     pub(crate) quiet: Duration,
 }
 
-/// All that was found of one peer.
+/// Results for one peer.
 pub(crate) struct Found {
     pub(crate) peer: Peer,
     pub(crate) bytes_on_disk: u64,
     pub(crate) starts: Vec<Start>,
-    /// From sending one to the first connection that follows it.
+    /// Times from sending a change to the first connection that follows it.
     pub(crate) changes: Vec<Duration>,
     pub(crate) cpu_per_change: Duration,
     pub(crate) bursts: Vec<Burst>,
     pub(crate) quiet: Quiet,
-    /// Only of cproxy.
+    /// Memory of cproxy's maps; empty for kube-proxy.
     pub(crate) maps: Vec<MapMemory>,
 }
 
-/// From the start until it is at rest.
+/// Cost from the start until the peer is at rest.
 pub(crate) struct Start {
     pub(crate) to_ready: Duration,
     pub(crate) cpu: Duration,
     pub(crate) memory: Memory,
 }
 
-/// Many slices at once.
+/// Cost of changing many slices at once.
 pub(crate) struct Burst {
-    /// How long sending them took.
+    /// Time that sending them took.
     pub(crate) sending: Duration,
-    /// From the API server's last answer until all are in the kernel.
+    /// Time from the API server's last answer until all changes are in the kernel.
     pub(crate) lag: Duration,
     pub(crate) cpu: Duration,
     pub(crate) peak_bytes: u64,
-    /// Once it is at rest again.
+    /// Resident memory once it is at rest again.
     pub(crate) resident_bytes: u64,
 }
 
-/// While nothing changes, for a minute.
+/// Cost of a minute without changes.
 pub(crate) struct Quiet {
     pub(crate) sleeps: f64,
     pub(crate) cpu: Duration,
 }
 
 pub(crate) fn measure(place: &Place<'_>, peer: Peer, plan: &Plan) -> Result<Found> {
-    // Those before have left the Service with its first backend.
+    // After earlier changes the Service has its first backend again.
     let mut made = 0;
     let mut starts = Vec::new();
     for _ in 1..plan.starts {
@@ -95,7 +95,7 @@ impl Start {
     }
 }
 
-/// The CPU time up to now, once it has nothing left to do.
+/// CPU time so far, once the peer has nothing left to do.
 fn cpu_at_rest(running: &Running<'_>, rest: Duration) -> Result<Duration> {
     rest::wait(1, rest, subject::TIMEOUT, || cpu_time(running.pid()))
 }
@@ -106,7 +106,7 @@ fn single_changes(
     plan: &Plan,
     made: &mut usize,
 ) -> Result<(Vec<Duration>, Duration)> {
-    // The first one meets cold caches and connections.
+    // The first change meets cold caches and connections, so it does not count.
     one_change(place, running, made)?;
     let before = cpu_at_rest(running, plan.rest)?;
     let mut changes = Vec::new();
@@ -137,8 +137,8 @@ fn quiet(running: &Running<'_>, interval: Duration) -> Quiet {
     }
 }
 
-/// The last change is that of the Service that can be asked: a watch reports changes in their order, so a client with
-/// the last one in the kernel has them all.
+/// Makes a burst of changes. The last one is to the Service that is probed: a watch reports changes in order, so a peer
+/// that has the last one in the kernel has them all.
 fn burst(place: &Place<'_>, running: &Running<'_>, plan: &Plan, made: &mut usize) -> Result<Burst> {
     let before = cpu_at_rest(running, plan.rest)?;
     forget_peak(running.pid());

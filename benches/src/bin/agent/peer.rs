@@ -1,4 +1,4 @@
-//! The peers, and how each is started and ended.
+//! The peers, and how each starts and ends.
 
 use std::{
     fmt, fs,
@@ -18,7 +18,7 @@ use cproxy_tests::{
     writer::Writer,
 };
 
-/// Somebody who follows the API server.
+/// A proxy that follows the API server.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     Cproxy,
@@ -26,7 +26,7 @@ pub(crate) enum Peer {
     Nftables,
 }
 
-/// Where all of it happens.
+/// The sandbox, its control plane and its servers.
 pub(crate) struct Place<'s> {
     pub(crate) sandbox: &'s Sandbox,
     pub(crate) control_plane: &'s ControlPlane<'s>,
@@ -34,7 +34,7 @@ pub(crate) struct Place<'s> {
     pub(crate) shape: Shape,
 }
 
-/// A peer that runs and is ready. Its end takes everything out of the kernel.
+/// A running peer that is ready. When it is dropped, everything of it leaves the kernel.
 pub(crate) struct Running<'s> {
     sandbox: &'s Sandbox,
     process: Process,
@@ -50,7 +50,7 @@ enum Process {
 impl Peer {
     pub(crate) const ALL: [Self; 3] = [Self::Cproxy, Self::Iptables, Self::Nftables];
 
-    /// Of its own program: what iptables and nftables take comes on top of it.
+    /// Size of the peer's own program, without iptables and nftables.
     pub(crate) fn bytes_on_disk(self, place: &Place<'_>) -> Result<u64> {
         let binary: PathBuf = match self {
             Self::Cproxy => cproxy_binary(),
@@ -59,7 +59,7 @@ impl Peer {
         Ok(fs::metadata(&binary).with_context(|| format!("reading {}", binary.display()))?.len())
     }
 
-    /// Starts it and waits until it is ready; also how long that took. `changes` have been made so far.
+    /// Starts the peer after `changes` changes, waits until it is ready, and returns the time that took.
     pub(crate) fn start<'s>(self, place: &Place<'s>, changes: usize) -> Result<(Running<'s>, Duration)> {
         let Place { sandbox, control_plane, .. } = *place;
         let mode = match self {

@@ -85,13 +85,13 @@ const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "quiet_cpu_ms", meaning: "  CPU a minute, ms", of: |found| vec![ms(found.quiet.cpu)] },
 ];
 
-/// Those that are also drawn over the number of Services: name of the figure and of the chart, title, unit.
+/// Figures with a chart over the number of Services: name of the figure and of the chart, title, unit.
 const CHARTS: [(&str, &str, &str, &str); 2] = [
     ("start_to_ready_s", "start", "From start to ready", "s"),
     ("resident_mib", "memory", "Resident memory after the first sync", "MiB"),
 ];
 
-/// Everything but versions.
+/// The report without versions.
 pub(crate) fn of(columns: &[Column], plan: &Plan) -> Report {
     Report {
         tables: columns.iter().map(table).collect(),
@@ -109,7 +109,7 @@ fn table(Column { shape, found, .. }: &Column) -> Table {
     Figure::table(&FIGURES, title, found, |found| found.peer.to_string())
 }
 
-/// Where there is more than one number of Services.
+/// Charts, if there is more than one number of Services.
 fn charts(columns: &[Column]) -> Vec<Chart> {
     let sizes = columns.iter().map(|column| column.shape.services).collect::<BTreeSet<_>>();
     if sizes.len() < 2 {

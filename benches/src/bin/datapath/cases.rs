@@ -1,5 +1,5 @@
-//! Measured calls. Every call's outcome is looked at, so that a case measures what its name says: no route leads to a
-//! ClusterIP, and a call can only succeed there if it is translated.
+//! Measured calls. The outcome of every call is checked, so that a case measures what its name says: no route leads to
+//! a ClusterIP, so a call to one succeeds only if it is translated.
 
 use std::{
     io,
@@ -15,10 +15,10 @@ use rustix::net::{SocketFlags, SocketType, connect, connect_unspec, socket_with,
 
 use crate::place::{Attached, Family, Peers, TIMEOUT};
 
-/// Calls in a block: few enough to be over before the machine's load changes, and for queues to hold them.
+/// Number of calls in a block: few enough to end before the machine's load changes, and to fit into queues.
 pub(crate) const CALLS: usize = 100;
 
-/// Calls between two looks at the clock, which may be as coarse as 10 ns.
+/// Number of calls between two clock readings, as the clock may be as coarse as 10 ns.
 const CALLS_TIMED: usize = 5;
 
 /// How a block of calls is measured.
@@ -56,9 +56,9 @@ impl Meter<'_> {
 /// One way to make a call.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// With what programs.
+    /// Attached programs.
     pub(crate) attached: Attached,
-    /// How many times the first case's time it may take, where that is promised.
+    /// Promised limit on the ratio to the first case's time, if there is one.
     pub(crate) target: Option<f64>,
     /// Runs one block.
     pub(crate) run: fn(&Peers, &Meter<'_>) -> Result<f64>,
@@ -74,41 +74,41 @@ impl Case {
     }
 }
 
-/// Object of a suite's times.
+/// Unit that a suite times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
-    /// The program's runs.
+    /// Runs of the program.
     Program,
-    /// Whole calls.
+    /// Whole system calls.
     Call,
 }
 
-/// Cases that are compared with the first of them.
+/// Cases compared with the first of them.
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) subject: Subject,
-    /// The hook whose program is at work, without its family.
+    /// Measured hook, without its family.
     pub(crate) hook: &'static str,
     pub(crate) cases: &'static [Case],
-    /// The cases, by index, whose difference is what it costs to make a socket's state.
+    /// Indices of the two cases whose difference is the cost of creating a socket's state.
     pub(crate) new_state: Option<(usize, usize)>,
 }
 
 impl Suite {
-    /// The hook in one family, as its link is named.
+    /// Name of the hook's link in one family.
     pub(crate) fn hook_in(&self, family: Family) -> String {
         format!("{}{}", self.hook, family.digit())
     }
 }
 
-/// How much slower than the empty program a program may be that has nothing to do.
+/// Limit on the ratio to the empty program for a program with nothing to do.
 const MISS_MAX: f64 = 2.0;
 
 const EMPTY: &str = "empty program";
-/// Of whole calls.
+/// Name of the case for whole calls to the Service.
 pub(crate) const TO_SERVICE: &str = "to the ClusterIP";
 
-/// All of them.
+/// All suites.
 pub(crate) const SUITES: [Suite; 8] = [
     Suite {
         name: "TCP",
@@ -235,13 +235,13 @@ pub(crate) const SUITES: [Suite; 8] = [
 /// Payload of every datagram.
 const DATAGRAM: &[u8] = b"ping";
 
-/// `connect()` on fresh sockets. The connections are accepted after the block: no server thread runs meanwhile, so that
-/// a call is the client's work and the kernel's, and does not depend on who is woken where.
+/// `connect()` on fresh sockets. The connections are accepted after the block, so that no server thread runs meanwhile.
+/// A call is then only the work of the client and the kernel, without scheduling effects.
 fn tcp(peers: &Peers, meter: &Meter<'_>, target: fn(&Peers, usize) -> SocketAddr) -> Result<f64> {
     connect_all(peers, meter, &tcp_sockets(peers)?, target)
 }
 
-/// `connect()` on sockets that have been connected to the Service and disconnected.
+/// `connect()` on sockets that were connected to the Service and disconnected.
 fn tcp_again(peers: &Peers, meter: &Meter<'_>) -> Result<f64> {
     let sockets = tcp_sockets(peers)?;
     for socket in &sockets {
@@ -263,7 +263,7 @@ fn connect_all(
     Ok(result)
 }
 
-/// A connection's whole life on the client's side.
+/// The whole life of a connection on the client's side.
 fn tcp_life(peers: &Peers, meter: &Meter<'_>, target: fn(&Peers, usize) -> SocketAddr) -> Result<f64> {
     let result = meter.measure(|number| Ok(connect(tcp_socket(peers)?, &target(peers, number))?))?;
     accept_all(peers)?;
@@ -279,7 +279,7 @@ fn accept_all(peers: &Peers) -> Result<()> {
     Ok(())
 }
 
-/// `connect()` of one UDP socket, again and again. No packet is sent: what is measured is little more than the program.
+/// `connect()` of the same UDP socket, repeatedly. No packet is sent, so the time is little more than the program's.
 fn udp(client: &UdpSocket, meter: &Meter<'_>, target: SocketAddr) -> Result<f64> {
     meter.measure(|_| client.connect(target))
 }
@@ -290,7 +290,7 @@ fn udp_anew(peers: &Peers, meter: &Meter<'_>) -> Result<f64> {
     meter.measure(|number| socket(&sockets, number)?.connect(peers.vip()))
 }
 
-/// A UDP socket that has been connected to the Service.
+/// A UDP socket that was connected to the Service.
 fn client_of_service(peers: &Peers) -> io::Result<UdpSocket> {
     let client = peers.client()?;
     client.connect(peers.vip())?;
@@ -330,7 +330,7 @@ fn receive_from_stranger(peers: &Peers, meter: &Meter<'_>) -> Result<f64> {
     receive(meter, &client, peers.pods.first().context("there are pods")?, None)
 }
 
-/// `recvfrom()` on a socket that has sent to a Service, of something else.
+/// `recvfrom()` of a datagram from another sender on a socket that has sent to a Service.
 fn receive_from_other(peers: &Peers, meter: &Meter<'_>) -> Result<f64> {
     let (client, _) = sender_to_service(peers)?;
     receive(meter, &client, &peers.stray, None)
@@ -342,7 +342,7 @@ fn receive_from_backend(peers: &Peers, meter: &Meter<'_>) -> Result<f64> {
     receive(meter, &client, backend, Some(peers.vip()))
 }
 
-/// A UDP socket that has sent to the Service, and the backend it has.
+/// A UDP socket that has sent to the Service, and its backend.
 fn sender_to_service(peers: &Peers) -> Result<(UdpSocket, &UdpSocket)> {
     let client = peers.client()?;
     client.send_to(DATAGRAM, peers.vip()).context("sending to the ClusterIP")?;
@@ -351,7 +351,7 @@ fn sender_to_service(peers: &Peers) -> Result<(UdpSocket, &UdpSocket)> {
     Ok((client, backend))
 }
 
-/// Receives what `server` sends, which comes from its own address or is shown to come from `shown`.
+/// Receives datagrams that `server` sends. Their source must be the server's own address or `shown`.
 fn receive(meter: &Meter<'_>, client: &UdpSocket, server: &UdpSocket, shown: Option<SocketAddr>) -> Result<f64> {
     let address = client.local_addr()?;
     for _ in 0..CALLS {
@@ -362,7 +362,7 @@ fn receive(meter: &Meter<'_>, client: &UdpSocket, server: &UdpSocket, shown: Opt
     meter.measure(|_| is(client.recv_from(&mut buffer)?.1, shown))
 }
 
-/// `getpeername()` on one socket, which shows what was connected to.
+/// `getpeername()` on one socket, which returns the address passed to `connect()`.
 fn peer_name(peers: &Peers, meter: &Meter<'_>, target: SocketAddr) -> Result<f64> {
     let client = peers.client()?;
     client.connect(target)?;
@@ -393,7 +393,7 @@ fn tcp_sockets(peers: &Peers) -> io::Result<Vec<OwnedFd>> {
     (0..CALLS).map(|_| tcp_socket(peers)).collect()
 }
 
-/// A TCP socket that leaves nothing behind when it is closed, no TIME_WAIT either.
+/// A TCP socket that leaves no state when it is closed, not even TIME_WAIT.
 fn tcp_socket(peers: &Peers) -> io::Result<OwnedFd> {
     let socket = socket_with(peers.family.domain(), SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_linger(&socket, Some(Duration::ZERO))?;

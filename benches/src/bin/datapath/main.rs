@@ -1,17 +1,17 @@
-//! Cost of cproxy's socket programs: each program's runs as the kernel times them, and whole system calls.
+//! Cost of cproxy's socket programs: the runs of each program as the kernel times them, and whole system calls.
 //!
-//! Times do not carry from machine to machine, nor from one minute of a shared machine to the next; so everything is
-//! compared with something else that is done in the same round: a program with an empty program on the same hook, a
-//! call with the same call where nothing is attached. A round does every case once, in a block of calls, each round in
-//! another order, and what counts is the median of the rounds' ratios.
+//! Times differ between machines, and on a shared machine from minute to minute. So every time is compared with another
+//! one of the same round: a program with an empty program on the same hook, a call with the same call without any
+//! program. A round runs every case once, as a block of calls, in a new order each time. The result is the median of
+//! the rounds' ratios.
 //!
-//! One process in one cgroup makes all the calls, and what is attached to the cgroup changes between the blocks. Two
-//! cgroups, one of them without programs, would be simpler, but then nothing would be compared with a machine without
-//! cproxy: once a program is attached anywhere, every socket's call takes the long way past its hook and, for UDP,
-//! takes the socket's lock for it (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG_LOCK`).
+//! One process in one cgroup makes all the calls, and the programs attached to the cgroup change between the blocks.
+//! Two cgroups, one of them without programs, would be simpler, but then nothing would be compared with a machine
+//! without cproxy: once a program is attached anywhere, every socket's call takes the slow path past its hook and, for
+//! UDP, takes the socket's lock for it (include/linux/bpf-cgroup.h, `BPF_CGROUP_RUN_SA_PROG_LOCK`).
 //!
-//! The kernel's statistics are on while programs are timed, and off for whole calls. They take time themselves, and all
-//! of it is in the empty program's figure: differences are without it.
+//! The kernel's statistics are on while programs are timed, and off for whole calls. They take time themselves, all of
+//! which is part of the empty program's figure; differences do not include it.
 
 mod cases;
 mod place;
@@ -61,7 +61,7 @@ struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// A suite in one family, and what was found.
+/// A suite in one family, with its results.
 struct Column<'p> {
     suite: &'static Suite,
     peers: &'p Peers,
@@ -69,13 +69,13 @@ struct Column<'p> {
     rows: Vec<Row>,
 }
 
-/// A case, and each round's time.
+/// A case with the time of each round.
 struct Row {
     case: &'static Case,
     times_ns: Vec<f64>,
 }
 
-/// A case beside the first of its suite.
+/// A case compared with the first of its suite.
 struct Compared<'c> {
     row: &'c Row,
     difference: Estimate,
@@ -85,7 +85,7 @@ struct Compared<'c> {
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     check_output(arguments.output.as_deref())?;
-    // Dropped from right to left: the sandbox goes when nothing is attached to it any more.
+    // Fields drop from right to left: nothing is attached any more when the sandbox goes.
     let Place { sandbox: _sandbox, peers, mut programs } = Place::prepare(arguments.services)?;
     let mut columns = columns(&arguments, &peers);
     require(&programs, &columns)?;
@@ -128,7 +128,7 @@ fn columns<'p>(arguments: &Arguments, peers: &'p [Peers; 2]) -> Vec<Column<'p>> 
     columns
 }
 
-/// Fails where the agent has not attached what is to be measured.
+/// Fails if the agent has not attached a program that is to be measured.
 fn require(programs: &Programs, columns: &[Column<'_>]) -> Result<()> {
     let is_missing = |hook: &&str| {
         columns.iter().any(|column| column.hook == *hook) && programs.get(hook, Attached::Cproxy).is_none()
@@ -142,7 +142,7 @@ fn require(programs: &Programs, columns: &[Column<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// All rounds. Returns how many programs others had on these hooks, at the start or at the end.
+/// Runs all rounds. Returns the number of other users' programs on these hooks, at the start or at the end.
 fn measure(programs: &mut Programs, columns: &mut [Column<'_>], rounds: usize) -> Result<usize> {
     let enabled = fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
     if enabled.trim() == "1" {
@@ -156,7 +156,7 @@ fn measure(programs: &mut Programs, columns: &mut [Column<'_>], rounds: usize) -
     Ok(others.max(programs.of_others()?))
 }
 
-/// The rounds, after one to warm up.
+/// Runs the rounds after a warm-up round.
 fn measure_subject(programs: &mut Programs, columns: &mut [Column<'_>], subject: Subject, rounds: usize) -> Result<()> {
     for round in 0..=rounds {
         for Column { suite, peers, hook, rows } in columns.iter_mut().filter(|column| column.suite.subject == subject) {
@@ -191,7 +191,7 @@ impl Column<'_> {
         self.rows.first()
     }
 
-    /// The others, with what they are beside the first.
+    /// The other cases, compared with the first.
     fn compared(&self) -> impl Iterator<Item = Compared<'_>> {
         let rows = self.rows.iter().skip(1);
         rows.filter_map(|row| Some(Compared { row, difference: self.difference(row)?, ratio: self.ratio(row)? }))
@@ -205,8 +205,8 @@ impl Column<'_> {
         Estimate::of_ratios(&row.times_ns, &self.baseline()?.times_ns)
     }
 
-    /// Of whole calls, how much longer those to the ClusterIP take, in percent, round by round; without the rounds that
-    /// were disturbed the most, since a single one of these would decide the axis.
+    /// Extra time of whole calls to the ClusterIP, in percent, round by round. The most disturbed rounds are left out,
+    /// since one of them alone would set the scale of the axis.
     fn drawn(&self) -> Option<Series> {
         let to_service = self.rows.iter().find(|row| row.case.name == TO_SERVICE)?;
         let rounds = to_service.times_ns.iter().zip(&self.baseline()?.times_ns);
@@ -214,14 +214,14 @@ impl Column<'_> {
         Some(Series::distribution(self.title(), more).without_ends())
     }
 
-    /// Cost of making a socket's state, and the two cases that show it.
+    /// Cost of creating a socket's state, and the two cases that show it.
     fn new_state(&self) -> Option<(Estimate, &Row, &Row)> {
         let (made, found) = self.suite.new_state?;
         let (made, found) = (self.rows.get(made)?, self.rows.get(found)?);
         Some((Estimate::of_differences(&made.times_ns, &found.times_ns)?, made, found))
     }
 
-    /// How many instructions the verifier went through; `None` for whole calls.
+    /// Number of instructions that the verifier processed; `None` for whole calls.
     fn verified_instructions(&self, programs: &Programs) -> Result<Option<u64>> {
         let program = programs.get(&self.hook, Attached::Cproxy).filter(|_| self.suite.subject == Subject::Program);
         let info = program.map(Program::info).transpose().context("asking for a program's size")?;

@@ -1,4 +1,5 @@
-//! Where it is measured: pods and Services of both families in a sandbox, with the programs in hand and the agent gone.
+//! Environment of the measurement: pods and Services of both families in a sandbox, with the agent's programs but
+//! without the agent.
 
 use std::{
     fs::File,
@@ -25,17 +26,17 @@ use serde_json::Value;
 
 const PREFIX: &str = "cproxy-bench";
 
-/// How many backends the Service has.
+/// Number of backends of the Service.
 const PODS: u8 = 10;
 
 const VIP_PORT: u16 = 80;
 const TCP_PORT: u16 = 8080;
 const UDP_PORT: u16 = 8081;
 
-/// More than the connections of a block.
+/// Queue length, more than the connections of a block.
 const BACKLOG: i32 = 1_000;
 
-/// Longer than anything here may take.
+/// Limit on every wait, longer than any step takes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An address family.
@@ -49,7 +50,7 @@ pub(crate) enum Family {
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl Family {
-    /// As in the names of hooks.
+    /// Digit in the names of hooks.
     pub(crate) fn digit(self) -> char {
         match self {
             Self::V4 => '4',
@@ -57,7 +58,7 @@ impl Family {
         }
     }
 
-    /// As `socket()` has it.
+    /// Family as `socket()` takes it.
     pub(crate) fn domain(self) -> AddressFamily {
         match self {
             Self::V4 => AddressFamily::INET,
@@ -90,7 +91,7 @@ impl Family {
         self.service(11)
     }
 
-    /// An address among the ClusterIPs that is none: here the programs cannot know at once that it is no Service.
+    /// An address without a Service in the range of ClusterIPs, so that the programs cannot rule it out at once.
     fn stray(self) -> IpAddr {
         self.service(12)
     }
@@ -99,7 +100,7 @@ impl Family {
         (1..=PODS).map(move |host| self.pod(host))
     }
 
-    /// The address that clients bind to.
+    /// Address that clients bind to.
     fn client(self) -> IpAddr {
         self.pod(PODS + 1)
     }
@@ -108,11 +109,11 @@ impl Family {
 /// The servers of one family.
 pub(crate) struct Peers {
     pub(crate) family: Family,
-    /// Listens on every address.
+    /// Listener on every address.
     pub(crate) listener: TcpListener,
     /// The pods' UDP sockets.
     pub(crate) pods: Vec<UdpSocket>,
-    /// One on the address that is no Service's.
+    /// A UDP socket on the address without a Service.
     pub(crate) stray: UdpSocket,
 }
 
@@ -120,7 +121,7 @@ impl Peers {
     fn start(family: Family) -> io::Result<Self> {
         let udp = |address| {
             let socket = UdpSocket::bind((address, UDP_PORT))?;
-            // They are emptied, not waited for.
+            // The sockets are drained without waiting.
             socket.set_nonblocking(true)?;
             Ok(socket)
         };
@@ -128,7 +129,7 @@ impl Peers {
         Ok(Self { family, listener: listen(family)?, pods, stray: udp(family.stray())? })
     }
 
-    /// The Service; both protocols have the same port.
+    /// The address of the Service; both protocols have the same port.
     pub(crate) fn vip(&self) -> SocketAddr {
         SocketAddr::new(self.family.vip(), VIP_PORT)
     }
@@ -138,23 +139,23 @@ impl Peers {
         SocketAddr::new(self.family.down(), VIP_PORT)
     }
 
-    /// Any number leads to a pod: a Service's clients meet them all.
+    /// The TCP address of a pod. Any number is valid and wraps, so that clients meet all pods as a Service's do.
     pub(crate) fn pod_tcp(&self, number: usize) -> SocketAddr {
         let host = number % usize::from(PODS) + 1;
         SocketAddr::new(self.family.pod(host as u8), TCP_PORT)
     }
 
-    /// A pod.
+    /// The UDP address of a pod.
     pub(crate) fn pod_udp(&self) -> SocketAddr {
         SocketAddr::new(self.family.pod(1), UDP_PORT)
     }
 
-    /// An address among the ClusterIPs that is none.
+    /// A TCP address without a Service in the range of ClusterIPs.
     pub(crate) fn stray_tcp(&self) -> SocketAddr {
         SocketAddr::new(self.family.stray(), TCP_PORT)
     }
 
-    /// The same for UDP.
+    /// A UDP address without a Service in the range of ClusterIPs.
     pub(crate) fn stray_udp(&self) -> SocketAddr {
         SocketAddr::new(self.family.stray(), UDP_PORT)
     }
@@ -166,7 +167,7 @@ impl Peers {
         Ok(socket)
     }
 
-    /// Empties the servers' UDP sockets; tells which pod got something, if one did.
+    /// Empties the servers' UDP sockets; returns a pod that has received a datagram, if any.
     pub(crate) fn drain(&self) -> Option<&UdpSocket> {
         let mut buffer = [0; 16];
         let mut hit = None;
@@ -179,7 +180,7 @@ impl Peers {
     }
 }
 
-/// Listens on every address of one family.
+/// A listener on every address of one family.
 fn listen(family: Family) -> io::Result<TcpListener> {
     let socket = socket_with(family.domain(), SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let wildcard = match family {
@@ -195,13 +196,13 @@ fn listen(family: Family) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A hook, its name as in the pin directory.
+/// A hook, named as in the pin directory.
 pub(crate) struct Hook {
     pub(crate) name: &'static str,
     attach_type: AttachType,
 }
 
-/// All of them (include/uapi/linux/bpf.h, `enum bpf_attach_type`).
+/// All hooks (include/uapi/linux/bpf.h, `enum bpf_attach_type`).
 pub(crate) const HOOKS: [Hook; 9] = [
     Hook { name: "connect4", attach_type: AttachType(10) },
     Hook { name: "connect6", attach_type: AttachType(11) },
@@ -217,23 +218,23 @@ pub(crate) const HOOKS: [Hook; 9] = [
 /// Programs on the cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attached {
-    /// Nothing.
+    /// No program.
     Nothing,
-    /// A program on each hook that does nothing.
+    /// An empty program on each hook.
     Empty,
     /// cproxy's programs.
     Cproxy,
 }
 
-/// The two programs for a hook.
+/// Both programs for a hook.
 struct Pair {
     hook: &'static Hook,
     empty: Program,
-    /// `None` where the agent has none.
+    /// cproxy's program; `None` if the agent has none for this hook.
     cproxy: Option<Program>,
 }
 
-/// The programs, and what of them is attached to the sandbox's cgroup.
+/// The programs, and the ones attached to the sandbox's cgroup.
 pub(crate) struct Programs {
     pairs: Vec<Pair>,
     cgroup: File,
@@ -242,7 +243,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Takes the agent's programs out of its pinned links.
+    /// Takes the agent's programs from its pinned links.
     fn take(sandbox: &Sandbox) -> Result<Self> {
         let pins = sandbox.pin_dir().join(format!("v{LAYOUT_VERSION}"));
         let pair = |hook: &'static Hook| {
@@ -269,7 +270,7 @@ impl Programs {
         }
     }
 
-    /// Attaches these and no others.
+    /// Attaches `wanted` and detaches all others.
     pub(crate) fn attach(&mut self, wanted: Attached) -> Result<()> {
         if self.attached == wanted {
             return Ok(());
@@ -289,7 +290,7 @@ impl Programs {
         Ok(())
     }
 
-    /// How many programs others have on these hooks, on other cgroups.
+    /// The number of other users' programs on these hooks, on other cgroups.
     pub(crate) fn of_others(&self) -> Result<usize> {
         let count =
             cproxy_benches::bpf::count_links(&HOOKS.map(|hook| hook.attach_type)).context("listing BPF links")?;
@@ -297,7 +298,7 @@ impl Programs {
     }
 }
 
-/// The sandbox with everything in it.
+/// The sandbox with its contents.
 pub(crate) struct Place {
     pub(crate) sandbox: Sandbox,
     pub(crate) peers: [Peers; 2],
@@ -305,8 +306,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Has an agent write the table, beside that many other Services, and load the programs. Then it ends: what is
-    /// measured is the kernel's work alone.
+    /// Lets an agent write the table with `services` other Services and load the programs. Then the agent ends, so that
+    /// only the kernel's work is measured.
     pub(crate) fn prepare(services: u16) -> Result<Self> {
         let sandbox = Sandbox::new(PREFIX);
         for family in FAMILIES {

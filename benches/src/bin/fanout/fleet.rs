@@ -1,4 +1,4 @@
-//! Many clients of one API server, of one kind, each in the place that a microVM would be.
+//! Many clients of one API server, all of one kind, each in its own place as in a microVM of its own.
 
 use std::{
     fmt, fs, io,
@@ -28,14 +28,14 @@ use cproxy_tests::{
 
 use crate::table::Table;
 
-/// Between two looks at all tables; more if looking at them takes long.
+/// Shortest pause between two polls of all tables; it is longer if a poll takes long.
 const PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_FACTOR: u32 = 4;
 
-/// Between two looks at who is ready.
+/// Pause between two polls for clients that are ready.
 const READY_POLL: Duration = Duration::from_millis(1);
 
-/// Tells the fleets apart: what one leaves, the next must not meet.
+/// Number of fleets so far, so that one fleet does not meet the remains of another.
 static FLEET: AtomicU32 = AtomicU32::new(0);
 
 /// Client of the API server.
@@ -49,10 +49,10 @@ impl Kind {
     pub(crate) const ALL: [Self; 2] = [Self::Cproxy, Self::KubeProxy];
 }
 
-/// Running clients. Their end takes everything out of the kernel.
+/// Running clients. When they are dropped, everything of them leaves the kernel.
 pub(crate) struct Fleet {
     clients: Clients,
-    /// Network namespaces: the agents share one.
+    /// Network namespaces; agents share one.
     netns: Vec<Netns>,
 }
 
@@ -68,8 +68,8 @@ struct OneAgent {
 }
 
 impl Fleet {
-    /// Starts so many at the same time and waits until all are ready; also when each was, from the first one's start.
-    /// `changes` of the Service have been made so far.
+    /// Starts `count` clients at the same time after `changes` changes of the Service, waits until all are ready, and
+    /// returns the time of each from the first one's start.
     pub(crate) fn start(
         kind: Kind,
         count: u32,
@@ -83,7 +83,7 @@ impl Fleet {
         }
     }
 
-    /// Their processes.
+    /// Process IDs of the clients.
     pub(crate) fn pids(&self) -> Vec<u32> {
         match &self.clients {
             Clients::Agents { agents, .. } => agents.iter().map(|agent| agent.process.pid()).collect(),
@@ -91,7 +91,7 @@ impl Fleet {
         }
     }
 
-    /// The CPU time of all of them.
+    /// CPU time of all clients together.
     pub(crate) fn cpu(&self) -> Duration {
         self.pids().into_iter().map(cpu_time).sum()
     }
@@ -117,7 +117,7 @@ impl Fleet {
 }
 
 impl Drop for Fleet {
-    /// Nobody is left to mind that it is not orderly.
+    /// An orderly end has no use here.
     fn drop(&mut self) {
         match &mut self.clients {
             Clients::KubeProxies { daemons, .. } => daemons.iter_mut().for_each(|daemon| {
@@ -131,7 +131,7 @@ impl Drop for Fleet {
 impl OneAgent {
     fn end(&mut self) {
         self.process.kill();
-        // With their pins, programs and maps go. What is left goes with the sandbox.
+        // Programs and maps go with their pins. The rest goes with the sandbox.
         for removed in [fs::remove_dir_all(&self.pin_dir), fs::remove_dir(&self.cgroup)] {
             if let Err(error) = removed {
                 eprintln!("fanout: {} or its cgroup stays: {error}", self.pin_dir.display());
@@ -140,7 +140,7 @@ impl OneAgent {
     }
 }
 
-/// The moments at which clients will have followed a change.
+/// Pending observation of the moments at which clients follow a change.
 pub(crate) enum Looking {
     InMaps(JoinHandle<Result<Vec<Instant>>>),
     Outside(Vec<Seen>),
@@ -155,7 +155,7 @@ impl Looking {
     }
 }
 
-/// Looks at all tables that have not yet changed, again and again.
+/// Polls all tables that have not yet changed until all have.
 fn wait_for(tables: &[Table], backend: IpAddr) -> Result<Vec<Instant>> {
     let started = Instant::now();
     let mut waiting = tables.iter().collect::<Vec<_>>();
@@ -217,7 +217,7 @@ fn wait_ready(agents: &mut [OneAgent], started: Instant) -> Result<Vec<Duration>
     Ok(ready.into_iter().flatten().collect())
 }
 
-/// Runs the agent in the namespace, with its arguments.
+/// Writes a script that runs the agent in the namespace with the script's arguments.
 fn launcher(sandbox: &Sandbox, netns: &Netns) -> Result<PathBuf> {
     let path = sandbox.dir().join("agent-in-netns");
     let (netns, agent) = (netns.path(), cproxy_binary());
@@ -245,13 +245,13 @@ fn start_kube_proxies(
     Ok((Fleet { clients: Clients::KubeProxies { daemons, _backends: backends }, netns }, ready))
 }
 
-/// Of the calling thread's namespace, without its loopback interface.
+/// Received bytes of the calling thread's namespace, without its loopback interface.
 fn link_received_bytes() -> io::Result<u64> {
     let text = fs::read_to_string("/proc/thread-self/net/dev")?;
     Ok(received_bytes(&text))
 }
 
-/// `name: bytes packets ...`, after two lines of headings.
+/// Sums `name: bytes packets ...` after two heading lines.
 fn received_bytes(net_dev: &str) -> u64 {
     let links = net_dev.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() != "lo");
     links.filter_map(|(_, numbers)| numbers.split_whitespace().next()?.parse::<u64>().ok()).sum()

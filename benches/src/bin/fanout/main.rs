@@ -1,9 +1,9 @@
-//! Cost of each further agent for the API server: every microVM has an agent of its own, so that thousands of watchers
-//! hang on one API server.
+//! Cost of each further agent for the API server: every microVM has an agent of its own, so one API server serves
+//! thousands of watchers.
 //!
-//! Fleets of so many agents follow one API server, one fleet after the other; beside them kube-proxies. A fleet starts
-//! at once, which is the worst that a cluster can do to an API server; then single EndpointSlices change; then the API
-//! server crashes and comes back.
+//! Fleets of agents of several sizes follow one API server, one fleet after the other; fleets of kube-proxies do the
+//! same. A fleet starts all at once, which is the worst load a cluster can put on an API server. Then single
+//! EndpointSlices change; then the API server crashes and comes back.
 
 mod fleet;
 mod measure;
@@ -30,7 +30,7 @@ use crate::{
 
 const PREFIX: &str = "cproxy-bench";
 
-/// Network namespaces that one sandbox has room for beside its own.
+/// Number of network namespaces that one sandbox has room for beside its own.
 const NAMESPACES_MAX: u32 = 60;
 
 /// Command line.
@@ -86,7 +86,7 @@ fn main() -> Result<()> {
     let mut failures = Vec::new();
     for &(kind, count) in &fleets {
         eprintln!("measuring {count} of {kind}");
-        // What the others cost is worth knowing all the same.
+        // The other fleets' results are useful without this one.
         match measure::measure(&mut place, kind, count, &plan) {
             Ok(figures) => found.push(figures),
             Err(error) => {
@@ -97,12 +97,12 @@ fn main() -> Result<()> {
     }
     let mut report = Report { failures, ..report::of(arguments.shape, &found, &plan) };
     add_versions(&mut report, &place.control_plane);
-    // An orderly end would take a second, and no client is left.
+    // An orderly end would take a second, and no client is connected any more.
     place.control_plane.kill_api_server();
     report.finish(arguments.quick, arguments.output.as_deref())
 }
 
-/// A control plane with the objects.
+/// Starts a control plane with the objects.
 fn prepare(sandbox: &Sandbox, shape: Shape) -> Place<'_> {
     let control_plane = ControlPlane::start(sandbox);
     node::create(sandbox, &control_plane);

@@ -16,61 +16,61 @@ use cproxy_tests::{
 
 use crate::fleet::{Fleet, Kind};
 
-/// Between two changes: longer than the second that kube-proxy leaves between two syncs.
+/// Pause between two changes, longer than the second that kube-proxy leaves between two syncs.
 const PAUSE: Duration = Duration::from_millis(1_200);
 
-/// How much is measured.
+/// Extent of the measurements.
 pub(crate) struct Plan {
     pub(crate) changes: u32,
-    /// How long is looked whether clients are at rest.
+    /// Time without CPU use after which clients count as at rest.
     pub(crate) rest: Duration,
-    /// For how long the idle API server is measured.
+    /// Length of the measurement of the idle API server.
     pub(crate) idle: Duration,
-    /// Clients that see the API server crash and come back.
+    /// Kinds of clients that follow an API server through a crash and restart.
     pub(crate) returning: &'static [Kind],
 }
 
-/// Where all of it happens.
+/// The sandbox and its control plane.
 pub(crate) struct Place<'s> {
     pub(crate) sandbox: &'s Sandbox,
     pub(crate) control_plane: ControlPlane<'s>,
     pub(crate) writer: Writer,
-    /// How often the Service has been changed.
+    /// Number of changes of the Service so far.
     pub(crate) made: usize,
 }
 
-/// All that was found of one fleet.
+/// Results for one fleet.
 pub(crate) struct Found {
     pub(crate) kind: Kind,
     pub(crate) count: u32,
-    /// From the first one's start until each was ready.
+    /// Time from the first client's start until each was ready.
     pub(crate) ready: Vec<Duration>,
     /// Cost of starting all clients.
     pub(crate) start: Cost,
-    /// How much larger the API server is with them.
+    /// Growth of the API server's memory with the clients.
     pub(crate) server_growth_bytes: f64,
-    /// Each client's, at rest.
+    /// Memory of each client at rest.
     pub(crate) resident_bytes: Vec<u64>,
-    /// From sending each change until the first, and until the last, has it.
+    /// Time from sending each change until the first, and until the last client has it.
     pub(crate) first_follows: Vec<Duration>,
     pub(crate) last_follows: Vec<Duration>,
     /// Cost of all changes.
     pub(crate) changes: Cost,
-    /// From the moment at which an API server that was started again is ready until each follows a change.
+    /// Time from a restarted API server's readiness until each client follows a change.
     pub(crate) returns: Vec<Duration>,
-    /// Bytes it sent them until then.
+    /// Bytes sent to the clients until then.
     pub(crate) return_bytes: u64,
 }
 
 /// Cost between two moments, of all clients together.
 pub(crate) struct Cost {
-    /// Without that of the idle API server.
+    /// CPU time of the API server beyond that of an idle one.
     pub(crate) server_cpu_s: f64,
     pub(crate) clients_cpu: Duration,
     pub(crate) sent_bytes: u64,
 }
 
-/// A moment.
+/// Counters at one moment.
 struct Moment {
     at: Instant,
     server_cpu: Duration,
@@ -88,7 +88,7 @@ pub(crate) fn measure(place: &mut Place<'_>, kind: Kind, count: u32, plan: &Plan
     let start = Moment::now(server, &fleet)?.since(&before, idle);
     let server_growth_bytes = Memory::of(server).anonymous as f64 - memory_before.anonymous as f64;
     let resident_bytes = fleet.pids().into_iter().map(|pid| Memory::of(pid).resident).collect();
-    // The first one meets cold caches and connections.
+    // The first change meets cold caches and connections, so it does not count.
     place.change(&fleet)?;
     wait_for_rest(&fleet, plan.rest)?;
     let before = Moment::now(server, &fleet)?;
@@ -125,7 +125,7 @@ impl Place<'_> {
         self.control_plane.api_server_pid().context("the API server does not run")
     }
 
-    /// One change; when each client has it, from sending it.
+    /// Makes one change and returns the time from sending it until each client has it.
     fn change(&mut self, fleet: &Fleet) -> Result<Vec<Duration>> {
         self.made += 1;
         let looking = fleet.look_for(subject::backend(self.made));
@@ -135,7 +135,7 @@ impl Place<'_> {
         Ok(seen.into_iter().map(|seen| seen.saturating_duration_since(sent)).collect())
     }
 
-    /// The API server crashes and comes back; when each client follows it again, from when it is ready.
+    /// Crashes and restarts the API server. Returns the time from its readiness until each client follows it again.
     fn restart(&mut self, fleet: &Fleet) -> Result<Vec<Duration>> {
         self.control_plane.kill_api_server();
         self.control_plane.start_api_server();
@@ -150,7 +150,7 @@ impl Moment {
         Ok(Self { at: Instant::now(), server_cpu: cpu_time(server), clients_cpu: fleet.cpu(), received_bytes })
     }
 
-    /// `idle` is the part of a CPU that the API server takes in any case.
+    /// Cost since `before`. `idle` is the share of a CPU that an idle API server takes.
     fn since(&self, before: &Self, idle: f64) -> Cost {
         let interval = self.at.saturating_duration_since(before.at).as_secs_f64();
         let server_cpu = self.server_cpu.saturating_sub(before.server_cpu).as_secs_f64();
@@ -162,7 +162,7 @@ impl Moment {
     }
 }
 
-/// The part of a CPU that a process takes.
+/// Share of a CPU that a process takes.
 fn idle_rate(pid: u32, interval: Duration) -> f64 {
     let (before, started) = (cpu_time(pid), Instant::now());
     thread::sleep(interval);

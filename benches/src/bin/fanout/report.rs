@@ -85,14 +85,14 @@ const FIGURES: [Figure<Found>; 17] = [
     },
 ];
 
-/// Those that are also drawn over the number of clients: name of the figure and of the chart, title, unit.
+/// Figures with a chart over the number of clients: name of the figure and of the chart, title, unit.
 const CHARTS: [(&str, &str, &str, &str); 3] = [
     ("change_server_cpu_ms", "change-cpu", "The API server's CPU time for one change", "ms"),
     ("last_follows_ms", "change-time", "From sending a change until all follow it", "ms"),
     ("start_server_cpu_ms", "start-cpu", "The API server's CPU time for each client's start", "ms"),
 ];
 
-/// Everything but versions.
+/// The report without versions.
 pub(crate) fn of(shape: Shape, found: &[Found], plan: &Plan) -> Report {
     Report {
         tables: vec![table(shape, found)],

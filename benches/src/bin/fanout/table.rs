@@ -1,5 +1,5 @@
-//! Rows that an agent has written for one Service, read from its pinned maps: some system calls for each look, on
-//! whatever cgroup programs are attached.
+//! Rows that an agent has written for one Service, read from its pinned maps by a few system calls, whatever cgroup the
+//! programs are attached to.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use std::{
 use cproxy_benches::bpf::Map;
 use cproxy_ebpf::{Backend, LAYOUT_VERSION, PROTOCOL_TCP, Set, SetWord};
 
-/// The maps of an agent that is ready, and where the Service's set is.
+/// Maps of an agent that is ready, and the position of the Service's set.
 pub(crate) struct Table {
     sets: Map,
     backends: Map,
@@ -18,7 +18,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Finds the Service. The maps must not be replaced by larger ones afterwards.
+    /// Finds the Service. The agent must not replace the maps by larger ones afterwards.
     pub(crate) fn open(pin_dir: &Path, vip: SocketAddr) -> io::Result<Self> {
         let pins = pin_dir.join(format!("v{LAYOUT_VERSION}"));
         let inner = |name: &str| Map::open(&pins.join(name))?.inner();
@@ -29,7 +29,7 @@ impl Table {
     /// The address of the Service's first backend; `None` if it has none.
     pub(crate) fn backend(&self) -> io::Result<Option<IpAddr>> {
         let set = self.sets.get::<{ size_of::<Set>() }>(&self.set)?;
-        // The word is the first of the two.
+        // The word is the first half of the value.
         let word = SetWord(u64::from_ne_bytes(set.first_chunk().copied().unwrap_or_default()));
         if word.eligible() == 0 {
             return Ok(None);
@@ -40,7 +40,7 @@ impl Table {
     }
 }
 
-/// A `FrontendKey`: all of it is in network order.
+/// A `FrontendKey`, all in network byte order.
 fn key(vip: SocketAddr) -> [u8; 20] {
     let address = match vip.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped(),

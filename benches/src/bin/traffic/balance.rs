@@ -1,4 +1,4 @@
-//! How evenly long-lived connections are spread over backends.
+//! Evenness of long-lived connections over backends.
 
 use std::{collections::BTreeMap, mem::take};
 
@@ -26,18 +26,18 @@ const METRICS: [Metric; 2] = [
     Metric { key: "least", meaning: "least loaded backend, divided by the mean", digits: 2, is_compared: false },
 ];
 
-/// Of [`METRICS`].
+/// Index in [`METRICS`].
 const MOST: usize = 0;
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let rounds = plan.rounds(ROUNDS);
     let mut report = None;
     let mut found = Vec::new();
-    // cproxy's two ways of choosing cannot be in force at the same time.
+    // cproxy's two modes cannot be in force at the same time.
     let others = plan.peers().contains(&Peer::Cproxy).then_some(&[Peer::CproxyRoundRobin][..]);
     for peers in [plan.peers()].into_iter().chain(others) {
         let sandbox = Sandbox::new(PREFIX);
-        // The others' backends are among them.
+        // These servers include the backends of the smaller Services.
         let _servers = servers::named_servers(&sandbox, &servers::TEN);
         let mut arena = Arena::new(&sandbox, Cluster::start(&sandbox), peers, &SUBJECTS)?;
         let report = report.get_or_insert_with(|| servers::report("balance", &arena));
@@ -63,7 +63,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     Ok(report)
 }
 
-/// For each number of backends and connections, those that choose.
+/// Measures the proxies for each number of backends and connections.
 pub(crate) fn measure(arena: &mut Arena<'_>, rounds: Rounds) -> Vec<Measured> {
     let participants = contest::participants_of_proxies(arena);
     let mut of = |(subject, connections): (Subject, u32)| {
@@ -76,7 +76,7 @@ pub(crate) fn measure(arena: &mut Arena<'_>, rounds: Rounds) -> Vec<Measured> {
     kinds().map(&mut of).collect()
 }
 
-/// A table for each number of backends and connections.
+/// Adds a table for each number of backends and connections.
 pub(crate) fn add(report: &mut Report, services: u32, measured: Vec<Measured>) {
     for ((subject, connections), measured) in kinds().zip(measured) {
         let what = format!("{connections} connections to {} backends", subject.backends.len());

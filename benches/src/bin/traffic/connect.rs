@@ -14,7 +14,7 @@ use crate::{
     servers,
 };
 
-/// Connections of one peer in one round.
+/// Number of connections of one peer in one round.
 const BATCH: u32 = 1_000;
 const ROUNDS: Rounds = Rounds::of_all(100);
 const SERVICES: [u32; 4] = [10, 100, 1_000, 5_000];
@@ -29,12 +29,12 @@ const METRICS: [Metric; 6] = [
     Metric { key: "first_us", meaning: "connect(2), the first of a round, us", digits: 1, is_compared: true },
 ];
 
-/// Of [`METRICS`].
+/// Index in [`METRICS`].
 const P50: usize = 0;
 const P99: usize = 2;
 const WHOLE: usize = 4;
 
-/// Beside the direct connection, and with the most Services beside the fewest.
+/// Limit on the ratio to the direct connection, and on the ratio of the most Services to the fewest.
 const TARGET: f64 = 1.03;
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
@@ -60,7 +60,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     Ok(report)
 }
 
-/// At the number of Services that there are now.
+/// Measures with the current number of Services.
 pub(crate) fn measure(arena: &mut Arena<'_>, rounds: Rounds) -> Measured {
     let participants = contest::participants_and_bystanders(arena);
     contest::measure(arena, &participants, &servers::SINK, &METRICS, rounds, |stand, address| {

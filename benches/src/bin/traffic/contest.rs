@@ -1,5 +1,5 @@
-//! Peers measured in turns: in every round each has one, and what a round finds is compared with what the direct
-//! connection had in the same round.
+//! Measurement in rounds: each peer has one turn in every round, and its result is compared with that of the direct
+//! connection in the same round.
 
 use std::{fmt, net::SocketAddr};
 
@@ -12,19 +12,19 @@ use cproxy_benches::{
 };
 use serde_json::{Map, Value, json};
 
-/// More than this between the quarters of the direct connection's own samples, as a part of their median: a noisy
-/// machine.
+/// Interquartile range of the direct connection's samples, relative to their median, above which the machine counts as
+/// noisy.
 const NOISY: f64 = 0.10;
 
 /// One figure that is measured.
 #[derive(Clone, Copy)]
 pub(crate) struct Metric {
-    /// In files.
+    /// Name in files.
     pub(crate) key: &'static str,
-    /// In tables, with its unit.
+    /// Name in tables, with its unit.
     pub(crate) meaning: &'static str,
     pub(crate) digits: usize,
-    /// Whether its ratio to the direct connection's is of interest.
+    /// Whether reports show its ratio to the direct connection's.
     pub(crate) is_compared: bool,
 }
 
@@ -37,21 +37,21 @@ pub(crate) struct Participant {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// As the peer is meant to be used.
+    /// The peer in normal use.
     Usual,
-    /// The same once more: what chance does.
+    /// The same once more, to show the effect of chance.
     Again,
-    /// Past the peer, whose rules are in force.
+    /// Connections directly to the pod while the peer's rules are in force.
     ToPod,
 }
 
-/// How many rounds there are.
+/// Numbers of rounds.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounds {
     /// Rounds in which all participants have a turn.
     pub(crate) of_all: u32,
-    /// Behind those, in which only the direct connection, cproxy and iptables have one, which targets compare: it
-    /// takes more rounds to settle by how much these differ than what all others cost.
+    /// Further rounds with only the direct connection, cproxy and iptables, which targets compare. Settling these small
+    /// differences takes more rounds than estimating the other peers' cost.
     pub(crate) of_compared: u32,
 }
 
@@ -67,13 +67,13 @@ enum Outcome {
     Failed(String),
 }
 
-/// Each peer through the ClusterIP.
+/// Each peer by its ClusterIP.
 pub(crate) fn participants(arena: &Arena<'_>) -> Vec<Participant> {
     (0..arena.stands.len()).map(|stand| Participant { stand, way: Way::Usual }).collect()
 }
 
-/// The same, with each peer's rules in place to the pod, which is what the rest of a pod's traffic pays, and the direct
-/// connection again.
+/// Each peer by its ClusterIP and, with its rules in place, by the pod's address, which is the cost for the rest of a
+/// pod's traffic; and the direct connection again.
 pub(crate) fn participants_and_bystanders(arena: &Arena<'_>) -> Vec<Participant> {
     let proxies = participants_of_proxies(arena);
     let others = participants(arena).into_iter().map(|participant| {
@@ -83,7 +83,7 @@ pub(crate) fn participants_and_bystanders(arena: &Arena<'_>) -> Vec<Participant>
     participants(arena).into_iter().chain(others).collect()
 }
 
-/// Each that chooses a backend.
+/// Each peer that chooses a backend.
 pub(crate) fn participants_of_proxies(arena: &Arena<'_>) -> Vec<Participant> {
     let chooses =
         |participant: &Participant| arena.stands.get(participant.stand).is_some_and(|stand| stand.peer != Peer::Direct);
@@ -106,7 +106,7 @@ impl fmt::Display for Rounds {
     }
 }
 
-/// Measures in rounds. Who fails once takes no further part.
+/// Measures in rounds. A participant that fails once is left out from then on.
 pub(crate) fn measure(
     arena: &mut Arena<'_>,
     participants: &[Participant],
@@ -163,8 +163,8 @@ impl Participant {
     }
 }
 
-/// In which order so many have their turns in a round: each is first as often as any other, and behind one as often as
-/// behind another, as far as their number has no divisors.
+/// Order of turns in a round: each participant is first as often as any other, and follows each other one equally
+/// often, as far as their number has no divisors.
 fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     let steps = (1..count.max(2)).filter(|&step| has_no_common_divisor(step, count)).collect::<Vec<_>>();
     let step = steps.get(round % steps.len()).copied().unwrap_or(1);
@@ -172,7 +172,7 @@ fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Measured {
-    /// With those of another measurement of the same metrics, which was not in the same rounds.
+    /// Merges with another measurement of the same metrics, made in other rounds.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.participants.extend(other.participants);
         self
@@ -190,17 +190,17 @@ impl Measured {
         self.samples(&Peer::Direct.to_string(), metric)
     }
 
-    /// A participant's figures by a peer's, round by round.
+    /// Ratio of a participant's figures to a peer's, round by round.
     fn ratio(&self, name: &str, to: Peer, metric: usize) -> Option<Estimate> {
         Estimate::of_ratios(self.samples(name, metric)?, self.samples(&to.to_string(), metric)?)
     }
 
-    /// cproxy's by a peer's.
+    /// Ratio of cproxy's figures to a peer's.
     fn of_cproxy(&self, to: Peer, metric: usize) -> Option<Estimate> {
         self.ratio(&Peer::Cproxy.to_string(), to, metric)
     }
 
-    /// A line for each metric, and one for its ratio to the direct connection's.
+    /// A line for each metric and for its ratio to the direct connection's.
     pub(crate) fn table(&self, title: String) -> Table {
         let columns = self.participants.iter().map(|(name, _)| name.clone()).collect();
         let mut rows = Vec::new();
@@ -230,8 +230,7 @@ impl Measured {
         })
     }
 
-    /// By how much the direct connection's own rounds differ, if that is much: the width of their middle half, as a
-    /// part of their median.
+    /// Noise of the direct connection's rounds, if it is high: their interquartile range relative to their median.
     fn noise(&self) -> Option<f64> {
         self.direct(0).and_then(spread).filter(|spread| *spread > NOISY)
     }
@@ -254,7 +253,7 @@ impl Measured {
     }
 }
 
-/// Adds a table for each number of Services, the samples, and what a reader must know.
+/// Adds a table for each number of Services, the samples, and notes for the reader.
 pub(crate) fn add(report: &mut Report, what: &str, key: &str, all: &[(u32, Measured)]) {
     for (services, measured) in all {
         let when = format!("{what}, {services} Services");
@@ -301,7 +300,7 @@ pub(crate) fn summary(what: &str, metric: usize, all: &[(u32, Measured)]) -> Opt
     Some(Table { title, rows: all.iter().map(row).collect(), columns })
 }
 
-/// The ratio of a metric to the direct connection's, over the number of Services.
+/// A chart of a metric's ratio to the direct connection's, over the number of Services.
 pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measured)]) -> Chart {
     let series = compared(all).into_iter().map(|name| {
         let point = |(services, measured): &(u32, Measured)| {
@@ -312,7 +311,7 @@ pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measure
     chart_of_ratios(name, title, series.collect())
 }
 
-/// Ratios to the direct connection's, over the number of Services.
+/// A chart of ratios to the direct connection's, over the number of Services.
 pub(crate) fn chart_of_ratios(name: &str, title: &str, series: Vec<Series>) -> Chart {
     Chart {
         name: name.to_owned(),
@@ -323,7 +322,7 @@ pub(crate) fn chart_of_ratios(name: &str, title: &str, series: Vec<Series>) -> C
     }
 }
 
-/// Each participant's metric, over what was varied.
+/// Each participant's metric over the varied quantity.
 pub(crate) fn series(metric: usize, all: &[(u32, &Measured)]) -> Vec<Series> {
     let Some((_, first)) = all.first() else { return Vec::new() };
     let series = first.participants.iter().map(|(name, _)| {
@@ -336,7 +335,7 @@ pub(crate) fn series(metric: usize, all: &[(u32, &Measured)]) -> Vec<Series> {
     series.collect()
 }
 
-/// Whether cproxy keeps a promise about a metric beside another peer, at each number of Services that is meant.
+/// Verdicts on cproxy's target for a metric beside another peer, for each of the given numbers of Services.
 pub(crate) fn verdicts(
     all: &[(u32, Measured)],
     (metric, to): (usize, Peer),
@@ -351,7 +350,7 @@ pub(crate) fn verdicts(
     all.iter().filter(|(services, _)| is_meant(*services)).filter_map(verdict).collect()
 }
 
-/// The same, of all rounds with whatever number of Services: what it costs must not depend on that.
+/// Verdict over all rounds with any number of Services, since the cost must not depend on that number.
 pub(crate) fn verdict_of_all(all: &[(u32, Measured)], (metric, to): (usize, Peer), target: Target) -> Option<Verdict> {
     let meaning = all.first()?.1.metrics.get(metric)?.meaning;
     let samples = |peer: Peer| {
@@ -361,7 +360,7 @@ pub(crate) fn verdict_of_all(all: &[(u32, Measured)], (metric, to): (usize, Peer
     Some(Verdict { what: format!("{meaning}, whatever number of Services: cproxy over {to}"), found, target })
 }
 
-/// Whether cproxy's ratio to the direct connection stays what it is from the fewest Services to the most.
+/// Verdict on whether cproxy's ratio to the direct connection stays the same from the fewest Services to the most.
 pub(crate) fn flatness(all: &[(u32, Measured)], metric: usize, at_most: f64) -> Option<Verdict> {
     let [(few, first), .., (many, last)] = all else { return None };
     let ratio = |measured: &Measured| measured.of_cproxy(Peer::Direct, metric);
@@ -372,7 +371,7 @@ pub(crate) fn flatness(all: &[(u32, Measured)], metric: usize, at_most: f64) -> 
     Some(Verdict { what, found: ratio(last)?.over(ratio(first)?), target: Target::AtMost(at_most) })
 }
 
-/// Adds them, for who reads and for who computes.
+/// Adds verdicts to the notes and to the samples.
 pub(crate) fn add_verdicts(report: &mut Report, verdicts: &[Verdict]) {
     if verdicts.is_empty() {
         return;
@@ -383,7 +382,7 @@ pub(crate) fn add_verdicts(report: &mut Report, verdicts: &[Verdict]) {
     }
 }
 
-/// Besides 1.
+/// Whether two numbers have no common divisor but 1.
 fn has_no_common_divisor(one: usize, other: usize) -> bool {
     (2..=one).all(|divisor| !(one.is_multiple_of(divisor) && other.is_multiple_of(divisor)))
 }
@@ -392,7 +391,7 @@ fn shown(estimate: Estimate, samples: usize, digits: usize) -> String {
     if samples == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
 }
 
-/// The distance between the quarters, as a part of the median.
+/// Interquartile range relative to the median.
 fn spread(samples: &[f64]) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

@@ -1,5 +1,5 @@
-//! All peers in one virtual machine, since IPVS is in few kernels that developers have. The processor is emulated, and
-//! a nanosecond of its clocks is an instruction that it has carried out: its times are counts of instructions.
+//! All peers in one virtual machine, since few developer kernels have IPVS. The processor is emulated, and a nanosecond
+//! of its clocks is one executed instruction, so its times are instruction counts.
 
 use std::{
     fs, io,
@@ -34,11 +34,12 @@ const SERVICES: [u32; 2] = [10, 5_000];
 const PEERS: [Peer; 5] = [Peer::Direct, Peer::Cproxy, Peer::Iptables, Peer::Nftables, Peer::Ipvs];
 const SUBJECTS: [Subject; 5] = [servers::SINK, servers::WEB, servers::TWO, servers::THREE, servers::TEN];
 
-/// kube-proxy's mode ipvs starts `ipset` for each of them, which takes an hour of the machine for 50,000.
+/// Number of endpoints of each Service. kube-proxy in mode ipvs starts `ipset` for each endpoint, which takes an hour
+/// in this machine for 50,000.
 const ENDPOINTS: u32 = 1;
 
 const MEMORY_MIB: u32 = 4096;
-/// kube-proxy thrice, and wrk, on an emulated processor.
+/// Limit on the run: three kube-proxies and wrk on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
 
 const ROUNDS: Rounds = Rounds::of_all(5);
@@ -46,14 +47,14 @@ const WRK_ROUNDS: Rounds = Rounds::of_all(3);
 const WRK_SECONDS: u32 = 1;
 const BALANCE_ROUNDS: Rounds = Rounds::of_all(3);
 
-/// Start of the result's line on the console.
+/// Prefix of the result's line on the console.
 const RESULT: &str = "result: ";
-/// Where the guest has what it was given.
+/// Directory of the guest with the files from the host.
 const GIVEN: &str = "/given";
 
-/// Programs of this machine that run in the guest, too.
+/// Host programs that also run in the guest.
 const PROGRAMS: [&str; 7] = ["ip", "nsenter", "nginx", "wrk", "nft", "ipset", "xtables-legacy-multi"];
-/// Where extensions of iptables are.
+/// Directory of the iptables extensions.
 const EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
@@ -90,7 +91,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     Ok(report)
 }
 
-/// A cluster with so many Services, and a guest that measures.
+/// Prepares a cluster with `services` Services and runs the measuring guest.
 fn boot(plan: &Plan, services: u32) -> Result<Value> {
     let sandbox = Sandbox::new(PREFIX);
     let control_plane = ControlPlane::start(&sandbox);
@@ -121,7 +122,7 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
         .file("given/agent", inside_guest(&control_plane, &control_plane.agent_kubeconfig())?)
         .file("given/kube-proxy", inside_guest(&control_plane, &control_plane.kubeconfig_for("system:kube-proxy"))?)
         .file("etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
-        // ipset looks names up there.
+        // ipset looks up protocol names in this file.
         .file("etc/protocols", "tcp 6 TCP\nudp 17 UDP\n")
         .file("etc/group", "root:x:0:\nnogroup:x:65534:\n")
         .parameter("GUEST_INIT=/guest/bench")
@@ -147,7 +148,7 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
     serde_json::from_str(result).context("the guest's result")
 }
 
-/// Mounts that an init system makes first.
+/// Mounts that an init system would make.
 const SET_UP: &str = "mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run
 mkdir -p /tmp /sys/fs/cgroup /sys/fs/bpf /var/log/nginx /var/lib/nginx
 mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf
@@ -155,7 +156,7 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 ulimit -n 20000
 ip link set lo up";
 
-/// A kubeconfig that names the authority's certificate where the guest has it.
+/// A kubeconfig with the path of the authority's certificate in the guest.
 fn inside_guest(control_plane: &ControlPlane<'_>, kubeconfig: &Path) -> Result<String> {
     let text = String::from_utf8(read(kubeconfig)?).context("a kubeconfig")?;
     Ok(text.replace(&control_plane.ca_file().display().to_string(), &format!("{GIVEN}/ca.crt")))
@@ -211,7 +212,7 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The API server at its own address, in the sandbox's namespace, which leads nowhere.
+/// Forwards connections to the API server's own address in the sandbox's namespace, from which it has no route.
 fn relay(sandbox: &Sandbox) -> Result<()> {
     let address = SocketAddr::new(ADDRESS, PORT);
     sandbox.add_address(ADDRESS);
@@ -230,7 +231,7 @@ fn relay(sandbox: &Sandbox) -> Result<()> {
 }
 
 fn copy(mut from: TcpStream, mut to: TcpStream) {
-    // Whichever end goes first, the other is told.
+    // Either end may close first, and the other end is shut down.
     io::copy(&mut from, &mut to).ok();
     to.shutdown(std::net::Shutdown::Write).ok();
 }
@@ -263,7 +264,7 @@ fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
     Ok(())
 }
 
-/// One metric of a peer, by the direct connection's, over the number of Services.
+/// Ratio of a peer's metric to the direct connection's, over the number of Services.
 fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str)) -> Series {
     let samples = |result: &Value, services: u32, peer: Peer| {
         let samples = result.pointer(&format!("/samples/{benchmark}/{services}/{peer}/{metric}"))?;
@@ -276,7 +277,7 @@ fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str
     Series { name: peer.to_string(), points: results.iter().filter_map(point).collect() }
 }
 
-/// Requests per second as those who compare modes of kube-proxy know the table.
+/// Requests per second, in the table form common in comparisons of kube-proxy's modes.
 fn founding(results: &[(u32, Value)]) -> Table {
     let median = |result: &Value, services: u32, peer: Peer| {
         let samples = result.pointer(&format!("/samples/wrk/{services}/{peer}/requests_per_second"))?;

@@ -1,5 +1,5 @@
-//! Cost of connections through a ClusterIP, beside that of alternatives: each peer in a network namespace of its own,
-//! the same servers behind the same Services, one peer after the other in every round.
+//! Cost of connections through a ClusterIP, beside that of alternatives: each peer has a network namespace of its own,
+//! all use the same servers behind the same Services, and in every round the peers run one after the other.
 
 mod balance;
 mod connect;
@@ -23,10 +23,10 @@ use cproxy_tests::{population::Shape, sandbox::Sandbox};
 
 const PREFIX: &str = "cproxy-bench";
 
-/// Of each Service.
+/// Number of endpoints of each Service.
 const ENDPOINTS: u32 = 10;
 
-/// Which benchmark.
+/// Choice of the benchmark.
 #[derive(Parser)]
 #[command(name = "traffic", about = "What connections through a ClusterIP cost, beside what people would use instead")]
 enum Benchmark {
@@ -93,7 +93,7 @@ impl Plan {
         if self.quick { Rounds::of_all(1) } else { self.rounds.map_or(default, Rounds::of_all) }
     }
 
-    /// Checks that would otherwise fail only after long work.
+    /// Early checks of conditions that would otherwise fail only after long work.
     fn check(&self) -> Result<()> {
         let has = |peer| self.peers.contains(&peer);
         ensure!(
@@ -110,7 +110,7 @@ impl Plan {
         if self.peers.is_empty() { &Peer::USUAL } else { &self.peers }
     }
 
-    /// Measures at each number of Services, as far as that goes: what was found stays.
+    /// Measures at each number of Services until one fails; earlier results stay.
     fn at_each<R>(
         &self,
         arena: &mut Arena<'_>,
@@ -139,8 +139,9 @@ impl Plan {
         all
     }
 
-    /// The same with all peers and, unless something else was asked for, cproxy alone with `many` Services, which come
-    /// from manifests: an API server takes longer for each Service the more there are. `serve` starts who answers.
+    /// Measures with all peers as [`Self::at_each`] does and, unless the options name other Services or peers, cproxy
+    /// alone with `many` Services. Those come from manifests, since an API server takes longer for each Service the
+    /// more Services it has. `serve` starts the servers.
     fn at_each_and_many<S, R>(
         &self,
         benchmark: &'static str,
@@ -149,7 +150,7 @@ impl Plan {
         serve: impl Fn(&Sandbox) -> Result<S>,
         mut measure: impl FnMut(&mut Arena<'_>) -> Result<R>,
     ) -> Result<(Report, Vec<(u32, R)>)> {
-        // One sandbox after the other.
+        // Only one sandbox can exist at a time.
         let (mut report, mut all) = {
             let sandbox = Sandbox::new(PREFIX);
             let _server = serve(&sandbox)?;
@@ -172,7 +173,7 @@ impl Plan {
         Ok((report, all))
     }
 
-    /// All peers, with these Services to measure.
+    /// All peers with these measured Services.
     fn arena<'s>(&self, sandbox: &'s Sandbox, subjects: &[Subject]) -> Result<Arena<'s>> {
         Arena::new(sandbox, Cluster::start(sandbox), self.peers(), subjects)
     }

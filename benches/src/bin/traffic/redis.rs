@@ -1,4 +1,4 @@
-//! redis: connections that stay, short ones, a client behind a macvlan, and connections that are idle for long.
+//! redis: lasting connections, short connections, a client behind a macvlan, and connections that are idle for long.
 
 use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
@@ -26,9 +26,9 @@ const METRICS: [Metric; 3] = [
     Metric { key: "p99_ms", meaning: "p99, ms", digits: 2, is_compared: true },
 ];
 
-/// Connections that are left idle, on a Service with several endpoints.
+/// Number of connections left idle, on a Service with several endpoints.
 const IDLE: u32 = 30;
-/// conntrack's timeout of established connections, five days by default, and the length of the silence.
+/// conntrack's timeout of established connections, by default five days, and the length of the silence.
 const EXPIRY_SECONDS: &str = "3";
 const SILENCE: Duration = Duration::from_secs(8);
 const EXPIRY: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
@@ -89,7 +89,7 @@ fn figures(client: &mut Command) -> Result<Vec<f64>> {
 /// Connections that are idle for longer than conntrack remembers them.
 pub(crate) fn idle(arena: &mut Arena<'_>, report: &mut Report) -> Result<()> {
     for stand in &mut arena.stands {
-        // There is none where nothing has asked for conntrack.
+        // The file is absent where conntrack is not in use.
         stand.netns.run(|| fs::write(EXPIRY, EXPIRY_SECONDS)).ok();
         let address = stand.address(&servers::THREE);
         stand.worker.hold(IDLE, address).with_context(|| format!("{}: idle connections", stand.peer))?;
@@ -118,8 +118,7 @@ pub(crate) fn idle(arena: &mut Arena<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A pod on a macvlan interface of its node: what it sends does not pass the node's own network stack, where the rules
-/// are.
+/// A pod on a macvlan interface of its node. Its packets bypass the node's own network stack, and with it the rules.
 fn macvlan(arena: &mut Arena<'_>, vip: &SocketAddr, report: &mut Report) -> Result<()> {
     let mut cells = Vec::new();
     for (number, stand) in arena.stands.iter().enumerate() {
@@ -130,7 +129,7 @@ fn macvlan(arena: &mut Arena<'_>, vip: &SocketAddr, report: &mut Report) -> Resu
             },
             Err(error) => format!("not measured: {error:#}"),
         };
-        // It has no rules: the ClusterIP leads nowhere.
+        // The direct connection has no rules, so the ClusterIP has no route.
         if stand.peer != Peer::Direct {
             cells.push((stand.peer.to_string(), outcome));
         }

@@ -1,4 +1,4 @@
-//! The servers that are connected to, and the Services before them.
+//! The benchmarks' servers and their Services.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use cproxy_tests::{
 };
 use serde_json::json;
 
-/// More than the connections that a client makes in one go; as many as the kernel allows by default
+/// Queue length, more than the connections that a client makes in one go; the kernel's default limit
 /// (`net.core.somaxconn`).
 const SINK_BACKLOG: i32 = 4096;
 
@@ -31,7 +31,7 @@ const fn address(a: u8, b: u8, c: u8, d: u8, port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), port)
 }
 
-/// Takes connections and closes them.
+/// A server that accepts connections and closes them.
 pub(crate) const SINK: Subject = Subject {
     name: "sink",
     vip: address(10, 96, 2, 1, 80),
@@ -67,7 +67,7 @@ pub(crate) const BULK: Subject = Subject {
     is_udp_too: true,
 };
 
-/// Servers that say who they are.
+/// Servers that greet with their names.
 pub(crate) const TWO: Subject =
     Subject { name: "two", vip: address(10, 96, 2, 6, 80), backends: &NAMED_2, is_udp_too: false };
 /// As [`TWO`].
@@ -86,7 +86,7 @@ const fn named(host: u8) -> SocketAddr {
     address(10, 244, 6, host, 8080)
 }
 
-/// A report that says which cproxy and which kube-proxy were measured.
+/// A report with the versions of the measured cproxy and kube-proxy.
 pub(crate) fn report(benchmark: &'static str, arena: &Arena<'_>) -> Report {
     let mut report = Report::new(benchmark);
     report.samples = json!({});
@@ -97,18 +97,18 @@ pub(crate) fn report(benchmark: &'static str, arena: &Arena<'_>) -> Report {
     report
 }
 
-/// Serves a Service's endpoints by servers that say who they are.
+/// Starts servers that greet with their names at a Service's endpoints.
 pub(crate) fn named_servers(sandbox: &Sandbox, subject: &Subject) -> Vec<Server> {
     sandbox.add_addresses(subject.backends.iter().map(SocketAddr::ip));
     subject.backends.iter().map(|backend| echo::tcp(sandbox, backend, &backend.ip().to_string())).collect()
 }
 
-/// Takes connections and closes them, until this process ends.
+/// Accepts connections and closes them until this process ends.
 pub(crate) fn sink(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
     let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
     sandbox.add_address(backend.ip());
     let listener = sandbox.netns().run(|| std::net::TcpListener::bind(backend)).context("listening")?;
-    // A connect(2) that meets a full queue repeats its SYN after a second, and tells of the scheduler alone.
+    // A connect(2) that meets a full queue repeats its SYN after a second, which would only measure the scheduler.
     rustix::net::listen(&listener, SINK_BACKLOG).context("listening with a longer queue")?;
     thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
@@ -160,7 +160,7 @@ pub(crate) fn dnsmasq(sandbox: &Sandbox, subject: &Subject, name: &str) -> Resul
     start(sandbox, "dnsmasq", command, *backend)
 }
 
-/// iperf3, one client after the other.
+/// iperf3, which serves one client after the other.
 pub(crate) fn iperf(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
     let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
     let mut command = Command::new("iperf3");

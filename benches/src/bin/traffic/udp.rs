@@ -28,8 +28,8 @@ const BULK: [Metric; 2] = [
     Metric { key: "cpu_percent", meaning: "sender's CPU, %", digits: 0, is_compared: false },
 ];
 
-/// Sockets, and questions that are under way on all of them. With one on each, dnsperf spends its time waiting for its
-/// own threads, and from round to round queries per second differ tenfold.
+/// Number of sockets, and of questions under way on all of them. With one question on each socket, dnsperf spends its
+/// time waiting for its own threads, and queries per second differ tenfold from round to round.
 const CLIENTS: &str = "10";
 const OUTSTANDING: &str = "100";
 
@@ -78,7 +78,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     Ok(report)
 }
 
-/// In its second line.
+/// Version from the second line of dnsperf's output.
 fn dnsperf_version() -> String {
     let output = Command::new("dnsperf").arg("-h").output();
     let text = output.map(|output| String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned());

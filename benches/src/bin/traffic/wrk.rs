@@ -31,13 +31,13 @@ const METRICS: [Metric; 6] = [
     Metric { key: "errors", meaning: "errors", digits: 0, is_compared: false },
 ];
 
-/// Of [`METRICS`].
+/// Index in [`METRICS`].
 const THROUGHPUT: usize = 0;
 const P99: usize = 3;
 
-/// Requests per second, as a part of the direct connection's.
+/// Least ratio to the direct connection's requests per second.
 const OF_DIRECT: f64 = 0.98;
-/// The same beside kube-proxy's mode iptables, from so many Services on.
+/// Least ratio to kube-proxy's mode iptables, with at least this many Services.
 const OF_IPTABLES: f64 = 1.2;
 const AT_LEAST_SERVICES: u32 = 5_000;
 
@@ -88,7 +88,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     Ok(report)
 }
 
-/// At the number of Services that there are now.
+/// Measures with the current number of Services.
 pub(crate) fn measure(
     arena: &mut Arena<'_>,
     participants: &[Participant],

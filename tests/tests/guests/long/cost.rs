@@ -1,4 +1,4 @@
-//! What a small guest pays for having cproxy: memory, and time until its workload starts.
+//! Cost of cproxy in a small guest: memory, and time until the workload starts.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,19 +11,19 @@ use cproxy_tests::{
 
 use crate::common::{report, said};
 
-/// A list of five thousand Services takes its time on an emulated processor.
+/// Limit on a run, since a list of five thousand Services takes long on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What a guest of 128 MiB may pay for 100 Services with 10 endpoints each.
+/// Memory budget in a guest of 128 MiB, for 100 Services with 10 endpoints each.
 const BUDGET_KIB: u64 = 12 * 1024;
 
-/// How often a start is timed.
+/// Number of timed starts.
 const TURNS: usize = 3;
 
 const WITHOUT_CPROXY: [&str; 2] = ["GUEST_INIT=/guest/without", "quiet"];
 const WITH_CPROXY: [&str; 2] = [API_SERVER, "cproxy.timeout=300s"];
 
-/// Says when it started, how much memory is free, and what of the rest is the agent's own.
+/// Workload that prints its start time, the free memory, and the agent's part of the used memory.
 const MEASURE: &str = "#!/bin/sh
 read -r uptime rest </proc/uptime
 echo \"uptime: $uptime\"
@@ -37,7 +37,7 @@ done
 true
 ";
 
-/// The same machine as without cproxy: its file is gone, and nothing is mounted but what the workload needs.
+/// Workload on the same machine without cproxy: its file is removed, and only the workload's mounts are made.
 const WITHOUT: &str = "#!/bin/sh
 rm /usr/bin/cproxy
 mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run; mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -46,7 +46,7 @@ ip link set lo up
 poweroff -f
 ";
 
-/// What one guest says.
+/// Measurements of one guest.
 struct Measured {
     uptime: f64,
     free_kib: u64,
@@ -95,7 +95,7 @@ fn a_small_guest_hardly_notices() {
     assert!(cost("100 x 10") <= BUDGET_KIB, "{} KiB", cost("100 x 10"));
 }
 
-/// The least of a few, in turn: what else the machine does only adds to it.
+/// Reports the least time of several starts, in turn: other load of the machine can only increase a time.
 fn report_time(outside: &Outside<'_>) {
     let least = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
     let turns = |_| [WITHOUT_CPROXY, WITH_CPROXY].map(|parameters| measure(outside, &parameters).uptime);

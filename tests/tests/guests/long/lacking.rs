@@ -1,4 +1,4 @@
-//! Kernels without what cproxy needs: one line says so, nobody waits, and the policy decides.
+//! Kernels without a feature that cproxy needs: one line names it, nothing waits, and the policy decides.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use cproxy_tests::{
 
 use crate::common::{PATIENCE, said};
 
-/// What is said where an option is missing.
+/// Words of the message for each missing option.
 const WORDS: [(&str, &str); 2] = [("CGROUP_BPF", "CONFIG_CGROUP_BPF"), ("CGROUPS", "cgroup2")];
 
 #[test]

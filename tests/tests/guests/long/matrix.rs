@@ -1,4 +1,4 @@
-//! Every socket call that the suite `matrix` knows, on this kernel.
+//! Every socket call of the suite `matrix`, on this kernel.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use cproxy_tests::{
 
 use crate::common::{report, said};
 
-/// Interpreted programs on an emulated processor.
+/// Limit on a run of interpreted programs on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
 #[test]
@@ -39,7 +39,7 @@ fn every_socket_call_is_as_on_any_other_kernel() {
     assert_eq!(said(&console, "matrix: "), ["0"], "{console}");
 }
 
-/// There is no agent but that of the tests.
+/// Set-up without an agent; the tests start their own.
 const SET_UP: &str = "mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run
 mkdir -p /tmp /sys/fs/cgroup /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf

@@ -1,4 +1,4 @@
-//! What takes minutes under emulation, or kernels that are built for it: for `cargo xtask vm test` alone.
+//! Tests that take minutes under emulation, or need special kernels: for `cargo xtask vm test` alone.
 
 mod cost;
 mod lacking;
