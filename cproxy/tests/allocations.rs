@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
-#[path = "../../crates/wire/tests/counting/mod.rs"]
-mod counting;
-
 use std::{collections::BTreeSet, time::Instant};
 
+use allocation_counter::measure;
 use cproxy::manifests::{Wanted, parse};
 use cproxy_core::{
     Event, KernelTable, NodeContext, ResourceKind, Store, TablePlanner,
@@ -16,14 +14,12 @@ use cproxy_core::{
 use cproxy_datapath::bpf::KernelMaps;
 use serde_json::{Value, json};
 
-use self::counting::{ALLOCATIONS, BYTES, PEAK_BYTES};
-
 /// Allocations for an object that was decoded to an event: its row, the changes from it, and the operations.
-const ALLOCATIONS_MAX: usize = 55;
+const ALLOCATIONS_MAX: u64 = 55;
 /// Memory of a thousand Services with ten endpoints each.
-const KEPT_BYTES_MAX: usize = 700_000;
+const KEPT_BYTES_MAX: i64 = 700_000;
 /// Peak of memory, besides the text, while a file with these is read.
-const FILE_BYTES_MAX: usize = 800_000;
+const FILE_BYTES_MAX: u64 = 800_000;
 
 fn address(network: u32, index: u32) -> String {
     std::net::Ipv4Addr::from_bits(network << 24 | (index + 1)).to_string()
@@ -76,20 +72,21 @@ fn synced(services: u32) -> (Store, TablePlanner) {
 }
 
 /// Number of allocations for each of a few changes of one slice.
-fn allocations(services: u32) -> Vec<usize> {
+fn allocations(services: u32) -> Vec<u64> {
     let (mut store, mut table) = synced(services);
     let changes: Vec<_> = (1..7).map(|change| slice_event(services / 2, change % 3)).collect();
     let of_one = |change: Event| {
-        let before = ALLOCATIONS.get();
-        assert!(store.apply(change).is_empty());
-        let dirty = store.take_dirty();
-        let ops = table.update(&store, dirty);
-        // As the agent does after each batch.
-        assert!(table.update(&store, BTreeSet::new()).is_empty());
-        assert_eq!(table.problems_revision(), 0);
-        let count = ALLOCATIONS.get() - before;
+        let mut ops = Vec::new();
+        let allocated = measure(|| {
+            assert!(store.apply(change).is_empty());
+            let dirty = store.take_dirty();
+            ops = table.update(&store, dirty);
+            // As the agent does after each batch.
+            assert!(table.update(&store, BTreeSet::new()).is_empty());
+            assert_eq!(table.problems_revision(), 0);
+        });
         assert!((1..=3).contains(&ops.len()), "{ops:?}");
-        count
+        allocated.count_total
     };
     changes.into_iter().map(of_one).collect()
 }
@@ -105,10 +102,8 @@ fn a_change_costs_the_same_however_many_services_there_are() {
 
 #[test]
 fn a_thousand_services_take_little() {
-    let before = BYTES.get();
-    let kept = synced(1_000);
-    let bytes = BYTES.get().wrapping_sub(before);
-    drop(kept);
+    let mut kept = None;
+    let bytes = measure(|| kept = Some(synced(1_000))).bytes_current;
     assert!(bytes <= KEPT_BYTES_MAX, "{bytes} bytes");
 }
 
@@ -129,11 +124,10 @@ fn files() -> [(&'static str, String); 3] {
 #[test]
 fn a_file_is_never_there_as_objects() {
     for (what, text) in files() {
-        let before = BYTES.get();
-        PEAK_BYTES.set(before);
-        let contents = parse("file", &text, &Wanted::default()).unwrap();
-        let bytes = PEAK_BYTES.get().wrapping_sub(before);
-        assert_eq!(contents.events().filter(|event| matches!(event, Event::Row(_))).count(), 2_000, "{what}");
+        let mut contents = None;
+        let bytes = measure(|| contents = Some(parse("file", &text, &Wanted::default()).unwrap())).bytes_max;
+        let rows = contents.unwrap().events().filter(|event| matches!(event, Event::Row(_))).count();
+        assert_eq!(rows, 2_000, "{what}");
         assert!(bytes <= FILE_BYTES_MAX, "{what}: {bytes} bytes");
     }
 }

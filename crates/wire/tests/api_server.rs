@@ -9,7 +9,6 @@
     reason = "a failed assertion is a failed test"
 )]
 
-mod counting;
 #[path = "../../../fuzz/src/simulated.rs"]
 pub mod simulated;
 
@@ -18,13 +17,10 @@ use std::time::Duration;
 use cproxy_core::ResourceKind;
 use tokio::time::{Instant, sleep};
 
-use self::{
-    counting::{BYTES, PEAK_BYTES},
-    simulated::{How, Simulation, Streaming, play},
-};
+use self::simulated::{How, Simulation, Streaming, play};
 
 /// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
-const PEAK_BYTES_MAX: usize = 3 * 3 * (8 << 20);
+const PEAK_BYTES_MAX: u64 = 3 * 3 * (8 << 20);
 
 const SCRIPTS: u64 = 200;
 const SCRIPT_BYTES_MAX: u64 = 120;
@@ -64,10 +60,7 @@ fn the_agent_knows_the_servers_objects_in_the_end_whatever_the_server_does() {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let length = random.next(SCRIPT_BYTES_MAX);
         let script: Vec<_> = (0..length).map(|_| u8::try_from(random.next(256)).unwrap()).collect();
-        let before = BYTES.get();
-        PEAK_BYTES.set(before);
-        simulate(play(&script));
-        let peak = PEAK_BYTES.get().saturating_sub(before);
+        let peak = allocation_counter::measure(|| simulate(play(&script))).bytes_max;
         assert!(peak < PEAK_BYTES_MAX, "{peak} bytes at most");
     }
 }
