@@ -2,6 +2,7 @@
 
 mod follow;
 mod notify;
+mod readiness;
 mod run_dir;
 mod stale;
 mod timeline;
@@ -21,6 +22,7 @@ use cproxy_datapath::bpf::{
 use cproxy_wire::{self as wire, ClientError, LastHeard, SocketSetup};
 use follow::Follower;
 use http::Uri;
+use readiness::Readiness;
 use run_dir::RunDir;
 use timeline::{Phase, Timeline};
 use tokio::{
@@ -148,8 +150,8 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
         own.pod_ips = found.addresses();
         drop(tokio::spawn(found.follow(others)));
     }
-    let mut follower =
-        Follower::open(&lock, Store::new(own.clone()), run_dir, timeline, heard, config.terminate_sockets)?;
+    let readiness = Readiness::new(run_dir, timeline);
+    let mut follower = Follower::open(&lock, Store::new(own.clone()), readiness, heard, config.terminate_sockets)?;
     follower.configure(exclusions, config.balance)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(own.pod_ips.clone()));

@@ -16,10 +16,10 @@ use tokio::{
 };
 
 use super::{
-    AgentError, notify,
-    run_dir::RunDir,
+    AgentError,
+    readiness::{Readiness, Ready},
     stale::{Gauges, Handover, SocketTerminator},
-    timeline::{Phase, Timeline},
+    timeline::Phase,
 };
 use crate::{admin::Question, memory, report};
 
@@ -41,8 +41,8 @@ const NO_MEMORY_PAUSE: Duration = Duration::from_secs(30);
 enum State {
     /// First complete sync.
     FirstSync,
-    /// Update of the Services that have changed.
-    Following,
+    /// Update of the Services that have changed, once the agent is ready.
+    Following(Ready),
     /// Sync after a failed write: the kernel's content is in doubt until it has been read back.
     InDoubt { retry_at: Instant },
 }
@@ -53,14 +53,12 @@ pub(super) struct Follower {
     table: TablePlanner,
     pins: PinDir,
     maps: KernelMaps,
-    run_dir: RunDir,
     state: State,
     /// Limits of the maps. They allow no growth for a while after memory ran out.
     limits: Limits,
     grows_again_at: Option<Instant>,
     compacts_at: Option<Instant>,
-    is_ready: bool,
-    timeline: Timeline,
+    readiness: Readiness,
     /// Whether a list was applied, whose staged rows are free again.
     has_list: bool,
     reported: BTreeSet<Problem>,
@@ -79,8 +77,7 @@ impl Follower {
     pub(super) fn open(
         lock: &PinLock,
         store: Store,
-        run_dir: RunDir,
-        timeline: Timeline,
+        readiness: Readiness,
         heard: LastHeard,
         mode: Mode,
     ) -> Result<Self, AgentError> {
@@ -93,13 +90,11 @@ impl Follower {
             table,
             pins,
             maps,
-            run_dir,
             state: State::FirstSync,
             limits: KernelMaps::LIMITS,
             grows_again_at: None,
             compacts_at: None,
-            is_ready: false,
-            timeline,
+            readiness,
             has_list: false,
             reported: BTreeSet::new(),
             reported_revision: None,
@@ -125,7 +120,7 @@ impl Follower {
 
     /// Records that the source is about to be read.
     pub(super) fn opened(&mut self) {
-        self.timeline.end(Phase::Open);
+        self.readiness.end_phase(Phase::Open);
     }
 
     /// Serves frontends of the bootstrap that the kernel does not have yet, until the first complete sync.
@@ -260,7 +255,7 @@ impl Follower {
     fn wake(&self) -> Option<Instant> {
         let retry_at = match self.state {
             State::InDoubt { retry_at } => Some(retry_at),
-            State::FirstSync | State::Following => None,
+            State::FirstSync | State::Following(_) => None,
         };
         [retry_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
     }
@@ -271,17 +266,17 @@ impl Follower {
             self.table = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
             self.reported_revision = None;
         }
-        self.timeline.end(Phase::List);
+        self.readiness.end_phase(Phase::List);
         match self.state {
-            State::Following => {
+            State::Following(_) => {
                 let ops = self.table.update(&self.store, dirty);
                 tracing::debug!("writing {} operations", ops.len());
                 self.maps.apply(&ops)?;
             }
             State::FirstSync | State::InDoubt { .. } => self.sync()?,
         }
-        self.timeline.end(Phase::Write);
-        if self.state != State::Following {
+        self.readiness.end_phase(Phase::Write);
+        if !matches!(self.state, State::Following(_)) {
             // An earlier agent may have ended before it raised the epoch.
             self.maps.apply(&[Op::RaiseEpoch])?;
         }
@@ -312,18 +307,13 @@ impl Follower {
         // Nothing is known of the backends before the table was read back.
         let is_unknown = match self.state {
             State::FirstSync => self.has_predecessor,
-            State::Following => false,
+            State::Following(_) => false,
             State::InDoubt { .. } => true,
         };
         self.handover.add(if is_unknown { Retired::any() } else { retired });
-        self.state = State::Following;
         self.report();
-        if !self.is_ready {
-            self.is_ready = true;
-            self.run_dir.set_ready()?;
-            notify::ready();
-            self.timeline.log_ready(self.store.service_names().len(), self.table.frontend_count());
-        }
+        let (services, frontends) = (self.store.service_names().len(), self.table.frontend_count());
+        self.state = State::Following(self.readiness.publish(services, frontends)?);
         if std::mem::take(&mut self.has_list) {
             memory::give_back();
         }
