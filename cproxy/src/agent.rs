@@ -3,7 +3,6 @@
 mod follow;
 mod notify;
 mod readiness;
-mod run_dir;
 mod stale;
 mod timeline;
 
@@ -23,7 +22,6 @@ use cproxy_wire::{self as wire, ClientError, LastHeard, SocketSetup};
 use follow::Follower;
 use http::Uri;
 use readiness::Readiness;
-use run_dir::RunDir;
 use timeline::{Phase, Timeline};
 use tokio::{
     net::UnixListener,
@@ -31,11 +29,10 @@ use tokio::{
 };
 
 use crate::{
-    admin,
     config::{Config, Exclude, ObjectSource},
     manifests::{self, Files, ManifestError, Wanted, Watcher},
     own_address::OwnAddresses,
-    wait::{FAILED, UNUSABLE},
+    run_dir::{self, Failure, RunDir, RunDirError},
 };
 
 /// Proxy variables of the environment, which the agent does not honour.
@@ -79,21 +76,21 @@ pub enum AgentError {
     #[error("--bootstrap {0}: {1}")]
     Bootstrap(PathBuf, String),
     /// The run directory cannot be used.
-    #[error("--run-dir {0}: {1}")]
-    RunDir(PathBuf, io::Error),
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
     /// The source has ended, which it never should.
     #[error("the source of events has ended: {0}")]
     SourceEnded(String),
 }
 
 impl AgentError {
-    /// Whether another attempt on this machine would fail in the same way.
-    fn is_lasting(&self) -> bool {
-        match self {
+    fn failure(&self) -> Failure {
+        let is_lasting = match self {
             Self::Environment(error) => !matches!(error, EnvironmentError::Io(..)),
             Self::Install(_, is_lasting) => *is_lasting,
             _ => false,
-        }
+        };
+        if is_lasting { Failure::Lasting } else { Failure::Transient }
     }
 }
 
@@ -105,15 +102,9 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let run_dir = config.run_dir.clone();
     let outcome = run_here(config).await;
     if let Err(error) = &outcome {
-        let name = if error.is_lasting() { UNUSABLE } else { FAILED };
-        run_dir::leave_word(&run_dir, name, &error.to_string());
+        run_dir::record_failure(&run_dir, error.failure(), &error.to_string());
     }
     outcome
-}
-
-/// Records in the run directory why an agent could not start with its settings, for `cproxy wait`.
-pub fn leave_word(run_dir: &Path, reason: &str) {
-    run_dir::leave_word(run_dir, FAILED, reason);
 }
 
 async fn run_here(config: Config) -> Result<(), AgentError> {
@@ -132,7 +123,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
     // Held until the end: the only agent on these pins. The run directory has a lock of its own.
     let lock = PinDir::new(&environment.pin_dir).lock()?;
-    let run_dir = RunDir::create(&config.run_dir)?;
+    let run_dir = RunDir::claim(&config.run_dir)?;
     let listener = run_dir.listen()?;
     timeline.end(Phase::Prepare);
     let heard = LastHeard::default();
@@ -222,7 +213,7 @@ fn tell_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), AgentEr
         Scope::Confined => tracing::warn!("{line}"),
         Scope::Machine | Scope::Requested => tracing::info!("{line}"),
     }
-    run_dir.set_limited(&line)
+    Ok(run_dir.set_limited(&line)?)
 }
 
 fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
@@ -278,10 +269,10 @@ async fn follow_until_stopped(
     events: mpsc::Receiver<Vec<Event>>,
     listener: UnixListener,
 ) -> Result<(), AgentError> {
-    let (questions, asked) = mpsc::channel(1);
-    drop(tokio::spawn(admin::serve(listener, questions)));
+    let (sender, requests) = mpsc::channel(1);
+    drop(tokio::spawn(run_dir::serve(listener, sender)));
     tokio::select! {
-        result = follower.follow(events, asked) => result,
+        result = follower.follow(events, requests) => result,
         signal = stop_signal() => {
             tracing::info!("{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)");
             Ok(())
@@ -302,14 +293,6 @@ async fn stop_signal() -> &'static str {
         _ = interrupt.recv() => "SIGINT",
         _ = hangup.recv() => "SIGHUP",
     }
-}
-
-/// Removes the files of a dead agent from its run directory.
-///
-/// # Errors
-/// An agent is alive there, or a file cannot be removed.
-pub fn clear_run_dir(dir: &Path) -> Result<(), AgentError> {
-    run_dir::clear_unused(dir)
 }
 
 /// Exit code of `cproxy install` if another attempt may succeed (sysexits.h, EX_TEMPFAIL).

@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, pro
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 
-use crate::agent;
+use crate::run_dir::{Failure, record_failure};
 
 /// Exit code for wrong usage.
 const EXIT_USAGE: u8 = 2;
@@ -222,7 +222,7 @@ fn misuse(error: &dyn Display) -> ExitCode {
     complain(error);
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|command| command == "run") {
-        agent::leave_word(&run_dir(arguments), &one_line(error));
+        record_failure(&run_dir(arguments), Failure::Transient, &one_line(error));
     }
     ExitCode::from(EXIT_USAGE)
 }

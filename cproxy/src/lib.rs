@@ -6,7 +6,6 @@
 //!
 //! See ARCHITECTURE.md for the way of one event and of one connect.
 
-pub mod admin;
 pub mod agent;
 pub mod cli;
 pub mod config;
@@ -15,4 +14,4 @@ pub mod manifests;
 pub mod memory;
 pub mod own_address;
 pub mod report;
-pub mod wait;
+pub mod run_dir;

@@ -21,7 +21,7 @@ use super::{
     stale::{Gauges, Handover, SocketTerminator},
     timeline::Phase,
 };
-use crate::{admin::Question, memory, report};
+use crate::{memory, report, run_dir::Request};
 
 /// Events that follow one another faster than this are applied together.
 const QUIET: Duration = Duration::from_millis(2);
@@ -159,40 +159,40 @@ impl Follower {
     pub(super) async fn follow(
         &mut self,
         mut events: mpsc::Receiver<Vec<Event>>,
-        mut questions: mpsc::Receiver<Question>,
+        mut requests: mpsc::Receiver<Request>,
     ) -> Result<(), AgentError> {
         loop {
             let wake = self.wake();
             tokio::select! {
                 batch = events.recv() => {
-                    let Some(batch) = batch else { return self.source_ended(questions).await };
+                    let Some(batch) = batch else { return self.source_ended(requests).await };
                     self.take(batch);
                     gather(&mut events, |batch| self.take(batch)).await;
                     self.write()?;
                 }
-                Some(question) = questions.recv() => self.answer(question),
+                Some(request) = requests.recv() => self.respond(request),
                 () = until(wake) => self.write()?,
             }
         }
     }
 
     /// Leaves the table as it is without a source, and still answers commands.
-    async fn source_ended(&mut self, mut questions: mpsc::Receiver<Question>) -> Result<(), AgentError> {
+    async fn source_ended(&mut self, mut requests: mpsc::Receiver<Request>) -> Result<(), AgentError> {
         tracing::error!("the source of events has ended; the table stays as it is");
-        while let Some(question) = questions.recv().await {
-            self.answer(question);
+        while let Some(request) = requests.recv().await {
+            self.respond(request);
         }
         Err(AgentError::SourceEnded("nothing more to do".to_owned()))
     }
 
-    fn answer(&mut self, question: Question) {
+    fn respond(&mut self, request: Request) {
         // The client may have gone.
-        match question {
-            Question::Services(sender) => {
+        match request {
+            Request::Services(sender) => {
                 drop(sender.send(report::names_json(self.table.each_name())));
             }
-            Question::Gauges(sender) => drop(sender.send(self.gauges())),
-            Question::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
+            Request::Gauges(sender) => drop(sender.send(self.gauges())),
+            Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
         }
     }
 

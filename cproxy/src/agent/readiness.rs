@@ -1,10 +1,10 @@
 //! Announcement of the first complete table: the file `ready`, the message to the init system and a line in the log.
 
 use super::{
-    AgentError, notify,
-    run_dir::RunDir,
+    notify,
     timeline::{Phase, Timeline},
 };
+use crate::run_dir::{RunDir, RunDirError};
 
 /// Announcement that is due once, after the first complete write of the table.
 ///
@@ -37,7 +37,7 @@ impl Readiness {
     ///
     /// # Errors
     /// The file cannot be written. Nothing is announced then.
-    pub(super) fn publish(&mut self, services: usize, frontends: usize) -> Result<Ready, AgentError> {
+    pub(super) fn publish(&mut self, services: usize, frontends: usize) -> Result<Ready, RunDirError> {
         if let Some(timeline) = &self.timeline {
             self.run_dir.set_ready()?;
             notify::ready();
@@ -53,12 +53,13 @@ mod tests {
     use std::{fs, path::PathBuf};
 
     use super::*;
-    use crate::wait::READY;
+
+    const READY: &str = "ready";
 
     fn readiness(name: &str) -> (Readiness, PathBuf) {
         let dir = std::env::temp_dir().join(format!("cproxy-readiness-{}-{name}", std::process::id()));
         fs::remove_dir_all(&dir).ok();
-        (Readiness::new(RunDir::create(&dir).unwrap(), Timeline::start()), dir)
+        (Readiness::new(RunDir::claim(&dir).unwrap(), Timeline::start()), dir)
     }
 
     #[test]
