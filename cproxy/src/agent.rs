@@ -2,6 +2,7 @@
 
 mod follow;
 mod notify;
+mod own_addresses;
 mod readiness;
 mod stale;
 mod timeline;
@@ -18,7 +19,8 @@ use cproxy_datapath::bpf::{
     self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
     excluded_cgroup,
 };
-use cproxy_wire::{self as wire, ClientError, LastHeard, SocketSetup};
+use cproxy_network::{OwnAddresses, SocketSetup};
+use cproxy_wire::{self as wire, ClientError, LastHeard};
 use follow::Follower;
 use http::Uri;
 use readiness::Readiness;
@@ -31,7 +33,6 @@ use tokio::{
 use crate::{
     config::{Config, Exclude, ObjectSource},
     manifests::{self, Files, ManifestError, Wanted, Watcher},
-    own_address::OwnAddresses,
     run_dir::{self, Failure, RunDir, RunDirError},
 };
 
@@ -137,9 +138,11 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
     if own.pod_ips.is_empty() {
-        let found = OwnAddresses::find(SocketMark::new(lock.pins()), api_server);
-        own.pod_ips = found.addresses();
-        drop(tokio::spawn(found.follow(others)));
+        let known_addresses = move || api_server.as_ref().map(wire::known_addresses).unwrap_or_default();
+        let addresses = OwnAddresses::detect(socket_setup(lock.pins()), known_addresses);
+        tracing::info!("own addresses: {}", addresses.detected());
+        own.pod_ips = own_addresses::pod_ips(addresses.detected());
+        drop(tokio::spawn(own_addresses::follow(addresses, others)));
     }
     let readiness = Readiness::new(run_dir, timeline);
     let mut follower = Follower::open(&lock, Store::new(own.clone()), readiness, heard, config.terminate_sockets)?;

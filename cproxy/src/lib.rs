@@ -12,6 +12,5 @@ pub mod config;
 mod log_limit;
 pub mod manifests;
 pub mod memory;
-pub mod own_address;
 pub mod report;
 pub mod run_dir;
