@@ -262,10 +262,10 @@ fn print(text: &str) -> anyhow::Result<()> {
 fn print_rows(rows: impl Iterator<Item = crate::report::ReportRow>, format: Format) -> anyhow::Result<()> {
     use std::io::{BufWriter, ErrorKind, Write};
     if let Format::Table = format {
-        return print(&crate::report::text(rows));
+        return print(&crate::report::frontends_text(rows));
     }
     let mut output = BufWriter::new(std::io::stdout().lock());
-    let written = crate::report::write_json(rows, &mut output).map_err(std::io::Error::from);
+    let written = crate::report::write_frontends_json(rows, &mut output).map_err(std::io::Error::from);
     match written.and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),

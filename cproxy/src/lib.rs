@@ -12,5 +12,6 @@ pub mod config;
 mod log_limit;
 pub mod manifests;
 pub mod memory;
+mod problem_log;
 pub mod report;
 pub mod run_dir;
