@@ -96,7 +96,7 @@ pub fn clear_unused(path: &Path) -> Result<(), RunDirError> {
     clear().map_err(|error| RunDirError(path.to_owned(), error))
 }
 
-/// Duration of an agent's failure.
+/// Kind of an agent's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Another attempt may succeed.

@@ -112,10 +112,10 @@ impl Missing {
             Self::Ready => match fetch_gauges(run_dir, LAST_RESPONSE) {
                 Err(error) => silent(error),
                 Ok(gauges) if gauges.contains_key("api_server_silent_seconds") => {
-                    "the agent has heard its API server and has no complete list of all kinds yet; its log tells more"
+                    "the agent has reached its API server but has no complete list of all kinds yet; see its log"
                         .to_owned()
                 }
-                Ok(_) => "the agent has heard nothing from its source yet; its log tells more".to_owned(),
+                Ok(_) => "the agent has received nothing from its source yet; see its log".to_owned(),
             },
         }
     }
