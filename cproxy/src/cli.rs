@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, pro
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 
-use crate::agent;
+use crate::run_dir::{Failure, record_failure};
 
 /// Exit code for wrong usage.
 const EXIT_USAGE: u8 = 2;
@@ -222,7 +222,7 @@ fn misuse(error: &dyn Display) -> ExitCode {
     complain(error);
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|command| command == "run") {
-        agent::leave_word(&run_dir(arguments), &one_line(error));
+        record_failure(&run_dir(arguments), Failure::Transient, &one_line(error));
     }
     ExitCode::from(EXIT_USAGE)
 }
@@ -262,10 +262,10 @@ fn print(text: &str) -> anyhow::Result<()> {
 fn print_rows(rows: impl Iterator<Item = crate::report::ReportRow>, format: Format) -> anyhow::Result<()> {
     use std::io::{BufWriter, ErrorKind, Write};
     if let Format::Table = format {
-        return print(&crate::report::text(rows));
+        return print(&crate::report::frontends_text(rows));
     }
     let mut output = BufWriter::new(std::io::stdout().lock());
-    let written = crate::report::write_json(rows, &mut output).map_err(std::io::Error::from);
+    let written = crate::report::write_frontends_json(rows, &mut output).map_err(std::io::Error::from);
     match written.and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),

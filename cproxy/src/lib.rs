@@ -6,13 +6,12 @@
 //!
 //! See ARCHITECTURE.md for the way of one event and of one connect.
 
-pub mod admin;
 pub mod agent;
 pub mod cli;
 pub mod config;
 mod log_limit;
 pub mod manifests;
 pub mod memory;
-pub mod own_address;
+mod problem_log;
 pub mod report;
-pub mod wait;
+pub mod run_dir;

@@ -104,13 +104,13 @@ impl ReportRow {
 ///
 /// # Errors
 /// The output cannot be written to.
-pub fn write_json(rows: impl Iterator<Item = ReportRow>, output: impl Write) -> serde_json::Result<()> {
+pub fn write_frontends_json(rows: impl Iterator<Item = ReportRow>, output: impl Write) -> serde_json::Result<()> {
     serde_json::Serializer::pretty(output).collect_seq(rows)
 }
 
 /// The JSON array of the contract, without backends: one row at a time, since there may be very many.
 #[must_use]
-pub fn names_json<'a>(names: impl Iterator<Item = FrontendName<'a>>) -> Vec<u8> {
+pub fn frontend_names_json<'a>(names: impl Iterator<Item = FrontendName<'a>>) -> Vec<u8> {
     let mut json = Vec::from(b"[");
     for FrontendName { frontend, service, port_name, source, action } in names {
         let row = ReportRow {
@@ -131,9 +131,9 @@ pub fn names_json<'a>(names: impl Iterator<Item = FrontendName<'a>>) -> Vec<u8> 
 
 /// The rows as aligned columns.
 #[must_use]
-pub fn text(rows: impl Iterator<Item = ReportRow>) -> String {
+pub fn frontends_text(rows: impl Iterator<Item = ReportRow>) -> String {
     let header = ["SERVICE", "PORT", "FRONTEND", "SOURCE", "ACTION", "AFFINITY", "BACKENDS"].map(str::to_owned);
-    aligned(&std::iter::once(header).chain(rows.map(|row| cells(&row))).collect::<Vec<_>>())
+    align_columns(&std::iter::once(header).chain(rows.map(|row| cells(&row))).collect::<Vec<_>>())
 }
 
 /// Counters as the JSON object of the contract.
@@ -150,7 +150,7 @@ pub fn counters_json(counters: &[(String, u64)]) -> serde_json::Result<String> {
 pub fn counters_text(counters: &[(String, u64)]) -> String {
     let header = ["COUNTER", "VALUE"].map(str::to_owned);
     let line = |(name, count): &(String, u64)| [name.clone(), count.to_string()];
-    aligned(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
+    align_columns(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
 }
 
 /// A Service's frontends, and why endpoints are used or not, as a JSON object.
@@ -196,13 +196,13 @@ pub fn explanations_text(explanations: &[Explanation]) -> String {
         let usage = explanation.usage.as_str().to_owned();
         [port, sources.join(","), endpoint, slice, usage, explanation.reason.clone()].map(or_dash)
     };
-    let table = aligned(&std::iter::once(header).chain(explanations.iter().map(line)).collect::<Vec<_>>());
+    let table = align_columns(&std::iter::once(header).chain(explanations.iter().map(line)).collect::<Vec<_>>());
     format!(
         "{table}{no_slice}\nUSED  yes: gets new connections; keeps: gets none, and serves those that it has; no: neither\n"
     )
 }
 
-fn aligned<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
+fn align_columns<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
     let widths: Vec<_> =
         (0..COLUMNS).map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max()).collect();
     let mut text = String::new();
@@ -227,7 +227,7 @@ fn cells(row: &ReportRow) -> [String; 7] {
 
 fn backends(row: &ReportRow) -> String {
     let name = |backend: &ReportBackend| Backend { address: backend.address.into(), port: backend.port }.to_string();
-    some_of(row.backends.len(), row.backends.iter().map(name))
+    list_first(row.backends.len(), row.backends.iter().map(name))
 }
 
 fn or_dash(cell: Option<&str>) -> String {
@@ -235,7 +235,7 @@ fn or_dash(cell: Option<&str>) -> String {
 }
 
 /// First names of a list, and the number of the others.
-fn some_of(count: usize, names: impl Iterator<Item = String>) -> String {
+fn list_first(count: usize, names: impl Iterator<Item = String>) -> String {
     let mut names: Vec<_> = names.take(NAMED_MAX).collect();
     match count.saturating_sub(NAMED_MAX) {
         0 => {}
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn json_is_the_contract() {
         let mut json = Vec::new();
-        write_json([row("FD00:0:0::1", 1, 0)].into_iter(), &mut json).unwrap();
+        write_frontends_json([row("FD00:0:0::1", 1, 0)].into_iter(), &mut json).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&json).unwrap();
         let expected = serde_json::json!([{
             "service": null, "port_name": null, "protocol": "TCP", "address": "fd00::1", "port": 80, "source": null,
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn text_names_some_backends_and_counts_the_rest() {
-        let text = text([row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)].into_iter());
+        let text = frontends_text([row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)].into_iter());
         assert!(text.contains("10.0.0.6:8080, and 2 more"), "{text}");
         assert!(text.lines().nth(1).unwrap().contains("forward   60s"), "{text}");
         assert!(text.lines().nth(2).unwrap().ends_with("drop      -          -"), "{text}");

@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use allocation_counter::measure;
-use cproxy::manifests::{Wanted, parse};
+use cproxy::manifests::{ParseOptions, parse};
 use cproxy_core::{
     Event, KernelTable, NodeContext, ResourceKind, Store, TablePlanner,
     api::{EndpointSlice, Service},
@@ -125,7 +125,7 @@ fn files() -> [(&'static str, String); 3] {
 fn a_file_is_never_there_as_objects() {
     for (what, text) in files() {
         let mut contents = None;
-        let bytes = measure(|| contents = Some(parse("file", &text, &Wanted::default()).unwrap())).bytes_max;
+        let bytes = measure(|| contents = Some(parse("file", &text, &ParseOptions::default()).unwrap())).bytes_max;
         let rows = contents.unwrap().events().filter(|event| matches!(event, Event::Row(_))).count();
         assert_eq!(rows, 2_000, "{what}");
         assert!(bytes <= FILE_BYTES_MAX, "{what}: {bytes} bytes");

@@ -24,7 +24,7 @@ const INVARIANTS: [(&str, &[&str]); 2] = [
 ];
 
 /// The one place that writes maps.
-const WRITER: &str = "cproxy/src/agent/follow.rs";
+const WRITER: &str = "cproxy/src/agent/reconciler.rs";
 
 /// The list of all decisions.
 const DECISIONS_INDEX: &str = "README.md";

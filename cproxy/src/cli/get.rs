@@ -9,11 +9,11 @@ use cproxy_datapath::{
 
 use super::{Format, PinDirOption, RunDirOption, complain, print, print_rows};
 use crate::{
-    admin,
     report::{
         Names, ReportRow, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
         sockets_json, sockets_text,
     },
+    run_dir::{RESPONSE_TIMEOUT, fetch_gauges, fetch_services},
 };
 
 /// Flags of `cproxy get`.
@@ -97,7 +97,7 @@ fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
-    counters.extend(admin::ask_gauges(&options.run.run_dir, admin::TIMEOUT).unwrap_or_default());
+    counters.extend(fetch_gauges(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
     print(&match options.output {
         Format::Table => counters_text(&counters),
         Format::Json => format!("{}\n", counters_json(&counters)?),
@@ -106,6 +106,6 @@ fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 
 /// Names from the agent; without one there are none, which is no error.
 fn names(options: &Options) -> Names {
-    let rows = admin::ask_services(&options.run.run_dir, admin::TIMEOUT).unwrap_or_default();
+    let rows = fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
     rows.into_iter().filter_map(|row| Some((row.frontend()?, row))).collect()
 }

@@ -18,7 +18,7 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> ExitCode {
-    let installed = agent::install_here(&options.pin_dir, &options.cgroup).inspect_err(|error| {
+    let installed = agent::install_programs(&options.pin_dir, &options.cgroup).inspect_err(|error| {
         if let InstallError::Load { verifier_log, .. } = error {
             eprintln!("{verifier_log}");
         }
@@ -34,5 +34,5 @@ pub(super) fn run(options: &Options) -> ExitCode {
         }
     };
     complain(&format_args!("{error:#}"));
-    if is_lasting { ExitCode::FAILURE } else { ExitCode::from(agent::INSTALL_AGAIN) }
+    if is_lasting { ExitCode::FAILURE } else { ExitCode::from(agent::EXIT_RETRY) }
 }

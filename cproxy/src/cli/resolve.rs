@@ -15,7 +15,7 @@ use cproxy_datapath::bpf::KernelMaps;
 
 use super::{Format, OwnOptions, print, print_rows};
 use crate::{
-    manifests::{Files, Wanted, Whole},
+    manifests::{Files, ParseOptions, WholeObject},
     report::{ReportRow, explanations_json, explanations_text},
 };
 
@@ -37,8 +37,9 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let mut store = Store::new(options.own.own());
-    let wanted = Wanted { node: store.node_name().map(str::to_owned), whole: options.explain.clone() };
-    let files = Files::read(&options.manifests, wanted)?;
+    let parse_options =
+        ParseOptions { node_name: store.node_name().map(str::to_owned), whole_service: options.explain.clone() };
+    let files = Files::read(&options.manifests, parse_options)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // Plans as the agent does, to find problems between Services.
     let mut table = TablePlanner::new(KernelMaps::LIMITS, KernelTable::default());
@@ -59,7 +60,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
             print_rows(table.each_row().map(|row| ReportRow::from(&row)), options.output)?;
         }
     }
-    if files.has_unread() {
+    if files.has_unread_file() {
         bail!("not all manifests could be read; the table is of the others");
     }
     Ok(())
@@ -75,10 +76,10 @@ struct Objects<'a> {
 impl<'a> Objects<'a> {
     fn of(files: &'a Files) -> Self {
         let mut objects = Self::default();
-        for ((_, name), object) in files.whole() {
+        for ((_, name), object) in files.whole_objects() {
             match object {
-                Whole::Service(service) => objects.service = Some(service),
-                Whole::Slice(slice) => drop(objects.slices.insert(name, slice)),
+                WholeObject::Service(service) => objects.service = Some(service),
+                WholeObject::Slice(slice) => drop(objects.slices.insert(name, slice)),
             }
         }
         objects

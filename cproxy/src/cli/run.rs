@@ -131,7 +131,7 @@ fn api_server_url(text: &str) -> Result<Uri, String> {
 }
 
 pub(super) fn run(options: Options) -> anyhow::Result<()> {
-    memory::keep_little();
+    memory::limit_spare_memory();
     start_log(options.log_level, options.log_format);
     let config = config(options)?;
     tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
@@ -153,7 +153,7 @@ fn config(options: Options) -> Result<Config, clap::Error> {
     Ok(Config {
         source,
         bootstrap: options.bootstrap,
-        own: options.own.own(),
+        node: options.own.own(),
         cgroup: options.cgroup,
         exclude,
         balance: options.balance.into(),

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::ServiceName;
 
 use super::{RunDirOption, service_name};
-use crate::wait::{Wanted, limits, wait};
+use crate::run_dir::{Conditions, read_limits, wait};
 
 /// The default of `--timeout`.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,19 +48,19 @@ pub(super) fn run(options: Options) -> anyhow::Result<()> {
         }
         (None, _) => {}
     }
-    let wanted = Wanted {
+    let conditions = Conditions {
         run_dir: options.run.run_dir,
         timeout: options.timeout.unwrap_or(TIMEOUT),
         services: options.services.into_iter().flatten().collect(),
     };
-    match (wait(&wanted), options.on_timeout) {
+    match (wait(&conditions), options.on_timeout) {
         (Err(error), Policy::Start) => {
             super::complain(&format_args!("{error}; going on without it (--on-timeout start)"));
             Ok(())
         }
         (outcome, _) => {
             outcome?;
-            if let Some(line) = limits(&wanted.run_dir) {
+            if let Some(line) = read_limits(&conditions.run_dir) {
                 super::complain(&format_args!("ready, {line}"));
             }
             Ok(())

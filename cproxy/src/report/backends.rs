@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use cproxy_core::{Backend, Frontend, KernelTable, Protocol};
 use serde::Serialize;
 
-use super::{Names, ReportRow, aligned, or_dash, some_of};
+use super::{Names, ReportRow, align_columns, list_first, or_dash};
 
 /// Backend in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -87,7 +87,7 @@ pub fn backends_json(rows: &[BackendRow]) -> serde_json::Result<String> {
 #[must_use]
 pub fn backends_text(rows: &[BackendRow]) -> String {
     let header = ["BACKEND", "ELIGIBLE", "FRONTENDS", "SERVICES"].map(str::to_owned);
-    aligned(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
+    align_columns(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
 }
 
 fn cells(row: &BackendRow) -> [String; 4] {
@@ -95,7 +95,7 @@ fn cells(row: &BackendRow) -> [String; 4] {
     let mut services: Vec<_> = row.frontends.iter().filter_map(|frontend| frontend.service.as_deref()).collect();
     services.sort_unstable();
     services.dedup();
-    let services = some_of(services.len(), services.into_iter().map(|service| or_dash(Some(service))));
+    let services = list_first(services.len(), services.into_iter().map(|service| or_dash(Some(service))));
     [format!("{backend}/{}", row.protocol), eligible(row), row.frontends.len().to_string(), services]
 }
 

@@ -6,7 +6,7 @@ use cproxy_core::Backend;
 use cproxy_datapath::sockets::TranslatedSocket;
 use serde::Serialize;
 
-use super::{Names, ReportBackend, ReportRow, aligned, or_dash};
+use super::{Names, ReportBackend, ReportRow, align_columns, or_dash};
 
 /// Socket in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -76,7 +76,7 @@ pub fn sockets_json(rows: &[SocketRow]) -> serde_json::Result<String> {
 pub fn sockets_text(rows: &[SocketRow]) -> String {
     let header = ["PROTOCOL", "LOCAL", "FRONTEND", "BACKEND", "STATE", "SERVICE", "NETNS", "UID", "PROCESS"];
     let lines = std::iter::once(header.map(str::to_owned)).chain(rows.iter().map(cells));
-    aligned(&lines.collect::<Vec<_>>())
+    align_columns(&lines.collect::<Vec<_>>())
 }
 
 fn cells(row: &SocketRow) -> [String; 9] {

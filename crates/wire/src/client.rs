@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use cproxy_network::SocketSetup;
 use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use kube::{
@@ -19,7 +20,6 @@ use super::{
     error_text::{chain, first_line},
     kubeconfig,
     rate_limit::RateLimited,
-    socket_setup::SocketSetup,
 };
 
 /// Directory of a pod's ServiceAccount.

@@ -8,13 +8,14 @@ use std::{
     time::Duration,
 };
 
+use cproxy_network::SocketSetup;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
 use tokio::net::{TcpSocket, TcpStream};
 use tower::Service;
 
-use super::{dns, socket_setup::SocketSetup};
+use super::dns;
 
 /// A peer that has vanished silently is noticed after idle + interval x probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);

@@ -10,13 +10,12 @@ use std::{
     time::Duration,
 };
 
+use cproxy_network::SocketSetup;
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, TYPE, rdata::RData};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, UdpSocket},
 };
-
-use super::socket_setup::SocketSetup;
 
 const HOSTS: &str = "/etc/hosts";
 const RESOLV_CONF: &str = "/etc/resolv.conf";

@@ -13,6 +13,7 @@ use cproxy_core::{
     Event,
     api::{EndpointSlice, Node, Service},
 };
+use cproxy_network::NetworkChanges;
 use http::Uri;
 use kube::Client;
 use tokio::sync::{Notify, mpsc};
@@ -22,7 +23,6 @@ use super::{
     follow::{ApiSource, follow},
     last_heard::LastHeard,
     message_reader::MessageReader,
-    network_changes::NetworkChanges,
     resources::WatchedResource,
     response::Response,
     selectors::{Fields, Selectors},

@@ -133,7 +133,7 @@ fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
     let without_netlink = || {
         forbid_netlink();
         let mut agent = start_agent(&sandbox);
-        agent.wait_log("changes of the own addresses are not seen", SYNC);
+        agent.wait_log("changes of the VM's addresses are not seen", SYNC);
         agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
         assert!(all_are(&rows(&sandbox), BALANCER_IP, "forward"));
     };

@@ -36,7 +36,7 @@ fn a_guest_without_what_it_needs_says_what_is_missing() {
     for policy in ["fail", "start"] {
         let console = console(without_network(), policy);
         assert_said(&console, &["WARN", "192.0.2.1:6443", "etwork"]);
-        assert_said(&console, &["cproxy: not ready after 4s: ", "has heard nothing from its source yet"]);
+        assert_said(&console, &["cproxy: not ready after 4s: ", "has received nothing from its source yet"]);
     }
 
     let other_authority = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap().cert.pem();

@@ -265,7 +265,7 @@ fn the_sidecar_serves_processes_outside_of_its_container_or_says_that_it_does_no
     let answer =
         |name: &str, what: &str| said(&console, &format!("{name} {what}:")).first().map(|line| (*line).to_owned());
     let unreachable = answer("unreachable", "probe").unwrap_or_default();
-    assert!(unreachable.starts_with("1 cproxy: not ready after 0ns: the agent has heard nothing"), "{console}");
+    assert!(unreachable.starts_with("1 cproxy: not ready after 0ns: the agent has received nothing"), "{console}");
 
     // The root and the container's own cgroup, as the container sees them.
     let (root, own) = ("/../../..", "/");

@@ -1,10 +1,8 @@
-//! Single writer of the table: events in, map writes out.
+//! Owner of store, planner and maps, and the only writer of maps: events in, map writes out.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use cproxy_core::{
-    Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, TablePlanner,
-};
+use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Reserve, Retired, Room, Store, TablePlanner};
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
@@ -16,14 +14,14 @@ use tokio::{
 };
 
 use super::{
-    AgentError, notify,
-    run_dir::RunDir,
-    stale::{Gauges, Handover, SocketTerminator},
-    timeline::{Phase, Timeline},
+    error::AgentError,
+    readiness::{Readiness, Ready},
+    stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
+    timeline::Phase,
 };
-use crate::{admin::Question, memory, report};
+use crate::{memory, problem_log::ProblemLog, report, run_dir::Request};
 
-/// Events that follow one another faster than this are applied together.
+/// Longest pause between events that are applied together.
 const QUIET: Duration = Duration::from_millis(2);
 /// No event waits longer than this for others.
 const DELAY_MAX: Duration = Duration::from_millis(10);
@@ -37,51 +35,48 @@ const SPARSE_MAX: Duration = Duration::from_secs(10);
 const NO_MEMORY_PAUSE: Duration = Duration::from_secs(30);
 
 /// Kind of the next write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// First complete sync.
+#[derive(Clone, Copy, Debug)]
+enum SyncState {
+    /// Whole table, once the store is complete for the first time.
     FirstSync,
-    /// Update of the Services that have changed.
-    Following,
-    /// Sync after a failed write: the kernel's content is in doubt until it has been read back.
-    InDoubt { retry_at: Instant },
+    /// Services that have changed, once the agent is ready.
+    Incremental(Ready),
+    /// Whole table, after reading back the kernel's content: a write has failed, or maps may grow again.
+    Resync { at: Instant },
 }
 
-/// Owner of store, table and maps.
-pub(super) struct Follower {
+/// Task that brings the kernel's table to what the source wants.
+pub(super) struct Reconciler {
     store: Store,
     table: TablePlanner,
     pins: PinDir,
     maps: KernelMaps,
-    run_dir: RunDir,
-    state: State,
+    state: SyncState,
     /// Limits of the maps. They allow no growth for a while after memory ran out.
     limits: Limits,
     grows_again_at: Option<Instant>,
     compacts_at: Option<Instant>,
-    is_ready: bool,
-    timeline: Timeline,
-    /// Whether a list was applied, whose staged rows are free again.
-    has_list: bool,
-    reported: BTreeSet<Problem>,
-    /// Revision of the planner's problems in `reported`.
-    reported_revision: Option<u64>,
+    readiness: Readiness,
+    /// Whether a list has ended, whose staged rows are free again.
+    has_applied_list: bool,
+    problem_log: ProblemLog,
+    /// Revision of the planner's problems in `problem_log`.
+    logged_revision: Option<u64>,
     /// Retired backends, to which sockets may still be connected.
-    handover: Arc<Handover>,
+    retired_queue: Arc<RetiredQueue>,
     /// Whether an earlier agent's pins may have connected sockets.
     has_predecessor: bool,
-    gauges: Arc<Gauges>,
-    heard: LastHeard,
+    socket_gauges: Arc<SocketGauges>,
+    last_heard: LastHeard,
 }
 
-impl Follower {
+impl Reconciler {
     /// Takes over the table in the kernel.
     pub(super) fn open(
         lock: &PinLock,
         store: Store,
-        run_dir: RunDir,
-        timeline: Timeline,
-        heard: LastHeard,
+        readiness: Readiness,
+        last_heard: LastHeard,
         mode: Mode,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();
@@ -93,20 +88,18 @@ impl Follower {
             table,
             pins,
             maps,
-            run_dir,
-            state: State::FirstSync,
+            state: SyncState::FirstSync,
             limits: KernelMaps::LIMITS,
             grows_again_at: None,
             compacts_at: None,
-            is_ready: false,
-            timeline,
-            has_list: false,
-            reported: BTreeSet::new(),
-            reported_revision: None,
-            handover: Arc::new(Handover::new(mode)),
+            readiness,
+            has_applied_list: false,
+            problem_log: ProblemLog::default(),
+            logged_revision: None,
+            retired_queue: Arc::new(RetiredQueue::new(mode)),
             has_predecessor: !lock.is_empty(),
-            gauges: Arc::default(),
-            heard,
+            socket_gauges: Arc::default(),
+            last_heard,
         })
     }
 
@@ -123,9 +116,9 @@ impl Follower {
         self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
     }
 
-    /// Records that the source is about to be read.
-    pub(super) fn opened(&mut self) {
-        self.timeline.end(Phase::Open);
+    /// Ends a phase of the start.
+    pub(super) fn end_phase(&mut self, phase: Phase) {
+        self.readiness.end_phase(phase);
     }
 
     /// Serves frontends of the bootstrap that the kernel does not have yet, until the first complete sync.
@@ -140,13 +133,17 @@ impl Follower {
     }
 
     /// Background task that closes sockets to retired backends.
-    pub(super) fn terminator(&self) -> SocketTerminator {
-        SocketTerminator { pins: self.pins.clone(), handover: self.handover.clone(), gauges: self.gauges.clone() }
+    pub(super) fn socket_terminator(&self) -> SocketTerminator {
+        SocketTerminator {
+            pins: self.pins.clone(),
+            retired_queue: self.retired_queue.clone(),
+            gauges: self.socket_gauges.clone(),
+        }
     }
 
     /// Gauges of the agent: sockets, current problems of objects, and the age of the table.
     fn gauges(&self) -> Vec<(&'static str, u64)> {
-        let mut gauges = Vec::from(self.gauges.read());
+        let mut gauges = Vec::from(self.socket_gauges.read());
         gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().len() as u64));
         let (used, room) = (self.table.used(), self.maps.room());
         gauges.extend([
@@ -156,73 +153,73 @@ impl Follower {
             ("backends_room", room.slots.into()),
             ("services_without_room", self.table.without_room() as u64),
         ]);
-        gauges.extend(self.heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges.extend(self.last_heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }
 
-    /// Follows events and answers requests for ever.
-    pub(super) async fn follow(
+    /// Applies events and responds to requests for ever.
+    pub(super) async fn run(
         &mut self,
         mut events: mpsc::Receiver<Vec<Event>>,
-        mut questions: mpsc::Receiver<Question>,
+        mut requests: mpsc::Receiver<Request>,
     ) -> Result<(), AgentError> {
         loop {
-            let wake = self.wake();
+            let wakeup = self.next_wakeup();
             tokio::select! {
                 batch = events.recv() => {
-                    let Some(batch) = batch else { return self.source_ended(questions).await };
-                    self.take(batch);
-                    gather(&mut events, |batch| self.take(batch)).await;
-                    self.write()?;
+                    let Some(batch) = batch else { return self.serve_without_source(requests).await };
+                    self.apply(batch);
+                    gather(&mut events, |batch| self.apply(batch)).await;
+                    self.reconcile()?;
                 }
-                Some(question) = questions.recv() => self.answer(question),
-                () = until(wake) => self.write()?,
+                Some(request) = requests.recv() => self.respond(request),
+                () = sleep_until(wakeup) => self.reconcile()?,
             }
         }
     }
 
-    /// Leaves the table as it is without a source, and still answers commands.
-    async fn source_ended(&mut self, mut questions: mpsc::Receiver<Question>) -> Result<(), AgentError> {
+    /// Responds to requests and leaves the table as it is, after the end of the source.
+    async fn serve_without_source(&mut self, mut requests: mpsc::Receiver<Request>) -> Result<(), AgentError> {
         tracing::error!("the source of events has ended; the table stays as it is");
-        while let Some(question) = questions.recv().await {
-            self.answer(question);
+        while let Some(request) = requests.recv().await {
+            self.respond(request);
         }
-        Err(AgentError::SourceEnded("nothing more to do".to_owned()))
+        Err(AgentError::SourceEnded)
     }
 
-    fn answer(&mut self, question: Question) {
+    fn respond(&mut self, request: Request) {
         // The client may have gone.
-        match question {
-            Question::Services(sender) => {
-                drop(sender.send(report::names_json(self.table.each_name())));
+        match request {
+            Request::Services(sender) => {
+                drop(sender.send(report::frontend_names_json(self.table.each_name())));
             }
-            Question::Gauges(sender) => drop(sender.send(self.gauges())),
-            Question::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
+            Request::Gauges(sender) => drop(sender.send(self.gauges())),
+            Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
         }
     }
 
-    fn take(&mut self, batch: Vec<Event>) {
+    fn apply(&mut self, batch: Vec<Event>) {
         for event in batch {
-            self.has_list |= matches!(event, Event::ListDone(_));
+            self.has_applied_list |= matches!(event, Event::ListDone(_));
             for problem in self.store.apply(event) {
                 tracing::warn!("{problem}");
             }
         }
     }
 
-    /// Writes the store's changes to the kernel once the store is complete.
-    fn write(&mut self) -> Result<(), AgentError> {
+    /// Writes what is due to the kernel, once the store is complete.
+    fn reconcile(&mut self) -> Result<(), AgentError> {
         let now = Instant::now();
         if self.grows_again_at.is_some_and(|at| at <= now) {
             (self.limits, self.grows_again_at) = (KernelMaps::LIMITS, None);
-            self.state = State::InDoubt { retry_at: now };
+            self.state = SyncState::Resync { at: now };
         }
-        let is_waiting = matches!(self.state, State::InDoubt { retry_at } if now < retry_at);
+        let is_waiting = matches!(self.state, SyncState::Resync { at } if now < at);
         if !self.store.is_complete() || is_waiting {
             return Ok(());
         }
-        match self.write_now().and_then(|()| self.compact(now)) {
-            Ok(()) => self.written(),
+        match self.write_table().and_then(|()| self.compact(now)) {
+            Ok(()) => self.finish_write(),
             Err(error @ TableError::NoMemory { .. }) => {
                 tracing::error!(
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
@@ -232,12 +229,12 @@ impl Follower {
                 let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
                 self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };
                 self.grows_again_at = Some(now + NO_MEMORY_PAUSE);
-                self.state = State::InDoubt { retry_at: now };
+                self.state = SyncState::Resync { at: now };
                 Ok(())
             }
             Err(error) => {
                 tracing::error!("{error}; the table is read back and written anew in {RETRY:?}");
-                self.state = State::InDoubt { retry_at: now + RETRY };
+                self.state = SyncState::Resync { at: now + RETRY };
                 Ok(())
             }
         }
@@ -257,31 +254,31 @@ impl Follower {
     }
 
     /// Time of the next action without an event.
-    fn wake(&self) -> Option<Instant> {
-        let retry_at = match self.state {
-            State::InDoubt { retry_at } => Some(retry_at),
-            State::FirstSync | State::Following => None,
+    fn next_wakeup(&self) -> Option<Instant> {
+        let resync_at = match self.state {
+            SyncState::Resync { at } => Some(at),
+            SyncState::FirstSync | SyncState::Incremental(_) => None,
         };
-        [retry_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
+        [resync_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
     }
 
-    fn write_now(&mut self) -> Result<(), TableError> {
+    fn write_table(&mut self) -> Result<(), TableError> {
         let dirty = self.store.take_dirty();
-        if let State::InDoubt { .. } = self.state {
+        if let SyncState::Resync { .. } = self.state {
             self.table = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
-            self.reported_revision = None;
+            self.logged_revision = None;
         }
-        self.timeline.end(Phase::List);
+        self.readiness.end_phase(Phase::List);
         match self.state {
-            State::Following => {
+            SyncState::Incremental(_) => {
                 let ops = self.table.update(&self.store, dirty);
                 tracing::debug!("writing {} operations", ops.len());
                 self.maps.apply(&ops)?;
             }
-            State::FirstSync | State::InDoubt { .. } => self.sync()?,
+            SyncState::FirstSync | SyncState::Resync { .. } => self.sync()?,
         }
-        self.timeline.end(Phase::Write);
-        if self.state != State::Following {
+        self.readiness.end_phase(Phase::Write);
+        if !matches!(self.state, SyncState::Incremental(_)) {
             // An earlier agent may have ended before it raised the epoch.
             self.maps.apply(&[Op::RaiseEpoch])?;
         }
@@ -307,53 +304,44 @@ impl Follower {
         outcome
     }
 
-    fn written(&mut self) -> Result<(), AgentError> {
+    /// Hands on retired backends, logs problems and announces that the agent is ready, after a complete write.
+    fn finish_write(&mut self) -> Result<(), AgentError> {
         let retired = self.table.take_retired();
-        // Nothing is known of the backends before the table was read back.
+        // The backends of an earlier table are unknown.
         let is_unknown = match self.state {
-            State::FirstSync => self.has_predecessor,
-            State::Following => false,
-            State::InDoubt { .. } => true,
+            SyncState::FirstSync => self.has_predecessor,
+            SyncState::Incremental(_) => false,
+            SyncState::Resync { .. } => true,
         };
-        self.handover.add(if is_unknown { Retired::any() } else { retired });
-        self.state = State::Following;
-        self.report();
-        if !self.is_ready {
-            self.is_ready = true;
-            self.run_dir.set_ready()?;
-            notify::ready();
-            self.timeline.log_ready(self.store.service_names().len(), self.table.frontend_count());
-        }
-        if std::mem::take(&mut self.has_list) {
-            memory::give_back();
+        self.retired_queue.add(if is_unknown { Retired::any() } else { retired });
+        self.log_problems();
+        let (services, frontends) = (self.store.service_names().len(), self.table.frontend_count());
+        self.state = SyncState::Incremental(self.readiness.publish(services, frontends)?);
+        if std::mem::take(&mut self.has_applied_list) {
+            memory::release_free_pages();
         }
         Ok(())
     }
 
-    /// Logs the table's problems that are new.
-    fn report(&mut self) {
+    /// Logs the planner's problems that are new.
+    fn log_problems(&mut self) {
         let revision = self.table.problems_revision();
-        if self.reported_revision.replace(revision) == Some(revision) {
-            return;
+        if self.logged_revision.replace(revision) != Some(revision) {
+            self.problem_log.update(self.table.problems());
         }
-        let problems = BTreeSet::from_iter(self.table.problems());
-        for problem in problems.iter().filter(|problem| !self.reported.contains(problem)) {
-            tracing::warn!("{problem}");
-        }
-        self.reported = problems;
     }
 }
 
 /// Gathers the events that arrive within a few milliseconds of the one before, up to a bound from the first.
-async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut take: impl FnMut(Vec<Event>)) {
+async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut apply: impl FnMut(Vec<Event>)) {
     let deadline = Instant::now() + DELAY_MAX;
     while let Ok(Some(batch)) = timeout_at((Instant::now() + QUIET).min(deadline), events.recv()).await {
-        take(batch);
+        apply(batch);
     }
 }
 
-async fn until(wake: Option<Instant>) {
-    match wake {
+async fn sleep_until(wakeup: Option<Instant>) {
+    match wakeup {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
     }
@@ -390,6 +378,6 @@ mod tests {
             (Duration::from_millis(3) + QUIET, 3),
             "a burst is one write"
         );
-        assert_eq!(gathered(Duration::from_secs(1), 1), (QUIET, 0), "a single event waits for nobody");
+        assert_eq!(gathered(Duration::from_secs(1), 1), (QUIET, 0), "a single event waits for no other");
     }
 }
