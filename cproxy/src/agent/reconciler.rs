@@ -25,8 +25,6 @@ use crate::{memory, problem_log::ProblemLog, report, run_dir::Request};
 const QUIET: Duration = Duration::from_millis(2);
 /// No event waits longer than this for others.
 const DELAY_MAX: Duration = Duration::from_millis(10);
-/// Maximum number of retries after one batch, for changes that did not fit.
-const RETRIES_MAX: usize = 8;
 /// Least time between attempts to read back and rewrite the table after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
 /// Time after which maps that are mostly empty are replaced by smaller ones.
@@ -281,14 +279,6 @@ impl Reconciler {
         if !matches!(self.state, SyncState::Incremental(_)) {
             // An earlier agent may have ended before it raised the epoch.
             self.maps.apply(&[Op::RaiseEpoch])?;
-        }
-        // Room that was freed just now may suffice for changes that did not fit before.
-        for _ in 0..RETRIES_MAX {
-            let ops = self.table.update(&self.store, BTreeSet::new());
-            if ops.is_empty() {
-                break;
-            }
-            self.maps.apply(&ops)?;
         }
         Ok(())
     }
