@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_elf_file_or_is_cut_off_is_an_error() {
+    fn other_files_and_truncated_ones_are_errors() {
         assert!(has_interpreter(b"#!/bin/sh").is_err());
         assert!(has_interpreter(&elf(&[1, 1])[..80]).is_err());
         let mut far = elf(&[1]);

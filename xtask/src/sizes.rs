@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_path_is_c() {
+    fn symbols_without_a_path_are_from_c() {
         assert_eq!(crate_of("memcpy"), "c");
         assert_eq!(crate_of("__vfscanf_internal"), "c");
     }

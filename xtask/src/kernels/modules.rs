@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_module_needs_is_in_its_information() {
+    fn a_modules_needs_are_in_its_information() {
         assert_eq!(
             dependencies(b"\x7fELF\0license=GPL\0depends=virtio-ring,net_failover\0x\0"),
             ["virtio_ring", "net_failover"]
