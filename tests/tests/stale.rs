@@ -30,7 +30,7 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{RunningAgent, eventually},
     sandbox::{Netns, Sandbox},
-    seccomp::forbid_netlink,
+    seccomp::{forbid_netlink, pause_before_sends},
     usage,
     world::{Form, PORT, SYNC, TCP, UDP, WEB, World, counter, pod, pod_name, rows, slices, start_agent, web},
 };
@@ -563,6 +563,53 @@ fn vip_readiness_comes_and_goes_without_harm() {
     }
     stale.set(&[1], |pod| [Some((true, true, false)), None, Some((false, false, true))][usize::from(pod) - 1]);
     assert_eq!(stale.closes(Mode::Udp), 3);
+}
+
+/// The local port of the socket that a netlink message asks to close.
+fn port_to_close(message: &[u8]) -> Option<u16> {
+    const SOCK_DESTROY: u16 = 21;
+    // `struct nlmsghdr` has the type at 4; `struct inet_diag_req_v2` follows, with the port at 8.
+    let field = |at: usize| message[at..at + 2].try_into().unwrap();
+    (u16::from_ne_bytes(field(4)) == SOCK_DESTROY).then(|| u16::from_be_bytes(field(24)))
+}
+
+/// Stops a pass at its first request to close a socket, when it has already chosen all of them.
+#[test]
+fn vip_a_backend_that_returns_during_a_pass_keeps_its_sockets() {
+    /// More than the age of the sets that a pass relies on.
+    const AGE: Duration = Duration::from_millis(50);
+    let stale = Stale::start();
+    let _servers = stale.udp_servers();
+    stale.keep_pods(&[3]);
+    let connect = |form| {
+        let socket = connect_udp(form, 3);
+        (socket.local_addr().unwrap().port(), form, socket)
+    };
+    let mut sockets: Vec<_> = Form::ALL.repeat(4).into_iter().map(connect).collect();
+    stale.keep_pods(&[1]);
+    let mut closed = None;
+    let pass = || terminate_stale(&stale.pins, &any(Mode::Udp)).unwrap();
+    let outcome = pause_before_sends(pass, |message| {
+        let port = port_to_close(message);
+        if port.is_none() || closed.is_some() {
+            return;
+        }
+        closed = port;
+        stale.keep_pods(&[3]);
+        // Some applications connect the same socket again, and others use a new one.
+        let chosen = sockets.iter().filter(|(port, ..)| Some(*port) != closed);
+        chosen.step_by(2).for_each(|(_, form, socket)| socket.connect(form.web()).unwrap());
+        sockets.extend(Form::ALL.map(connect));
+        thread::sleep(AGE);
+    });
+    assert_eq!((outcome.closed, outcome.left), (1, 0), "only the socket that the pass was about to close");
+    for (port, form, socket) in &sockets {
+        if Some(*port) == closed {
+            assert_closed(socket);
+        } else {
+            assert_eq!(echo::ask_peer(socket).unwrap(), "pod-3", "{form:?}");
+        }
+    }
 }
 
 #[test]
