@@ -131,7 +131,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
             "no-text",
             "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
              clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\nusers: [{name: u, user: {token: [t]}}]\n",
-            "user u",
+            "line 4",
         ),
     ] {
         let path = file(name, text);

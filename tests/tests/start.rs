@@ -221,7 +221,7 @@ fn settings_come_from_a_file_unless_somebody_nearer_says_otherwise() {
     for (text, message) in [
         (
             "log-level = warn\nlog-lvl = warn\n",
-            ", line 2: \"log-lvl\" is no setting; they are named as the flags: apiserver, ",
+            ", line 2: \"log-lvl\" is no setting; settings are named like the flags: apiserver, ",
         ),
         ("apiserver\n", ", line 1: \"apiserver\" has no value; "),
         ("log-level = loud\n", "invalid value 'loud' for '--log-level <LEVEL>'"),
