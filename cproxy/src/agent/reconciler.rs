@@ -1,6 +1,6 @@
 //! Owner of store, planner and maps, and the only writer of maps: events in, map writes out.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Reserve, Retired, Room, Store, TablePlanner};
 use cproxy_datapath::{
