@@ -110,7 +110,7 @@ const DRAWN: usize = 3;
 const CLOCKS: [Clock; 5] = [
     Clock { name: "from_sending", meaning: "since the change was sent", of: |sample| sample.from_sending },
     Clock { name: "from_answer", meaning: "since the API server answered", of: |sample| sample.from_answer },
-    Clock { name: "from_event", meaning: "since another client's watch told of it", of: |sample| sample.from_event },
+    Clock { name: "from_event", meaning: "since another client's watch reported it", of: |sample| sample.from_event },
     Clock { name: "answer", meaning: "(the API server's answer to the change)", of: |sample| sample.answer },
     Clock { name: "resolution", meaning: "(between two readings of the table)", of: |sample| sample.resolution },
 ];
@@ -346,8 +346,8 @@ fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
         rows,
     });
     report.notes.push(format!(
-        "{changes} changes of the only endpoint of one Service, one after the other, after {WARM_UP} for warm-up; \
-         beside it {services} Services with {ENDPOINTS} endpoints each. API server, agent and client share the \
+        "{changes} changes of the only endpoint of one Service, one after the other, after {WARM_UP} for warm-up. The \
+         cluster has {services} other Services with {ENDPOINTS} endpoints each. API server, agent and client share the \
          machine's CPUs."
     ));
     report.notes.push(

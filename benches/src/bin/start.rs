@@ -80,7 +80,7 @@ fn main() -> Result<()> {
     report.notes.push(format!(
         "{} starts of `cproxy run --manifests`, one after the other, each on a machine without pins or files of \
          cproxy. The times are those in the agent's log; they leave out the operating system's time to start the \
-         process. Where the agent is in a memory cgroup, the child that installs the programs first leaves that cgroup \
+         process. If the agent is in a memory cgroup, the child that installs the programs first leaves that cgroup \
          and waits for a grace period of the kernel: about 10 ms, which guests without an init system do not pay.",
         arguments.starts
     ));

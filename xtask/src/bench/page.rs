@@ -46,7 +46,7 @@ pub(super) fn chart_files(report: &Value) -> impl Iterator<Item = &str> {
 /// The page's first paragraph.
 const INTRODUCTION: &str = "\
 `cargo xtask bench all` measures everything and writes this page; `cargo xtask bench docs` writes it again from the \
-same results. Do not edit it. [Profile](profile.md) says where the remaining difference to a direct connection goes; \
+same results. Do not edit it. [Profile](profile.md) explains the remaining difference to a direct connection; \
 [decision 018](decisions/018-benchmarks.md) explains the method.";
 
 /// How to read the tables of all benchmarks; notes that belong to one benchmark are in its report.
@@ -61,8 +61,8 @@ In each round every participant has its turn. A ratio is the median of the ratio
 the two medians. Brackets hold the 95 % interval of the median; with fewer than six rounds, the smallest and the \
 largest value.
 
-While cproxy's programs are attached to any cgroup, the kernel takes the slower path through its hooks for every \
-socket, so the direct connection pays for that, too. Only `datapath` compares with a machine where nothing is \
+While cproxy's programs are attached to any cgroup, the kernel uses the slower path through its hooks for every \
+socket, so the direct connection pays for that as well. Only `datapath` compares with a machine where nothing is \
 attached.";
 
 /// One line of links to the benchmarks.

@@ -33,7 +33,7 @@ const FIGURES: [Figure<Found>; 17] = [
     },
     Figure {
         name: "anonymous_mib",
-        meaning: "  of it anonymous, MiB",
+        meaning: "  of which anonymous, MiB",
         of: |found| found.starts.iter().map(|start| mib(start.memory.anonymous)).collect(),
     },
     Figure {
@@ -152,11 +152,11 @@ fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {
             plan.bursts,
             plan.quiet.as_secs_f64()
         ),
-        "All follow the same objects of one API server, one after the other. kube-proxy has its default settings, with \
-         which it writes its rules at most once a second. kube-proxy counts as ready at the first connection that is \
-         answered, because it writes all rules in one transaction; cproxy when its file `ready` exists, which is when \
-         everything is written. kube-proxy serves a whole node and also translates forwarded packets; cproxy serves \
-         the processes below one cgroup."
+        "All proxies follow the same objects of one API server, one after the other. kube-proxy has its default \
+         settings, with which it writes its rules at most once a second. kube-proxy is ready at the first connection \
+         that succeeds, because it writes all rules in one transaction; cproxy when its file `ready` exists, which is \
+         when everything is written. kube-proxy serves a whole node and also translates forwarded packets; cproxy \
+         serves the processes below one cgroup."
             .to_owned(),
     ];
     for Column { shape, found, .. } in columns {

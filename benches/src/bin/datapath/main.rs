@@ -99,7 +99,7 @@ fn main() -> Result<ExitCode> {
     report.tables.push(Verdict::table(&verdicts));
     report.charts.push(Chart {
         name: "calls".to_owned(),
-        title: "What a call to the ClusterIP takes more than one to a pod with nothing attached".to_owned(),
+        title: "Extra time of a call to the ClusterIP, over one to a pod with nothing attached".to_owned(),
         x: Axis::percent_of("rounds"),
         y: Axis::linear("% more"),
         series: columns.iter().filter_map(Column::drawn).collect(),
@@ -286,8 +286,8 @@ fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
     let mut notes = vec![
         format!(
             "Times are medians of {rounds} rounds with {CALLS} calls of each kind; brackets hold the 95 % interval. \
-             Differences and ratios are to the table's first row, round by round: they are comparable between machines \
-             and runs, which times are not. {services} Services with ten endpoints each were present in both families."
+             Differences and ratios are to the table's first row, round by round: unlike times, they are comparable \
+             between machines and runs. {services} Services with ten endpoints each were present in both families."
         ),
         "Whole calls are compared with calls while nothing is attached; runs of a program are compared with those of \
          an empty program on the same hook, both as timed by the kernel's BPF statistics."

@@ -135,7 +135,7 @@ fn notes(plan: &Plan) -> Vec<String> {
     vec![
         format!(
             "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM. All are \
-             outside of the API server's network namespace; the bytes that it sends are counted on the links between, \
+             outside the API server's network namespace; the bytes that it sends are counted on the links between, \
              headers included. Medians of {} changes of one EndpointSlice; brackets hold the 95 % interval or, with \
              few samples, the smallest and the largest value.",
             plan.changes
@@ -146,14 +146,14 @@ fn notes(plan: &Plan) -> Vec<String> {
              has not given back, so the growth for few clients says little.",
             plan.idle.as_secs_f64()
         ),
-        "API server, etcd and all clients share the machine's CPUs. The start of many agents is therefore mostly the \
-         machine's time for loading so many sets of programs, which microVMs spend on CPUs of their own, and not the \
-         API server's. Whether an agent follows a change is read from its maps; whether kube-proxy does, from TCP \
+        "API server, etcd and all clients share the machine's CPUs. Many agents therefore start slowly mostly because \
+         the machine loads so many sets of programs, which microVMs do on CPUs of their own, and not because of the \
+         API server. Whether an agent follows a change is read from its maps; whether kube-proxy does, from TCP \
          connections in the network namespace that each kube-proxy has of its own. kube-proxy has its default \
          settings, with which it writes its rules at most once a second."
             .to_owned(),
-        "The API server is back after a crash: times start when it serves again and show how far apart the clients \
-         come back. The bytes sent then show whether clients resume their watches or list everything again."
+        "\"API server is back\" means after a crash: times start when it serves again and show how far apart the \
+         clients come back. The bytes sent then show whether clients resume their watches or list everything again."
             .to_owned(),
     ]
 }

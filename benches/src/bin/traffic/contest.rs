@@ -357,7 +357,7 @@ pub(crate) fn verdict_of_all(all: &[(u32, Measured)], (metric, to): (usize, Peer
         all.iter().map(move |(_, measured)| measured.samples(&peer.to_string(), metric)).collect::<Option<Vec<_>>>()
     };
     let found = Estimate::of_ratios(&samples(Peer::Cproxy)?.concat(), &samples(to)?.concat())?;
-    Some(Verdict { what: format!("{meaning}, whatever number of Services: cproxy over {to}"), found, target })
+    Some(Verdict { what: format!("{meaning}, all numbers of Services: cproxy over {to}"), found, target })
 }
 
 /// Verdict on whether cproxy's ratio to the direct connection stays the same from the fewest Services to the most.

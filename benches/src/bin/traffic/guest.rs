@@ -84,8 +84,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         "One virtual machine holds all peers, each in a network namespace of its own, and the servers. Its processor \
          is emulated (QEMU, TCG, one CPU), and each executed instruction advances its clocks by a nanosecond (-icount \
          shift=0). Times are therefore counts of instructions, and requests per second are those of a machine that \
-         executes 1,000 million instructions a second, of whatever kind: caches, branches and memory cost nothing \
-         there. Ratios say how much work the kernel does; they are not times of any real processor."
+         executes 1,000 million instructions of any kind a second: caches, branches and memory cost nothing there. \
+         Ratios show how much work the kernel does; they are not times of any real processor."
             .to_owned(),
     );
     Ok(report)
