@@ -180,12 +180,14 @@ BACKEND             ELIGIBLE     FRONTENDS   SERVICES
         let value: serde_json::Value = serde_json::from_str(&backends_json(&rows[1..3]).unwrap()).unwrap();
         let of = |service: &str, address: &str, eligible: bool| {
             serde_json::json!({
-                "service": service, "port_name": "", "address": address, "port": 53, "source": "ClusterIP", "eligible": eligible,
+                "service": service, "port_name": "", "address": address, "port": 53, "source": "ClusterIP",
+                "eligible": eligible,
             })
         };
         let expected = serde_json::json!([
             {"protocol": "UDP", "address": "10.0.0.2", "port": 5353, "eligible": true, "frontends": [
-                of("default/a", "10.96.0.10", true), of("default/b", "10.96.0.11", true), of("default/a", "fd00::1", false),
+                of("default/a", "10.96.0.10", true), of("default/b", "10.96.0.11", true),
+                of("default/a", "fd00::1", false),
             ]},
             {"protocol": "UDP", "address": "10.0.0.9", "port": 5353, "eligible": false, "frontends": [
                 of("default/a", "10.96.0.10", false), of("default/b", "10.96.0.11", false),

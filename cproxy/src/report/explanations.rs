@@ -49,6 +49,7 @@ pub fn explanations_text(explanations: &[Explanation]) -> String {
     };
     let table = align_columns(&std::iter::once(header).chain(explanations.iter().map(line)).collect::<Vec<_>>());
     format!(
-        "{table}{no_slice}\nUSED  yes: gets new connections; keeps: gets none, and serves those that it has; no: neither\n"
+        "{table}{no_slice}\n\
+         USED  yes: gets new connections; keeps: gets none, and serves those that it has; no: neither\n"
     )
 }

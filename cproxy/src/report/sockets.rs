@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_one_line_whatever_a_process_calls_itself() {
+    fn a_process_name_never_breaks_its_line() {
         let sockets = [socket(BackendState::Stale, Some("a\n\u{1b}[2Jb")), socket(BackendState::Serving, None)];
         let text = sockets_text(&sockets.map(|socket| SocketRow::new(&socket, &names())));
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
