@@ -247,7 +247,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-fn print_rows(rows: impl Iterator<Item = crate::report::ReportRow>, format: Format) -> anyhow::Result<()> {
+fn print_rows(rows: impl Iterator<Item = crate::report::FrontendRow>, format: Format) -> anyhow::Result<()> {
     use std::io::{BufWriter, ErrorKind, Write};
     if let Format::Table = format {
         return print(&crate::report::frontends_text(rows));

@@ -220,7 +220,8 @@ impl Reconciler {
             Ok(()) => self.finish_write(),
             Err(error @ TableError::NoMemory { .. }) => {
                 tracing::error!(
-                    "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
+                    "{error}; what does not fit is not served, or keeps its last backends; tried again in \
+                     {NO_MEMORY_PAUSE:?}"
                 );
                 let Room { frontends, sets, slots } = self.maps.room();
                 // The maps cannot grow, so a reserve would take room that is in use.
@@ -317,7 +318,9 @@ impl Reconciler {
     fn log_problems(&mut self) {
         let revision = self.table.problems_revision();
         if self.logged_revision.replace(revision) != Some(revision) {
-            self.problem_log.update(self.table.problems());
+            for problem in self.problem_log.update(self.table.problems()) {
+                tracing::warn!("{problem}");
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use cproxy_datapath::{
 use super::{Format, PinDirOption, RunDirOption, complain, print, print_rows};
 use crate::{
     report::{
-        Names, ReportRow, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
+        FrontendRow, Names, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
         sockets_json, sockets_text,
     },
     run_dir::{RESPONSE_TIMEOUT, fetch_gauges, fetch_services},
@@ -60,11 +60,8 @@ fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     frontends.sort_unstable();
     let names = names(options);
     let empty = KernelSet::default();
-    let named = |(frontend, set): &(Frontend, u32)| ReportRow {
-        service: names.get(frontend).and_then(|row| row.service.clone()),
-        port_name: names.get(frontend).and_then(|row| row.port_name.clone()),
-        source: names.get(frontend).and_then(|row| row.source.clone()),
-        ..ReportRow::unnamed(*frontend, kernel.sets.get(set).unwrap_or(&empty))
+    let named = |(frontend, set): &(Frontend, u32)| {
+        FrontendRow::named(*frontend, kernel.sets.get(set).unwrap_or(&empty), &names)
     };
     print_rows(frontends.iter().map(named), options.output)
 }
@@ -107,5 +104,5 @@ fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 /// Names from the agent; without one there are none, which is no error.
 fn names(options: &Options) -> Names {
     let rows = fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
-    rows.into_iter().filter_map(|row| Some((row.frontend()?, row))).collect()
+    rows.into_iter().collect()
 }

@@ -16,7 +16,7 @@ use cproxy_datapath::bpf::KernelMaps;
 use super::{Format, OwnOptions, print, print_rows};
 use crate::{
     manifests::{Files, ParseOptions, WholeObject},
-    report::{ReportRow, explanations_json, explanations_text},
+    report::{FrontendRow, explanations_json, explanations_text},
 };
 
 /// Flags of `cproxy resolve`.
@@ -57,7 +57,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
         }
         None => {
             report(&all, None);
-            print_rows(table.each_row().map(|row| ReportRow::from(&row)), options.output)?;
+            print_rows(table.each_row().map(|row| FrontendRow::from(&row)), options.output)?;
         }
     }
     if files.has_unread_file() {
@@ -128,7 +128,7 @@ fn explain(
     }
     let explanations = cproxy_core::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
     let rows = table.rows();
-    let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(FrontendRow::from).collect();
     match output {
         Format::Json => print(&format!("{}\n", explanations_json(&rows, &explanations)?)),
         Format::Table => {
