@@ -154,6 +154,33 @@ fn a_replacement_that_was_broken_off_is_no_harm() {
     assert_eq!(pinned, 1, "the stray one went with the next replacement");
 }
 
+/// The pin of a replaced map cannot be removed; it takes the name that the next replacement needs.
+#[test]
+fn a_replacement_that_fails_leaves_the_map_in_force_as_it_is() {
+    let sandbox = Sandbox::for_test();
+    let _server = serve(&sandbox);
+    let mut agent = start_agent(&sandbox);
+    let pins = PinDir::new(&sandbox.pin_dir());
+    let both = ["FRONTENDS_0", "FRONTENDS_1"].map(|name| pins.object(name));
+    let in_force = both.iter().find(|path| path.exists()).unwrap();
+    rustix::mount::mount_bind(in_force, in_force).unwrap();
+    write_others(&sandbox, 300, 1);
+    wait_for_services(&sandbox, 301);
+    ask();
+    assert!(both.iter().all(|path| path.exists()), "the first pin is busy");
+    // The agent writes the map that the programs read.
+    write_others(&sandbox, 301, 1);
+    wait_for_services(&sandbox, 302);
+    write_others(&sandbox, 600, 1);
+    agent.wait_log("the table is read back and written anew", SYNC);
+    assert!(served(&sandbox).len() >= 302);
+    ask();
+    rustix::mount::unmount(in_force, rustix::mount::UnmountFlags::empty()).unwrap();
+    wait_for_services(&sandbox, 601);
+    ask();
+    agent.kill();
+}
+
 #[test]
 fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
     let sandbox = Sandbox::for_test();
