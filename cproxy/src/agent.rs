@@ -18,7 +18,7 @@ use cproxy_datapath::bpf::{
     self, CgroupError, Environment, EnvironmentError, PinDir, PinError, PinLock, Scope, SocketMark, TableError,
     excluded_cgroup,
 };
-use cproxy_wire::{self as wire, ClientError, LastHeard, SocketSetup};
+use cproxy_wire::{self as wire, ClientError, LastContact, SocketSetup};
 use follow::Follower;
 use http::Uri;
 use run_dir::RunDir;
@@ -133,12 +133,12 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
     let run_dir = RunDir::create(&config.run_dir)?;
     let listener = run_dir.listen()?;
     timeline.end(Phase::Prepare);
-    let heard = LastHeard::default();
+    let last_contact = LastContact::default();
     let api_server = source.api_server();
     let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
     // The source alone keeps the channel open, so that its end is noticed.
     let others = sender.downgrade();
-    start(source, own.node_name.clone(), lock.pins(), heard.clone(), sender)?;
+    start(source, own.node_name.clone(), lock.pins(), last_contact.clone(), sender)?;
     install(&environment, &lock).await?;
     tell_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
@@ -149,7 +149,7 @@ async fn run_here(config: Config) -> Result<(), AgentError> {
         drop(tokio::spawn(found.follow(others)));
     }
     let mut follower =
-        Follower::open(&lock, Store::new(own.clone()), run_dir, timeline, heard, config.terminate_sockets)?;
+        Follower::open(&lock, Store::new(own.clone()), run_dir, timeline, last_contact, config.terminate_sockets)?;
     follower.configure(exclusions, config.balance)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(own.pod_ips.clone()));
@@ -243,7 +243,7 @@ fn start(
     source: Prepared,
     node_name: Option<String>,
     pins: &PinDir,
-    heard: LastHeard,
+    last_contact: LastContact,
     sender: mpsc::Sender<Vec<Event>>,
 ) -> Result<(), AgentError> {
     match source {
@@ -259,7 +259,7 @@ fn start(
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }
-            drop(tokio::spawn(wire::watch(client, config.cluster_url, node_name, heard, sender)));
+            drop(tokio::spawn(wire::watch(client, config.cluster_url, node_name, last_contact, sender)));
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
 };
-use cproxy_wire::LastHeard;
+use cproxy_wire::LastContact;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -71,7 +71,7 @@ pub(super) struct Follower {
     /// Whether an earlier agent's pins may have connected sockets.
     has_predecessor: bool,
     gauges: Arc<Gauges>,
-    heard: LastHeard,
+    last_contact: LastContact,
 }
 
 impl Follower {
@@ -81,7 +81,7 @@ impl Follower {
         store: Store,
         run_dir: RunDir,
         timeline: Timeline,
-        heard: LastHeard,
+        last_contact: LastContact,
         mode: Mode,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();
@@ -106,7 +106,7 @@ impl Follower {
             handover: Arc::new(Handover::new(mode)),
             has_predecessor: !lock.is_empty(),
             gauges: Arc::default(),
-            heard,
+            last_contact,
         })
     }
 
@@ -156,7 +156,7 @@ impl Follower {
             ("backends_room", room.slots.into()),
             ("services_without_room", self.table.without_room() as u64),
         ]);
-        gauges.extend(self.heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }
 
