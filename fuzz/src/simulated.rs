@@ -14,7 +14,7 @@ use std::{
 };
 
 use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
-use cproxy_wire::{LastHeard, watch};
+use cproxy_wire::{LastContact, watch};
 use http::{Request, Response, Uri};
 use http_body::Frame;
 use kube::{Client, client::Body};
@@ -171,7 +171,7 @@ pub struct Simulation {
     /// The server.
     pub server: Server,
     /// Last contact of the agent.
-    pub heard: LastHeard,
+    pub last_contact: LastContact,
     store: Arc<Mutex<Store>>,
     start: Instant,
 }
@@ -195,10 +195,10 @@ impl Simulation {
     pub fn start() -> Self {
         let server = Server::new();
         let own = NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() };
-        let (heard, store) = (LastHeard::default(), Arc::new(Mutex::new(Store::new(own))));
+        let (last_contact, store) = (LastContact::default(), Arc::new(Mutex::new(Store::new(own))));
         let (sender, mut events) = mpsc::channel(4);
         let url = Uri::from_static("https://simulated:6443");
-        drop(tokio::spawn(watch(server.client(), url, Some(NODE.to_owned()), heard.clone(), sender)));
+        drop(tokio::spawn(watch(server.client(), url, Some(NODE.to_owned()), last_contact.clone(), sender)));
         let fed = store.clone();
         drop(tokio::spawn(async move {
             while let Some(batch) = events.recv().await {
@@ -206,7 +206,7 @@ impl Simulation {
             }
             panic!("the watch has ended");
         }));
-        Self { server, heard, store, start: Instant::now() }
+        Self { server, last_contact, store, start: Instant::now() }
     }
 
     /// Waits until the agent knows exactly what the server has.
@@ -227,7 +227,7 @@ impl Simulation {
         let more = self.server.asked().split_off(asked);
         assert!(more.len() <= REST_REQUESTS_MAX, "a server that behaves is asked for {more:?}");
         assert_eq!(self.compare(&self.server.store()), Ok(()));
-        let silent = self.heard.silent_seconds();
+        let silent = self.last_contact.silent_seconds();
         assert!(silent.is_some_and(|seconds| seconds <= 310), "silent for {silent:?}");
     }
 

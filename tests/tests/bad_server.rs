@@ -221,8 +221,8 @@ fn a_broken_or_meaningless_answer_is_asked_for_again() {
     };
     let half_list = |target: &str| list(&[object(target)], "").replace("}]", "");
     let is_list: fn(&str) -> bool = |target| !is_watch(target);
-    let no_end = "the answer ended before the list was complete";
-    let cut = "the connection was closed in the middle of the answer";
+    let no_end = "the response ended before the list was complete";
+    let cut = "the connection was closed in the middle of the response";
     let answers: [(Answer, &str); 9] = [
         (Box::new(at_first(2, is_list_streamed, move |target| Reply::chunks([half(target)]).cut(), streamed)), cut),
         (Box::new(at_first(1, is_list_streamed, move |target| Reply::chunks([half(target)]), streamed)), "EOF while"),
@@ -325,7 +325,7 @@ fn a_server_that_does_not_know_a_field_is_asked_without_it() {
         });
         let mut agent = start(&sandbox, &api);
         assert_serves(&sandbox, &mut agent);
-        agent.wait_log("asking without fieldSelector spec.clusterIP!=None", PATIENCE);
+        agent.wait_log("trying again without fieldSelector spec.clusterIP!=None", PATIENCE);
         assert!(!agent.log().contains("WARN"), "{}", agent.log());
         let asked = api.asked().into_iter().filter(|target| target.contains("fieldSelector"));
         assert_eq!(asked.count(), 1, "once is enough");
@@ -385,7 +385,7 @@ fn an_unreadable_event_is_not_asked_for_at_the_same_place_for_ever() {
         Reply::chunks(both.into_iter().take(lists).chain([list_end()]).collect::<Vec<_>>())
     });
     let mut agent = start(&sandbox, &api);
-    agent.wait_log("the answer cannot be read at Service default/web: ", PATIENCE);
+    agent.wait_log("the response cannot be read at Service default/web: ", PATIENCE);
     wait_for_both(&sandbox);
     let watches = api.asked().into_iter().filter(|target| target.contains("/services?"));
     let are_lists: Vec<_> = watches.map(|target| is_list_streamed(&target)).take(4).collect();

@@ -7,7 +7,7 @@ use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
 };
-use cproxy_wire::LastHeard;
+use cproxy_wire::LastContact;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -65,7 +65,7 @@ pub(super) struct Reconciler {
     /// Whether an earlier agent's pins may have connected sockets.
     has_predecessor: bool,
     socket_gauges: Arc<SocketGauges>,
-    last_heard: LastHeard,
+    last_contact: LastContact,
 }
 
 impl Reconciler {
@@ -74,7 +74,7 @@ impl Reconciler {
         lock: &PinLock,
         store: Store,
         readiness: Readiness,
-        last_heard: LastHeard,
+        last_contact: LastContact,
         mode: Mode,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();
@@ -97,7 +97,7 @@ impl Reconciler {
             retired_queue: Arc::new(RetiredQueue::new(mode)),
             has_predecessor: !lock.is_empty(),
             socket_gauges: Arc::default(),
-            last_heard,
+            last_contact,
         })
     }
 
@@ -151,7 +151,7 @@ impl Reconciler {
             ("backends_room", room.slots.into()),
             ("services_without_room", self.table.without_room() as u64),
         ]);
-        gauges.extend(self.last_heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }
 
