@@ -47,6 +47,8 @@ enum What {
     Propagation,
     /// Cost of each further agent for the API server, beside kube-proxy
     Fanout,
+    /// CPU time and memory of the agent while it looks for stale sockets
+    Sockets,
     /// How evenly connections are spread over endpoints, beside kube-proxy
     Balance,
     /// Connections of all kinds in a virtual machine, whose kernel has IPVS, timed in instructions
@@ -66,7 +68,7 @@ enum Needs {
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [What; 11] = [
+const BENCHMARKS: [What; 12] = [
     What::Connect,
     What::Wrk,
     What::Guest,
@@ -77,6 +79,7 @@ const BENCHMARKS: [What; 11] = [
     What::Start,
     What::Propagation,
     What::Fanout,
+    What::Sockets,
     What::Balance,
 ];
 
@@ -137,6 +140,7 @@ impl What {
             Self::Start => "start",
             Self::Propagation => "propagation",
             Self::Fanout => "fanout",
+            Self::Sockets => "sockets",
             Self::Balance => "balance",
             Self::Guest => "guest",
             Self::All => "all",
@@ -156,7 +160,7 @@ impl What {
         match self {
             Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Needs::Programs,
             Self::Agent | Self::Propagation | Self::Fanout => Needs::ControlPlane,
-            Self::Datapath | Self::Start | Self::All | Self::Docs => Needs::Nothing,
+            Self::Datapath | Self::Start | Self::Sockets | Self::All | Self::Docs => Needs::Nothing,
         }
     }
 
