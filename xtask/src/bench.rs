@@ -12,14 +12,14 @@ use crate::{
     agent, control_plane,
     kernels::{self, LINUX_6_1},
     run, setup,
-    vm::Fixture,
+    vm::GuestFiles,
 };
 
 /// Which benchmark, and what to tell it.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct BenchArguments {
     /// The benchmark, or `all`, or `docs`
-    what: What,
+    what: Selection,
     /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists;
     /// `all` takes --quick
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 
 /// A benchmark, or what is done with all of them.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum What {
+enum Selection {
     /// Time of connect() through a ClusterIP, beside kube-proxy
     Connect,
     /// Throughput and latency of HTTP clients through a ClusterIP, beside kube-proxy
@@ -61,36 +61,36 @@ enum What {
 
 /// Requirements of a benchmark besides the agent, each set including those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Needs {
+enum Requirements {
     Nothing,
     ControlPlane,
     Programs,
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [What; 12] = [
-    What::Connect,
-    What::Wrk,
-    What::Guest,
-    What::Redis,
-    What::Udp,
-    What::Datapath,
-    What::Agent,
-    What::Start,
-    What::Propagation,
-    What::Fanout,
-    What::Sockets,
-    What::Balance,
+const BENCHMARKS: [Selection; 12] = [
+    Selection::Connect,
+    Selection::Wrk,
+    Selection::Guest,
+    Selection::Redis,
+    Selection::Udp,
+    Selection::Datapath,
+    Selection::Agent,
+    Selection::Start,
+    Selection::Propagation,
+    Selection::Fanout,
+    Selection::Sockets,
+    Selection::Balance,
 ];
 
 /// A run that only shows that everything works.
 const QUICK: &str = "--quick";
 
 /// Runs what is asked for.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
     match arguments.what {
-        What::All => all(&arguments.arguments),
-        What::Docs => docs::write(&BENCHMARKS.map(What::name)).map(|()| ExitCode::SUCCESS),
+        Selection::All => all(&arguments.arguments),
+        Selection::Docs => docs::write(&BENCHMARKS.map(Selection::name)).map(|()| ExitCode::SUCCESS),
         one => {
             run::require_root("a benchmark")?;
             one.run(&arguments.arguments).map(|()| ExitCode::SUCCESS)
@@ -104,14 +104,14 @@ fn all(arguments: &[String]) -> Result<ExitCode> {
         bail!("`all` takes {QUICK}, and no {other}: give it to the benchmark that is meant");
     }
     run::require_root("a benchmark")?;
-    let names = BENCHMARKS.map(What::name);
+    let names = BENCHMARKS.map(Selection::name);
     let mut failed = Vec::new();
     for benchmark in BENCHMARKS {
-        run::say(format!("bench: {}", benchmark.name()));
-        // What an earlier run has found is not of this one.
+        run::report(format!("bench: {}", benchmark.name()));
+        // Selection an earlier run has found is not of this one.
         docs::forget(benchmark.name())?;
         if let Err(error) = benchmark.run(arguments) {
-            run::say(format!("bench: {} failed: {error:#}", benchmark.name()));
+            run::report(format!("bench: {} failed: {error:#}", benchmark.name()));
             failed.push(benchmark.name());
         }
     }
@@ -121,13 +121,13 @@ fn all(arguments: &[String]) -> Result<ExitCode> {
     match failed.as_slice() {
         [] => Ok(ExitCode::SUCCESS),
         failed => {
-            run::say(format!("bench: {} of {} failed: {}", failed.len(), names.len(), failed.join(" ")));
+            run::report(format!("bench: {} of {} failed: {}", failed.len(), names.len(), failed.join(" ")));
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
-impl What {
+impl Selection {
     /// As it is typed.
     fn name(self) -> &'static str {
         match self {
@@ -156,11 +156,11 @@ impl What {
         }
     }
 
-    fn needs(self) -> Needs {
+    fn needs(self) -> Requirements {
         match self {
-            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Needs::Programs,
-            Self::Agent | Self::Propagation | Self::Fanout => Needs::ControlPlane,
-            Self::Datapath | Self::Start | Self::Sockets | Self::All | Self::Docs => Needs::Nothing,
+            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Requirements::Programs,
+            Self::Agent | Self::Propagation | Self::Fanout => Requirements::ControlPlane,
+            Self::Datapath | Self::Start | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
         }
     }
 
@@ -172,15 +172,15 @@ impl What {
         command.args(has_subcommands.then(|| self.name())).args(arguments);
         let agent = agent::build()?.shipped;
         command.env(agent::VARIABLE, &agent);
-        if self.needs() >= Needs::Programs {
+        if self.needs() >= Requirements::Programs {
             setup::for_benches()?;
         }
-        if self.needs() >= Needs::ControlPlane {
+        if self.needs() >= Requirements::ControlPlane {
             setup::for_cluster()?;
             command.env(control_plane::VARIABLE, control_plane::ensure()?);
         }
         if let Self::Guest = self {
-            Fixture::new(&agent)?.tell(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);
+            GuestFiles::new(&agent)?.set_variables(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);
         }
         run::run(&mut command)
     }
@@ -192,9 +192,9 @@ mod tests {
 
     #[test]
     fn every_benchmark_is_typed_by_its_name_and_runs_with_all() {
-        for what in What::value_variants() {
+        for what in Selection::value_variants() {
             assert_eq!(what.to_possible_value().unwrap().get_name(), what.name());
-            let is_one = !matches!(what, What::All | What::Docs);
+            let is_one = !matches!(what, Selection::All | Selection::Docs);
             assert_eq!(BENCHMARKS.contains(what), is_one, "{}", what.name());
         }
     }

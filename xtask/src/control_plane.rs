@@ -75,16 +75,16 @@ impl Release {
     pub(crate) fn ensure(&self) -> Result<PathBuf> {
         let Place { version, parent, directory } = self.place()?;
         if directory.is_dir() {
-            run::say(format!("control plane: found Kubernetes {version} in {}", directory.display()));
+            run::report(format!("control plane: found Kubernetes {version} in {}", directory.display()));
             return Ok(directory);
         }
         setup::for_control_plane()?;
-        run::say(format!(
+        run::report(format!(
             "control plane: building Kubernetes {version} from source, 3 to 6 minutes on two cores (once)"
         ));
         self.build(&version, &directory)?;
         remove_others(&parent, &directory)?;
-        run::say(format!("control plane: built {}", directory.display()));
+        run::report(format!("control plane: built {}", directory.display()));
         Ok(directory)
     }
 

@@ -16,7 +16,7 @@ const DEMO: &str = "demo";
 
 /// Options of the demonstration.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct DemoArguments {
     /// Runs against a real Kubernetes control plane on this machine
     #[arg(long)]
     cluster: bool,
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
 }
 
 /// Builds what the demonstration needs and runs it.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     run::require_root("the demonstration")?;
     let mut steps = steps(arguments);
     steps.next();
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     run::run(demo.env(agent::VARIABLE, agent))
 }
 
-fn steps(arguments: &Arguments) -> Steps {
+fn steps(arguments: &DemoArguments) -> Steps {
     let is_built = paths::target().join("debug").join(DEMO).exists();
     let is_shipped_built = agent::shipped().exists();
     let mut steps = vec![

@@ -18,7 +18,7 @@ use crate::{agent, paths, run, setup};
 
 /// Targets, and for how long each runs.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct FuzzArguments {
     /// The targets to run, one after the other; all if none is named
     targets: Vec<Target>,
     /// For how many seconds each of them runs
@@ -62,7 +62,7 @@ const WORDS_MAX: usize = 1000;
 const MINIMIZE_SECONDS: u32 = 20;
 
 /// Builds the targets and runs those that were asked for. What they learn is kept in the build directory.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &FuzzArguments) -> Result<ExitCode> {
     let fuzzer = Fuzzer::build()?;
     let targets = if arguments.targets.is_empty() { Target::value_variants() } else { &arguments.targets };
     let mut is_clean = true;

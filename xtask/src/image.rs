@@ -31,7 +31,7 @@ const MOUNT_POINTS: [&str; 5] = ["dev", "etc/cproxy", "proc", "run", "sys"];
 
 /// Form and source of an image.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ImageArguments {
     /// The form
     what: Form,
     /// Takes this file instead of building the agent
@@ -59,7 +59,7 @@ enum Form {
 }
 
 /// Makes an image and says what it has written.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
     let out = arguments.out.clone().unwrap_or_else(default_out);
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     let agent = || match &arguments.agent {

@@ -58,7 +58,7 @@ fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf>
     // The process that had the lock before may have made it.
     match existing(name)? {
         Some(directory) => Ok(directory),
-        None => made(name, make),
+        None => build_cached(name, make),
     }
 }
 
@@ -67,7 +67,7 @@ fn existing(name: &str) -> Result<Option<PathBuf>> {
 }
 
 /// Makes a directory of the cache, under the [`lock`].
-fn made(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+fn build_cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let parent = paths::cache()?.join("kernels");
     let directory = parent.join(name);
     let temporary = parent.join(format!("{name}.unfinished"));

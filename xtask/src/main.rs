@@ -36,26 +36,26 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Verb {
     /// Finds or installs what the other verbs need; does nothing where it is there already
-    Setup(setup::Arguments),
+    Setup(setup::SetupArguments),
     /// Builds the static, stripped agent and prints its size and, last, its path
     Build,
     /// Makes what a platform bakes into its guests: files to unpack, an initramfs, an OCI image or a kernel
-    Image(image::Arguments),
+    Image(image::ImageArguments),
     /// Starts guests with kernels of their own
     #[command(subcommand)]
-    Vm(vm::Verb),
+    Vm(vm::GuestVerb),
     /// Shows a ClusterIP at work on this machine (needs root)
-    Demo(demo::Arguments),
+    Demo(demo::DemoArguments),
     /// Runs every test suite and ends with one line that counts them (needs root)
-    Test(test::Arguments),
+    Test(test::TestArguments),
     /// Checks format, lints, documentation, licences and repository rules; prints what each dependency costs
     Lint,
     /// Prints what the agent's bytes are for: by crate, and everything that is in the file
     Size,
     /// Runs a benchmark, or all of them (needs root)
-    Bench(bench::Arguments),
+    Bench(bench::BenchArguments),
     /// Looks for inputs that break what reads them
-    Fuzz(fuzz::Arguments),
+    Fuzz(fuzz::FuzzArguments),
     /// Builds the Kubernetes control plane that tests run against and prints its directory
     ControlPlane,
 }

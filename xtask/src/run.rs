@@ -23,8 +23,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(100);
 const LOG_TAIL_LINES: usize = 15;
 
-/// Tells the person at the terminal; standard output is kept for results.
-pub(crate) fn say(message: impl AsRef<str>) {
+/// Prints progress to standard error; standard output is kept for results.
+pub(crate) fn report(message: impl AsRef<str>) {
     eprintln!("{}", message.as_ref());
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn wait_with_progress(child: &mut Child, step: &str) -> Result<ExitSt
             return Ok(status);
         }
         if start.elapsed() >= next {
-            say(format!("  {step}: {} s so far", start.elapsed().as_secs()));
+            report(format!("  {step}: {} s so far", start.elapsed().as_secs()));
             next += PROGRESS_INTERVAL;
         }
         thread::sleep(POLL);
@@ -163,7 +163,7 @@ fn print_tail(log: &Path) {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     for line in lines.iter().skip(lines.len().saturating_sub(LOG_TAIL_LINES)) {
-        say(format!("  | {line}"));
+        report(format!("  | {line}"));
     }
 }
 

@@ -16,15 +16,15 @@ use crate::run;
 
 /// Options of `setup`.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct SetupArguments {
     /// Leaves out what only this part of the tests needs
     #[arg(long, value_name = "PART")]
-    without: Vec<Part>,
+    without: Vec<SetupPart>,
 }
 
 /// A part that a contributor may not want to set up.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum SetupPart {
     /// The tests against a real Kubernetes control plane, which is built with Go
     Cluster,
     /// The tests with programs in Go, Java, JavaScript and C, and with redis
@@ -36,22 +36,22 @@ enum Part {
 }
 
 /// Sets the machine up and says what was found and what was done.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &SetupArguments) -> Result<()> {
     for_building()?;
     let is_wanted = |part| !arguments.without.contains(&part);
-    if is_wanted(Part::Cluster) {
+    if is_wanted(SetupPart::Cluster) {
         for_cluster()?;
     }
-    if is_wanted(Part::Programs) {
+    if is_wanted(SetupPart::Programs) {
         packages::ensure_programs()?;
     }
-    if is_wanted(Part::Images) {
+    if is_wanted(SetupPart::Images) {
         for_image_tests()?;
     }
-    if is_wanted(Part::Guests) {
+    if is_wanted(SetupPart::Guests) {
         for_guests()?;
     }
-    if is_wanted(Part::Cluster) || is_wanted(Part::Programs) {
+    if is_wanted(SetupPart::Cluster) || is_wanted(SetupPart::Programs) {
         go::check()?;
     }
     Ok(())

@@ -34,7 +34,7 @@ impl Steps {
     /// Announces the next step.
     pub(crate) fn next(&mut self) {
         if let Some(line) = self.line() {
-            run::say(line);
+            run::report(line);
             self.begun += 1;
         }
     }

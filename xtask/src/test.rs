@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::{Args, ValueEnum};
 
 use self::{
-    products::{Built, Products, Wanted, told},
+    products::{Built, Products, Wanted, into_built},
     summary::{Counts, Outcome},
 };
 use crate::{
@@ -29,10 +29,10 @@ use crate::{
 
 /// Which tests to run, and how to show them.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct TestArguments {
     /// Leaves out a suite, which then counts as skipped
     #[arg(long, value_name = "SUITE")]
-    without: Vec<Part>,
+    without: Vec<SuiteGroup>,
     /// Ten times as long where tests are random
     #[arg(long)]
     soak: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
 
 /// A suite that needs more of the machine than a compiler.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum SuiteGroup {
     /// Tests against a real Kubernetes control plane, and beside the real kube-proxy
     Cluster,
     /// A short run of each fuzz target
@@ -78,17 +78,17 @@ struct Suite {
     name: &'static str,
     /// The targets, as arguments of `cargo test`.
     targets: &'static [&'static str],
-    /// Arguments of the test binaries.
+    /// TestArguments of the test binaries.
     harness: &'static [&'static str],
     /// Requirements besides a compiler.
-    needs: &'static [Need],
+    needs: &'static [Requirement],
     /// The name that leaves it out.
-    part: Option<Part>,
+    part: Option<SuiteGroup>,
 }
 
 /// Requirement of a suite, which fails where it is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum Requirement {
     Agent,
     Root,
     Cgroup2,
@@ -132,8 +132,20 @@ const SUITES: [Suite; 14] = [
         needs: &[],
         part: None,
     },
-    Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[Need::Agent], part: None },
-    Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[Need::Agent], part: None },
+    Suite {
+        name: "bad input",
+        targets: &["--test", "bad_input"],
+        harness: ALONE,
+        needs: &[Requirement::Agent],
+        part: None,
+    },
+    Suite {
+        name: "bad server",
+        targets: &["--test", "bad_server"],
+        harness: ALONE,
+        needs: &[Requirement::Agent],
+        part: None,
+    },
     Suite {
         name: "live",
         targets: &[
@@ -160,42 +172,72 @@ const SUITES: [Suite; 14] = [
         ],
         harness: ALONE,
         needs: KERNEL,
-        part: Some(Part::Live),
+        part: Some(SuiteGroup::Live),
     },
-    Suite { name: "matrix", targets: &["--test", "matrix"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
-    Suite { name: "churn", targets: &["--test", "churn"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
+    Suite {
+        name: "matrix",
+        targets: &["--test", "matrix"],
+        harness: ALONE,
+        needs: KERNEL,
+        part: Some(SuiteGroup::Live),
+    },
+    Suite { name: "churn", targets: &["--test", "churn"], harness: ALONE, needs: KERNEL, part: Some(SuiteGroup::Live) },
     Suite {
         name: "programs",
         targets: &["--test", "programs"],
         harness: ALONE,
         needs: PROGRAMS,
-        part: Some(Part::Programs),
+        part: Some(SuiteGroup::Programs),
     },
-    Suite { name: "images", targets: &["--test", "images"], harness: ALONE, needs: IMAGES, part: Some(Part::Images) },
+    Suite {
+        name: "images",
+        targets: &["--test", "images"],
+        harness: ALONE,
+        needs: IMAGES,
+        part: Some(SuiteGroup::Images),
+    },
     // One of its tests is of the control plane.
-    Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: CLUSTER, part: Some(Part::Live) },
-    Suite { name: "guests", targets: &["--test", "guests"], harness: SHORT, needs: GUESTS, part: Some(Part::Guests) },
+    Suite {
+        name: "harness",
+        targets: &["--test", "harness"],
+        harness: ALONE,
+        needs: CLUSTER,
+        part: Some(SuiteGroup::Live),
+    },
+    Suite {
+        name: "guests",
+        targets: &["--test", "guests"],
+        harness: SHORT,
+        needs: GUESTS,
+        part: Some(SuiteGroup::Guests),
+    },
     Suite {
         name: "cluster",
         targets: &["--test", "cluster"],
         harness: ALONE,
         needs: OLD_CLUSTER,
-        part: Some(Part::Cluster),
+        part: Some(SuiteGroup::Cluster),
     },
     Suite {
         name: "kube-proxy",
         targets: &["--test", "kube_proxy"],
         harness: ALONE,
         needs: CLUSTER,
-        part: Some(Part::Cluster),
+        part: Some(SuiteGroup::Cluster),
     },
-    Suite { name: "scale", targets: &["--test", "scale"], harness: BUDGETS, needs: MEASURED, part: Some(Part::Live) },
+    Suite {
+        name: "scale",
+        targets: &["--test", "scale"],
+        harness: BUDGETS,
+        needs: MEASURED,
+        part: Some(SuiteGroup::Live),
+    },
     Suite {
         name: "budgets",
         targets: &["--test", "budgets"],
         harness: BUDGETS,
         needs: MEASURED_CLUSTER,
-        part: Some(Part::Cluster),
+        part: Some(SuiteGroup::Cluster),
     },
 ];
 
@@ -205,17 +247,25 @@ const FUZZ: &str = "fuzz";
 /// Nor is this one: the agent is as small as it is promised to be.
 const SIZE: &str = "size";
 
-const KERNEL: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2];
-const MEASURED: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Silence];
-const PROGRAMS: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Programs];
-const IMAGES: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Images];
-const GUESTS: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Guests];
-const CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane];
-const OLD_CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane, Need::OldestControlPlane];
-const MEASURED_CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane, Need::Silence];
+const KERNEL: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2];
+const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Silence];
+const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
+const IMAGES: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
+const GUESTS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
+const CLUSTER: &[Requirement] =
+    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];
+const OLD_CLUSTER: &[Requirement] = &[
+    Requirement::Agent,
+    Requirement::Root,
+    Requirement::Cgroup2,
+    Requirement::ControlPlane,
+    Requirement::OldestControlPlane,
+];
+const MEASURED_CLUSTER: &[Requirement] =
+    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane, Requirement::Silence];
 
 /// Builds what the suites need, runs them and sums up.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &TestArguments) -> Result<ExitCode> {
     let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out(suite.part)).collect();
     let mut steps = steps(arguments);
     steps.next();
@@ -226,15 +276,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     steps.next();
     let mut outcomes = thread::scope(|scope| {
         let products = Products::build(scope, wanted(arguments, &machine));
-        let suites = (0, compiled.len() + usize::from(!arguments.leave_out(Some(Part::Fuzz))));
-        Fixture { arguments, machine: &machine, products, color: arguments.is_coloured(), suites }.outcomes(&compiled)
+        let suites = (0, compiled.len() + usize::from(!arguments.leave_out(Some(SuiteGroup::Fuzz))));
+        SuiteRunner { arguments, machine: &machine, products, color: arguments.is_coloured(), suites }
+            .outcomes(&compiled)
     });
     outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
     let total = summary::print(&outcomes, arguments.is_coloured());
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn steps(arguments: &Arguments) -> Steps {
+fn steps(arguments: &TestArguments) -> Steps {
     let is_compiled = paths::target().join("debug/demo").exists();
     let tests_seconds = if arguments.filter.is_none() { 20 * 60 } else { 0 };
     Steps::new(
@@ -247,8 +298,8 @@ fn steps(arguments: &Arguments) -> Steps {
     )
 }
 
-impl Arguments {
-    fn leave_out(&self, part: Option<Part>) -> bool {
+impl TestArguments {
+    fn leave_out(&self, part: Option<SuiteGroup>) -> bool {
         part.is_some_and(|part| self.without.contains(&part))
     }
 
@@ -266,23 +317,24 @@ struct Machine {
 }
 
 impl Machine {
-    fn set_up(arguments: &Arguments) -> Self {
-        let set_up = |part, set_up: fn() -> Result<()>| (!arguments.leave_out(Some(part))).then(|| told(set_up()));
+    fn set_up(arguments: &TestArguments) -> Self {
+        let set_up =
+            |part, set_up: fn() -> Result<()>| (!arguments.leave_out(Some(part))).then(|| into_built(set_up()));
         Self {
-            cluster: set_up(Part::Cluster, setup::for_cluster),
-            guests: set_up(Part::Guests, setup::for_guests),
-            images: set_up(Part::Images, setup::for_image_tests),
-            programs: set_up(Part::Programs, setup::for_programs),
+            cluster: set_up(SuiteGroup::Cluster, setup::for_cluster),
+            guests: set_up(SuiteGroup::Guests, setup::for_guests),
+            images: set_up(SuiteGroup::Images, setup::for_image_tests),
+            programs: set_up(SuiteGroup::Programs, setup::for_programs),
         }
     }
 }
 
-fn wanted(arguments: &Arguments, machine: &Machine) -> Wanted {
+fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
     Wanted {
         control_plane: machine.cluster.clone(),
         is_with_oldest: arguments.long && machine.cluster.is_some(),
         guests: machine.guests.clone(),
-        is_with_fuzzer: !arguments.leave_out(Some(Part::Fuzz)),
+        is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
     }
 }
 
@@ -310,8 +362,8 @@ fn tests(suites: &[&Suite]) -> Command {
 }
 
 /// Supplies of the suites.
-struct Fixture<'a> {
-    arguments: &'a Arguments,
+struct SuiteRunner<'a> {
+    arguments: &'a TestArguments,
     machine: &'a Machine,
     products: Products,
     color: bool,
@@ -319,7 +371,7 @@ struct Fixture<'a> {
     suites: (usize, usize),
 }
 
-impl Fixture<'_> {
+impl SuiteRunner<'_> {
     /// Runs those suites that are compiled.
     fn outcomes(&mut self, compiled: &[(&Suite, Result<()>)]) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
@@ -328,10 +380,10 @@ impl Fixture<'_> {
             outcomes.push(match compiled {
                 None => Outcome::left_out(suite.name),
                 Some((_, Err(error))) => Outcome::failed(suite.name, format!("{error:#}")),
-                Some((_, Ok(()))) => self.timed(suite.name, |fixture| fixture.run(suite)),
+                Some((_, Ok(()))) => self.timed(suite.name, |runner| runner.run(suite)),
             });
         }
-        outcomes.push(match self.arguments.leave_out(Some(Part::Fuzz)) {
+        outcomes.push(match self.arguments.leave_out(Some(SuiteGroup::Fuzz)) {
             true => Outcome::left_out(FUZZ),
             false => self.timed(FUZZ, Self::fuzz),
         });
@@ -344,7 +396,7 @@ impl Fixture<'_> {
 
     fn timed(&mut self, name: &'static str, run: impl FnOnce(&mut Self) -> Result<Outcome>) -> Outcome {
         self.suites.0 += 1;
-        run::say(format!("test: suite {} of {}: {name}", self.suites.0, self.suites.1));
+        run::report(format!("test: suite {} of {}: {name}", self.suites.0, self.suites.1));
         let start = Instant::now();
         let outcome = run(self).unwrap_or_else(|error| Outcome::failed(name, format!("{error:#}")));
         outcome.took(start.elapsed())
@@ -366,11 +418,11 @@ impl Fixture<'_> {
         if self.machine.cluster.is_none() {
             command.args(["--skip", CLUSTER_TESTS]);
         }
-        if suite.needs.contains(&Need::OldestControlPlane) && !self.arguments.long {
+        if suite.needs.contains(&Requirement::OldestControlPlane) && !self.arguments.long {
             command.args(WITHOUT_LONG);
         }
         let (counts, status) = stream(&mut command)?;
-        Ok(judge(suite.name, counts, status, self.arguments.filter.is_some()))
+        Ok(outcome_of(suite.name, counts, status, self.arguments.filter.is_some()))
     }
 
     fn fuzz(&mut self) -> Result<Outcome> {
@@ -379,41 +431,41 @@ impl Fixture<'_> {
     }
 
     /// Waits for what a suite needs and tells the command where it is. Fails where it is missing.
-    fn supply(&mut self, need: Need, command: &mut Command) -> Result<()> {
+    fn supply(&mut self, need: Requirement, command: &mut Command) -> Result<()> {
         let is_installed = |packages: &Option<Built<()>>| match packages {
             Some(Err(reason)) => Err(anyhow!("programs are missing: {reason}")),
             Some(Ok(())) | None => Ok(()),
         };
         match need {
-            Need::Agent => {
+            Requirement::Agent => {
                 let agent = self.products.agent().context("no agent")?;
                 command.env(agent::VARIABLE, &agent.shipped);
             }
-            Need::Root => run::require_root("this suite")?,
-            Need::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),
-            Need::ControlPlane if self.machine.cluster.is_none() => {}
-            Need::ControlPlane => {
+            Requirement::Root => run::require_root("this suite")?,
+            Requirement::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),
+            Requirement::ControlPlane if self.machine.cluster.is_none() => {}
+            Requirement::ControlPlane => {
                 command.env(control_plane::VARIABLE, self.products.control_plane().context("no control plane")?);
             }
-            Need::OldestControlPlane if !self.arguments.long => {}
-            Need::OldestControlPlane => {
+            Requirement::OldestControlPlane if !self.arguments.long => {}
+            Requirement::OldestControlPlane => {
                 let oldest = self.products.oldest().context("no control plane of the oldest release")?;
                 command.env(control_plane::OLDEST_VARIABLE, oldest);
             }
-            Need::Guests => {
+            Requirement::Guests => {
                 let (guests, kernel) = self.products.guests().context("no guests")?;
-                guests.tell(command, kernel);
+                guests.set_variables(command, kernel);
             }
-            Need::Images => is_installed(&self.machine.images)?,
-            Need::Programs => is_installed(&self.machine.programs)?,
-            Need::Silence => self.products.wait_for_all(),
+            Requirement::Images => is_installed(&self.machine.images)?,
+            Requirement::Programs => is_installed(&self.machine.programs)?,
+            Requirement::Silence => self.products.wait_for_all(),
         }
         Ok(())
     }
 }
 
 /// Outcome of a run of test binaries.
-pub(crate) fn judge(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
+pub(crate) fn outcome_of(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
     let outcome = Outcome::new(name, counts);
     if !status.success() && counts.failed == 0 {
         return outcome.with_failure(format!("a test binary ended before its tests did ({status})"));

@@ -18,7 +18,7 @@ pub(super) fn write(benchmarks: &[&str]) -> Result<()> {
     for &benchmark in benchmarks {
         match read(benchmark)? {
             Some(report) if page::is_quick(&report) => {
-                run::say(format!("bench: the results of {benchmark} are of a run with {}: left out", super::QUICK));
+                run::report(format!("bench: the results of {benchmark} are of a run with {}: left out", super::QUICK));
                 missing.push(benchmark);
             }
             Some(report) => reports.push(report),
@@ -30,7 +30,7 @@ pub(super) fn write(benchmarks: &[&str]) -> Result<()> {
     copy_charts(&reports, &docs.join(page::CHARTS))?;
     let file = docs.join("benchmarks.md");
     fs::write(&file, page::of(&reports, &missing)).with_context(|| format!("writing {}", file.display()))?;
-    run::say(format!("bench: wrote {}", file.display()));
+    run::report(format!("bench: wrote {}", file.display()));
     Ok(())
 }
 

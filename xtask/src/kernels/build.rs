@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use super::{CONFIG, ELF, KERNEL, cached, existing, made, packages};
+use super::{CONFIG, ELF, KERNEL, build_cached, cached, existing, packages};
 use crate::{paths, run, setup};
 
 /// Sources of the long-term kernel that is the oldest one with everything in it that cproxy uses.
@@ -36,7 +36,7 @@ pub(crate) fn built(without: &[String]) -> Result<PathBuf> {
         let out = unpacked.join("build");
         configure(&source, &out, &fragments, without)?;
         check(&out, &wanted, without)?;
-        run::say(format!("kernels: building Linux {version}, 10 minutes on two cores (once)"));
+        run::report(format!("kernels: building Linux {version}, 10 minutes on two cores (once)"));
         let jobs = thread::available_parallelism().map_or(1, usize::from);
         run::run_logged(make(&source, &out).arg(format!("-j{jobs}")).arg("bzImage"), "building a guest kernel")?;
         for (from, to) in [("arch/x86/boot/bzImage", KERNEL), (".config", CONFIG)] {
@@ -53,8 +53,8 @@ fn unpacked(version: &str) -> Result<PathBuf> {
     if let Some(directory) = existing(&name)? {
         return Ok(directory);
     }
-    made(&name, |directory| {
-        run::say(format!("kernels: taking {SOURCE} {version} from Debian"));
+    build_cached(&name, |directory| {
+        run::report(format!("kernels: taking {SOURCE} {version} from Debian"));
         let root = directory.join("root");
         packages::unpack(SOURCE, &root)?;
         let archive = packages::find(&root.join("usr/src"), SOURCE)?;

@@ -69,7 +69,7 @@ type Files = BTreeMap<String, PathBuf>;
 
 /// Writes the modules that are wanted, and what they need, of those below `from` to `to`, in the order in which they
 /// are to be loaded.
-pub(super) fn take(from: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
+pub(super) fn copy_with_dependencies(from: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
     let mut files = Files::new();
     collect(from, &mut files)?;
     fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;

@@ -31,13 +31,13 @@ fn packaged_with(meta: &str, suffix: &str, wanted: &[&[&str]]) -> Result<PathBuf
     let package = dependency(meta)?;
     let version = version(&package)?;
     cached(&format!("{package}_{version}{suffix}"), |directory| {
-        run::say(format!("kernels: taking {package} {version} from Debian"));
+        run::report(format!("kernels: taking {package} {version} from Debian"));
         let root = directory.join("root");
         unpack(&package, &root)?;
         let boot = root.join("boot");
-        take(&find(&boot, "vmlinuz-")?, &directory.join(KERNEL))?;
-        take(&find(&boot, "config-")?, &directory.join(CONFIG))?;
-        modules::take(&root.join("lib/modules"), &directory.join("modules"), &wanted.concat())?;
+        move_file(&find(&boot, "vmlinuz-")?, &directory.join(KERNEL))?;
+        move_file(&find(&boot, "config-")?, &directory.join(CONFIG))?;
+        modules::copy_with_dependencies(&root.join("lib/modules"), &directory.join("modules"), &wanted.concat())?;
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))
     })
 }
@@ -86,6 +86,6 @@ pub(super) fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     paths.find(has_prefix).with_context(|| format!("{} has no {prefix}*", directory.display()))
 }
 
-fn take(from: &Path, to: &Path) -> Result<()> {
+fn move_file(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).with_context(|| format!("moving {} to {}", from.display(), to.display()))
 }
