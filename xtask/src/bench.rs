@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the measurements that the documentation quotes, as a command that anyone can repeat.
+//! `cargo xtask bench`: the measurements that the documentation quotes.
 
 mod docs;
 mod page;
@@ -15,18 +15,17 @@ use crate::{
     vm::GuestFiles,
 };
 
-/// Which benchmark, and what to tell it.
+/// A benchmark and its arguments.
 #[derive(Args)]
 pub(crate) struct BenchArguments {
-    /// The benchmark, or `all`, or `docs`
-    what: Selection,
-    /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists;
-    /// `all` takes --quick
+    /// Benchmark to run, or `all` or `docs`
+    benchmark: Selection,
+    /// Arguments of the benchmark, such as --quick or --rounds N; `-- --help` lists them. `all` only accepts --quick
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// A benchmark, or what is done with all of them.
+/// A benchmark, or an action on all of them.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Selection {
     /// Time of connect() through a ClusterIP, beside kube-proxy
@@ -37,25 +36,25 @@ enum Selection {
     Redis,
     /// Throughput and latency of DNS and other UDP clients through a ClusterIP, beside kube-proxy
     Udp,
-    /// Cost of the socket programs, run by run and call by call
+    /// Cost of the socket programs, for each run and each call
     Datapath,
     /// Memory, CPU time and start of the agent, beside kube-proxy
     Agent,
-    /// How long the agent takes from its start to a complete table
+    /// Time from the agent's start to a complete table
     Start,
-    /// How long a change in the cluster takes until connections follow it
+    /// Time from a change in the cluster until connections follow it
     Propagation,
     /// Cost of each further agent for the API server, beside kube-proxy
     Fanout,
     /// CPU time and memory of the agent while it looks for stale sockets
     Sockets,
-    /// How evenly connections are spread over endpoints, beside kube-proxy
+    /// Distribution of connections over endpoints, beside kube-proxy
     Balance,
-    /// Connections of all kinds in a virtual machine, whose kernel has IPVS, timed in instructions
+    /// Connections in a virtual machine whose kernel has IPVS, counted in instructions
     Guest,
-    /// All of them, one after the other; afterwards writes docs/benchmarks.md
+    /// Runs all of them and writes docs/benchmarks.md
     All,
-    /// Writes docs/benchmarks.md from the results that are there
+    /// Writes docs/benchmarks.md from existing results
     Docs,
 }
 
@@ -86,9 +85,9 @@ const BENCHMARKS: [Selection; 12] = [
 /// A run that only shows that everything works.
 const QUICK: &str = "--quick";
 
-/// Runs what is asked for.
+/// Runs one benchmark or all.
 pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
-    match arguments.what {
+    match arguments.benchmark {
         Selection::All => all(&arguments.arguments),
         Selection::Docs => docs::write(&BENCHMARKS.map(Selection::name)).map(|()| ExitCode::SUCCESS),
         one => {
@@ -98,10 +97,10 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
     }
 }
 
-/// All benchmarks, whichever fail, and the page about those that did not.
+/// Runs all benchmarks, even if some fail, and writes the page about the others.
 fn all(arguments: &[String]) -> Result<ExitCode> {
     if let Some(other) = arguments.iter().find(|argument| *argument != QUICK) {
-        bail!("`all` takes {QUICK}, and no {other}: give it to the benchmark that is meant");
+        bail!("`all` only accepts {QUICK}, not {other}: pass it to a single benchmark");
     }
     run::require_root("a benchmark")?;
     let names = BENCHMARKS.map(Selection::name);
@@ -109,7 +108,7 @@ fn all(arguments: &[String]) -> Result<ExitCode> {
     for benchmark in BENCHMARKS {
         run::report(format!("bench: {}", benchmark.name()));
         // Selection an earlier run has found is not of this one.
-        docs::forget(benchmark.name())?;
+        docs::remove(benchmark.name())?;
         if let Err(error) = benchmark.run(arguments) {
             run::report(format!("bench: {} failed: {error:#}", benchmark.name()));
             failed.push(benchmark.name());
@@ -128,7 +127,7 @@ fn all(arguments: &[String]) -> Result<ExitCode> {
 }
 
 impl Selection {
-    /// As it is typed.
+    /// Name on the command line.
     fn name(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -200,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn all_takes_nothing_that_only_one_would_understand() {
+    fn all_rejects_arguments_of_single_benchmarks() {
         let error = all(&["--quick".to_owned(), "--changes".to_owned()]).unwrap_err();
-        assert!(error.to_string().contains("no --changes"), "{error}");
+        assert!(error.to_string().contains("not --changes"), "{error}");
     }
 }

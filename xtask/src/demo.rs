@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the quickest way to see the agent work, without a cluster of one's own.
+//! `cargo xtask demo`: the quickest way to see the agent work, without a cluster.
 
 use std::process::Command;
 
@@ -20,12 +20,12 @@ pub(crate) struct DemoArguments {
     /// Runs against a real Kubernetes control plane on this machine
     #[arg(long)]
     cluster: bool,
-    /// Runs the agent as it is shipped, which takes minutes longer to build than one that is not optimised
+    /// Runs the optimised agent, as it is shipped, which takes minutes longer to build
     #[arg(long)]
     shipped: bool,
 }
 
-/// Builds what the demonstration needs and runs it.
+/// Builds and runs the demonstration.
 pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     run::require_root("the demonstration")?;
     let mut steps = steps(arguments);

@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: everything that can be judged without running the agent. All checks run even when one fails, so
-//! that one run tells all there is to mend.
+//! `cargo xtask lint`: all checks that do not run the agent. Every check runs even if another fails, so that one run
+//! reports everything.
 
 use std::process::ExitCode;
 

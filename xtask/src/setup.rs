@@ -1,5 +1,5 @@
-//! `cargo xtask setup`: makes a fresh machine able to build and test the agent. Everything that is already there is
-//! left as it is, so every other verb simply calls this first.
+//! `cargo xtask setup`: prepares a machine for building and testing the agent. Tools that are there are left as they
+//! are, so every other command calls this first.
 
 mod go;
 mod linker;
@@ -17,7 +17,7 @@ use crate::run;
 /// Options of `setup`.
 #[derive(Args)]
 pub(crate) struct SetupArguments {
-    /// Leaves out what only this part of the tests needs
+    /// Leaves out the tools for this part of the tests
     #[arg(long, value_name = "PART")]
     without: Vec<SetupPart>,
 }
@@ -29,13 +29,13 @@ enum SetupPart {
     Cluster,
     /// The tests with programs in Go, Java, JavaScript and C, and with redis
     Programs,
-    /// The tests that hold images against the tools of others
+    /// The tests that check images with other tools
     Images,
     /// The tests in virtual machines
     Guests,
 }
 
-/// Sets the machine up and says what was found and what was done.
+/// Sets up the machine and reports each step.
 pub(crate) fn run(arguments: &SetupArguments) -> Result<()> {
     for_building()?;
     let is_wanted = |part| !arguments.without.contains(&part);
@@ -93,7 +93,7 @@ pub(crate) fn for_cluster() -> Result<()> {
     packages::ensure_cluster()
 }
 
-/// The part of the setup that benchmarks with programs of others need.
+/// The part of the setup that benchmarks with other programs need.
 pub(crate) fn for_benches() -> Result<()> {
     packages::ensure_benches()
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: every suite, one after the other, and one line at the end that counts them all. A suite that
-//! cannot run here fails: only `--without` leaves it out.
+//! `cargo xtask test`: all suites, one after the other, and one line at the end that counts them. A suite that cannot
+//! run here fails; only `--without` leaves it out.
 //!
-//! Tests are compiled first. The first suites run while the rest is built that later ones need.
+//! Tests are compiled first. The products that later suites need are built while the first suites run.
 
 mod products;
 pub(crate) mod summary;
@@ -27,19 +27,19 @@ use crate::{
     sweep,
 };
 
-/// Which tests to run, and how to show them.
+/// Selection of tests, and the form of their output.
 #[derive(Args)]
 pub(crate) struct TestArguments {
     /// Leaves out a suite, which then counts as skipped
     #[arg(long, value_name = "SUITE")]
     without: Vec<SuiteGroup>,
-    /// Ten times as long where tests are random
+    /// Runs random tests ten times as long
     #[arg(long)]
     soak: bool,
-    /// Besides, what takes long to build: tests against the oldest Kubernetes that is supported
+    /// Also runs tests against the oldest supported Kubernetes, which takes minutes to build
     #[arg(long)]
     long: bool,
-    /// Whether to colour the output
+    /// When to colour the output
     #[arg(long, default_value = "auto")]
     color: Color,
     /// Runs only the tests whose names contain this
@@ -55,7 +55,7 @@ enum SuiteGroup {
     Fuzz,
     /// Tests in virtual machines
     Guests,
-    /// Tests of what is baked into guests
+    /// Tests of images for guests
     Images,
     /// Tests of the socket programs in this machine's kernel
     Live,
@@ -65,40 +65,40 @@ enum SuiteGroup {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Color {
-    /// Where a terminal shows it
+    /// When the output is a terminal
     Auto,
-    /// In any case
+    /// Always
     Always,
-    /// In no case
+    /// Never
     Never,
 }
 
 /// Test binaries that are run together.
 struct Suite {
     name: &'static str,
-    /// The targets, as arguments of `cargo test`.
+    /// Names of integration tests, or other options of `cargo test` that select targets.
     targets: &'static [&'static str],
-    /// TestArguments of the test binaries.
+    /// Arguments of the test binaries.
     harness: &'static [&'static str],
     /// Requirements besides a compiler.
     needs: &'static [Requirement],
     /// The name that leaves it out.
-    part: Option<SuiteGroup>,
+    group: Option<SuiteGroup>,
 }
 
-/// Requirement of a suite, which fails where it is missing.
+/// Requirement of a suite. Without it, the suite fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Requirement {
     Agent,
     Root,
     Cgroup2,
     ControlPlane,
-    /// Of tests that are only run with `--long`.
+    /// For tests that only run with `--long`.
     OldestControlPlane,
     Guests,
     Images,
     Programs,
-    /// Nothing is built at the same time: what is measured would be disturbed.
+    /// Nothing is built at the same time, which would disturb measurements.
     Silence,
 }
 
@@ -108,143 +108,57 @@ const ALONE: &[&str] = &["--test-threads=1"];
 /// Leaves out the tests that take minutes.
 const WITHOUT_LONG: [&str; 2] = ["--skip", "long::"];
 
-/// The same without what takes minutes under emulation or other kernels: that is for `cargo xtask vm test`.
+/// The same without the tests that take minutes under emulation or need other kernels; `cargo xtask vm test` has those.
 const SHORT: &[&str] = &["--test-threads=1", WITHOUT_LONG[0], WITHOUT_LONG[1]];
 
-/// The figures are of interest also when they are within their budgets.
+/// The figures are printed even if they are within their budgets.
 const BUDGETS: &[&str] = &["--test-threads=1", "--no-capture"];
 
-/// The variable that tells random tests to take their time.
+/// Variable with which random tests run longer.
 const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 
-/// The variable that tells tests of images where this program is.
+/// Variable with the path of this program, for tests of images.
 const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 
-/// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
+/// Part of the names of tests that need a control plane, in suites that mostly do not; left out with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-/// Those that need nothing that is built in the background come first, those that need all of it last.
+/// Suites that need no product of the background come first, those that need all products last.
 const SUITES: [Suite; 14] = [
-    Suite {
-        name: "unit",
-        targets: &["--lib", "--bins", "--test", "allocations", "--test", "api_server"],
-        harness: &[],
-        needs: &[],
-        part: None,
-    },
-    Suite {
-        name: "bad input",
-        targets: &["--test", "bad_input"],
-        harness: ALONE,
-        needs: &[Requirement::Agent],
-        part: None,
-    },
-    Suite {
-        name: "bad server",
-        targets: &["--test", "bad_server"],
-        harness: ALONE,
-        needs: &[Requirement::Agent],
-        part: None,
-    },
-    Suite {
-        name: "live",
-        targets: &[
-            "--test",
-            "live",
-            "--test",
-            "settings",
-            "--test",
-            "check",
-            "--test",
-            "stale",
-            "--test",
-            "frontends",
-            "--test",
-            "room",
-            "--test",
-            "start",
-            "--test",
-            "get",
-            "--test",
-            "manifests",
-            "--test",
-            "other_users",
-        ],
-        harness: ALONE,
-        needs: KERNEL,
-        part: Some(SuiteGroup::Live),
-    },
-    Suite {
-        name: "matrix",
-        targets: &["--test", "matrix"],
-        harness: ALONE,
-        needs: KERNEL,
-        part: Some(SuiteGroup::Live),
-    },
-    Suite { name: "churn", targets: &["--test", "churn"], harness: ALONE, needs: KERNEL, part: Some(SuiteGroup::Live) },
-    Suite {
-        name: "programs",
-        targets: &["--test", "programs"],
-        harness: ALONE,
-        needs: PROGRAMS,
-        part: Some(SuiteGroup::Programs),
-    },
-    Suite {
-        name: "images",
-        targets: &["--test", "images"],
-        harness: ALONE,
-        needs: IMAGES,
-        part: Some(SuiteGroup::Images),
-    },
+    suite("unit", &["--lib", "--bins", "allocations", "api_server"], &[], &[], None),
+    suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
+    suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
+    suite("live", LIVE, ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("matrix", &["matrix"], ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("churn", &["churn"], ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("programs", &["programs"], ALONE, PROGRAMS, Some(SuiteGroup::Programs)),
+    suite("images", &["images"], ALONE, IMAGES, Some(SuiteGroup::Images)),
     // One of its tests is of the control plane.
-    Suite {
-        name: "harness",
-        targets: &["--test", "harness"],
-        harness: ALONE,
-        needs: CLUSTER,
-        part: Some(SuiteGroup::Live),
-    },
-    Suite {
-        name: "guests",
-        targets: &["--test", "guests"],
-        harness: SHORT,
-        needs: GUESTS,
-        part: Some(SuiteGroup::Guests),
-    },
-    Suite {
-        name: "cluster",
-        targets: &["--test", "cluster"],
-        harness: ALONE,
-        needs: OLD_CLUSTER,
-        part: Some(SuiteGroup::Cluster),
-    },
-    Suite {
-        name: "kube-proxy",
-        targets: &["--test", "kube_proxy"],
-        harness: ALONE,
-        needs: CLUSTER,
-        part: Some(SuiteGroup::Cluster),
-    },
-    Suite {
-        name: "scale",
-        targets: &["--test", "scale"],
-        harness: BUDGETS,
-        needs: MEASURED,
-        part: Some(SuiteGroup::Live),
-    },
-    Suite {
-        name: "budgets",
-        targets: &["--test", "budgets"],
-        harness: BUDGETS,
-        needs: MEASURED_CLUSTER,
-        part: Some(SuiteGroup::Cluster),
-    },
+    suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
+    suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
+    suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("kube-proxy", &["kube_proxy"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("scale", &["scale"], BUDGETS, MEASURED, Some(SuiteGroup::Live)),
+    suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
 ];
 
-/// The suite that is none of cargo's: a short run of each fuzz target, which counts as a test.
+const LIVE: &[&str] =
+    &["live", "settings", "check", "stale", "frontends", "room", "start", "get", "manifests", "other_users"];
+
+const fn suite(
+    name: &'static str,
+    targets: &'static [&'static str],
+    harness: &'static [&'static str],
+    needs: &'static [Requirement],
+    group: Option<SuiteGroup>,
+) -> Suite {
+    Suite { name, targets, harness, needs, group }
+}
+
+/// A suite without test binaries: a short run of each fuzz target, which counts as a test.
 const FUZZ: &str = "fuzz";
 
-/// Nor is this one: the agent is as small as it is promised to be.
+/// Another one: the size of the agent.
 const SIZE: &str = "size";
 
 const KERNEL: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2];
@@ -264,9 +178,9 @@ const OLD_CLUSTER: &[Requirement] = &[
 const MEASURED_CLUSTER: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane, Requirement::Silence];
 
-/// Builds what the suites need, runs them and sums up.
+/// Builds the products that the suites need, runs the suites and prints a summary.
 pub(crate) fn run(arguments: &TestArguments) -> Result<ExitCode> {
-    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out(suite.part)).collect();
+    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out(suite.group)).collect();
     let mut steps = steps(arguments);
     steps.next();
     let machine = setup::beside(&mut compile_ahead(), || Machine::set_up(arguments))?;
@@ -293,14 +207,14 @@ fn steps(arguments: &TestArguments) -> Steps {
         [
             Step::once("setting up this machine, and compiling tests beside", setup::is_ready_to_build(), 90),
             Step::once("compiling tests", is_compiled, 60),
-            Step::new("running tests, and building beside the first ones what later ones need", tests_seconds),
+            Step::new("running tests, and building the products of later ones meanwhile", tests_seconds),
         ],
     )
 }
 
 impl TestArguments {
-    fn leave_out(&self, part: Option<SuiteGroup>) -> bool {
-        part.is_some_and(|part| self.without.contains(&part))
+    fn leave_out(&self, group: Option<SuiteGroup>) -> bool {
+        group.is_some_and(|group| self.without.contains(&group))
     }
 
     fn is_coloured(&self) -> bool {
@@ -308,7 +222,7 @@ impl TestArguments {
     }
 }
 
-/// Whether the packages of each part of the tests are installed, or why not; nothing for what is left out.
+/// Result of installing the packages of each group of suites; `None` for a group that is left out.
 struct Machine {
     cluster: Option<Built<()>>,
     guests: Option<Built<()>>,
@@ -338,7 +252,7 @@ fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
     }
 }
 
-/// Compiles for [`compile`] as much as the toolchain allows yet.
+/// Compiles as much for [`compile`] as possible before the toolchain is set up.
 fn compile_ahead() -> Command {
     let mut command = run::cargo();
     command.args(["build", "--workspace", "--tests", "--keep-going"]);
@@ -357,22 +271,24 @@ fn compile<'s>(suites: &[&'s Suite]) -> Vec<(&'s Suite, Result<()>)> {
 fn tests(suites: &[&Suite]) -> Command {
     let mut command = run::cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());
-    command.args(suites.iter().flat_map(|suite| suite.targets));
+    for target in suites.iter().flat_map(|suite| suite.targets) {
+        command.args((!target.starts_with("--")).then_some("--test")).arg(target);
+    }
     command
 }
 
-/// Supplies of the suites.
+/// Everything that suites need while they run.
 struct SuiteRunner<'a> {
     arguments: &'a TestArguments,
     machine: &'a Machine,
     products: Products,
     color: bool,
-    /// How many have begun, and how many there are.
+    /// Number of suites that have begun, and of all suites.
     suites: (usize, usize),
 }
 
 impl SuiteRunner<'_> {
-    /// Runs those suites that are compiled.
+    /// Runs the suites that were compiled.
     fn outcomes(&mut self, compiled: &[(&Suite, Result<()>)]) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         for suite in &SUITES {
@@ -430,7 +346,7 @@ impl SuiteRunner<'_> {
         Ok(Outcome::new(FUZZ, Counts { passed, failed, skipped: 0 }))
     }
 
-    /// Waits for what a suite needs and tells the command where it is. Fails where it is missing.
+    /// Waits for a requirement of a suite and passes its path to the command.
     fn supply(&mut self, need: Requirement, command: &mut Command) -> Result<()> {
         let is_installed = |packages: &Option<Built<()>>| match packages {
             Some(Err(reason)) => Err(anyhow!("programs are missing: {reason}")),
@@ -477,7 +393,7 @@ pub(crate) fn outcome_of(name: &str, counts: Counts, status: ExitStatus, is_filt
 }
 
 /// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,
-/// so that what cargo says stays in order with what the tests say.
+/// so that messages of cargo and of the tests stay in order.
 pub(crate) fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
     let (output, input) = io::pipe().context("making a pipe")?;
     let twin = input.try_clone().context("sharing a pipe")?;

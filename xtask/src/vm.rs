@@ -20,7 +20,7 @@ use crate::{
     test::summary::{self, Outcome},
 };
 
-/// The variables that set_variables tests what to start a guest with.
+/// Variables by which tests find the files of a guest.
 const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
 const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
 const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
@@ -29,13 +29,13 @@ const OCI_VARIABLE: &str = "CPROXY_OCI";
 const LACKING_VARIABLE: &str = "CPROXY_LACKING_KERNELS";
 /// The program with the tests of every socket call, to be run in a guest.
 const MATRIX_VARIABLE: &str = "CPROXY_MATRIX";
-/// Where a test writes what it has found out about its kernel.
+/// File to which a test writes the facts about its kernel.
 const REPORT_VARIABLE: &str = "CPROXY_GUEST_REPORT";
 
-/// The tests, by their names, that start other kernels than the one that is tested.
+/// Part of the names of tests that start other kernels than the tested one.
 const LACKING: &str = "lacking::";
 
-/// The tests, by their names, with a container runtime in the guest. It asks more of a kernel than cproxy does, and
+/// Part of the names of tests with a container runtime in the guest. It needs more of a kernel than cproxy does;
 /// Debian's kernels have it.
 const CONTAINERS: &str = "containers::";
 
@@ -47,30 +47,29 @@ const LEAN: [&str; 1] = ["BPF_JIT"];
 /// Options that it cannot do without.
 const NEEDED: [&str; 2] = ["CGROUP_BPF", "CGROUPS"];
 
-/// Verbs about guests.
+/// Subcommands for guests.
 #[derive(Subcommand)]
 pub(crate) enum GuestVerb {
-    /// Boots each kernel and runs in it every socket call and the agent, against an API server outside (needs root)
+    /// Boots each kernel and tests every socket call and the agent in it, with an API server outside (needs root)
     Test(GuestTestArguments),
-    /// Shows a microVM start, with an API server outside (needs root)
+    /// Shows how a microVM starts, with an API server outside (needs root)
     Demo(GuestDemoArguments),
 }
 
-/// Which kernels to test.
+/// Kernels to test.
 #[derive(Args)]
 pub(crate) struct GuestTestArguments {
     /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds.
-    /// No modules come along: virtio's network card on PCI, a serial console (8250), an initramfs packed with gzip
-    /// and devtmpfs must be built in, beside what images/kernel/cproxy.config names; images/kernel/guest.config
-    /// has them all
+    /// It gets no modules: virtio's network card on PCI, a serial console (8250), gzip for the initramfs, devtmpfs
+    /// and all options of images/kernel/cproxy.config must be built in; images/kernel/guest.config has them all
     #[arg(long, value_name = "FILE")]
     kernel: Vec<PathBuf>,
-    /// No other kernels than those named
+    /// Tests only the kernels that are named
     #[arg(long, requires = "kernel")]
     only: bool,
 }
 
-/// Which kernel to show.
+/// Kernel to show.
 #[derive(Args)]
 pub(crate) struct GuestDemoArguments {
     /// A kernel's file, as for `vm test`; default: Debian's 6.1 for virtual machines
@@ -161,7 +160,7 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The kernels and what to call them.
+/// The kernels with their names.
 fn wanted(arguments: &GuestTestArguments) -> Result<Vec<(String, PathBuf)>> {
     let mut wanted = Vec::new();
     if !arguments.only {
@@ -203,7 +202,7 @@ fn matrix() -> Result<PathBuf> {
     run::executables(&mut command)?.remove("matrix").context("cargo names no file of the test `matrix`")
 }
 
-/// Facts that the tests found out about a kernel.
+/// Facts about a kernel, by their names.
 type Row = BTreeMap<String, String>;
 
 fn row(name: &str, report: &Path) -> Row {
@@ -216,7 +215,7 @@ fn row(name: &str, report: &Path) -> Row {
     facts.chain([("kernel".to_owned(), name.to_owned())]).collect()
 }
 
-/// As docs/kernels.md has it.
+/// Prints the table of docs/kernels.md.
 fn print_table(rows: &[Row]) {
     let mut facts: Vec<&String> = rows.iter().flat_map(BTreeMap::keys).filter(|fact| *fact != "kernel").collect();
     facts.sort();
@@ -227,7 +226,7 @@ fn print_table(rows: &[Row]) {
     println!("\n| |{}", cells("kernel"));
     println!("|---|{}", "---|".repeat(rows.len()));
     for fact in facts {
-        // A number says where in the table it belongs.
+        // The number in front of a fact is its position in the table.
         println!("| {} |{}", fact.trim_start_matches(|char: char| char.is_ascii_digit() || char == ' '), cells(fact));
     }
     println!();

@@ -1,5 +1,5 @@
-//! A guest's kernel, built from the sources that Debian has: the kernel's own smallest configuration, what a microVM
-//! needs besides, and what cproxy needs.
+//! A guest's kernel, built from Debian's sources: the kernel's smallest configuration with the options that a microVM
+//! and cproxy need.
 
 use std::{
     fs,
@@ -54,7 +54,7 @@ fn unpacked(version: &str) -> Result<PathBuf> {
         return Ok(directory);
     }
     build_cached(&name, |directory| {
-        run::report(format!("kernels: taking {SOURCE} {version} from Debian"));
+        run::report(format!("kernels: downloading {SOURCE} {version} from Debian"));
         let root = directory.join("root");
         packages::unpack(SOURCE, &root)?;
         let archive = packages::find(&root.join("usr/src"), SOURCE)?;
@@ -63,7 +63,7 @@ fn unpacked(version: &str) -> Result<PathBuf> {
     })
 }
 
-/// The same bytes from the same sources: without who built it, where and when.
+/// Builds the same bytes from the same sources: without user, host and time of the build.
 fn make(source: &Path, out: &Path) -> Command {
     let mut command = Command::new("make");
     command.arg("-C").arg(source).arg(format!("O={}", out.display()));
@@ -84,7 +84,7 @@ fn configure(source: &Path, out: &Path, fragments: &[PathBuf], without: &[String
     run::run_logged(make(source, out).arg("olddefconfig"), "completing the options of a guest kernel")
 }
 
-/// An option that depends on one that is not asked for vanishes without a word.
+/// Fails if an option is missing: one whose dependency is not set vanishes silently.
 fn check(out: &Path, wanted: &str, without: &[String]) -> Result<()> {
     let config = fs::read_to_string(out.join(".config")).context("reading the new kernel's options")?;
     let is_set = |line: &str| config.lines().any(|set| set == line);
@@ -103,7 +103,7 @@ fn is_asked_for(fragments: &str, option: &str) -> bool {
     fragments.lines().any(|line| line == format!("CONFIG_{option}=y"))
 }
 
-/// Tells kernels of other options apart, whatever is said about the options.
+/// Hash of the options, which distinguishes kernels; comments do not count.
 fn key(wanted: &str, without: &[String]) -> String {
     let options: Vec<_> = wanted.lines().filter(|line| line.starts_with("CONFIG_")).collect();
     let digest = Sha256::digest(format!("{}\n{}", options.join("\n"), without.join(" ")));
