@@ -188,7 +188,7 @@ fn a_list_of_100_megabytes_takes_no_more_memory_than_its_longest_object() {
 }
 
 #[test]
-fn an_answer_without_end_is_given_up_and_named() {
+fn a_response_without_end_is_given_up_and_named() {
     let usual = usual_peak_kib();
     let endless = |start: &'static str, more: &'static [u8]| {
         move |_: &str| Reply::chunks(iter::once(start.as_bytes().to_vec()).chain(iter::repeat(more.repeat(4096))))
@@ -213,7 +213,7 @@ fn an_answer_without_end_is_given_up_and_named() {
 }
 
 #[test]
-fn a_broken_or_meaningless_answer_is_asked_for_again() {
+fn a_broken_or_meaningless_response_is_requested_again() {
     let half = |target: &str| {
         let mut event = event("ADDED", &object(target));
         event.truncate(event.len() / 2);
@@ -296,7 +296,7 @@ fn pages_are_followed_and_start_anew_when_they_have_expired() {
             Some("first%2B%2F%3D") if !std::mem::replace(&mut has_expired, true) => Reply::error(410),
             Some("first%2B%2F%3D") => Reply::text(list(&[], "second")),
             Some("second") => Reply::text(list(&[object(target)], "")),
-            Some(next) => panic!("nobody has said to continue with {next}"),
+            Some(next) => panic!("no response continues with {next}"),
         }
     });
     let mut agent = start(&sandbox, &api);
@@ -317,7 +317,7 @@ fn pages_are_followed_and_start_anew_when_they_have_expired() {
 
 /// Kubernetes before 1.31 does not know the field that excludes headless Services.
 #[test]
-fn a_server_that_does_not_know_a_field_is_asked_without_it() {
+fn a_field_that_the_server_does_not_know_is_left_out_of_requests() {
     for well in [streamed, listed] {
         let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, move |target| {
@@ -369,7 +369,7 @@ fn an_object_deleted_while_a_list_is_streamed_is_gone() {
 }
 
 #[test]
-fn an_unreadable_event_is_not_asked_for_at_the_same_place_for_ever() {
+fn an_event_that_stays_unreadable_leads_to_a_new_list() {
     let sandbox = Sandbox::for_test();
     let mut lists = 0;
     let api = Api::serve(&sandbox, move |target| {
@@ -443,7 +443,7 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
 
 /// Proxy variables in a pod's environment are meant for its applications.
 #[test]
-fn proxies_of_the_environment_are_no_concern_of_the_agent() {
+fn proxies_of_the_environment_are_ignored() {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, streamed);
     let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--pod-ip", "10.244.0.9"]);
@@ -454,7 +454,7 @@ fn proxies_of_the_environment_are_no_concern_of_the_agent() {
 }
 
 #[test]
-fn a_server_that_ignores_the_wish_for_a_streamed_list_is_listed() {
+fn a_server_that_ignores_the_request_for_a_streamed_list_is_listed() {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         if !is_list_streamed(target) {
