@@ -39,7 +39,7 @@ pub(super) struct Options {
     bootstrap: Option<PathBuf>,
     #[command(flatten)]
     own: NodeOptions,
-    /// cgroup2 directory whose processes are served; default: the cgroup2 root, mounted if missing
+    /// cgroup2 directory whose processes are served; default: the cgroup2 root
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
     /// Ignore processes in or below these cgroup2 directories; at most 4, separated by commas
