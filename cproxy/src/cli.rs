@@ -149,13 +149,15 @@ pub fn main() -> ExitCode {
     let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
     let (mut cli, settings) = settings::with_settings(cli);
     let result = parse(&mut cli, settings).map_err(anyhow::Error::from).and_then(execute);
-    match result.map_err(|error| error.downcast::<clap::Error>()) {
+    match result {
         Ok(code) => code,
-        Err(Ok(usage)) => report_usage(&usage, &cli),
-        Err(Err(error)) => {
-            print_error(&error);
-            ExitCode::FAILURE
-        }
+        Err(error) => match error.downcast_ref() {
+            Some(usage) => report_usage(usage, &cli),
+            None => {
+                print_error(&error);
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 

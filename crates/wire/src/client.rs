@@ -123,7 +123,7 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let cluster =
         Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
     let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
-    kubeconfig::of(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), error))
+    kubeconfig::build(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), error))
 }
 
 fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
