@@ -467,7 +467,10 @@ fn a_manifest_directory_that_goes_and_comes_back_is_followed() {
 #[test]
 fn every_flag_can_come_from_the_environment() {
     let sandbox = Sandbox::for_test();
-    let mut agent = Agent::new(&sandbox).env("CPROXY_MANIFESTS", good(&sandbox)).start();
+    // An empty variable counts as absent.
+    let empty = ["CPROXY_CONFIG", "CPROXY_APISERVER", "CPROXY_LOG_LEVEL", "CPROXY_NODE_IP"];
+    let agent = empty.into_iter().fold(Agent::new(&sandbox), |agent, variable| agent.env(variable, ""));
+    let mut agent = agent.env("CPROXY_MANIFESTS", good(&sandbox)).start();
     agent.wait_ready(SYNC);
     assert!(pins(&sandbox).object("connect4").exists());
 }

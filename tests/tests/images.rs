@@ -252,7 +252,7 @@ fn init_runs_the_workload_when_services_work() {
     assert!(log.contains("init: ending with 1") && !log.contains("arguments"), "{log}");
     let cmdline = "cproxy.manifests=/none cproxy.timeout=100ms cproxy.for=web cproxy.on-timeout=start -- /bin/echo in spite of that\n";
     let (_, log) = boot(&sandbox, &root, cmdline, "/init");
-    assert!(log.contains("it looks like default/web; waiting without it"), "{log}");
+    assert!(log.contains("expected a name like default/web; waiting without it"), "{log}");
     assert!(log.contains("\nin spite of that\n") && log.contains("init: ending with 0"), "{log}");
 }
 

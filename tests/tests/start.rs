@@ -113,7 +113,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
     let (code, message) = wait("timeout = 1ms\nfor = web\non-timeout = start\n");
     assert_eq!((code, message.lines().count()), (0, 2), "{message}");
     assert!(
-        message.contains("for '--for <NAMESPACE/NAME>': it looks like default/web; waiting without it"),
+        message.contains("for '--for <NAMESPACE/NAME>': expected a name like default/web; waiting without it"),
         "{message}"
     );
     assert!(message.contains("not ready after 1ms: "), "{message}");

@@ -7,7 +7,7 @@ use cproxy_datapath::{
     sockets,
 };
 
-use super::{Format, PinDirOption, RunDirOption, complain, print, print_rows};
+use super::{Format, PinDirOption, RunDirOption, print, print_error, print_rows};
 use crate::{
     report::{
         FrontendRow, Names, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Options {
     /// State to print
     #[arg(value_enum)]
-    what: What,
+    state: State,
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
@@ -32,25 +32,25 @@ pub(super) struct Options {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
+enum State {
     /// Frontends and their backends
     Services,
-    /// Backends and the frontends that lead to them
+    /// Backends and their frontends
     Backends,
-    /// Sockets connected through cproxy, of all processes, and whether their backends still serve
+    /// Sockets connected through cproxy, and whether their backends still serve
     Sockets,
-    /// Counters of the programs since their installation, and gauges of the running agent
+    /// Counters of the programs, and gauges of a running agent
     Counters,
 }
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let pins = PinDir::new(&options.pin.pin_dir);
     pins.check_installed()?;
-    match options.what {
-        What::Services => services(options, &pins),
-        What::Backends => backends(options, &pins),
-        What::Sockets => sockets(options, &pins),
-        What::Counters => counters(options, &pins),
+    match options.state {
+        State::Services => services(options, &pins),
+        State::Backends => backends(options, &pins),
+        State::Sockets => sockets(options, &pins),
+        State::Counters => counters(options, &pins),
     }
 }
 
@@ -84,7 +84,7 @@ fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     })?;
     if listing.unseen != 0 {
         let unseen = listing.unseen;
-        complain(&format!(
+        print_error(&format!(
             "network namespaces and processes that may not be looked into, whose sockets are missing: {unseen}"
         ));
     }
