@@ -173,7 +173,7 @@ fn a_replacement_that_fails_leaves_the_map_in_force_as_it_is() {
     wait_for_services(&sandbox, 302);
     write_others(&sandbox, 600, 1);
     agent.wait_log("the table is read back and written anew", SYNC);
-    assert!(served(&sandbox).len() >= 302);
+    assert!(served_services(&sandbox).len() >= 302);
     ask();
     rustix::mount::unmount(in_force, rustix::mount::UnmountFlags::empty()).unwrap();
     wait_for_services(&sandbox, 601);
