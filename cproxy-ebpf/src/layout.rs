@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Receiver of the layout's lines: kind or type, name, and the number on which both sides agree.
-pub type Line<'a> = &'a mut dyn FnMut(&str, &str, u64);
+pub type LineSink<'a> = &'a mut dyn FnMut(&str, &str, u64);
 
 /// Calls `$callback` with all types in maps, each with all its fields.
 macro_rules! shared_types {
@@ -63,7 +63,7 @@ macro_rules! constants {
 }
 
 /// Variants of [`Counter`] and [`Balance`]. It does not compile if one is missing.
-fn enums(line: Line<'_>) {
+fn enums(line: LineSink<'_>) {
     for counter in [
         Counter::Forwarded,
         Counter::Refused,
@@ -94,7 +94,7 @@ fn enums(line: Line<'_>) {
 }
 
 /// Sample results of the shared functions.
-fn functions(line: Line<'_>) {
+fn functions(line: LineSink<'_>) {
     let (v4, v6) = (v4_mapped(0x0102_0304), [1, 2, 3, 4]);
     let word = SetWord::new(0x0102_0304, 0x0506, 0x0708, true);
     let [first, second] = tcp_places(0x0102_0304_0506_0708);
@@ -122,7 +122,7 @@ fn functions(line: Line<'_>) {
 }
 
 /// Calls `line` with each line of the layout, except for the maps, always in the same order.
-pub fn describe(line: Line<'_>) {
+pub fn describe(line: LineSink<'_>) {
     shared_types!(fields, line);
     constants! { line
         LAYOUT_VERSION FRONTENDS_MIN FRONTENDS_MAX SETS_MIN SETS_MAX BACKENDS_MIN BACKENDS_MAX AFFINITY_MAX

@@ -455,7 +455,7 @@ pub const TURNS_MAX: u32 = 1 << TURNS_BITS;
 const TURNS_BITS: u32 = 9;
 
 /// Element of `TURNS` for a set whose backends begin at this slot. Sets of one size begin at regular distances, which
-/// [`spread`] breaks up: otherwise many of them could have the same element.
+/// `spread` breaks up; otherwise many of them could have the same element.
 #[inline(always)]
 #[must_use]
 pub const fn turn_of(first_slot: u32) -> u32 {

@@ -23,7 +23,7 @@ use crate::run_dir::{Failure, record_failure};
 /// Exit code for wrong usage.
 const EXIT_USAGE: u8 = 2;
 
-/// Kubernetes ClusterIPs for the pod in a microVM, by socket hooks.
+/// Kubernetes Services for the pod in a microVM, by socket hooks.
 #[derive(Debug, Parser)]
 #[command(name = "cproxy", version)]
 struct Cli {
@@ -35,23 +35,23 @@ struct Cli {
 enum Command {
     /// Follow Services and EndpointSlices and keep the kernel's table up to date
     Run(Box<run::Options>),
-    /// Check whether this kernel and machine can run cproxy; changes nothing
+    /// Check whether cproxy can run on this kernel and machine, without changing them
     Check(check::Options),
     /// Wait until the table of a running agent is complete
     Wait(wait::Options),
-    /// Print the state in the kernel; works without a running agent
+    /// Print the state in the kernel, with or without a running agent
     Get(get::Options),
-    /// Print the table that manifests would give; leaves the kernel alone
+    /// Print the table for manifests, without touching the kernel
     Resolve(resolve::Options),
-    /// Choose backends from a new seed; for each VM restored from a snapshot
+    /// Make the agent choose backends from a new seed, after a snapshot was restored
     Reseed(reseed::Options),
-    /// Detach cproxy's programs and remove its pins, and nothing else
+    /// Detach the programs and remove the table and its pins
     Cleanup(cleanup::Options),
-    /// Run another program in place of cproxy, with SIGINT and SIGQUIT handled by default
+    /// Replace cproxy by another program, with default handling of SIGINT and SIGQUIT
     Exec(exec::Options),
     /// Print the version
     Version,
-    /// Load, attach and pin the programs, then exit; `run` does this in a child
+    /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
     Install(install::Options),
 }
@@ -59,7 +59,7 @@ enum Command {
 /// The pin directory.
 #[derive(Args, Debug)]
 struct PinDirOption {
-    /// Directory on a BPF file system where maps and links are pinned
+    /// Directory on a BPF file system for pinned maps and links
     #[arg(long, env = "CPROXY_PIN_DIR", value_name = "DIR", default_value = "/sys/fs/bpf/cproxy")]
     pin_dir: PathBuf,
 }
@@ -67,30 +67,30 @@ struct PinDirOption {
 /// The run directory.
 #[derive(Args, Debug)]
 struct RunDirOption {
-    /// Directory of the agent's files, such as `ready` and `cproxy.sock`
+    /// Directory for the agent's files, such as `ready` and `cproxy.sock`
     #[arg(long, env = "CPROXY_RUN_DIR", value_name = "DIR", default_value = "/run/cproxy")]
     run_dir: PathBuf,
 }
 
-/// The node and the VM that the agent runs on.
+/// Node and VM that the agent runs on.
 #[derive(Args, Debug)]
-struct OwnOptions {
-    /// Name of this node, for local endpoints, zone hints and node ports; default: none
-    #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME", value_parser = node_name)]
+struct NodeOptions {
+    /// Name of this node, for local endpoints, zone hints and node ports
+    #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME", value_parser = parse_node_name)]
     node_name: Option<String>,
-    /// IP addresses of this node, on which node ports are served, separated by commas; default: the InternalIPs of its
-    /// Node
-    #[arg(long, env = "CPROXY_NODE_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = node_ip)]
+    /// Addresses of this node that serve node ports, separated by commas; default: from its Node
+    #[arg(long, env = "CPROXY_NODE_IP", value_name = "IP", num_args = 1.., value_delimiter = ',',
+          value_parser = parse_node_ip)]
     node_ip: Vec<Address>,
-    /// IP addresses of this VM, compared with loadBalancerSourceRanges, separated by commas; default: `run` detects them,
-    /// `resolve` has none, which is outside of all ranges
-    #[arg(long, env = "CPROXY_POD_IP", value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = pod_ip)]
+    /// Addresses of this VM for loadBalancerSourceRanges, separated by commas; detected by `run`
+    #[arg(long, env = "CPROXY_POD_IP", value_name = "IP", num_args = 1.., value_delimiter = ',',
+          value_parser = parse_ip)]
     pod_ip: Vec<Address>,
 }
 
-impl OwnOptions {
-    /// The given values; an empty name, as scripts may leave it in the environment, is none.
-    fn own(&self) -> NodeContext {
+impl NodeOptions {
+    /// The given values. An empty name, as scripts may leave it in a flag, counts as absent.
+    fn context(&self) -> NodeContext {
         NodeContext {
             node_name: self.node_name.clone().filter(|name| !name.is_empty()),
             node_ips: self.node_ip.clone(),
@@ -100,22 +100,24 @@ impl OwnOptions {
 }
 
 /// Node name without characters that have a meaning in a field selector.
-fn node_name(text: &str) -> Result<String, String> {
+fn parse_node_name(text: &str) -> Result<String, String> {
     let belongs = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let is_name = text.bytes().all(belongs);
-    is_name.then(|| text.to_owned()).ok_or_else(|| "a node's name has letters, digits, dashes and dots".to_owned())
+    is_name
+        .then(|| text.to_owned())
+        .ok_or_else(|| "a node's name has only letters, digits, dashes, dots and underscores".to_owned())
 }
 
-fn pod_ip(text: &str) -> Result<Address, String> {
+fn parse_ip(text: &str) -> Result<Address, String> {
     parse_address(text.trim()).ok_or_else(|| "not an IP address".to_owned())
 }
 
-fn node_ip(text: &str) -> Result<Address, String> {
-    let address = pod_ip(text)?;
+fn parse_node_ip(text: &str) -> Result<Address, String> {
+    let address = parse_ip(text)?;
     if address.is_special() { Err("node ports cannot be served on this address".to_owned()) } else { Ok(address) }
 }
 
-fn service_name(text: &str) -> Result<ServiceName, String> {
+fn parse_service_name(text: &str) -> Result<ServiceName, String> {
     // In a list there may be blanks behind the commas.
     let text = text.trim();
     match text.split_once('/') {
@@ -127,7 +129,7 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
         {
             Ok(ServiceName::new(namespace, name))
         }
-        _ => Err("it looks like default/web".to_owned()),
+        _ => Err("expected a name like default/web".to_owned()),
     }
 }
 
@@ -147,13 +149,15 @@ pub fn main() -> ExitCode {
     let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
     let (mut cli, settings) = settings::with_settings(cli);
     let result = parse(&mut cli, settings).map_err(anyhow::Error::from).and_then(execute);
-    match result.map_err(|error| error.downcast::<clap::Error>()) {
+    match result {
         Ok(code) => code,
-        Err(Ok(usage)) => report_usage(&usage, &cli),
-        Err(Err(error)) => {
-            complain(&error);
-            ExitCode::FAILURE
-        }
+        Err(error) => match error.downcast_ref() {
+            Some(usage) => report_usage(usage, &cli),
+            None => {
+                print_error(&error);
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 
@@ -189,19 +193,19 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints help where it is due, and otherwise one line. For `cproxy wait`, the run directory records why an agent did not
-/// start.
+/// Prints help where it is due, and otherwise one line. For `cproxy wait`, the run directory records why an agent did
+/// not start.
 fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
-        // A closed stdout is no reason to complain.
+        // A closed stdout is no error.
         drop(error.print());
         return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
     }
     let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
     let name = command.map_or_else(String::new, |command| format!("{} ", command.get_name()));
     let message = format!("{} (see cproxy {name}--help)", summary(error));
-    complain(&message);
+    print_error(&message);
     if let Some(run) = command.filter(|command| command.get_name() == "run") {
         record_failure(&run_dir(run, env::args_os().skip(2)), Failure::Transient, &one_line(&message));
     }
@@ -228,7 +232,7 @@ fn run_dir(run: &clap::Command, arguments: impl Iterator<Item = OsString>) -> Pa
     given.unwrap_or_default().into()
 }
 
-fn complain(error: &dyn Display) {
+fn print_error(error: &dyn Display) {
     // One write for the line: on a console, parts of lines would mix with others.
     let line = format!("cproxy: {}\n", one_line(error));
     std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).ok();
@@ -247,7 +251,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-fn print_rows(rows: impl Iterator<Item = crate::report::ReportRow>, format: Format) -> anyhow::Result<()> {
+fn print_rows(rows: impl Iterator<Item = crate::report::FrontendRow>, format: Format) -> anyhow::Result<()> {
     use std::io::{BufWriter, ErrorKind, Write};
     if let Format::Table = format {
         return print(&crate::report::frontends_text(rows));

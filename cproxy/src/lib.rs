@@ -4,7 +4,7 @@
 //! source (API server | files) -> events -> Store -> dirty Services -> rows -> operations -> apply -> kernel
 //! ```
 //!
-//! See ARCHITECTURE.md for the way of one event and of one connect.
+//! See ARCHITECTURE.md for the path of an event and of a connect().
 
 pub mod agent;
 pub mod cli;

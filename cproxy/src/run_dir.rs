@@ -27,8 +27,8 @@
 //! | `reseed` | `ok`, once backends are chosen from a new seed, or `error: ` and the reason |
 //! | any other | `error: ` and the names of the requests |
 //!
-//! `reseed` is for a VM that was restored from a snapshot: otherwise all copies of the snapshot choose the same backends,
-//! since the kernel's random numbers in BPF are the same in each.
+//! `reseed` is for a VM that was restored from a snapshot: otherwise all copies of the snapshot choose the same
+//! backends, since the kernel's random numbers in BPF are the same in each.
 
 mod client;
 mod files;

@@ -30,7 +30,7 @@ pub(crate) enum Leftover {
 pub(crate) fn clear() -> Result<Vec<Leftover>> {
     let (orphans, others): (Vec<_>, Vec<_>) = find()?.into_iter().partition(Leftover::is_orphan);
     for orphan in orphans {
-        run::say(format!("sweep: an earlier run left {orphan}; {}", removal(&orphan)));
+        run::report(format!("sweep: an earlier run left {orphan}; {}", removal(&orphan)));
     }
     Ok(others)
 }

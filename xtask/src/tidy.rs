@@ -40,7 +40,7 @@ pub(crate) fn check() -> Result<()> {
         let content = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
         breaches.extend(breaches_of(name, &content));
         // Below xtask are parts of documents that lie elsewhere.
-        if matches!(Kind::of(name), Some(Kind::Prose)) && !name.starts_with("xtask") {
+        if matches!(FileKind::of(name), Some(FileKind::Prose)) && !name.starts_with("xtask") {
             let broken = links::breaches(&root, name, &String::from_utf8_lossy(&content));
             breaches.extend(broken.into_iter().map(|breach| format!("{}: {breach}", name.display())));
         }
@@ -51,7 +51,7 @@ pub(crate) fn check() -> Result<()> {
     };
     breaches.extend(lock_breaches(&lock("Cargo.lock")?, &lock("fuzz/Cargo.lock")?));
     breaches.extend(decision_breaches(&decisions(&root)?));
-    breaches.iter().for_each(run::say);
+    breaches.iter().for_each(run::report);
     if !breaches.is_empty() {
         bail!("{} breaches of the repository's rules", breaches.len());
     }
@@ -65,7 +65,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         let name = entry.file_name();
         if kind.is_dir() && !SKIPPED.iter().any(|skipped| name == *skipped) {
             collect(&entry.path(), files)?;
-        } else if kind.is_file() && Kind::of(&entry.path()).is_some() {
+        } else if kind.is_file() && FileKind::of(&entry.path()).is_some() {
             files.push(entry.path());
         }
     }
@@ -73,13 +73,13 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// A file that rules apply to.
-enum Kind {
+enum FileKind {
     Manifest,
     Source,
     Prose,
 }
 
-impl Kind {
+impl FileKind {
     fn of(file: &Path) -> Option<Self> {
         match file.extension()?.to_str()? {
             "rs" => Some(Self::Source),
@@ -92,11 +92,13 @@ impl Kind {
 
 fn breaches_of(name: &Path, content: &[u8]) -> Vec<String> {
     let content = String::from_utf8_lossy(content);
-    let breaches = match Kind::of(name) {
-        Some(Kind::Manifest) => manifest_breaches(name, &content),
-        Some(Kind::Source) if EXEMPT.iter().any(|exempt| name.starts_with(exempt)) => source_breaches(name, &content),
-        Some(Kind::Source) => [source_breaches(name, &content), text::of_source(&content)].concat(),
-        Some(Kind::Prose) => text::of_prose(&content),
+    let breaches = match FileKind::of(name) {
+        Some(FileKind::Manifest) => manifest_breaches(name, &content),
+        Some(FileKind::Source) if EXEMPT.iter().any(|exempt| name.starts_with(exempt)) => {
+            source_breaches(name, &content)
+        }
+        Some(FileKind::Source) => [source_breaches(name, &content), text::of_source(&content)].concat(),
+        Some(FileKind::Prose) => text::of_prose(&content),
         None => Vec::new(),
     };
     breaches.into_iter().map(|breach| format!("{}: {breach}", name.display())).collect()

@@ -8,8 +8,8 @@ use crate::run_dir::{RunDir, RunDirError};
 
 /// Announcement that is due once, after the first complete write of the table.
 ///
-/// Only [`Self::publish`] makes a [`Ready`], without which the agent cannot go on to follow changes: so the announcement
-/// cannot be forgotten. Dropping this announces nothing and removes the files of the run directory.
+/// Only [`Self::publish`] makes a [`Ready`], without which the agent cannot go on to follow changes: so the
+/// announcement cannot be forgotten. Dropping this announces nothing and removes the files of the run directory.
 #[derive(Debug)]
 pub(super) struct Readiness {
     run_dir: RunDir,
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_announcement_is_made_later() {
+    fn a_failed_announcement_can_be_repeated() {
         let (mut readiness, dir) = readiness("failed");
         fs::create_dir(dir.join(READY)).unwrap();
         assert!(readiness.publish(1, 1).is_err());

@@ -7,7 +7,7 @@ use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
 };
-use cproxy_wire::LastHeard;
+use cproxy_wire::LastContact;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -65,7 +65,7 @@ pub(super) struct Reconciler {
     /// Whether an earlier agent's pins may have connected sockets.
     has_predecessor: bool,
     socket_gauges: Arc<SocketGauges>,
-    last_heard: LastHeard,
+    last_contact: LastContact,
 }
 
 impl Reconciler {
@@ -74,7 +74,7 @@ impl Reconciler {
         lock: &PinLock,
         store: Store,
         readiness: Readiness,
-        last_heard: LastHeard,
+        last_contact: LastContact,
         mode: Mode,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();
@@ -97,7 +97,7 @@ impl Reconciler {
             retired_queue: Arc::new(RetiredQueue::new(mode)),
             has_predecessor: !lock.is_empty(),
             socket_gauges: Arc::default(),
-            last_heard,
+            last_contact,
         })
     }
 
@@ -151,7 +151,7 @@ impl Reconciler {
             ("backends_room", room.slots.into()),
             ("services_without_room", self.table.without_room() as u64),
         ]);
-        gauges.extend(self.last_heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }
 
@@ -220,7 +220,8 @@ impl Reconciler {
             Ok(()) => self.finish_write(),
             Err(error @ TableError::NoMemory { .. }) => {
                 tracing::error!(
-                    "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
+                    "{error}; what does not fit is not served, or keeps its last backends; tried again in \
+                     {NO_MEMORY_PAUSE:?}"
                 );
                 let Room { frontends, sets, slots } = self.maps.room();
                 // The maps cannot grow, so a reserve would take room that is in use.
@@ -317,7 +318,9 @@ impl Reconciler {
     fn log_problems(&mut self) {
         let revision = self.table.problems_revision();
         if self.logged_revision.replace(revision) != Some(revision) {
-            self.problem_log.update(self.table.problems());
+            for problem in self.problem_log.update(self.table.problems()) {
+                tracing::warn!("{problem}");
+            }
         }
     }
 }

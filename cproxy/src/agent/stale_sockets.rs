@@ -132,7 +132,7 @@ impl SocketTerminator {
         }
         if unseen_before != u64::from(unseen) {
             tracing::debug!(
-                "network namespaces and processes that could not be inspected: {unseen}; namespaces inspected: {namespaces}"
+                "could not inspect {unseen} network namespaces and processes; inspected {namespaces} namespaces"
             );
         }
         if left != left_before && left != 0 {

@@ -30,6 +30,6 @@ pub(super) fn run(options: &Options) -> ExitCode {
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     let error = Command::new(&options.program).args(&options.arguments).exec();
-    super::complain(&format_args!("{}: {error}", options.program.display()));
+    super::print_error(&format_args!("{}: {error}", options.program.display()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_RUN })
 }

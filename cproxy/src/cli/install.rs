@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 use cproxy_datapath::bpf::InstallError;
 
-use super::{complain, print};
+use super::{print, print_error};
 use crate::agent;
 
 /// Flags of `cproxy install`.
@@ -33,6 +33,6 @@ pub(super) fn run(options: &Options) -> ExitCode {
             (anyhow::Error::from(error), is_lasting)
         }
     };
-    complain(&format_args!("{error:#}"));
+    print_error(&format_args!("{error:#}"));
     if is_lasting { ExitCode::FAILURE } else { ExitCode::from(agent::EXIT_RETRY) }
 }

@@ -63,26 +63,26 @@ impl Setting {
 /// The error is that of the first setting without a value, with an unknown name or an invalid value, or of a file that
 /// cannot be read. The other settings take effect all the same.
 pub(super) fn with_settings(cli: Command) -> (Command, Result<(), SettingsError>) {
-    let (file, broken) = of_files(env::var_os(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from));
+    let (file, broken) = read_file(env::var_os(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from));
     let kernel = fs::read(KERNEL_COMMAND_LINE).unwrap_or_default();
-    let settings = nearest_first(of_kernel(&String::from_utf8_lossy(&kernel)), file);
+    let settings = nearest_first(parse_command_line(&String::from_utf8_lossy(&kernel)), file);
     let (valid, invalid) = validate(&cli, settings);
     (cli.mut_subcommands(|command| with_defaults(command, &valid)), broken.or(invalid).map_or(Ok(()), Err))
 }
 
 /// Settings of the file, and its first error. Only a file that is named by the variable must exist.
-fn of_files(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
+fn read_file(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| FILE.into());
     match fs::read(&path) {
-        Ok(text) => of_file(&path, &String::from_utf8_lossy(&text)),
+        Ok(text) => parse_file(&path, &String::from_utf8_lossy(&text)),
         Err(error) if !is_named && error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
         Err(error) => (Vec::new(), Some(SettingsError::Io(path, error))),
     }
 }
 
 /// Part of a line that an error shows.
-fn cut(line: &str) -> String {
+fn shorten(line: &str) -> String {
     line.chars().take(LINE_CHARS_MAX).collect()
 }
 
@@ -98,7 +98,7 @@ fn validate(cli: &Command, settings: Vec<Setting>) -> (Vec<Setting>, Option<Sett
     let check = |setting: Setting| {
         let Some(&flag) = flags.get(&*setting.name) else {
             let names = flags.keys().copied().collect::<Vec<_>>().join(", ");
-            return Err(SettingsError::Unknown(setting.place, cut(&setting.name), names));
+            return Err(SettingsError::Unknown(setting.place, shorten(&setting.name), names));
         };
         let parser = Command::new("").no_binary_name(true).arg(flag.clone().conflicts_with(Resettable::Reset));
         match parser.try_get_matches_from([format!("--{}={}", setting.name, setting.value)]) {
@@ -106,16 +106,16 @@ fn validate(cli: &Command, settings: Vec<Setting>) -> (Vec<Setting>, Option<Sett
             Err(error) => Err(SettingsError::InvalidValue(setting.place, summary(&error))),
         }
     };
-    split(settings.into_iter().map(check))
+    partition(settings.into_iter().map(check))
 }
 
-fn split(settings: impl Iterator<Item = Result<Setting, SettingsError>>) -> (Vec<Setting>, Option<SettingsError>) {
+fn partition(settings: impl Iterator<Item = Result<Setting, SettingsError>>) -> (Vec<Setting>, Option<SettingsError>) {
     let (good, wrong): (Vec<_>, Vec<_>) = settings.partition(Result::is_ok);
     (good.into_iter().flatten().collect(), wrong.into_iter().find_map(Result::err))
 }
 
-/// Makes the first setting of each flag its default. A setting is ignored where a nearer place has a flag that conflicts
-/// with it: API server and manifests exclude each other.
+/// Makes the first setting of each flag its default. A setting is ignored where a nearer place has a flag that
+/// conflicts with it: API server and manifests exclude each other.
 fn with_defaults(mut command: Command, settings: &[Setting]) -> Command {
     let mut nearer = Vec::new();
     for Setting { name, value, .. } in settings {
@@ -135,7 +135,7 @@ fn with_defaults(mut command: Command, settings: &[Setting]) -> Command {
 }
 
 /// Parameters for cproxy, up to `--`. A value with spaces is in double quotes, as in the kernel.
-fn of_kernel(command_line: &str) -> Vec<Setting> {
+fn parse_command_line(command_line: &str) -> Vec<Setting> {
     let mut is_quoted = false;
     let parameters = command_line.split(|char: char| {
         is_quoted ^= char == '"';
@@ -150,15 +150,15 @@ fn of_kernel(command_line: &str) -> Vec<Setting> {
     parameters.filter_map(setting).collect()
 }
 
-fn of_file(path: &Path, text: &str) -> (Vec<Setting>, Option<SettingsError>) {
+fn parse_file(path: &Path, text: &str) -> (Vec<Setting>, Option<SettingsError>) {
     let text = text.trim_start_matches('\u{feff}');
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
-    split(lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
+    partition(lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
         let place = format!("{}, line {number}", path.display());
         match line.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
             Some((_, value)) if value.contains('\0') => Err(SettingsError::ZeroByte(place)),
             Some((name, value)) if !value.is_empty() => Ok(Setting::new(place, name, value)),
-            _ => Err(SettingsError::NoValue(place, cut(line))),
+            _ => Err(SettingsError::NoValue(place, shorten(line))),
         }
     }))
 }
@@ -180,10 +180,11 @@ mod tests {
 
     #[test]
     fn kernel_parameters_may_be_quoted() {
-        let line = "console=ttyS0 cproxy.apiserver=https://10.0.0.1:6443 \"cproxy.bootstrap=/a b\" cproxy.node_name=\"n 1\" \
-                    xcproxy.a=1 cproxy.pod-ip= cproxy.exclude-port=53,54 -- /app cproxy.mode=fast\n";
+        let line = "console=ttyS0 cproxy.apiserver=https://10.0.0.1:6443 \"cproxy.bootstrap=/a b\" \
+                    cproxy.node_name=\"n 1\" xcproxy.a=1 cproxy.pod-ip= \
+                    cproxy.exclude-port=53,54 -- /app cproxy.mode=fast\n";
         assert_eq!(
-            pairs(&of_kernel(line)),
+            pairs(&parse_command_line(line)),
             [
                 ("apiserver", "https://10.0.0.1:6443"),
                 ("bootstrap", "/a b"),
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn lines_of_a_file_have_names_and_values() {
-        let file = |text: &str| of_file(Path::new("f"), text);
+        let file = |text: &str| parse_file(Path::new("f"), text);
         let (settings, wrong) = file("\u{feff}# comment\r\n\r\napiserver = https://h?a=b\r\n  node-name=n\n");
         assert_eq!(pairs(&settings), [("apiserver", "https://h?a=b"), ("node-name", "n")]);
         assert!(wrong.is_none());
@@ -240,8 +241,8 @@ mod tests {
 
     #[test]
     fn of_two_in_one_place_the_last_counts() {
-        let kernel = of_kernel("cproxy.node-name=k cproxy.exclude-port=1 cproxy.node-name=l");
-        let (file, _) = of_file(Path::new("f"), "node-name = f\nmanifests = a\nmanifests = b\n");
+        let kernel = parse_command_line("cproxy.node-name=k cproxy.exclude-port=1 cproxy.node-name=l");
+        let (file, _) = parse_file(Path::new("f"), "node-name = f\nmanifests = a\nmanifests = b\n");
         let settings = nearest_first(kernel, file);
         assert_eq!(parsed(&[], &pairs(&settings)), ["manifests=b", "exclude_port=1", "node_name=l"]);
     }
@@ -253,7 +254,7 @@ mod tests {
         // `wait` checks values of --for and --timeout itself.
         assert_eq!(pairs(&valid), [("apiserver", "https://1.2.3.4"), ("for", "web")]);
         let error = error.unwrap().to_string();
-        assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <HOW>' [possible"), "{error}");
+        assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <METHOD>' [possible"), "{error}");
         let (_, error) = validate(&Cli::command(), vec![setting(("api-server", "x"))]);
         let error = error.unwrap().to_string();
         assert!(error.starts_with("f, line 7: \"api-server\" is no setting; ") && error.contains(": apiserver, "));

@@ -102,8 +102,8 @@ impl Files {
     pub fn missing_node(&self) -> Option<Problem> {
         let is_there = self.objects().any(|object| matches!(object, FileObject::Node(_)));
         let own = self.options.node_name.as_ref().filter(|_| !is_there)?;
-        let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node ports \
-                       are not served";
+        let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node \
+                       ports are not served";
         Some(Problem::new(format_args!("Node {own}"), "", message))
     }
 
@@ -131,7 +131,7 @@ impl Files {
         self.problems.remove(&file);
         let is_known = matches!(self.files.get(&file), Some(Some(_)));
         let stays =
-            if is_known { "; its last content stays" } else { "; its objects are not there until it can be read" };
+            if is_known { "; its last content stays" } else { "; its objects are missing until it can be read" };
         let text = match self.read_text(&file) {
             Ok(text) if text.is_empty() && is_known => Err("it is empty (delete it to remove its objects)".to_owned()),
             Ok(text) => Ok(text),

@@ -122,7 +122,13 @@ mod tests {
             (format!("---\n{SERVICE}---\n{SLICE}"), (1, 1, 0)),
             (format!("# only a comment\n---\n{SERVICE}---\n"), (1, 0, 0)),
             (r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#.to_owned(), (1, 0, 0)),
-            (r#"{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}},{"apiVersion":"v1","kind":"Pod"},{"apiVersion":"v1","kind":"Service"}]}"#.to_owned(), (1, 0, 2)),
+            (
+                r#"{"apiVersion":"v1","kind":"List","items":[
+                    {"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}},
+                    {"apiVersion":"v1","kind":"Pod"},{"apiVersion":"v1","kind":"Service"}]}"#
+                    .to_owned(),
+                (1, 0, 2),
+            ),
             (r#"{"apiVersion":"v1","kind":"ServiceList","items":[{"metadata":{"name":"a"}}]}"#.to_owned(), (1, 0, 0)),
             ("kind: Service\napiVersion: v1\nmetadata: {name: a}\nspec: {ports: [{port: high}]}".to_owned(), (0, 0, 1)),
             ("apiVersion: v1\nkind: Node\nmetadata: {name: n}".to_owned(), (0, 0, 0)),
@@ -135,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_yaml_is_an_error_of_one_line() {
+    fn invalid_text_is_an_error_of_one_line() {
         for text in ["{", "a: [", "\t: :\n- x: {", "kind: \"Service"] {
             let error = parse("f", text, &ParseOptions::default()).unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{text:?}: {error:?}");
@@ -187,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_another_version_is_named_with_its_place() {
+    fn a_kind_of_another_version_is_named_with_its_location() {
         let text = "{kind: EndpointSlice, apiVersion: v1}\n---\n{kind: Service, apiVersion: v2}\n";
         let problems: Vec<_> = contents(text).problems().map(Problem::to_string).collect();
         assert_eq!(
@@ -219,7 +225,7 @@ mod tests {
 
     /// A few hundred bytes must not take seconds and most of a microVM's memory.
     #[test]
-    fn aliases_of_aliases_end_somewhere() {
+    fn repeated_aliases_are_bounded() {
         let bomb = |levels: u8| {
             let name = |level: u8| char::from(b'a' + level);
             let list = |item: &str| [item; 9].join(",");
@@ -242,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_in_lists_end_somewhere() {
+    fn nested_lists_are_bounded() {
         let mut text = "{}".to_owned();
         for _ in 0..40 {
             text = format!(r#"{{"kind":"List","items":[{text}]}}"#);

@@ -172,7 +172,9 @@ fn directory(path: &Path) -> &Path {
 pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) -> io::Result<()> {
     let mut problem_log = ProblemLog::default();
     loop {
-        problem_log.update(files.problems().cloned().chain(files.duplicates()));
+        for problem in problem_log.update(files.problems().cloned().chain(files.duplicates())) {
+            tracing::warn!("{problem}");
+        }
         if send(&files, &events).await.is_err() {
             return Ok(());
         }

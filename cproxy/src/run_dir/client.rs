@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 
 use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, RESPONSE_TIMEOUT, SOCKET};
-use crate::report::ReportRow;
+use crate::report::FrontendRow;
 
 /// Whether an agent listens in the run directory.
 pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
@@ -23,7 +23,7 @@ pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
 ///
 /// # Errors
 /// No agent is running there, or it does not respond within `timeout`, which is not zero.
-pub fn fetch_services(run_dir: &Path, timeout: Duration) -> io::Result<Vec<ReportRow>> {
+pub fn fetch_services(run_dir: &Path, timeout: Duration) -> io::Result<Vec<FrontendRow>> {
     fetch_json(run_dir, REQUEST_SERVICES, timeout)
 }
 

@@ -1,5 +1,5 @@
-//! Small files of the run directory. Other users know its path too, and may have put links or endless files there if they
-//! can write to it: the agent works in the opened directory, and readers check what they open.
+//! Small files of the run directory. Other users know its path too, and may have put links or endless files there if
+//! they can write to it: the agent works in the opened directory, and readers check what they open.
 
 use std::{
     fs::{self, File},

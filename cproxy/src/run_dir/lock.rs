@@ -43,7 +43,7 @@ fn open(dir: &OwnedFd, create: OFlags) -> io::Result<OwnedFd> {
 }
 
 fn foreign() -> io::Error {
-    io::Error::other(format!("its file `{LOCK}` is no lock of this user's alone; remove that file"))
+    io::Error::other(format!("its file `{LOCK}` is not this user's alone; remove that file"))
 }
 
 fn locked(file: OwnedFd) -> io::Result<OwnedFd> {

@@ -105,8 +105,8 @@ pub enum Failure {
     Lasting,
 }
 
-/// Records why an agent has ended or could not start, for those that wait for it. Nothing is written if another agent is
-/// alive; a failure to write is ignored, since the log has the reason too.
+/// Records why an agent has ended or could not start, for those that wait for it. Nothing is written if another agent
+/// is alive; a failure to write is ignored, since the log has the reason too.
 pub fn record_failure(path: &Path, failure: Failure, reason: &str) {
     // A second check besides the lock, which not every kernel has.
     if client::is_agent_listening(path) {

@@ -18,8 +18,8 @@ pub struct OwnAddresses<ApiServer> {
 impl<ApiServer: Fn() -> Vec<IpAddr>> OwnAddresses<ApiServer> {
     /// Detects the addresses. Call it inside a tokio runtime.
     ///
-    /// `setup` is for the sockets that look for a route, which must not be translated. `api_server` returns the addresses
-    /// of the API server that are known without a nameserver.
+    /// `setup` is for the sockets that look for a route, which must not be translated. `api_server` returns the
+    /// addresses of the API server that are known without a nameserver.
     #[must_use]
     pub fn detect(setup: SocketSetup, api_server: ApiServer) -> Self {
         // In the other order, a change between the two would be missed.

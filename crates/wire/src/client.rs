@@ -108,8 +108,8 @@ pub fn client(config: &Config, setup: SocketSetup) -> Result<Client, ClientError
     build(config, setup).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
 }
 
-/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that only
-/// cproxy serves.
+/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that
+/// only cproxy serves.
 async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let Some(url) = url else {
         let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
@@ -123,7 +123,7 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let cluster =
         Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
     let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
-    kubeconfig::of(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), error))
+    kubeconfig::build(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), error))
 }
 
 fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
@@ -141,8 +141,8 @@ fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and treats a
-/// line feed as a part of the token.
+/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and
+/// treats a line feed as a part of the token.
 #[derive(Clone)]
 struct TokenFile {
     path: PathBuf,

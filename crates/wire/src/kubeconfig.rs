@@ -22,7 +22,7 @@ pub(super) async fn read(path: &Path) -> Result<Config, String> {
 }
 
 /// Configuration for one cluster and one user.
-pub(super) async fn of(cluster: Cluster, user: AuthInfo) -> Result<Config, String> {
+pub(super) async fn build(cluster: Cluster, user: AuthInfo) -> Result<Config, String> {
     let name = "current".to_owned();
     let context = Context { cluster: name.clone(), user: Some(name.clone()), ..Context::default() };
     let kubeconfig = Kubeconfig {
