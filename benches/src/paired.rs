@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_disturbs_both_sides_of_a_round_leaves_the_ratio_alone() {
+    fn a_disturbance_of_both_sides_of_a_round_leaves_the_ratio_alone() {
         let baseline = [10.0, 20.0, 1000.0];
         let ratio = Estimate::of_ratios(&[11.0, 22.0, 1100.0], &baseline).unwrap();
         assert!((ratio.low - 1.1).abs() < 1e-9 && (ratio.high - 1.1).abs() < 1e-9, "{ratio:?}");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_were_not_in_the_same_rounds_the_quotient_is_as_uncertain_as_both() {
+    fn a_quotient_of_other_rounds_is_as_uncertain_as_both() {
         let (above, below) =
             (Estimate { median: 4.0, low: 2.0, high: 6.0 }, Estimate { median: 2.0, low: 1.0, high: 4.0 });
         assert_eq!(above.over(below), Estimate { median: 2.0, low: 0.5, high: 6.0 });

@@ -103,7 +103,7 @@ impl Report {
         let result = self.json(&Machine::this(), &format!("{:.0}", Timestamp::now()), &command());
         write_file(&output, &format!("{result:#}\n"))?;
         for chart in &self.charts {
-            write_file(&output.with_file_name(self.file_of(chart)), &chart.svg())?;
+            write_file(&output.with_file_name(self.file_of(chart)), &chart.svg()?)?;
         }
         Ok(output)
     }

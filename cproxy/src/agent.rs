@@ -15,7 +15,7 @@ use std::path::Path;
 use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup};
 use cproxy_network::{OwnAddresses, SocketSetup};
-use cproxy_wire::{self as wire, LastHeard};
+use cproxy_wire::{self as wire, LastContact};
 pub use error::AgentError;
 pub use install::{EXIT_RETRY, install_programs};
 use readiness::Readiness;
@@ -66,12 +66,12 @@ async fn run_until_stopped(config: Config) -> Result<(), AgentError> {
     let run_dir = RunDir::claim(&config.run_dir)?;
     let listener = run_dir.listen()?;
     timeline.end(Phase::Prepare);
-    let last_heard = LastHeard::default();
+    let last_contact = LastContact::default();
     let api_server = source.api_server();
     let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
     // The source alone keeps the channel open, so that its end is noticed.
     let weak_sender = sender.downgrade();
-    source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_heard.clone(), sender)?;
+    source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender)?;
     install::install_in_child(&environment, &lock).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
@@ -84,7 +84,7 @@ async fn run_until_stopped(config: Config) -> Result<(), AgentError> {
         drop(tokio::spawn(own_addresses::follow(addresses, weak_sender)));
     }
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
-    let mut reconciler = Reconciler::open(&lock, store, readiness, last_heard, config.terminate_sockets)?;
+    let mut reconciler = Reconciler::open(&lock, store, readiness, last_contact, config.terminate_sockets)?;
     reconciler.configure(exclusions, config.balance)?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(node.pod_ips));

@@ -12,11 +12,12 @@ mod settings;
 mod version;
 mod wait;
 
-use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
+use std::{env, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 
+use self::settings::SettingsError;
 use crate::run_dir::{Failure, record_failure};
 
 /// Exit code for wrong usage.
@@ -46,6 +47,8 @@ enum Command {
     Reseed(reseed::Options),
     /// Detach cproxy's programs and remove its pins, and nothing else
     Cleanup(cleanup::Options),
+    /// Run another program in place of cproxy, with SIGINT and SIGQUIT handled by default
+    Exec(exec::Options),
     /// Print the version
     Version,
     /// Load, attach and pin the programs, then exit; `run` does this in a child
@@ -61,14 +64,11 @@ struct PinDirOption {
     pin_dir: PathBuf,
 }
 
-/// The default of `--run-dir`.
-const RUN_DIR: &str = "/run/cproxy";
-
 /// The run directory.
 #[derive(Args, Debug)]
 struct RunDirOption {
     /// Directory of the agent's files, such as `ready` and `cproxy.sock`
-    #[arg(long, env = "CPROXY_RUN_DIR", value_name = "DIR", default_value = RUN_DIR)]
+    #[arg(long, env = "CPROXY_RUN_DIR", value_name = "DIR", default_value = "/run/cproxy")]
     run_dir: PathBuf,
 }
 
@@ -144,100 +144,88 @@ enum Format {
 /// Runs one command. Errors go to stderr in one line; 1 for failure, 2 for wrong usage.
 #[must_use]
 pub fn main() -> ExitCode {
-    let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_some_and(|command| command == exec::NAME) {
-        // This comes before settings become variables, which the program would inherit.
-        return exec::run(arguments);
-    }
-    forget_empty_variables();
-    let settings = settings::apply(variables);
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return usage(&error),
-    };
-    // An error in the settings goes to `cproxy wait` too, which then follows its own policy.
-    if let (Err(error), Command::Run(_)) = (&settings, &cli.command) {
-        return misuse(error);
-    }
-    let result = match cli.command {
-        Command::Run(options) => run::run(*options),
-        Command::Check(options) => check::run(&options),
-        Command::Wait(options) => wait::run(options),
-        Command::Get(options) => get::run(&options),
-        Command::Resolve(options) => resolve::run(&options),
-        Command::Reseed(options) => reseed::run(&options),
-        Command::Cleanup(options) => cleanup::run(&options),
-        Command::Version => version::run(),
-        Command::Install(options) => return install::run(&options),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => match error.downcast_ref::<clap::Error>() {
-            Some(error) => usage(error),
-            None => {
-                complain(&error);
-                ExitCode::FAILURE
-            }
-        },
+    let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
+    let (mut cli, settings) = settings::with_settings(cli);
+    let result = parse(&mut cli, settings).map_err(anyhow::Error::from).and_then(execute);
+    match result.map_err(|error| error.downcast::<clap::Error>()) {
+        Ok(code) => code,
+        Err(Ok(usage)) => report_usage(&usage, &cli),
+        Err(Err(error)) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
     }
 }
 
-/// Variables of the flags of `run` and `wait`.
-fn variables() -> BTreeSet<String> {
-    let cli = Cli::command();
-    let commands = ["run", "wait"].into_iter().filter_map(|name| cli.find_subcommand(name));
-    let arguments = commands.flat_map(clap::Command::get_arguments);
-    let variables = arguments.filter_map(|argument| argument.get_env());
-    variables.map(|variable| variable.to_string_lossy().into_owned()).collect()
+/// An empty variable, as scripts and pod templates leave it, counts as absent.
+fn without_empty_variable(flag: Arg) -> Arg {
+    let value = flag.get_env().and_then(env::var_os);
+    if value.is_some_and(|value| value.is_empty()) { flag.env(None) } else { flag }
 }
 
-/// A variable that is there and empty, as scripts and pod templates leave it, is none.
-fn forget_empty_variables() {
-    let is_empty =
-        |(name, value): &(OsString, OsString)| value.is_empty() && name.as_encoded_bytes().starts_with(b"CPROXY_");
-    for (name, _) in std::env::vars_os().filter(is_empty) {
-        // SAFETY: nothing has started a thread yet.
-        unsafe { std::env::remove_var(name) };
+fn parse(cli: &mut clap::Command, settings: Result<(), SettingsError>) -> Result<Command, clap::Error> {
+    let mut matches = cli.try_get_matches_from_mut(env::args_os())?;
+    let command = Cli::from_arg_matches_mut(&mut matches)?.command;
+    match (&command, settings) {
+        // `cproxy wait` reports why the agent ended, as its policy says; the others do without the setting.
+        (Command::Run(_), Err(error)) => Err(clap::Error::raw(ErrorKind::InvalidValue, error)),
+        _ => Ok(command),
     }
 }
 
-/// Help goes to stdout as it is; of an error's many lines, the first says what is wrong.
-fn usage(error: &clap::Error) -> ExitCode {
-    let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+fn execute(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(options) => run::run(*options)?,
+        Command::Check(options) => check::run(&options)?,
+        Command::Wait(options) => wait::run(options)?,
+        Command::Get(options) => get::run(&options)?,
+        Command::Resolve(options) => resolve::run(&options)?,
+        Command::Reseed(options) => reseed::run(&options)?,
+        Command::Cleanup(options) => cleanup::run(&options)?,
+        Command::Version => version::run()?,
+        Command::Exec(options) => return Ok(exec::run(&options)),
+        Command::Install(options) => return Ok(install::run(&options)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints help where it is due, and otherwise one line. For `cproxy wait`, the run directory records why an agent did not
+/// start.
+fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
         // A closed stdout is no reason to complain.
         drop(error.print());
-        return if asked { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
+        return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
     }
-    let text = error.to_string();
-    let what: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let command = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
-    let command = command.filter(|word| Cli::command().find_subcommand(word).is_some());
-    let help = command.map_or_else(|| "cproxy --help".to_owned(), |command| format!("cproxy {command} --help"));
-    misuse(&format!("{} (see {help})", what.join(" ").trim_start_matches("error: ")))
-}
-
-/// Records in the run directory why an agent could not start, as it does for one that ends later.
-fn misuse(error: &dyn Display) -> ExitCode {
-    complain(error);
-    let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_some_and(|command| command == "run") {
-        record_failure(&run_dir(arguments), Failure::Transient, &one_line(error));
+    let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
+    let name = command.map_or_else(String::new, |command| format!("{} ", command.get_name()));
+    let message = format!("{} (see cproxy {name}--help)", summary(error));
+    complain(&message);
+    if let Some(run) = command.filter(|command| command.get_name() == "run") {
+        record_failure(&run_dir(run, env::args_os().skip(2)), Failure::Transient, &one_line(&message));
     }
     ExitCode::from(EXIT_USAGE)
 }
 
-fn value_of(argument: &OsString) -> Option<OsString> {
-    argument.to_str()?.strip_prefix("--run-dir=").map(OsString::from)
+/// First paragraph of an error, which says what is wrong, in one line.
+fn summary(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    lines.join(" ").trim_start_matches("error: ").to_owned()
 }
 
 /// Requested run directory, even if other arguments cannot be parsed.
-fn run_dir(arguments: impl Iterator<Item = OsString>) -> PathBuf {
+fn run_dir(run: &clap::Command, arguments: impl Iterator<Item = OsString>) -> PathBuf {
+    let value_of = |argument: &OsString| argument.to_str()?.strip_prefix("--run-dir=").map(OsString::from);
     let mut arguments = arguments.skip_while(|argument| argument != "--run-dir" && value_of(argument).is_none());
     let flag = arguments.next();
     let next = || arguments.next().filter(|value| !value.as_encoded_bytes().starts_with(b"-"));
-    let given = flag.as_ref().and_then(value_of).or_else(next);
-    given.or_else(|| std::env::var_os("CPROXY_RUN_DIR")).map_or_else(|| RUN_DIR.into(), PathBuf::from)
+    let option = run.get_arguments().find(|argument| argument.get_long() == Some("run-dir"));
+    let variable = || option?.get_env().and_then(env::var_os);
+    let default = || Some(option?.get_default_values().first()?.to_os_string());
+    let given = flag.as_ref().and_then(value_of).or_else(next).or_else(variable).or_else(default);
+    given.unwrap_or_default().into()
 }
 
 fn complain(error: &dyn Display) {

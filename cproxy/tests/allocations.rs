@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
-use std::{collections::BTreeSet, time::Instant};
+use std::time::Instant;
 
 use allocation_counter::measure;
 use cproxy::manifests::{ParseOptions, parse};
@@ -81,8 +81,6 @@ fn allocations(services: u32) -> Vec<u64> {
             assert!(store.apply(change).is_empty());
             let dirty = store.take_dirty();
             ops = table.update(&store, dirty);
-            // As the agent does after each batch.
-            assert!(table.update(&store, BTreeSet::new()).is_empty());
             assert_eq!(table.problems_revision(), 0);
         });
         assert!((1..=3).contains(&ops.len()), "{ops:?}");

@@ -18,7 +18,7 @@ use object::{
 
 use crate::{paths, run, setup};
 
-/// The variable that tells tests, demo and benchmarks where the agent is.
+/// Variable with the agent's path, for tests, demo and benchmarks.
 pub(crate) const VARIABLE: &str = "CPROXY_BIN";
 
 /// The agent's files.
@@ -64,12 +64,12 @@ fn finish(triple: &str) -> Result<Agent> {
     Ok(Agent { shipped, with_symbols })
 }
 
-/// Where the shipped binary is, once it is built.
+/// Path of the shipped binary.
 pub(crate) fn shipped() -> PathBuf {
     paths::target().join("dist/cproxy")
 }
 
-/// The platform that builds run on, and are for.
+/// The platform on which and for which everything is built.
 pub(crate) fn host_triple() -> Result<String> {
     let verbose = run::capture(run::cargo().arg("-vV"))?;
     let host = verbose.lines().find_map(|line| line.strip_prefix("host: "));
@@ -133,7 +133,7 @@ fn check(binary: &Path) -> Result<()> {
     version.map(drop).context("the agent does not start; does it have glibc 2.36 or newer in it?")
 }
 
-/// A size as people read it.
+/// A size in MiB.
 pub(crate) fn mebibytes(bytes: u64) -> String {
     let hundredths = (bytes * 100) >> 20;
     format!("{}.{:02} MiB", hundredths / 100, hundredths % 100)
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_elf_file_or_is_cut_off_is_an_error() {
+    fn other_files_and_truncated_ones_are_errors() {
         assert!(has_interpreter(b"#!/bin/sh").is_err());
         assert!(has_interpreter(&elf(&[1, 1])[..80]).is_err());
         let mut far = elf(&[1]);

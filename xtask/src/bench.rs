@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the measurements that the documentation quotes, as a command that anyone can repeat.
+//! `cargo xtask bench`: the measurements that the documentation quotes.
 
 mod docs;
 mod page;
@@ -12,23 +12,22 @@ use crate::{
     agent, control_plane,
     kernels::{self, LINUX_6_1},
     run, setup,
-    vm::Fixture,
+    vm::GuestFiles,
 };
 
-/// Which benchmark, and what to tell it.
+/// A benchmark and its arguments.
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// The benchmark, or `all`, or `docs`
-    what: What,
-    /// Passed on to the benchmark: --quick, --rounds N, --services N, --peer PEER and others, which `-- --help` lists;
-    /// `all` takes --quick
+pub(crate) struct BenchArguments {
+    /// Benchmark to run, or `all` or `docs`
+    benchmark: Selection,
+    /// Arguments of the benchmark, such as --quick or --rounds N; `-- --help` lists them. `all` only accepts --quick
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// A benchmark, or what is done with all of them.
+/// A benchmark, or an action on all of them.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum What {
+enum Selection {
     /// Time of connect() through a ClusterIP, beside kube-proxy
     Connect,
     /// Throughput and latency of HTTP clients through a ClusterIP, beside kube-proxy
@@ -37,57 +36,60 @@ enum What {
     Redis,
     /// Throughput and latency of DNS and other UDP clients through a ClusterIP, beside kube-proxy
     Udp,
-    /// Cost of the socket programs, run by run and call by call
+    /// Cost of the socket programs, for each run and each call
     Datapath,
     /// Memory, CPU time and start of the agent, beside kube-proxy
     Agent,
-    /// How long the agent takes from its start to a complete table
+    /// Time from the agent's start to a complete table
     Start,
-    /// How long a change in the cluster takes until connections follow it
+    /// Time from a change in the cluster until connections follow it
     Propagation,
     /// Cost of each further agent for the API server, beside kube-proxy
     Fanout,
-    /// How evenly connections are spread over endpoints, beside kube-proxy
+    /// CPU time and memory of the agent while it looks for stale sockets
+    Sockets,
+    /// Distribution of connections over endpoints, beside kube-proxy
     Balance,
-    /// Connections of all kinds in a virtual machine, whose kernel has IPVS, timed in instructions
+    /// Connections in a virtual machine whose kernel has IPVS, counted in instructions
     Guest,
-    /// All of them, one after the other; afterwards writes docs/benchmarks.md
+    /// Runs all of them and writes docs/benchmarks.md
     All,
-    /// Writes docs/benchmarks.md from the results that are there
+    /// Writes docs/benchmarks.md from existing results
     Docs,
 }
 
 /// Requirements of a benchmark besides the agent, each set including those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Needs {
+enum Requirements {
     Nothing,
     ControlPlane,
     Programs,
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [What; 11] = [
-    What::Connect,
-    What::Wrk,
-    What::Guest,
-    What::Redis,
-    What::Udp,
-    What::Datapath,
-    What::Agent,
-    What::Start,
-    What::Propagation,
-    What::Fanout,
-    What::Balance,
+const BENCHMARKS: [Selection; 12] = [
+    Selection::Connect,
+    Selection::Wrk,
+    Selection::Guest,
+    Selection::Redis,
+    Selection::Udp,
+    Selection::Datapath,
+    Selection::Agent,
+    Selection::Start,
+    Selection::Propagation,
+    Selection::Fanout,
+    Selection::Sockets,
+    Selection::Balance,
 ];
 
 /// A run that only shows that everything works.
 const QUICK: &str = "--quick";
 
-/// Runs what is asked for.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    match arguments.what {
-        What::All => all(&arguments.arguments),
-        What::Docs => docs::write(&BENCHMARKS.map(What::name)).map(|()| ExitCode::SUCCESS),
+/// Runs one benchmark or all.
+pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
+    match arguments.benchmark {
+        Selection::All => all(&arguments.arguments),
+        Selection::Docs => docs::write(&BENCHMARKS.map(Selection::name)).map(|()| ExitCode::SUCCESS),
         one => {
             run::require_root("a benchmark")?;
             one.run(&arguments.arguments).map(|()| ExitCode::SUCCESS)
@@ -95,20 +97,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// All benchmarks, whichever fail, and the page about those that did not.
+/// Runs all benchmarks, even if some fail, and writes the page about the others.
 fn all(arguments: &[String]) -> Result<ExitCode> {
     if let Some(other) = arguments.iter().find(|argument| *argument != QUICK) {
-        bail!("`all` takes {QUICK}, and no {other}: give it to the benchmark that is meant");
+        bail!("`all` only accepts {QUICK}, not {other}: pass it to a single benchmark");
     }
     run::require_root("a benchmark")?;
-    let names = BENCHMARKS.map(What::name);
+    let names = BENCHMARKS.map(Selection::name);
     let mut failed = Vec::new();
     for benchmark in BENCHMARKS {
-        run::say(format!("bench: {}", benchmark.name()));
-        // What an earlier run has found is not of this one.
-        docs::forget(benchmark.name())?;
+        run::report(format!("bench: {}", benchmark.name()));
+        // Selection an earlier run has found is not of this one.
+        docs::remove(benchmark.name())?;
         if let Err(error) = benchmark.run(arguments) {
-            run::say(format!("bench: {} failed: {error:#}", benchmark.name()));
+            run::report(format!("bench: {} failed: {error:#}", benchmark.name()));
             failed.push(benchmark.name());
         }
     }
@@ -118,14 +120,14 @@ fn all(arguments: &[String]) -> Result<ExitCode> {
     match failed.as_slice() {
         [] => Ok(ExitCode::SUCCESS),
         failed => {
-            run::say(format!("bench: {} of {} failed: {}", failed.len(), names.len(), failed.join(" ")));
+            run::report(format!("bench: {} of {} failed: {}", failed.len(), names.len(), failed.join(" ")));
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
-impl What {
-    /// As it is typed.
+impl Selection {
+    /// Name on the command line.
     fn name(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -137,6 +139,7 @@ impl What {
             Self::Start => "start",
             Self::Propagation => "propagation",
             Self::Fanout => "fanout",
+            Self::Sockets => "sockets",
             Self::Balance => "balance",
             Self::Guest => "guest",
             Self::All => "all",
@@ -152,11 +155,11 @@ impl What {
         }
     }
 
-    fn needs(self) -> Needs {
+    fn needs(self) -> Requirements {
         match self {
-            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Needs::Programs,
-            Self::Agent | Self::Propagation | Self::Fanout => Needs::ControlPlane,
-            Self::Datapath | Self::Start | Self::All | Self::Docs => Needs::Nothing,
+            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Requirements::Programs,
+            Self::Agent | Self::Propagation | Self::Fanout => Requirements::ControlPlane,
+            Self::Datapath | Self::Start | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
         }
     }
 
@@ -168,15 +171,15 @@ impl What {
         command.args(has_subcommands.then(|| self.name())).args(arguments);
         let agent = agent::build()?.shipped;
         command.env(agent::VARIABLE, &agent);
-        if self.needs() >= Needs::Programs {
+        if self.needs() >= Requirements::Programs {
             setup::for_benches()?;
         }
-        if self.needs() >= Needs::ControlPlane {
+        if self.needs() >= Requirements::ControlPlane {
             setup::for_cluster()?;
             command.env(control_plane::VARIABLE, control_plane::ensure()?);
         }
         if let Self::Guest = self {
-            Fixture::new(&agent)?.tell(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);
+            GuestFiles::new(&agent)?.set_variables(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);
         }
         run::run(&mut command)
     }
@@ -188,16 +191,16 @@ mod tests {
 
     #[test]
     fn every_benchmark_is_typed_by_its_name_and_runs_with_all() {
-        for what in What::value_variants() {
+        for what in Selection::value_variants() {
             assert_eq!(what.to_possible_value().unwrap().get_name(), what.name());
-            let is_one = !matches!(what, What::All | What::Docs);
+            let is_one = !matches!(what, Selection::All | Selection::Docs);
             assert_eq!(BENCHMARKS.contains(what), is_one, "{}", what.name());
         }
     }
 
     #[test]
-    fn all_takes_nothing_that_only_one_would_understand() {
+    fn all_rejects_arguments_of_single_benchmarks() {
         let error = all(&["--quick".to_owned(), "--changes".to_owned()]).unwrap_err();
-        assert!(error.to_string().contains("no --changes"), "{error}");
+        assert!(error.to_string().contains("not --changes"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 //! The Kubernetes control plane that the cluster tests run against: etcd, kube-apiserver, kube-proxy and kubectl, built
 //! from their Go modules at the versions that `tests/control-plane/go.mod` pins. Real peers find mistakes that an
-//! imitation, written by the people who wrote the agent, would share with it.
+//! imitation by the agent's authors would share with it.
 
 use std::{
     fs,
@@ -13,26 +13,26 @@ use anyhow::{Context as _, Result};
 
 use crate::{paths, run, setup};
 
-/// The variable that tells tests where the binaries are.
+/// Variable with the directory of the binaries, for tests.
 pub(crate) const VARIABLE: &str = "CPROXY_CONTROL_PLANE";
 
-/// The variable that tells long tests where those of the oldest release are.
+/// The same for the oldest release, for long tests.
 pub(crate) const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
 
 /// Binaries of one release of Kubernetes.
 pub(crate) struct Release {
-    /// The directory of the Go module that pins the versions; what is built from it is kept under the same name.
+    /// The directory of the Go module that pins the versions, and of its binaries in the cache.
     module: &'static str,
     commands: &'static [&'static str],
-    /// Besides, etcd is built.
+    /// Whether etcd is built, too.
     has_etcd: bool,
 }
 
-/// The release that cproxy is measured by.
+/// The release that tests and benchmarks use.
 pub(crate) const CURRENT: Release =
     Release { module: "control-plane", commands: &["kube-apiserver", "kube-proxy", "kubectl"], has_etcd: true };
 
-/// The oldest one that is promised to work.
+/// The oldest supported release.
 pub(crate) const OLDEST: Release =
     Release { module: "control-plane-1.30", commands: &["kube-apiserver"], has_etcd: false };
 
@@ -42,7 +42,7 @@ const BUILDING: &str = "building-";
 
 const ETCD: &str = "go.etcd.io/etcd/server/v3";
 
-/// Builds the binaries where they are missing and prints their directory.
+/// Builds missing binaries and prints their directory.
 pub(crate) fn run() -> Result<()> {
     println!("{}", ensure()?.display());
     Ok(())
@@ -75,16 +75,16 @@ impl Release {
     pub(crate) fn ensure(&self) -> Result<PathBuf> {
         let Place { version, parent, directory } = self.place()?;
         if directory.is_dir() {
-            run::say(format!("control plane: found Kubernetes {version} in {}", directory.display()));
+            run::report(format!("control plane: found Kubernetes {version} in {}", directory.display()));
             return Ok(directory);
         }
         setup::for_control_plane()?;
-        run::say(format!(
+        run::report(format!(
             "control plane: building Kubernetes {version} from source, 3 to 6 minutes on two cores (once)"
         ));
         self.build(&version, &directory)?;
         remove_others(&parent, &directory)?;
-        run::say(format!("control plane: built {}", directory.display()));
+        run::report(format!("control plane: built {}", directory.display()));
         Ok(directory)
     }
 
@@ -125,7 +125,7 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
 }
 
-/// Names a set of binaries after everything that decides what is in them.
+/// Name of a set of binaries, from everything that determines their content.
 fn key(version: &str, inputs: &[&str]) -> String {
     let mut hasher = DefaultHasher::new();
     for input in inputs.iter().copied().chain([linker_flags(version).as_str()]) {
@@ -144,7 +144,7 @@ fn linker_flags(version: &str) -> String {
     format!("-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
 }
 
-/// Removes what earlier versions and interrupted builds left.
+/// Removes earlier versions and interrupted builds.
 fn remove_others(parent: &Path, keep: &Path) -> Result<()> {
     for entry in fs::read_dir(parent).with_context(|| format!("reading {}", parent.display()))? {
         let path = entry.context("reading a directory entry")?.path();
@@ -155,7 +155,7 @@ fn remove_others(parent: &Path, keep: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a process that is still there is building into this directory.
+/// Whether a running process is building into this directory.
 fn is_being_built(path: &Path) -> bool {
     let builder = path.file_name().and_then(|name| name.to_str()?.strip_prefix(BUILDING));
     builder.is_some_and(|process| Path::new("/proc").join(process).exists())

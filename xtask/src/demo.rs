@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the quickest way to see the agent work, without a cluster of one's own.
+//! `cargo xtask demo`: the quickest way to see the agent work, without a cluster.
 
 use std::process::Command;
 
@@ -16,17 +16,17 @@ const DEMO: &str = "demo";
 
 /// Options of the demonstration.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct DemoArguments {
     /// Runs against a real Kubernetes control plane on this machine
     #[arg(long)]
     cluster: bool,
-    /// Runs the agent as it is shipped, which takes minutes longer to build than one that is not optimised
+    /// Runs the optimised agent, as it is shipped, which takes minutes longer to build
     #[arg(long)]
     shipped: bool,
 }
 
-/// Builds what the demonstration needs and runs it.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+/// Builds and runs the demonstration.
+pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     run::require_root("the demonstration")?;
     let mut steps = steps(arguments);
     steps.next();
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     run::run(demo.env(agent::VARIABLE, agent))
 }
 
-fn steps(arguments: &Arguments) -> Steps {
+fn steps(arguments: &DemoArguments) -> Steps {
     let is_built = paths::target().join("debug").join(DEMO).exists();
     let is_shipped_built = agent::shipped().exists();
     let mut steps = vec![

@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: the fuzz targets of `fuzz/`, compiled with coverage counters and driven by libFuzzer.
 //!
-//! Neither a nightly compiler nor `cargo fuzz` is needed: what counts coverage is a pass of LLVM that a stable compiler
-//! has too, and no sanitizer is used, since what is fuzzed has no `unsafe` code of its own.
+//! Neither a nightly compiler nor `cargo fuzz` is needed: a stable compiler also has LLVM's pass that counts coverage,
+//! and no sanitizer is used, since the fuzzed code has no `unsafe`.
 
 use std::{
     fmt,
@@ -16,12 +16,12 @@ use clap::{Args, ValueEnum};
 
 use crate::{agent, paths, run, setup};
 
-/// Targets, and for how long each runs.
+/// Targets and the time for each.
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// The targets to run, one after the other; all if none is named
+pub(crate) struct FuzzArguments {
+    /// Targets to run; default: all
     targets: Vec<Target>,
-    /// For how many seconds each of them runs
+    /// Time for each target, in seconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
 }
@@ -34,7 +34,7 @@ enum Target {
     Addresses,
     /// Lists and watch events of an API server, as JSON
     ApiObjects,
-    /// An API server that answers anything, in the order of a script
+    /// An API server that sends arbitrary responses
     ApiServer,
     /// Manifest files, as YAML or JSON
     Manifests,
@@ -51,18 +51,18 @@ const RUSTFLAGS: [&str; 5] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// No input may be longer, take longer or need more memory.
+/// Limits on length, time and memory of an input.
 const LIMITS: [&str; 3] = ["-max_len=4096", "-timeout=10", "-rss_limit_mb=512"];
 
-/// For how long each target runs as a test.
+/// Time for each target as a test.
 const TEST_SECONDS: u32 = 10;
-/// So many characters of a line, or of an input, are printed.
-const WORDS_MAX: usize = 1000;
-/// For how long a finding's input is made smaller after the last success.
+/// Largest number of printed characters of a line or an input.
+const CHARACTERS_MAX: usize = 1000;
+/// Time for making a finding's input smaller, after the last success.
 const MINIMIZE_SECONDS: u32 = 20;
 
-/// Builds the targets and runs those that were asked for. What they learn is kept in the build directory.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+/// Builds the targets and runs the selected ones. Inputs that they discover are kept in the build directory.
+pub(crate) fn run(arguments: &FuzzArguments) -> Result<ExitCode> {
     let fuzzer = Fuzzer::build()?;
     let targets = if arguments.targets.is_empty() { Target::value_variants() } else { &arguments.targets };
     let mut is_clean = true;
@@ -119,13 +119,13 @@ impl Fuzzer {
         Self { binaries: directory().join(triple).join("release") }
     }
 
-    /// Runs each target whose name contains `filter` for a short while. Gives back how many found nothing, and how many
-    /// something.
+    /// Runs each target whose name contains `filter` for a short while. Returns the
+    /// numbers of targets without and with a finding.
     pub(crate) fn test(&self, filter: Option<&str>) -> Result<(u32, u32)> {
         let (mut passed, mut failed) = (0, 0);
         let is_wanted = |target: &&Target| filter.is_none_or(|filter| target.name().contains(filter));
         for &target in Target::value_variants().iter().filter(is_wanted) {
-            // What earlier runs have learned would make this one longer.
+            // Inputs of earlier runs would make this one longer.
             let learned = directory().join("test");
             if learned.exists() {
                 fs::remove_dir_all(&learned).with_context(|| format!("removing {}", learned.display()))?;
@@ -147,7 +147,7 @@ impl Fuzzer {
         }
         let mut command = self.command(target);
         command.arg(learned).arg(corpus).args(LIMITS).arg(format!("-max_total_time={seconds}"));
-        // What takes long gets few turns, or files of aliases would take nearly all of the time.
+        // Slow inputs get few turns, or files of aliases would take nearly all of the time.
         command.args(["-entropic_scale_per_exec_time=1", "-print_final_stats=1"]);
         command.arg(format!("-artifact_prefix={}/", artifacts.display()));
         command.args(target.dictionary().map(|name| format!("-dict={}", source().join(name).display())));
@@ -156,8 +156,7 @@ impl Fuzzer {
         let (is_clean, log) = logged(&mut command, &step)?;
         let mut report = Report::read(&log, start.elapsed().as_secs());
         if !is_clean {
-            let input =
-                artifact(&log).with_context(|| format!("no input to blame in {}", log_file(&step).display()))?;
+            let input = artifact(&log).with_context(|| format!("no input in {}", log_file(&step).display()))?;
             let input = self.minimized(target, input)?;
             let bytes = fs::read(&input).with_context(|| format!("reading {}", input.display()))?;
             report.finding = Some(Finding {
@@ -175,15 +174,15 @@ impl Fuzzer {
         command
     }
 
-    /// Makes the input of a finding smaller. Gives back the smallest one.
+    /// Makes the input of a finding smaller. Returns the smallest one.
     fn minimized(&self, target: Target, input: PathBuf) -> Result<PathBuf> {
         let smallest = input.with_extension("minimized");
-        // What takes too long, or too much, would do so again and again.
+        // An input that takes too much time or memory would do so again and again.
         if input.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"crash-")) {
             let mut command = self.command(target);
             command.args(["-minimize_crash=1".to_owned(), format!("-max_total_time={MINIMIZE_SECONDS}")]);
             command.arg(format!("-exact_artifact_path={}", smallest.display())).arg(&input);
-            // It ends with a failure when the input cannot become smaller, which is what is wanted.
+            // It fails once the input cannot become smaller, as intended.
             logged(&mut command, &format!("minimizing {}", target.name()))?;
         }
         Ok(if smallest.exists() { smallest } else { input })
@@ -212,7 +211,7 @@ struct Finding {
     why: String,
     /// Command that runs its input again.
     again: String,
-    /// The input, as it can be written in a test: where this ran, its file may be gone by tomorrow.
+    /// The input, escaped for a test: its file may not outlive the machine.
     input: String,
 }
 
@@ -237,7 +236,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The number that follows a word where that is there for the last time.
+/// The number behind the last occurrence of a word.
 fn number_after(log: &str, word: &str) -> u64 {
     let after = log.rsplit_once(word).and_then(|(_, after)| after.split_whitespace().next());
     after.and_then(|number| number.parse().ok()).unwrap_or(0)
@@ -257,15 +256,15 @@ fn reason(log: &str) -> String {
     lines.map(|(_, line)| shortened(line)).collect::<Vec<_>>().join(" ")
 }
 
-/// The start of what may be long.
+/// The start of a long text.
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(WORDS_MAX) {
+    match text.char_indices().nth(CHARACTERS_MAX) {
         Some((end, _)) => format!("{} ...", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
     }
 }
 
-/// Runs a target with its output in a file. Gives back whether it succeeded, and the output.
+/// Runs a target with its output in a file. Returns whether it succeeded, and the output.
 fn logged(command: &mut Command, step: &str) -> Result<(bool, String)> {
     let path = log_file(step);
     let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
@@ -290,7 +289,7 @@ pub(crate) fn manifest() -> PathBuf {
     source().join("Cargo.toml")
 }
 
-/// Where the targets are built and what they learn is kept.
+/// Directory of the built targets and of the inputs that they discover.
 fn directory() -> PathBuf {
     paths::target().join("fuzz")
 }
@@ -319,7 +318,7 @@ mod tests {
         let differs =
             "panicked at a.rs:1:2:\nleft is not right\n  left: [1]\n right: []\nstack backtrace:\n  left: 3\n";
         assert_eq!(reason(differs), "panicked at a.rs:1:2: left is not right left: [1] right: []");
-        assert_eq!(shortened(&"ä".repeat(WORDS_MAX + 1)), format!("{} ...", "ä".repeat(WORDS_MAX)));
+        assert_eq!(shortened(&"ä".repeat(CHARACTERS_MAX + 1)), format!("{} ...", "ä".repeat(CHARACTERS_MAX)));
         assert_eq!(reason(""), "");
         assert_eq!(artifact("Done 3 runs in 0 second(s)\n"), None);
     }

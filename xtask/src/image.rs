@@ -1,5 +1,5 @@
-//! `cargo xtask image`: the agent and what goes with it in the forms that platforms bake into their guests. From the
-//! same commit come the same bytes.
+//! `cargo xtask image`: the agent with its files in the forms that platforms put into their guests. The same commit
+//! gives the same bytes.
 
 mod cpio;
 mod oci;
@@ -22,44 +22,44 @@ use sha2::{Digest as _, Sha256};
 use self::{stamp::Stamp, tree::Tree};
 use crate::{agent, kernels, paths, run, setup};
 
-/// Where the agent is in a guest.
+/// Path of the agent in a guest.
 const AGENT: &str = "usr/bin/cproxy";
-/// Where busybox is in the initramfs.
+/// Path of busybox in the initramfs.
 const BUSYBOX: &str = "bin/busybox";
-/// Where the initramfs has nothing and its `init` mounts something.
+/// Empty directories on which the initramfs's `init` mounts file systems.
 const MOUNT_POINTS: [&str; 5] = ["dev", "etc/cproxy", "proc", "run", "sys"];
 
 /// Form and source of an image.
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// The form
-    what: Form,
-    /// Takes this file instead of building the agent
+pub(crate) struct ImageArguments {
+    /// Form of the image
+    form: Form,
+    /// Uses this agent instead of building one
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
-    /// Leaves an option out of the kernel that images/kernel asks for, without its CONFIG_
+    /// Builds the kernel without this option of images/kernel, given without CONFIG_
     #[arg(long, value_name = "OPTION")]
     without: Vec<String>,
-    /// Where to put it; default: target/image, or image in $CARGO_TARGET_DIR
+    /// Output directory; default: image in cargo's output directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Form {
-    /// rootfs.tar: the agent, its units and settings, to unpack over a guest's root file system
+    /// rootfs.tar: the agent, its units and settings, to be unpacked over a guest's root file system
     Rootfs,
     /// initramfs.cpio.gz: a guest that runs the agent and one workload
     Initramfs,
     /// oci: an image layout with the agent alone, for registries and `COPY --from`
     Oci,
-    /// kernel and vmlinux: a guest's, as bzImage and as ELF file, built from Debian's sources with the options of
-    /// images/kernel
+    /// kernel and vmlinux: a guest's kernel as bzImage and as ELF file, built from Debian's sources with the options
+    /// of images/kernel
     Kernel,
 }
 
-/// Makes an image and says what it has written.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+/// Builds an image and prints size, digest and path.
+pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
     let out = arguments.out.clone().unwrap_or_else(default_out);
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     let agent = || match &arguments.agent {
@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         None => read(&agent::build()?.shipped),
     };
     let stamp = Stamp::find()?;
-    let written = match arguments.what {
+    let written = match arguments.form {
         Form::Rootfs => vec![write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent()?)?, stamp)?)?],
         Form::Initramfs => vec![write_initramfs(&out, agent()?)?],
         Form::Oci => vec![oci::write(out.join("oci"), agent()?, stamp)?],

@@ -38,7 +38,7 @@ pub(crate) fn of_file(file: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Held while a kernel is made: builds share their object files.
+/// Lock for building kernels, which share their object files.
 fn lock() -> Result<File> {
     let parent = paths::cache()?.join("kernels");
     fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
@@ -48,8 +48,8 @@ fn lock() -> Result<File> {
     Ok(file)
 }
 
-/// The directory `name` of the cache, which `make` fills if it is not there yet: beside its final place, so that what
-/// was interrupted never looks like what is finished, and one after the other.
+/// The directory `name` of the cache. If it is missing, `make` fills it beside its final place, so that an interrupted
+/// build never looks finished; one process at a time.
 fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     if let Some(directory) = existing(name)? {
         return Ok(directory);
@@ -58,7 +58,7 @@ fn cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf>
     // The process that had the lock before may have made it.
     match existing(name)? {
         Some(directory) => Ok(directory),
-        None => made(name, make),
+        None => build_cached(name, make),
     }
 }
 
@@ -66,8 +66,8 @@ fn existing(name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(paths::cache()?.join("kernels").join(name)).filter(|directory| directory.is_dir()))
 }
 
-/// Makes a directory of the cache, under the [`lock`].
-fn made(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+/// Fills a directory of the cache, under the [`lock`].
+fn build_cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let parent = paths::cache()?.join("kernels");
     let directory = parent.join(name);
     let temporary = parent.join(format!("{name}.unfinished"));

@@ -34,7 +34,7 @@ fn cargo_deny() -> Result<PathBuf> {
     if let Some(found) = candidates.into_iter().flatten().find(|program| is_good(program)) {
         return Ok(found);
     }
-    run::say(format!("cargo-deny: building {VERSION}, about two minutes on two cores (done once)"));
+    run::report(format!("cargo-deny: building {VERSION}, about two minutes on two cores (done once)"));
     let mut command = run::cargo();
     command.args(["install", "cargo-deny", "--version", VERSION, "--locked", "--force", "--no-default-features"]);
     command.arg("--root").arg(root).env_remove("CARGO_TARGET_DIR");

@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: everything that can be judged without running the agent. All checks run even when one fails, so
-//! that one run tells all there is to mend.
+//! `cargo xtask lint`: all checks that do not run the agent. Every check runs even if another fails, so that one run
+//! reports everything.
 
 use std::process::ExitCode;
 
@@ -23,17 +23,17 @@ pub(crate) fn run() -> Result<ExitCode> {
     setup::for_building()?;
     let mut failed = Vec::new();
     for (name, check) in CHECKS {
-        run::say(format!("lint: {name}"));
+        run::report(format!("lint: {name}"));
         if let Err(error) = check() {
-            run::say(format!("error: {error:#}"));
+            run::report(format!("error: {error:#}"));
             failed.push(name);
         }
     }
     if failed.is_empty() {
-        run::say(format!("lint: all {} checks passed", CHECKS.len()));
+        run::report(format!("lint: all {} checks passed", CHECKS.len()));
         return Ok(ExitCode::SUCCESS);
     }
-    run::say(format!("lint: failed: {}", failed.join(", ")));
+    run::report(format!("lint: failed: {}", failed.join(", ")));
     Ok(ExitCode::FAILURE)
 }
 

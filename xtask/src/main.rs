@@ -1,5 +1,5 @@
-//! The repository's chores as one command, `cargo xtask <verb>`: what a contributor types, what the continuous
-//! integration runs and what the documentation names are the same thing, written once and in the project's language.
+//! Tasks of the repository as one command, `cargo xtask <verb>`, for contributors, continuous integration and the
+//! documentation alike.
 
 mod agent;
 mod bench;
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Builds, checks and measures cproxy; each verb first does what it needs of the others.
+/// Builds, checks and measures cproxy. Each command first runs those it depends on.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -35,28 +35,28 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Finds or installs what the other verbs need; does nothing where it is there already
-    Setup(setup::Arguments),
+    /// Finds or installs the tools that the other commands need
+    Setup(setup::SetupArguments),
     /// Builds the static, stripped agent and prints its size and, last, its path
     Build,
-    /// Makes what a platform bakes into its guests: files to unpack, an initramfs, an OCI image or a kernel
-    Image(image::Arguments),
+    /// Builds an image for guests: files to unpack, an initramfs, an OCI image or a kernel
+    Image(image::ImageArguments),
     /// Starts guests with kernels of their own
     #[command(subcommand)]
-    Vm(vm::Verb),
+    Vm(vm::GuestVerb),
     /// Shows a ClusterIP at work on this machine (needs root)
-    Demo(demo::Arguments),
-    /// Runs every test suite and ends with one line that counts them (needs root)
-    Test(test::Arguments),
-    /// Checks format, lints, documentation, licences and repository rules; prints what each dependency costs
+    Demo(demo::DemoArguments),
+    /// Runs all test suites and counts their tests (needs root)
+    Test(test::TestArguments),
+    /// Checks format, lints, documentation, licences and rules of the repository; prints the size of each dependency
     Lint,
-    /// Prints what the agent's bytes are for: by crate, and everything that is in the file
+    /// Prints the agent's size by crate and by part of the file
     Size,
     /// Runs a benchmark, or all of them (needs root)
-    Bench(bench::Arguments),
-    /// Looks for inputs that break what reads them
-    Fuzz(fuzz::Arguments),
-    /// Builds the Kubernetes control plane that tests run against and prints its directory
+    Bench(bench::BenchArguments),
+    /// Runs the fuzz targets
+    Fuzz(fuzz::FuzzArguments),
+    /// Builds the Kubernetes control plane for tests and prints its directory
     ControlPlane,
 }
 

@@ -1,4 +1,4 @@
-//! Where things are: the repository, cargo's output and the cache that outlives both.
+//! Paths of the repository, of cargo's output and of the cache that outlives both.
 
 use std::{
     env,
@@ -22,13 +22,13 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Where cargo keeps the sources of dependencies.
+/// Directory in which cargo keeps the sources of dependencies.
 pub(crate) fn cargo_home() -> Option<PathBuf> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("CARGO_HOME").or_else(|| variable("HOME").map(|home| home.join(".cargo")))
 }
 
-/// Where tools and control-plane binaries are kept between runs and between checkouts.
+/// Directory of tools and control-plane binaries, shared by all runs and checkouts.
 pub(crate) fn cache() -> Result<PathBuf> {
     cache_from(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
 }
@@ -40,7 +40,7 @@ fn cache_from(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBuf> {
         .context("no cache directory: set CPROXY_CACHE_DIR, XDG_CACHE_HOME or HOME")
 }
 
-/// The file that tells the agent's build script where the eBPF toolchain is.
+/// The file in which the agent's build script finds the eBPF toolchain.
 pub(crate) fn toolchain_file() -> Result<PathBuf> {
     Ok(cache()?.join("ebpf-toolchain"))
 }

@@ -1,5 +1,4 @@
-//! Running other programs: plain errors, cargo without this process's own package variables, and long steps that say
-//! how long they have been at it.
+//! Other programs: plain errors, cargo without this process's own package variables, and progress of long steps.
 
 use std::{
     collections::BTreeMap,
@@ -23,15 +22,15 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(100);
 const LOG_TAIL_LINES: usize = 15;
 
-/// Tells the person at the terminal; standard output is kept for results.
-pub(crate) fn say(message: impl AsRef<str>) {
+/// Prints progress to standard error; standard output is kept for results.
+pub(crate) fn report(message: impl AsRef<str>) {
     eprintln!("{}", message.as_ref());
 }
 
 /// The cargo that runs this program, in the repository's root.
 ///
-/// The variables that cargo sets for this package are taken away: build scripts of dependencies watch them, and would
-/// run again each time that the same build is started by hand and through here in turn.
+/// The variables that cargo sets for this package are removed: build scripts of dependencies watch them, and would run
+/// again whenever the same build is started by hand and through this command in turn.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(cargo_program());
     command.current_dir(paths::workspace());
@@ -108,7 +107,7 @@ impl Logged {
         Ok(Self { child, step: step.to_owned(), log })
     }
 
-    /// Waits for its end, however it ends.
+    /// Waits for its end.
     pub(crate) fn wait(mut self) -> Result<ExitStatus> {
         wait_with_progress(&mut self.child, &self.step)
     }
@@ -143,7 +142,7 @@ fn log_file(step: &str) -> Result<PathBuf> {
     Ok(directory.join(format!("{name}.log")))
 }
 
-/// Waits for a long step, and says now and then how long it has taken.
+/// Waits for a long step, and reports from time to time how long it has taken.
 pub(crate) fn wait_with_progress(child: &mut Child, step: &str) -> Result<ExitStatus> {
     let start = Instant::now();
     let mut next = PROGRESS_INTERVAL;
@@ -152,7 +151,7 @@ pub(crate) fn wait_with_progress(child: &mut Child, step: &str) -> Result<ExitSt
             return Ok(status);
         }
         if start.elapsed() >= next {
-            say(format!("  {step}: {} s so far", start.elapsed().as_secs()));
+            report(format!("  {step}: {} s so far", start.elapsed().as_secs()));
             next += PROGRESS_INTERVAL;
         }
         thread::sleep(POLL);
@@ -163,7 +162,7 @@ fn print_tail(log: &Path) {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     for line in lines.iter().skip(lines.len().saturating_sub(LOG_TAIL_LINES)) {
-        say(format!("  | {line}"));
+        report(format!("  | {line}"));
     }
 }
 
@@ -185,10 +184,10 @@ fn line_of(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Fails, in one sentence, unless this process runs as root.
+/// Fails unless this process runs as root.
 pub(crate) fn require_root(what: &str) -> Result<()> {
     if !is_root() {
-        bail!("{what} needs root, to attach eBPF programs and to make cgroups: run the same command as root");
+        bail!("{what} needs root, to attach BPF programs and create cgroups: run the same command as root");
     }
     Ok(())
 }
@@ -198,9 +197,9 @@ pub(crate) fn is_root() -> bool {
     process::geteuid().is_root()
 }
 
-/// Lets other processes go first from now on, before this thread and the processes that it starts.
+/// Lowers the priority of this thread and of the processes that it starts.
 pub(crate) fn lower_priority() {
-    // Work is only slower for the others where it fails.
+    // If it fails, other processes are slower.
     process::nice(10).ok();
 }
 

@@ -1,5 +1,5 @@
-//! `cargo xtask setup`: makes a fresh machine able to build and test the agent. Everything that is already there is
-//! left as it is, so every other verb simply calls this first.
+//! `cargo xtask setup`: prepares a machine for building and testing the agent. Tools that are there are left as they
+//! are, so every other command calls this first.
 
 mod go;
 mod linker;
@@ -16,42 +16,42 @@ use crate::run;
 
 /// Options of `setup`.
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// Leaves out what only this part of the tests needs
+pub(crate) struct SetupArguments {
+    /// Leaves out the tools for this part of the tests
     #[arg(long, value_name = "PART")]
-    without: Vec<Part>,
+    without: Vec<SetupPart>,
 }
 
 /// A part that a contributor may not want to set up.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum SetupPart {
     /// The tests against a real Kubernetes control plane, which is built with Go
     Cluster,
     /// The tests with programs in Go, Java, JavaScript and C, and with redis
     Programs,
-    /// The tests that hold images against the tools of others
+    /// The tests that check images with other tools
     Images,
     /// The tests in virtual machines
     Guests,
 }
 
-/// Sets the machine up and says what was found and what was done.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+/// Sets up the machine and reports each step.
+pub(crate) fn run(arguments: &SetupArguments) -> Result<()> {
     for_building()?;
     let is_wanted = |part| !arguments.without.contains(&part);
-    if is_wanted(Part::Cluster) {
+    if is_wanted(SetupPart::Cluster) {
         for_cluster()?;
     }
-    if is_wanted(Part::Programs) {
+    if is_wanted(SetupPart::Programs) {
         packages::ensure_programs()?;
     }
-    if is_wanted(Part::Images) {
+    if is_wanted(SetupPart::Images) {
         for_image_tests()?;
     }
-    if is_wanted(Part::Guests) {
+    if is_wanted(SetupPart::Guests) {
         for_guests()?;
     }
-    if is_wanted(Part::Cluster) || is_wanted(Part::Programs) {
+    if is_wanted(SetupPart::Cluster) || is_wanted(SetupPart::Programs) {
         go::check()?;
     }
     Ok(())
@@ -93,7 +93,7 @@ pub(crate) fn for_cluster() -> Result<()> {
     packages::ensure_cluster()
 }
 
-/// The part of the setup that benchmarks with programs of others need.
+/// The part of the setup that benchmarks with other programs need.
 pub(crate) fn for_benches() -> Result<()> {
     packages::ensure_benches()
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask size`: what the agent's bytes are for. Machine code and data by the crate they come from, so that a
-//! pull request that adds a dependency shows its price, then everything that is in the file.
+//! `cargo xtask size`: the agent's size. Machine code and data by crate, so that the cost of a new dependency shows, then
+//! the parts of the file.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -25,13 +25,13 @@ pub(crate) fn run() -> Result<()> {
     print(&agent::build()?)
 }
 
-/// Fails when the shipped file is larger than promised.
+/// Fails if the shipped file exceeds the limit.
 pub(crate) fn check(agent: &Agent) -> Result<()> {
     let bytes = bytes_of(&agent.shipped)?;
     ensure!(
         bytes <= LIMIT_BYTES,
-        "{} has {bytes} bytes, the limit is {LIMIT_BYTES}; `cargo xtask size` shows what they are for, and \
-         docs/decisions/016 what has been tried",
+        "{} has {bytes} bytes, the limit is {LIMIT_BYTES}: see `cargo xtask size`, and docs/decisions/016 for what has \
+         been tried",
         agent.shipped.display()
     );
     Ok(())
@@ -80,7 +80,7 @@ impl Sums {
     }
 }
 
-/// The largest crates, what the others have together, what belongs to none, and the sum, which is the file's.
+/// The largest crates, the sum of the others, bytes without a crate, and the sum of all, which is the file's.
 fn rows(crates: BTreeMap<String, Sums>, file: &Parts) -> Vec<(String, Sums)> {
     let named = Sums::of(crates.values());
     let unnamed = Sums { code: file.code.saturating_sub(named.code), data: file.data.saturating_sub(named.data) };
@@ -183,8 +183,8 @@ fn symbols(file: &Elf<'_>) -> Vec<Symbol> {
     symbols
 }
 
-/// The crate that a demangled symbol comes from: `std` for all of the standard library, `c` for what has
-/// no path, which is the C library.
+/// The crate of a demangled symbol: `std` for all of the standard library, `c` for a symbol without a path, which is of
+/// the C library.
 fn crate_of(symbol: &str) -> &str {
     let glue = ["core::ptr::drop_in_place::<", "core::ptr::drop_in_place<"];
     let symbol = glue.iter().find_map(|prefix| symbol.strip_prefix(prefix)).unwrap_or(symbol);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_path_is_c() {
+    fn symbols_without_a_path_are_from_c() {
         assert_eq!(crate_of("memcpy"), "c");
         assert_eq!(crate_of("__vfscanf_internal"), "c");
     }

@@ -1,8 +1,8 @@
-//! Progress of a verb: its steps, and how long those take that are left.
+//! Progress of a command: its steps, and the time that the remaining ones take.
 
 use crate::run;
 
-/// A step and its usual time on two cores; zero where nothing is to be built.
+/// A step and its usual time on two cores; zero if nothing has to be built.
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) seconds: u64,
@@ -13,13 +13,13 @@ impl Step {
         Self { name: name.into(), seconds }
     }
 
-    /// A step that takes so long only the first time.
+    /// A step that takes this time only once.
     pub(crate) fn once(name: impl Into<String>, is_done: bool, seconds: u64) -> Self {
         Self::new(name, if is_done { 0 } else { seconds })
     }
 }
 
-/// The steps of a verb, announced one by one.
+/// The steps of a command, announced one by one.
 pub(crate) struct Steps {
     verb: &'static str,
     steps: Vec<Step>,
@@ -34,7 +34,7 @@ impl Steps {
     /// Announces the next step.
     pub(crate) fn next(&mut self) {
         if let Some(line) = self.line() {
-            run::say(line);
+            run::report(line);
             self.begun += 1;
         }
     }

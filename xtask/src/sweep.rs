@@ -1,6 +1,5 @@
-//! Leftovers of tests and demonstrations, of which there should be none: cgroups, on which an attached program would go
-//! on answering, mounts and temporary directories. All carry the process id of their maker in their name,
-//! `cproxy-test-<pid>-<n>`.
+//! Leftovers of tests and demonstrations, of which there should be none: cgroups, whose programs would stay in force,
+//! mounts and temporary directories. The name of each holds the process id of its creator: `cproxy-test-<pid>-<n>`.
 
 use std::{
     env, fmt, fs,
@@ -9,12 +8,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use cproxy_mountinfo::MountEntry;
 
 use crate::run;
 
-const PREFIXES: [&str; 2] = ["cproxy-test-", "cproxy-demo-"];
+/// Beginnings of the names. A test may add words before the process id: `cproxy-test blank-<pid>-<n>`.
+const PREFIXES: [&str; 2] = ["cproxy-test", "cproxy-demo"];
 
-/// Something of a test's or demonstration's that still exists.
+/// A cgroup, mount or directory of a test or demonstration that still exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Leftover {
     /// A cgroup, by its directory.
@@ -25,16 +26,16 @@ pub(crate) enum Leftover {
     Directory(PathBuf),
 }
 
-/// Removes what dead processes left; returns what belongs to live ones, which are other runs on this machine.
+/// Removes leftovers of dead processes; returns those of live ones, which are other runs on this machine.
 pub(crate) fn clear() -> Result<Vec<Leftover>> {
     let (orphans, others): (Vec<_>, Vec<_>) = find()?.into_iter().partition(Leftover::is_orphan);
     for orphan in orphans {
-        run::say(format!("sweep: an earlier run left {orphan}; {}", removal(&orphan)));
+        run::report(format!("sweep: an earlier run left {orphan}; {}", removal(&orphan)));
     }
     Ok(others)
 }
 
-/// Names what exists now and did not belong to another run before; removes it where its maker is dead.
+/// Descriptions of the leftovers that are not among those `before`; removes each whose creator is dead.
 pub(crate) fn left_since(before: &[Leftover]) -> Result<Vec<String>> {
     let left = find()?.into_iter().filter(|leftover| !before.contains(leftover));
     Ok(left.map(|leftover| describe(&leftover)).collect())
@@ -71,7 +72,7 @@ impl Leftover {
     }
 
     fn is_orphan(&self) -> bool {
-        maker(self.path()).is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists())
+        creator(self.path()).is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists())
     }
 
     fn remove(&self) -> Result<()> {
@@ -84,39 +85,48 @@ impl Leftover {
 }
 
 /// The process id in the name of a leftover.
-fn maker(path: &Path) -> Option<u32> {
-    let names = path.iter().filter_map(|part| part.to_str());
-    let tail = names.rev().find_map(|name| PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)))?;
-    tail.split('-').next()?.parse().ok()
+fn creator(path: &Path) -> Option<u32> {
+    let name = path.iter().rev().find_map(|part| sandbox_name(part.to_str()?))?;
+    name.split('-').nth(1)?.parse().ok()
+}
+
+/// The part of a sandbox's name behind the prefix.
+fn sandbox_name(name: &str) -> Option<&str> {
+    let rest = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))?;
+    rest.starts_with(['-', ' ']).then_some(rest)
 }
 
 fn find() -> Result<Vec<Leftover>> {
     let mounts = mounts()?;
-    // The deepest mount is the last in the table, and must be unmounted first.
-    let ours = mounts.iter().rev().filter(|mount| is_ours(&mount.point));
-    let mut found: Vec<Leftover> = ours.map(|mount| Leftover::Mount(PathBuf::from(&mount.point))).collect();
-    for mount in mounts.iter().filter(|mount| ["cgroup", "cgroup2"].contains(&mount.kind.as_str())) {
-        find_cgroups(Path::new(&mount.point), &mut found);
+    let mut found = mounts_of_ours(&mounts);
+    for mount in mounts.iter().filter(|mount| [&b"cgroup"[..], b"cgroup2"].contains(&mount.kind.as_slice())) {
+        find_cgroups(&mount.point, &mut found);
     }
-    let temporary = children(&env::temp_dir()).into_iter().filter(|child| child.to_str().is_some_and(is_ours));
+    let temporary = children(&env::temp_dir()).into_iter().filter(|child| is_ours(child));
     found.extend(temporary.map(Leftover::Directory));
     Ok(found)
 }
 
+/// The mounts of tests and demonstrations, the deepest first: it is the last in the list and must be unmounted first.
+fn mounts_of_ours(mounts: &[MountEntry]) -> Vec<Leftover> {
+    let ours = mounts.iter().rev().filter(|mount| is_ours(&mount.point));
+    ours.map(|mount| Leftover::Mount(mount.point.clone())).collect()
+}
+
 /// Whether this machine has the cgroup hierarchy that programs are attached to.
 pub(crate) fn has_cgroup2() -> bool {
-    mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.kind == "cgroup2"))
+    mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.kind == b"cgroup2"))
 }
 
-fn is_ours(path: &str) -> bool {
-    PREFIXES.iter().any(|prefix| path.contains(&format!("/{prefix}")))
+fn is_ours(path: &Path) -> bool {
+    path.iter().any(|part| part.to_str().and_then(sandbox_name).is_some())
 }
 
-/// Cgroups come and go while this looks: what cannot be read is gone.
+/// Adds the cgroups of tests and demonstrations. Cgroups come and go meanwhile: one that cannot be read is gone.
 fn find_cgroups(directory: &Path, found: &mut Vec<Leftover>) {
     for child in children(directory) {
         let leftover = Leftover::Cgroup(child.clone());
-        if !child.to_str().is_some_and(is_ours) {
+        if !is_ours(&child) {
             find_cgroups(&child, found);
         } else if !found.contains(&leftover) {
             found.push(leftover);
@@ -138,71 +148,55 @@ fn remove_cgroup(directory: &Path) -> Result<()> {
 
 /// Removes a directory, but never through a mount: the files behind one belong to others.
 fn remove_directory(directory: &Path) -> Result<()> {
-    if let Some(mount) = mounts()?.iter().find(|mount| Path::new(&mount.point).starts_with(directory)) {
-        bail!("{} is still mounted", mount.point);
+    if let Some(mount) = mounts()?.iter().find(|mount| mount.point.starts_with(directory)) {
+        bail!("{} is still mounted", mount.point.display());
     }
     fs::remove_dir_all(directory).with_context(|| format!("removing {}", directory.display()))
 }
 
-#[derive(PartialEq, Eq, Debug)]
-struct Mount {
-    point: String,
-    kind: String,
-}
-
-fn mounts() -> Result<Vec<Mount>> {
-    Ok(parse_mounts(&fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo")?))
-}
-
-/// The mounts in the format of `/proc/self/mountinfo`: optional fields of varying number end at a lone `-`.
-fn parse_mounts(table: &str) -> Vec<Mount> {
-    let mounts = table.lines().filter_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let point = unescape(before.split(' ').nth(4)?);
-        Some(Mount { point, kind: after.split(' ').next()?.to_owned() })
-    });
-    mounts.collect()
-}
-
-/// The kernel writes spaces, tabs, line ends and backslashes as three octal digits.
-fn unescape(field: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(field.to_owned(), |text, (escaped, plain)| text.replace(escaped, plain))
+fn mounts() -> Result<Vec<MountEntry>> {
+    cproxy_mountinfo::list().with_context(|| format!("reading {}", cproxy_mountinfo::PATH))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TABLE: &str = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n\
-        41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 master:1 - cgroup2 cgroup2 rw\n\
-        50 27 0:40 / /tmp/cproxy-test-12-0/with\\040space rw - bpf bpf rw,mode=700\nnonsense\n";
-
-    #[test]
-    fn mount_points_and_kinds_are_read() {
-        let mounts = parse_mounts(TABLE);
-        let pairs: Vec<_> = mounts.iter().map(|mount| (mount.point.as_str(), mount.kind.as_str())).collect();
-        let expected = [
-            ("/sys/fs/cgroup", "tmpfs"),
-            ("/sys/fs/cgroup/unified", "cgroup2"),
-            ("/tmp/cproxy-test-12-0/with space", "bpf"),
-        ];
-        assert_eq!(pairs, expected);
+    fn mount(point: &str) -> MountEntry {
+        let (root, kind, options) = ("/".into(), b"bpf".to_vec(), b"rw".to_vec());
+        MountEntry { id: 1, root, point: point.into(), kind, options }
     }
 
     #[test]
-    fn the_maker_is_in_the_name() {
-        assert_eq!(maker(Path::new("/sys/fs/cgroup/cproxy-test-123-4")), Some(123));
-        assert_eq!(maker(Path::new("/tmp/cproxy-demo-77/bpf")), Some(77));
-        assert_eq!(maker(Path::new("/tmp/cproxy-test-x")), None);
-        assert_eq!(maker(Path::new("/tmp/other-1-2")), None);
+    fn mounts_of_tests_are_unmounted_from_the_deepest_on() {
+        let points =
+            ["/", "/tmp/cproxy-test-12-0", "/run", "/tmp/cproxy-test-12-0/bpf", "/tmp/cproxy-test blank-7-1/bpf"];
+        let ours = mounts_of_ours(&points.map(mount));
+        let expected = [points[4], points[3], points[1]].map(|point| Leftover::Mount(point.into()));
+        assert_eq!(ours, expected);
+    }
+
+    #[test]
+    fn the_creator_is_in_the_name() {
+        assert_eq!(creator(Path::new("/sys/fs/cgroup/cproxy-test-123-4")), Some(123));
+        assert_eq!(creator(Path::new("/tmp/cproxy-demo-77/bpf")), Some(77));
+        assert_eq!(creator(Path::new("/tmp/cproxy-test blank-42-1/bpf")), Some(42));
+        assert_eq!(creator(Path::new("/sys/fs/cgroup/cproxy-test-5-1-beside")), Some(5));
+        assert_eq!(creator(Path::new("/tmp/cproxy-test-x")), None);
+        assert_eq!(creator(Path::new("/tmp/other-1-2")), None);
     }
 
     #[test]
     fn only_names_of_tests_and_demonstrations_are_ours() {
-        assert!(is_ours("/sys/fs/cgroup/cproxy-demo-1-2"));
-        assert!(!is_ours("/sys/fs/cgroup/cproxy.service") && !is_ours("/tmp/my-cproxy-test-1"));
+        for (path, expected) in [
+            ("/sys/fs/cgroup/cproxy-demo-1-2", true),
+            ("/tmp/cproxy-test blank-1-2/bpf", true),
+            ("/sys/fs/cgroup/cproxy.service", false),
+            ("/tmp/my-cproxy-test-1", false),
+            ("/tmp/cproxy-tests", false),
+        ] {
+            assert_eq!(is_ours(Path::new(path)), expected, "{path}");
+        }
     }
 
     #[test]

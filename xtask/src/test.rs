@@ -1,7 +1,7 @@
-//! `cargo xtask test`: every suite, one after the other, and one line at the end that counts them all. A suite that
-//! cannot run here fails: only `--without` leaves it out.
+//! `cargo xtask test`: all suites, one after the other, and one line at the end that counts them. A suite that cannot
+//! run here fails; only `--without` leaves it out.
 //!
-//! Tests are compiled first. The first suites run while the rest is built that later ones need.
+//! Tests are compiled first. The products that later suites need are built while the first suites run.
 
 mod products;
 pub(crate) mod summary;
@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::{Args, ValueEnum};
 
 use self::{
-    products::{Built, Products, Wanted, told},
+    products::{Built, Products, Wanted, into_built},
     summary::{Counts, Outcome},
 };
 use crate::{
@@ -27,19 +27,19 @@ use crate::{
     sweep,
 };
 
-/// Which tests to run, and how to show them.
+/// Selection of tests, and the form of their output.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct TestArguments {
     /// Leaves out a suite, which then counts as skipped
     #[arg(long, value_name = "SUITE")]
-    without: Vec<Part>,
-    /// Ten times as long where tests are random
+    without: Vec<SuiteGroup>,
+    /// Runs random tests ten times as long
     #[arg(long)]
     soak: bool,
-    /// Besides, what takes long to build: tests against the oldest Kubernetes that is supported
+    /// Also runs tests against the oldest supported Kubernetes, which takes minutes to build
     #[arg(long)]
     long: bool,
-    /// Whether to colour the output
+    /// When to colour the output
     #[arg(long, default_value = "auto")]
     color: Color,
     /// Runs only the tests whose names contain this
@@ -48,14 +48,14 @@ pub(crate) struct Arguments {
 
 /// A suite that needs more of the machine than a compiler.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum SuiteGroup {
     /// Tests against a real Kubernetes control plane, and beside the real kube-proxy
     Cluster,
     /// A short run of each fuzz target
     Fuzz,
     /// Tests in virtual machines
     Guests,
-    /// Tests of what is baked into guests
+    /// Tests of images for guests
     Images,
     /// Tests of the socket programs in this machine's kernel
     Live,
@@ -65,40 +65,40 @@ enum Part {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Color {
-    /// Where a terminal shows it
+    /// When the output is a terminal
     Auto,
-    /// In any case
+    /// Always
     Always,
-    /// In no case
+    /// Never
     Never,
 }
 
 /// Test binaries that are run together.
 struct Suite {
     name: &'static str,
-    /// The targets, as arguments of `cargo test`.
+    /// Names of integration tests, or other options of `cargo test` that select targets.
     targets: &'static [&'static str],
     /// Arguments of the test binaries.
     harness: &'static [&'static str],
     /// Requirements besides a compiler.
-    needs: &'static [Need],
+    needs: &'static [Requirement],
     /// The name that leaves it out.
-    part: Option<Part>,
+    group: Option<SuiteGroup>,
 }
 
-/// Requirement of a suite, which fails where it is missing.
+/// Requirement of a suite. Without it, the suite fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum Requirement {
     Agent,
     Root,
     Cgroup2,
     ControlPlane,
-    /// Of tests that are only run with `--long`.
+    /// For tests that only run with `--long`.
     OldestControlPlane,
     Guests,
     Images,
     Programs,
-    /// Nothing is built at the same time: what is measured would be disturbed.
+    /// Nothing is built at the same time, which would disturb measurements.
     Silence,
 }
 
@@ -108,115 +108,79 @@ const ALONE: &[&str] = &["--test-threads=1"];
 /// Leaves out the tests that take minutes.
 const WITHOUT_LONG: [&str; 2] = ["--skip", "long::"];
 
-/// The same without what takes minutes under emulation or other kernels: that is for `cargo xtask vm test`.
+/// The same without the tests that take minutes under emulation or need other kernels; `cargo xtask vm test` has those.
 const SHORT: &[&str] = &["--test-threads=1", WITHOUT_LONG[0], WITHOUT_LONG[1]];
 
-/// The figures are of interest also when they are within their budgets.
+/// The figures are printed even if they are within their budgets.
 const BUDGETS: &[&str] = &["--test-threads=1", "--no-capture"];
 
-/// The variable that tells random tests to take their time.
+/// Variable with which random tests run longer.
 const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 
-/// The variable that tells tests of images where this program is.
+/// Variable with the path of this program, for tests of images.
 const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 
-/// Tests, in suites that mostly do without one, that need a control plane; left out together with the cluster.
+/// Part of the names of tests that need a control plane, in suites that mostly do not; left out with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
-/// Those that need nothing that is built in the background come first, those that need all of it last.
+/// Suites that need no product of the background come first, those that need all products last.
 const SUITES: [Suite; 14] = [
-    Suite {
-        name: "unit",
-        targets: &["--lib", "--bins", "--test", "allocations", "--test", "api_server"],
-        harness: &[],
-        needs: &[],
-        part: None,
-    },
-    Suite { name: "bad input", targets: &["--test", "bad_input"], harness: ALONE, needs: &[Need::Agent], part: None },
-    Suite { name: "bad server", targets: &["--test", "bad_server"], harness: ALONE, needs: &[Need::Agent], part: None },
-    Suite {
-        name: "live",
-        targets: &[
-            "--test",
-            "live",
-            "--test",
-            "settings",
-            "--test",
-            "check",
-            "--test",
-            "stale",
-            "--test",
-            "frontends",
-            "--test",
-            "room",
-            "--test",
-            "start",
-            "--test",
-            "get",
-            "--test",
-            "manifests",
-            "--test",
-            "other_users",
-        ],
-        harness: ALONE,
-        needs: KERNEL,
-        part: Some(Part::Live),
-    },
-    Suite { name: "matrix", targets: &["--test", "matrix"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
-    Suite { name: "churn", targets: &["--test", "churn"], harness: ALONE, needs: KERNEL, part: Some(Part::Live) },
-    Suite {
-        name: "programs",
-        targets: &["--test", "programs"],
-        harness: ALONE,
-        needs: PROGRAMS,
-        part: Some(Part::Programs),
-    },
-    Suite { name: "images", targets: &["--test", "images"], harness: ALONE, needs: IMAGES, part: Some(Part::Images) },
+    suite("unit", &["--lib", "--bins", "allocations", "api_server"], &[], &[], None),
+    suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
+    suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
+    suite("live", LIVE, ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("matrix", &["matrix"], ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("churn", &["churn"], ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("programs", &["programs"], ALONE, PROGRAMS, Some(SuiteGroup::Programs)),
+    suite("images", &["images"], ALONE, IMAGES, Some(SuiteGroup::Images)),
     // One of its tests is of the control plane.
-    Suite { name: "harness", targets: &["--test", "harness"], harness: ALONE, needs: CLUSTER, part: Some(Part::Live) },
-    Suite { name: "guests", targets: &["--test", "guests"], harness: SHORT, needs: GUESTS, part: Some(Part::Guests) },
-    Suite {
-        name: "cluster",
-        targets: &["--test", "cluster"],
-        harness: ALONE,
-        needs: OLD_CLUSTER,
-        part: Some(Part::Cluster),
-    },
-    Suite {
-        name: "kube-proxy",
-        targets: &["--test", "kube_proxy"],
-        harness: ALONE,
-        needs: CLUSTER,
-        part: Some(Part::Cluster),
-    },
-    Suite { name: "scale", targets: &["--test", "scale"], harness: BUDGETS, needs: MEASURED, part: Some(Part::Live) },
-    Suite {
-        name: "budgets",
-        targets: &["--test", "budgets"],
-        harness: BUDGETS,
-        needs: MEASURED_CLUSTER,
-        part: Some(Part::Cluster),
-    },
+    suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
+    suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
+    suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("kube-proxy", &["kube_proxy"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("scale", &["scale"], BUDGETS, MEASURED, Some(SuiteGroup::Live)),
+    suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
 ];
 
-/// The suite that is none of cargo's: a short run of each fuzz target, which counts as a test.
+const LIVE: &[&str] =
+    &["live", "settings", "check", "stale", "frontends", "room", "start", "get", "manifests", "other_users"];
+
+const fn suite(
+    name: &'static str,
+    targets: &'static [&'static str],
+    harness: &'static [&'static str],
+    needs: &'static [Requirement],
+    group: Option<SuiteGroup>,
+) -> Suite {
+    Suite { name, targets, harness, needs, group }
+}
+
+/// A suite without test binaries: a short run of each fuzz target, which counts as a test.
 const FUZZ: &str = "fuzz";
 
-/// Nor is this one: the agent is as small as it is promised to be.
+/// Another one: the size of the agent.
 const SIZE: &str = "size";
 
-const KERNEL: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2];
-const MEASURED: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Silence];
-const PROGRAMS: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Programs];
-const IMAGES: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Images];
-const GUESTS: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::Guests];
-const CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane];
-const OLD_CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane, Need::OldestControlPlane];
-const MEASURED_CLUSTER: &[Need] = &[Need::Agent, Need::Root, Need::Cgroup2, Need::ControlPlane, Need::Silence];
+const KERNEL: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2];
+const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Silence];
+const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
+const IMAGES: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
+const GUESTS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
+const CLUSTER: &[Requirement] =
+    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];
+const OLD_CLUSTER: &[Requirement] = &[
+    Requirement::Agent,
+    Requirement::Root,
+    Requirement::Cgroup2,
+    Requirement::ControlPlane,
+    Requirement::OldestControlPlane,
+];
+const MEASURED_CLUSTER: &[Requirement] =
+    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane, Requirement::Silence];
 
-/// Builds what the suites need, runs them and sums up.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out(suite.part)).collect();
+/// Builds the products that the suites need, runs the suites and prints a summary.
+pub(crate) fn run(arguments: &TestArguments) -> Result<ExitCode> {
+    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out(suite.group)).collect();
     let mut steps = steps(arguments);
     steps.next();
     let machine = setup::beside(&mut compile_ahead(), || Machine::set_up(arguments))?;
@@ -226,15 +190,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     steps.next();
     let mut outcomes = thread::scope(|scope| {
         let products = Products::build(scope, wanted(arguments, &machine));
-        let suites = (0, compiled.len() + usize::from(!arguments.leave_out(Some(Part::Fuzz))));
-        Fixture { arguments, machine: &machine, products, color: arguments.is_coloured(), suites }.outcomes(&compiled)
+        let suites = (0, compiled.len() + usize::from(!arguments.leave_out(Some(SuiteGroup::Fuzz))));
+        SuiteRunner { arguments, machine: &machine, products, color: arguments.is_coloured(), suites }
+            .outcomes(&compiled)
     });
     outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
     let total = summary::print(&outcomes, arguments.is_coloured());
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn steps(arguments: &Arguments) -> Steps {
+fn steps(arguments: &TestArguments) -> Steps {
     let is_compiled = paths::target().join("debug/demo").exists();
     let tests_seconds = if arguments.filter.is_none() { 20 * 60 } else { 0 };
     Steps::new(
@@ -242,14 +207,14 @@ fn steps(arguments: &Arguments) -> Steps {
         [
             Step::once("setting up this machine, and compiling tests beside", setup::is_ready_to_build(), 90),
             Step::once("compiling tests", is_compiled, 60),
-            Step::new("running tests, and building beside the first ones what later ones need", tests_seconds),
+            Step::new("running tests, and building the products of later ones meanwhile", tests_seconds),
         ],
     )
 }
 
-impl Arguments {
-    fn leave_out(&self, part: Option<Part>) -> bool {
-        part.is_some_and(|part| self.without.contains(&part))
+impl TestArguments {
+    fn leave_out(&self, group: Option<SuiteGroup>) -> bool {
+        group.is_some_and(|group| self.without.contains(&group))
     }
 
     fn is_coloured(&self) -> bool {
@@ -257,7 +222,7 @@ impl Arguments {
     }
 }
 
-/// Whether the packages of each part of the tests are installed, or why not; nothing for what is left out.
+/// Result of installing the packages of each group of suites; `None` for a group that is left out.
 struct Machine {
     cluster: Option<Built<()>>,
     guests: Option<Built<()>>,
@@ -266,27 +231,28 @@ struct Machine {
 }
 
 impl Machine {
-    fn set_up(arguments: &Arguments) -> Self {
-        let set_up = |part, set_up: fn() -> Result<()>| (!arguments.leave_out(Some(part))).then(|| told(set_up()));
+    fn set_up(arguments: &TestArguments) -> Self {
+        let set_up =
+            |part, set_up: fn() -> Result<()>| (!arguments.leave_out(Some(part))).then(|| into_built(set_up()));
         Self {
-            cluster: set_up(Part::Cluster, setup::for_cluster),
-            guests: set_up(Part::Guests, setup::for_guests),
-            images: set_up(Part::Images, setup::for_image_tests),
-            programs: set_up(Part::Programs, setup::for_programs),
+            cluster: set_up(SuiteGroup::Cluster, setup::for_cluster),
+            guests: set_up(SuiteGroup::Guests, setup::for_guests),
+            images: set_up(SuiteGroup::Images, setup::for_image_tests),
+            programs: set_up(SuiteGroup::Programs, setup::for_programs),
         }
     }
 }
 
-fn wanted(arguments: &Arguments, machine: &Machine) -> Wanted {
+fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
     Wanted {
         control_plane: machine.cluster.clone(),
         is_with_oldest: arguments.long && machine.cluster.is_some(),
         guests: machine.guests.clone(),
-        is_with_fuzzer: !arguments.leave_out(Some(Part::Fuzz)),
+        is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
     }
 }
 
-/// Compiles for [`compile`] as much as the toolchain allows yet.
+/// Compiles as much for [`compile`] as possible before the toolchain is set up.
 fn compile_ahead() -> Command {
     let mut command = run::cargo();
     command.args(["build", "--workspace", "--tests", "--keep-going"]);
@@ -305,22 +271,24 @@ fn compile<'s>(suites: &[&'s Suite]) -> Vec<(&'s Suite, Result<()>)> {
 fn tests(suites: &[&Suite]) -> Command {
     let mut command = run::cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());
-    command.args(suites.iter().flat_map(|suite| suite.targets));
+    for target in suites.iter().flat_map(|suite| suite.targets) {
+        command.args((!target.starts_with("--")).then_some("--test")).arg(target);
+    }
     command
 }
 
-/// Supplies of the suites.
-struct Fixture<'a> {
-    arguments: &'a Arguments,
+/// Everything that suites need while they run.
+struct SuiteRunner<'a> {
+    arguments: &'a TestArguments,
     machine: &'a Machine,
     products: Products,
     color: bool,
-    /// How many have begun, and how many there are.
+    /// Number of suites that have begun, and of all suites.
     suites: (usize, usize),
 }
 
-impl Fixture<'_> {
-    /// Runs those suites that are compiled.
+impl SuiteRunner<'_> {
+    /// Runs the suites that were compiled.
     fn outcomes(&mut self, compiled: &[(&Suite, Result<()>)]) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         for suite in &SUITES {
@@ -328,10 +296,10 @@ impl Fixture<'_> {
             outcomes.push(match compiled {
                 None => Outcome::left_out(suite.name),
                 Some((_, Err(error))) => Outcome::failed(suite.name, format!("{error:#}")),
-                Some((_, Ok(()))) => self.timed(suite.name, |fixture| fixture.run(suite)),
+                Some((_, Ok(()))) => self.timed(suite.name, |runner| runner.run(suite)),
             });
         }
-        outcomes.push(match self.arguments.leave_out(Some(Part::Fuzz)) {
+        outcomes.push(match self.arguments.leave_out(Some(SuiteGroup::Fuzz)) {
             true => Outcome::left_out(FUZZ),
             false => self.timed(FUZZ, Self::fuzz),
         });
@@ -344,7 +312,7 @@ impl Fixture<'_> {
 
     fn timed(&mut self, name: &'static str, run: impl FnOnce(&mut Self) -> Result<Outcome>) -> Outcome {
         self.suites.0 += 1;
-        run::say(format!("test: suite {} of {}: {name}", self.suites.0, self.suites.1));
+        run::report(format!("test: suite {} of {}: {name}", self.suites.0, self.suites.1));
         let start = Instant::now();
         let outcome = run(self).unwrap_or_else(|error| Outcome::failed(name, format!("{error:#}")));
         outcome.took(start.elapsed())
@@ -366,11 +334,11 @@ impl Fixture<'_> {
         if self.machine.cluster.is_none() {
             command.args(["--skip", CLUSTER_TESTS]);
         }
-        if suite.needs.contains(&Need::OldestControlPlane) && !self.arguments.long {
+        if suite.needs.contains(&Requirement::OldestControlPlane) && !self.arguments.long {
             command.args(WITHOUT_LONG);
         }
         let (counts, status) = stream(&mut command)?;
-        Ok(judge(suite.name, counts, status, self.arguments.filter.is_some()))
+        Ok(outcome_of(suite.name, counts, status, self.arguments.filter.is_some()))
     }
 
     fn fuzz(&mut self) -> Result<Outcome> {
@@ -378,42 +346,42 @@ impl Fixture<'_> {
         Ok(Outcome::new(FUZZ, Counts { passed, failed, skipped: 0 }))
     }
 
-    /// Waits for what a suite needs and tells the command where it is. Fails where it is missing.
-    fn supply(&mut self, need: Need, command: &mut Command) -> Result<()> {
+    /// Waits for a requirement of a suite and passes its path to the command.
+    fn supply(&mut self, need: Requirement, command: &mut Command) -> Result<()> {
         let is_installed = |packages: &Option<Built<()>>| match packages {
             Some(Err(reason)) => Err(anyhow!("programs are missing: {reason}")),
             Some(Ok(())) | None => Ok(()),
         };
         match need {
-            Need::Agent => {
+            Requirement::Agent => {
                 let agent = self.products.agent().context("no agent")?;
                 command.env(agent::VARIABLE, &agent.shipped);
             }
-            Need::Root => run::require_root("this suite")?,
-            Need::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),
-            Need::ControlPlane if self.machine.cluster.is_none() => {}
-            Need::ControlPlane => {
+            Requirement::Root => run::require_root("this suite")?,
+            Requirement::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),
+            Requirement::ControlPlane if self.machine.cluster.is_none() => {}
+            Requirement::ControlPlane => {
                 command.env(control_plane::VARIABLE, self.products.control_plane().context("no control plane")?);
             }
-            Need::OldestControlPlane if !self.arguments.long => {}
-            Need::OldestControlPlane => {
+            Requirement::OldestControlPlane if !self.arguments.long => {}
+            Requirement::OldestControlPlane => {
                 let oldest = self.products.oldest().context("no control plane of the oldest release")?;
                 command.env(control_plane::OLDEST_VARIABLE, oldest);
             }
-            Need::Guests => {
+            Requirement::Guests => {
                 let (guests, kernel) = self.products.guests().context("no guests")?;
-                guests.tell(command, kernel);
+                guests.set_variables(command, kernel);
             }
-            Need::Images => is_installed(&self.machine.images)?,
-            Need::Programs => is_installed(&self.machine.programs)?,
-            Need::Silence => self.products.wait_for_all(),
+            Requirement::Images => is_installed(&self.machine.images)?,
+            Requirement::Programs => is_installed(&self.machine.programs)?,
+            Requirement::Silence => self.products.wait_for_all(),
         }
         Ok(())
     }
 }
 
 /// Outcome of a run of test binaries.
-pub(crate) fn judge(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
+pub(crate) fn outcome_of(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
     let outcome = Outcome::new(name, counts);
     if !status.success() && counts.failed == 0 {
         return outcome.with_failure(format!("a test binary ended before its tests did ({status})"));
@@ -425,7 +393,7 @@ pub(crate) fn judge(name: &str, counts: Counts, status: ExitStatus, is_filtered:
 }
 
 /// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,
-/// so that what cargo says stays in order with what the tests say.
+/// so that messages of cargo and of the tests stay in order.
 pub(crate) fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
     let (output, input) = io::pipe().context("making a pipe")?;
     let twin = input.try_clone().context("sharing a pipe")?;

@@ -20,7 +20,7 @@ use crate::{
     test::summary::{self, Outcome},
 };
 
-/// The variables that tell tests what to start a guest with.
+/// Variables by which tests find the files of a guest.
 const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
 const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
 const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
@@ -29,13 +29,13 @@ const OCI_VARIABLE: &str = "CPROXY_OCI";
 const LACKING_VARIABLE: &str = "CPROXY_LACKING_KERNELS";
 /// The program with the tests of every socket call, to be run in a guest.
 const MATRIX_VARIABLE: &str = "CPROXY_MATRIX";
-/// Where a test writes what it has found out about its kernel.
+/// File to which a test writes the facts about its kernel.
 const REPORT_VARIABLE: &str = "CPROXY_GUEST_REPORT";
 
-/// The tests, by their names, that start other kernels than the one that is tested.
+/// Part of the names of tests that start other kernels than the tested one.
 const LACKING: &str = "lacking::";
 
-/// The tests, by their names, with a container runtime in the guest. It asks more of a kernel than cproxy does, and
+/// Part of the names of tests with a container runtime in the guest. It needs more of a kernel than cproxy does;
 /// Debian's kernels have it.
 const CONTAINERS: &str = "containers::";
 
@@ -47,47 +47,46 @@ const LEAN: [&str; 1] = ["BPF_JIT"];
 /// Options that it cannot do without.
 const NEEDED: [&str; 2] = ["CGROUP_BPF", "CGROUPS"];
 
-/// Verbs about guests.
+/// Subcommands for guests.
 #[derive(Subcommand)]
-pub(crate) enum Verb {
-    /// Boots each kernel and runs in it every socket call and the agent, against an API server outside (needs root)
-    Test(TestArguments),
-    /// Shows a microVM start, with an API server outside (needs root)
-    Demo(DemoArguments),
+pub(crate) enum GuestVerb {
+    /// Boots each kernel and tests every socket call and the agent in it, with an API server outside (needs root)
+    Test(GuestTestArguments),
+    /// Shows how a microVM starts, with an API server outside (needs root)
+    Demo(GuestDemoArguments),
 }
 
-/// Which kernels to test.
+/// Kernels to test.
 #[derive(Args)]
-pub(crate) struct TestArguments {
+pub(crate) struct GuestTestArguments {
     /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds.
-    /// No modules come along: virtio's network card on PCI, a serial console (8250), an initramfs packed with gzip
-    /// and devtmpfs must be built in, beside what images/kernel/cproxy.config names; images/kernel/guest.config
-    /// has them all
+    /// It gets no modules: virtio's network card on PCI, a serial console (8250), gzip for the initramfs, devtmpfs
+    /// and all options of images/kernel/cproxy.config must be built in; images/kernel/guest.config has them all
     #[arg(long, value_name = "FILE")]
     kernel: Vec<PathBuf>,
-    /// No other kernels than those named
+    /// Tests only the kernels that are named
     #[arg(long, requires = "kernel")]
     only: bool,
 }
 
-/// Which kernel to show.
+/// Kernel to show.
 #[derive(Args)]
-pub(crate) struct DemoArguments {
+pub(crate) struct GuestDemoArguments {
     /// A kernel's file, as for `vm test`; default: Debian's 6.1 for virtual machines
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
 }
 
-pub(crate) fn run(verb: &Verb) -> Result<ExitCode> {
+pub(crate) fn run(verb: &GuestVerb) -> Result<ExitCode> {
     match verb {
-        Verb::Test(arguments) => test_all(arguments),
-        Verb::Demo(arguments) => demo(arguments).map(|()| ExitCode::SUCCESS),
+        GuestVerb::Test(arguments) => test_all(arguments),
+        GuestVerb::Demo(arguments) => demo(arguments).map(|()| ExitCode::SUCCESS),
     }
 }
 
 /// Files that every guest is started with, besides its kernel.
 #[derive(Clone)]
-pub(crate) struct Fixture {
+pub(crate) struct GuestFiles {
     agent: PathBuf,
     initramfs: PathBuf,
     rootfs: PathBuf,
@@ -95,7 +94,7 @@ pub(crate) struct Fixture {
     control_plane: PathBuf,
 }
 
-impl Fixture {
+impl GuestFiles {
     pub(crate) fn new(agent: &Path) -> Result<Self> {
         setup::for_guests()?;
         setup::for_cluster()?;
@@ -110,27 +109,27 @@ impl Fixture {
         kernels::packaged(LINUX_6_1)
     }
 
-    /// Tells a command of it.
-    pub(crate) fn tell(&self, command: &mut Command, kernel: &Path) {
+    /// Sets the variables of a command by which tests find the files.
+    pub(crate) fn set_variables(&self, command: &mut Command, kernel: &Path) {
         command.env(agent::VARIABLE, &self.agent).env(control_plane::VARIABLE, &self.control_plane);
         command.env(INITRAMFS_VARIABLE, &self.initramfs).env(KERNEL_VARIABLE, kernel);
         command.env(ROOTFS_VARIABLE, &self.rootfs).env(OCI_VARIABLE, &self.oci);
     }
 }
 
-fn demo(arguments: &DemoArguments) -> Result<()> {
+fn demo(arguments: &GuestDemoArguments) -> Result<()> {
     run::require_root("the demonstration")?;
-    let fixture = Fixture::new(&agent::build()?.shipped)?;
-    let kernel = arguments.kernel.as_deref().map_or_else(Fixture::kernel, kernels::of_file)?;
+    let files = GuestFiles::new(&agent::build()?.shipped)?;
+    let kernel = arguments.kernel.as_deref().map_or_else(GuestFiles::kernel, kernels::of_file)?;
     let mut command = run::cargo();
     command.args(["run", "--quiet", "--package", "cproxy-tests", "--bin", "vm-demo"]);
-    fixture.tell(&mut command, &kernel);
+    files.set_variables(&mut command, &kernel);
     run::run(&mut command)
 }
 
-fn test_all(arguments: &TestArguments) -> Result<ExitCode> {
+fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     run::require_root("tests of guests")?;
-    let fixture = Fixture::new(&agent::build()?.shipped)?;
+    let files = GuestFiles::new(&agent::build()?.shipped)?;
     let matrix = matrix()?;
     let reports = paths::target().join("vm");
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
@@ -143,7 +142,7 @@ fn test_all(arguments: &TestArguments) -> Result<ExitCode> {
             true => &["--skip", LACKING],
             false => &["--skip", LACKING, "--skip", CONTAINERS],
         };
-        let mut command = tests(&fixture, &kernel, skipped);
+        let mut command = tests(&files, &kernel, skipped);
         command.env(MATRIX_VARIABLE, &matrix).env(REPORT_VARIABLE, &report);
         outcomes.push(outcome(&name, &mut command));
         rows.push(row(&name, &report));
@@ -153,7 +152,7 @@ fn test_all(arguments: &TestArguments) -> Result<ExitCode> {
         for option in NEEDED {
             lacking.push(format!("{option}={}", kernels::built(&[option.to_owned()])?.display()));
         }
-        let mut command = tests(&fixture, &Fixture::kernel()?, &[LACKING]);
+        let mut command = tests(&files, &GuestFiles::kernel()?, &[LACKING]);
         outcomes.push(outcome("lacking", command.env(LACKING_VARIABLE, lacking.join(","))));
     }
     print_table(&rows);
@@ -161,8 +160,8 @@ fn test_all(arguments: &TestArguments) -> Result<ExitCode> {
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The kernels and what to call them.
-fn wanted(arguments: &TestArguments) -> Result<Vec<(String, PathBuf)>> {
+/// The kernels with their names.
+fn wanted(arguments: &GuestTestArguments) -> Result<Vec<(String, PathBuf)>> {
     let mut wanted = Vec::new();
     if !arguments.only {
         wanted.push(("debian-6.1".to_owned(), kernels::packaged(LINUX_6_1)?));
@@ -179,18 +178,18 @@ fn wanted(arguments: &TestArguments) -> Result<Vec<(String, PathBuf)>> {
     Ok(wanted)
 }
 
-fn tests(fixture: &Fixture, kernel: &Path, filter: &[&str]) -> Command {
+fn tests(files: &GuestFiles, kernel: &Path, filter: &[&str]) -> Command {
     let mut command = run::cargo();
     command.args(["test", "--workspace", "--test", "guests", "--", "--test-threads=1", "--no-capture"]).args(filter);
-    fixture.tell(&mut command, kernel);
+    files.set_variables(&mut command, kernel);
     command
 }
 
 fn outcome(name: &str, command: &mut Command) -> Outcome {
-    run::say(format!("vm: {name}"));
+    run::report(format!("vm: {name}"));
     let start = Instant::now();
     let outcome = match test::stream(command) {
-        Ok((counts, status)) => test::judge(name, counts, status, false),
+        Ok((counts, status)) => test::outcome_of(name, counts, status, false),
         Err(error) => Outcome::failed(name, format!("{error:#}")),
     };
     outcome.took(start.elapsed())
@@ -203,7 +202,7 @@ fn matrix() -> Result<PathBuf> {
     run::executables(&mut command)?.remove("matrix").context("cargo names no file of the test `matrix`")
 }
 
-/// Facts that the tests found out about a kernel.
+/// Facts about a kernel, by their names.
 type Row = BTreeMap<String, String>;
 
 fn row(name: &str, report: &Path) -> Row {
@@ -216,7 +215,7 @@ fn row(name: &str, report: &Path) -> Row {
     facts.chain([("kernel".to_owned(), name.to_owned())]).collect()
 }
 
-/// As docs/kernels.md has it.
+/// Prints the table of docs/kernels.md.
 fn print_table(rows: &[Row]) {
     let mut facts: Vec<&String> = rows.iter().flat_map(BTreeMap::keys).filter(|fact| *fact != "kernel").collect();
     facts.sort();
@@ -227,7 +226,7 @@ fn print_table(rows: &[Row]) {
     println!("\n| |{}", cells("kernel"));
     println!("|---|{}", "---|".repeat(rows.len()));
     for fact in facts {
-        // A number says where in the table it belongs.
+        // The number in front of a fact is its position in the table.
         println!("| {} |{}", fact.trim_start_matches(|char: char| char.is_ascii_digit() || char == ' '), cells(fact));
     }
     println!();

@@ -1,13 +1,13 @@
 //! Owner of store, planner and maps, and the only writer of maps: events in, map writes out.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Reserve, Retired, Room, Store, TablePlanner};
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
 };
-use cproxy_wire::LastHeard;
+use cproxy_wire::LastContact;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -25,8 +25,6 @@ use crate::{memory, problem_log::ProblemLog, report, run_dir::Request};
 const QUIET: Duration = Duration::from_millis(2);
 /// No event waits longer than this for others.
 const DELAY_MAX: Duration = Duration::from_millis(10);
-/// Maximum number of retries after one batch, for changes that did not fit.
-const RETRIES_MAX: usize = 8;
 /// Least time between attempts to read back and rewrite the table after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
 /// Time after which maps that are mostly empty are replaced by smaller ones.
@@ -67,7 +65,7 @@ pub(super) struct Reconciler {
     /// Whether an earlier agent's pins may have connected sockets.
     has_predecessor: bool,
     socket_gauges: Arc<SocketGauges>,
-    last_heard: LastHeard,
+    last_contact: LastContact,
 }
 
 impl Reconciler {
@@ -76,7 +74,7 @@ impl Reconciler {
         lock: &PinLock,
         store: Store,
         readiness: Readiness,
-        last_heard: LastHeard,
+        last_contact: LastContact,
         mode: Mode,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();
@@ -99,7 +97,7 @@ impl Reconciler {
             retired_queue: Arc::new(RetiredQueue::new(mode)),
             has_predecessor: !lock.is_empty(),
             socket_gauges: Arc::default(),
-            last_heard,
+            last_contact,
         })
     }
 
@@ -153,7 +151,7 @@ impl Reconciler {
             ("backends_room", room.slots.into()),
             ("services_without_room", self.table.without_room() as u64),
         ]);
-        gauges.extend(self.last_heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }
 
@@ -282,14 +280,6 @@ impl Reconciler {
         if !matches!(self.state, SyncState::Incremental(_)) {
             // An earlier agent may have ended before it raised the epoch.
             self.maps.apply(&[Op::RaiseEpoch])?;
-        }
-        // Room that was freed just now may suffice for changes that did not fit before.
-        for _ in 0..RETRIES_MAX {
-            let ops = self.table.update(&self.store, BTreeSet::new());
-            if ops.is_empty() {
-                break;
-            }
-            self.maps.apply(&ops)?;
         }
         Ok(())
     }

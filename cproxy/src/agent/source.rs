@@ -2,7 +2,7 @@
 
 use cproxy_core::Event;
 use cproxy_network::SocketSetup;
-use cproxy_wire::{self as wire, LastHeard};
+use cproxy_wire::{self as wire, LastContact};
 use http::Uri;
 use tokio::sync::mpsc;
 
@@ -47,7 +47,7 @@ pub(super) fn start(
     source: CheckedSource,
     node_name: Option<String>,
     setup: SocketSetup,
-    last_heard: LastHeard,
+    last_contact: LastContact,
     sender: mpsc::Sender<Vec<Event>>,
 ) -> Result<(), AgentError> {
     match source {
@@ -63,7 +63,7 @@ pub(super) fn start(
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }
-            drop(tokio::spawn(wire::watch(client, config.cluster_url, node_name, last_heard, sender)));
+            drop(tokio::spawn(wire::watch(client, config.cluster_url, node_name, last_contact, sender)));
         }
     }
     Ok(())

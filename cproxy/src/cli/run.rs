@@ -24,7 +24,8 @@ pub(super) struct Options {
     #[arg(long, env = "CPROXY_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
     kubeconfig: Option<PathBuf>,
     /// Files or directories to follow instead of an API server, separated by commas
-    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
+          conflicts_with_all = ["kubeconfig", "apiserver", "tls_server_name"])]
     manifests: Vec<PathBuf>,
     /// Real URL of the API server; default: the kubeconfig's, or KUBERNETES_SERVICE_HOST, which is a ClusterIP
     #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", conflicts_with = "manifests", value_parser = api_server_url)]

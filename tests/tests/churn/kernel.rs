@@ -57,7 +57,7 @@ fn check(row: Option<&FrontendRow>, set: Option<Set>, family: Family, is_tcp: bo
         (row, set) => return Err(format!("{row:?} instead of {set:?}")),
     };
     let port = if is_tcp { TCP_PORTS } else { UDP_PORTS }[set.port];
-    let wanted = set.numbers().map(|number| (family.backend(number), port));
+    let wanted = set.ready().map(|number| (family.backend(number), port));
     if wanted.eq(row.backends.iter().map(|backend| (backend.address, backend.port))) {
         return Ok(());
     }

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error() {
+    fn paths_that_are_not_understood_are_errors() {
         for path in
             ["", "credential", "$credential", "$.", "$..a", "$.*", "$[*]", "$.a[?(@.b)]", "$[-1]", "$['a", "$['a'"]
         {

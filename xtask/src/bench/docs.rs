@@ -11,31 +11,34 @@ use serde_json::Value;
 use super::page;
 use crate::{paths, run};
 
-/// Writes the page about the results that are there; those of a run that only shows that everything works are left out.
+/// Writes the page about all results, except those of runs with `--quick`.
 pub(super) fn write(benchmarks: &[&str]) -> Result<()> {
     let mut reports = Vec::new();
     let mut missing = Vec::new();
     for &benchmark in benchmarks {
         match read(benchmark)? {
             Some(report) if page::is_quick(&report) => {
-                run::say(format!("bench: the results of {benchmark} are of a run with {}: left out", super::QUICK));
+                run::report(format!(
+                    "bench: the results of {benchmark} are from a run with {}, so they are left out",
+                    super::QUICK
+                ));
                 missing.push(benchmark);
             }
             Some(report) => reports.push(report),
             None => missing.push(benchmark),
         }
     }
-    ensure!(!reports.is_empty(), "there are no results in {}: run `cargo xtask bench all`", results().display());
+    ensure!(!reports.is_empty(), "no results in {}: run `cargo xtask bench all`", results().display());
     let docs = paths::workspace().join("docs");
     copy_charts(&reports, &docs.join(page::CHARTS))?;
     let file = docs.join("benchmarks.md");
     fs::write(&file, page::of(&reports, &missing)).with_context(|| format!("writing {}", file.display()))?;
-    run::say(format!("bench: wrote {}", file.display()));
+    run::report(format!("bench: wrote {}", file.display()));
     Ok(())
 }
 
-/// Removes what an earlier run has found.
-pub(super) fn forget(benchmark: &str) -> Result<()> {
+/// Removes the results of an earlier run.
+pub(super) fn remove(benchmark: &str) -> Result<()> {
     let file = file_of(benchmark);
     match fs::remove_file(&file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -44,7 +47,7 @@ pub(super) fn forget(benchmark: &str) -> Result<()> {
     .with_context(|| format!("removing {}", file.display()))
 }
 
-/// Where benchmarks leave their results.
+/// Directory of the results.
 fn results() -> PathBuf {
     paths::target().join("bench")
 }
@@ -62,7 +65,7 @@ fn read(benchmark: &str) -> Result<Option<Value>> {
     serde_json::from_str(&text).map(Some).with_context(|| format!("{} is no JSON", file.display()))
 }
 
-/// The directory holds the charts of these reports, and nothing else.
+/// Fills the directory with the charts of these reports, and nothing else.
 fn copy_charts(reports: &[Value], directory: &Path) -> Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

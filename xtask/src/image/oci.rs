@@ -82,7 +82,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Writes a content under its digest and gives back its descriptor.
+    /// Writes a content under its digest and returns its descriptor.
     fn blob(&mut self, media_type: &str, content: &[u8]) -> Result<Value> {
         let digest = digest(content);
         self.file(&format!("blobs/{}", digest.replace(':', "/")), content)?;

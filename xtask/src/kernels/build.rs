@@ -1,5 +1,5 @@
-//! A guest's kernel, built from the sources that Debian has: the kernel's own smallest configuration, what a microVM
-//! needs besides, and what cproxy needs.
+//! A guest's kernel, built from Debian's sources: the kernel's smallest configuration with the options that a microVM
+//! and cproxy need.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use super::{CONFIG, ELF, KERNEL, cached, existing, made, packages};
+use super::{CONFIG, ELF, KERNEL, build_cached, cached, existing, packages};
 use crate::{paths, run, setup};
 
 /// Sources of the long-term kernel that is the oldest one with everything in it that cproxy uses.
@@ -36,7 +36,7 @@ pub(crate) fn built(without: &[String]) -> Result<PathBuf> {
         let out = unpacked.join("build");
         configure(&source, &out, &fragments, without)?;
         check(&out, &wanted, without)?;
-        run::say(format!("kernels: building Linux {version}, 10 minutes on two cores (once)"));
+        run::report(format!("kernels: building Linux {version}, 10 minutes on two cores (once)"));
         let jobs = thread::available_parallelism().map_or(1, usize::from);
         run::run_logged(make(&source, &out).arg(format!("-j{jobs}")).arg("bzImage"), "building a guest kernel")?;
         for (from, to) in [("arch/x86/boot/bzImage", KERNEL), (".config", CONFIG)] {
@@ -53,8 +53,8 @@ fn unpacked(version: &str) -> Result<PathBuf> {
     if let Some(directory) = existing(&name)? {
         return Ok(directory);
     }
-    made(&name, |directory| {
-        run::say(format!("kernels: taking {SOURCE} {version} from Debian"));
+    build_cached(&name, |directory| {
+        run::report(format!("kernels: downloading {SOURCE} {version} from Debian"));
         let root = directory.join("root");
         packages::unpack(SOURCE, &root)?;
         let archive = packages::find(&root.join("usr/src"), SOURCE)?;
@@ -63,7 +63,7 @@ fn unpacked(version: &str) -> Result<PathBuf> {
     })
 }
 
-/// The same bytes from the same sources: without who built it, where and when.
+/// Builds the same bytes from the same sources: without user, host and time of the build.
 fn make(source: &Path, out: &Path) -> Command {
     let mut command = Command::new("make");
     command.arg("-C").arg(source).arg(format!("O={}", out.display()));
@@ -84,7 +84,7 @@ fn configure(source: &Path, out: &Path, fragments: &[PathBuf], without: &[String
     run::run_logged(make(source, out).arg("olddefconfig"), "completing the options of a guest kernel")
 }
 
-/// An option that depends on one that is not asked for vanishes without a word.
+/// Fails if an option is missing: one whose dependency is not set vanishes silently.
 fn check(out: &Path, wanted: &str, without: &[String]) -> Result<()> {
     let config = fs::read_to_string(out.join(".config")).context("reading the new kernel's options")?;
     let is_set = |line: &str| config.lines().any(|set| set == line);
@@ -103,7 +103,7 @@ fn is_asked_for(fragments: &str, option: &str) -> bool {
     fragments.lines().any(|line| line == format!("CONFIG_{option}=y"))
 }
 
-/// Tells kernels of other options apart, whatever is said about the options.
+/// Hash of the options, which distinguishes kernels; comments do not count.
 fn key(wanted: &str, without: &[String]) -> String {
     let options: Vec<_> = wanted.lines().filter(|line| line.starts_with("CONFIG_")).collect();
     let digest = Sha256::digest(format!("{}\n{}", options.join("\n"), without.join(" ")));

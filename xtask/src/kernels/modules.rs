@@ -1,4 +1,4 @@
-//! The modules that a guest of a distribution's kernel needs, and what those need.
+//! The modules that a guest with a distribution's kernel needs, and their dependencies.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The network card of a virtual machine, and what tells the agent of sockets.
+/// The network card of a virtual machine, and the interfaces that list sockets for the agent.
 pub(super) const GUEST: [&str; 5] = ["virtio_pci", "virtio_net", "inet_diag", "tcp_diag", "udp_diag"];
 
 /// Modules of kube-proxy's rules, in all its modes, and of the links to its pods.
@@ -67,9 +67,8 @@ pub(super) const KUBE_PROXY: [&str; 48] = [
 /// Files of modules by their names, as the kernel has them.
 type Files = BTreeMap<String, PathBuf>;
 
-/// Writes the modules that are wanted, and what they need, of those below `from` to `to`, in the order in which they
-/// are to be loaded.
-pub(super) fn take(from: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
+/// Copies the wanted modules below `from` and their dependencies to `to`, numbered in the order of loading.
+pub(super) fn copy_with_dependencies(from: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
     let mut files = Files::new();
     collect(from, &mut files)?;
     fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
@@ -96,7 +95,7 @@ fn collect(directory: &Path, files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// A module behind those it needs. What is no file is in the kernel itself.
+/// Adds a module behind its dependencies. A module without a file is built into the kernel.
 fn add(name: &str, files: &Files, order: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
     let Some(path) = files.get(name).filter(|_| !order.iter().any(|(known, _)| known == name)) else { return Ok(()) };
     let content = read(path)?;
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_module_needs_is_in_its_information() {
+    fn a_modules_needs_are_in_its_information() {
         assert_eq!(
             dependencies(b"\x7fELF\0license=GPL\0depends=virtio-ring,net_failover\0x\0"),
             ["virtio_ring", "net_failover"]

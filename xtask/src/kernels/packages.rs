@@ -31,18 +31,18 @@ fn packaged_with(meta: &str, suffix: &str, wanted: &[&[&str]]) -> Result<PathBuf
     let package = dependency(meta)?;
     let version = version(&package)?;
     cached(&format!("{package}_{version}{suffix}"), |directory| {
-        run::say(format!("kernels: taking {package} {version} from Debian"));
+        run::report(format!("kernels: downloading {package} {version} from Debian"));
         let root = directory.join("root");
         unpack(&package, &root)?;
         let boot = root.join("boot");
-        take(&find(&boot, "vmlinuz-")?, &directory.join(KERNEL))?;
-        take(&find(&boot, "config-")?, &directory.join(CONFIG))?;
-        modules::take(&root.join("lib/modules"), &directory.join("modules"), &wanted.concat())?;
+        move_file(&find(&boot, "vmlinuz-")?, &directory.join(KERNEL))?;
+        move_file(&find(&boot, "config-")?, &directory.join(CONFIG))?;
+        modules::copy_with_dependencies(&root.join("lib/modules"), &directory.join("modules"), &wanted.concat())?;
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))
     })
 }
 
-/// Which kernel's package a package that has no files stands for.
+/// The kernel's package on which an empty package depends.
 fn dependency(meta: &str) -> Result<String> {
     let find = || {
         let depends = run::capture(Command::new("apt-cache").args(["depends", meta])).unwrap_or_default();
@@ -50,7 +50,7 @@ fn dependency(meta: &str) -> Result<String> {
         package.filter(|package| package.starts_with("linux-"))
     };
     if !system::is_debian() {
-        bail!("{meta} is a package of Debian's, which this machine is not: name another kernel's file with --kernel");
+        bail!("{meta} is a Debian package, and this machine does not run Debian: pass a kernel's file with --kernel");
     }
     if let Some(package) = find() {
         return Ok(package);
@@ -59,7 +59,7 @@ fn dependency(meta: &str) -> Result<String> {
     find().with_context(|| format!("no package {meta} in apt's lists"))
 }
 
-/// The version that apt would take.
+/// The version that apt would install.
 pub(super) fn version(package: &str) -> Result<String> {
     let show = run::capture(Command::new("apt-cache").args(["show", "--no-all-versions", package]))?;
     let version = show.lines().find_map(|line| line.strip_prefix("Version: "));
@@ -78,7 +78,7 @@ pub(super) fn unpack(package: &str, root: &Path) -> Result<()> {
     fs::remove_file(&archive).with_context(|| format!("removing {}", archive.display()))
 }
 
-/// The entry of a directory whose name begins so.
+/// The entry of a directory whose name has the prefix.
 pub(super) fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))?;
     let mut paths = entries.flatten().map(|entry| entry.path());
@@ -86,6 +86,6 @@ pub(super) fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     paths.find(has_prefix).with_context(|| format!("{} has no {prefix}*", directory.display()))
 }
 
-fn take(from: &Path, to: &Path) -> Result<()> {
+fn move_file(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).with_context(|| format!("moving {} to {}", from.display(), to.display()))
 }

@@ -19,7 +19,7 @@ pub(crate) fn check() -> Result<()> {
     if numbers(&found) < numbers(&wanted) {
         bail!("Go {found} is too old for what tests are built from: {advice}");
     }
-    run::say(format!("go: found {found} (tests need {wanted})"));
+    run::report(format!("go: found {found} (tests need {wanted})"));
     Ok(())
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn ensure(compiler: &Compiler) -> Result<PathBuf> {
     let ours = root.join("bin/bpf-linker");
     let candidates = [Some(ours.clone()), paths::program("bpf-linker")];
     if let Some(found) = candidates.into_iter().flatten().find(|linker| is_good(compiler, linker)) {
-        run::say(format!("bpf-linker: found {}", found.display()));
+        run::report(format!("bpf-linker: found {}", found.display()));
         return Ok(found);
     }
     install(compiler.llvm, &root)?;
@@ -42,7 +42,7 @@ fn is_good(compiler: &Compiler, linker: &Path) -> bool {
 
 fn install(llvm: u32, root: &Path) -> Result<()> {
     let prefix = llvm_files(llvm)?;
-    run::say(format!("bpf-linker: building {VERSION} against LLVM {llvm}, about half a minute (done once)"));
+    run::report(format!("bpf-linker: building {VERSION} against LLVM {llvm}, about half a minute (done once)"));
     let mut command = run::cargo();
     command
         .args(["install", "bpf-linker", "--version", VERSION, "--locked", "--force", "--no-default-features"])
@@ -53,7 +53,7 @@ fn install(llvm: u32, root: &Path) -> Result<()> {
         .env("LLVM_PREFIX", &prefix)
         .env(format!("LLVM_SYS_{llvm}1_PREFIX"), &prefix);
     run::run_logged(&mut command, "building bpf-linker")?;
-    run::say(format!("bpf-linker: built {}", root.join("bin/bpf-linker").display()));
+    run::report(format!("bpf-linker: built {}", root.join("bin/bpf-linker").display()));
     Ok(())
 }
 

@@ -139,7 +139,7 @@ fn ensure(what: &str, commands: &[Provided]) -> Result<()> {
         bail!("the command `{command}` is still missing: put it in PATH");
     }
     let names: Vec<_> = commands.iter().map(|(command, _)| *command).collect();
-    run::say(format!("{what}: found {}", names.join(" ")));
+    run::report(format!("{what}: found {}", names.join(" ")));
     Ok(())
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     if !run::is_root() {
         bail!("missing packages: run `apt-get update && apt-get install {names}` as root, then this again");
     }
-    run::say(format!("packages: installing {names}"));
+    run::report(format!("packages: installing {names}"));
     update()?;
     let mut command = apt_get();
     command.args(["install", "--yes", "--no-install-recommends"]).args(packages);

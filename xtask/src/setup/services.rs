@@ -42,7 +42,7 @@ impl Drop for Policy {
         if self.is_ours
             && let Err(error) = fs::remove_file(POLICY)
         {
-            run::say(format!("{POLICY} stays, and keeps services from starting: remove it ({error})"));
+            run::report(format!("{POLICY} stays, and keeps services from starting: remove it ({error})"));
         }
     }
 }

@@ -49,13 +49,13 @@ const ROUTES: [Route; 4] = [
 pub(crate) fn ensure() -> Result<()> {
     let file = paths::toolchain_file()?;
     if let Some(name) = recorded(&file) {
-        run::say(format!("eBPF toolchain: found {name} (recorded in {})", file.display()));
+        run::report(format!("eBPF toolchain: found {name} (recorded in {})", file.display()));
         return Ok(());
     }
     for (route, find) in ROUTES {
         match find().and_then(|compiler| record(&file, &compiler)) {
             Ok(()) => return Ok(()),
-            Err(error) => run::say(format!("eBPF toolchain: not {route}: {error:#}")),
+            Err(error) => run::report(format!("eBPF toolchain: not {route}: {error:#}")),
         }
     }
     bail!(ADVICE)
@@ -83,7 +83,7 @@ fn record(file: &Path, compiler: &Compiler) -> Result<()> {
     let temporary = file.with_extension(process::id().to_string());
     fs::write(&temporary, compiler.render(&linker)).with_context(|| format!("writing {}", temporary.display()))?;
     fs::rename(&temporary, file).with_context(|| format!("writing {}", file.display()))?;
-    run::say(format!("eBPF toolchain: took {} (recorded in {})", compiler.name, file.display()));
+    run::report(format!("eBPF toolchain: took {} (recorded in {})", compiler.name, file.display()));
     Ok(())
 }
 
@@ -120,7 +120,7 @@ fn rustup_install() -> Result<Compiler> {
     } else {
         command.args(["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"]);
     }
-    run::say("eBPF toolchain: asking rustup for rust-src");
+    run::report("eBPF toolchain: asking rustup for rust-src");
     run::capture(&mut command)?;
     rustup_nightly()
 }

@@ -18,8 +18,8 @@ use crate::{
 /// A product, or why there is none.
 pub(super) type Built<T> = Result<T, String>;
 
-/// The reason as text, which can be told more than once.
-pub(super) fn told<T>(result: Result<T>) -> Built<T> {
+/// The reason as text, which can be into_built more than once.
+pub(super) fn into_built<T>(result: Result<T>) -> Built<T> {
     result.map_err(|error| format!("{error:#}"))
 }
 
@@ -42,7 +42,7 @@ struct Finished {
     size: Option<Built<()>>,
     control_plane: Option<Built<PathBuf>>,
     oldest: Option<Built<PathBuf>>,
-    guests: Option<Built<(vm::Fixture, PathBuf)>>,
+    guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
     fuzzer: Option<Built<Fuzzer>>,
 }
 
@@ -87,7 +87,7 @@ impl Products {
     }
 
     /// Files that guests are started with, and their kernel.
-    pub(super) fn guests(&mut self) -> Result<&(vm::Fixture, PathBuf)> {
+    pub(super) fn guests(&mut self) -> Result<&(vm::GuestFiles, PathBuf)> {
         self.wait_for(|finished| finished.guests.as_ref())
     }
 
@@ -126,21 +126,21 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
         // The receiver is gone when the tests have ended early.
         sender.send(product).ok();
     };
-    let agent = told(agent::build_logged());
+    let agent = into_built(agent::build_logged());
     let shipped = agent.as_ref().map(|agent| agent.shipped.clone()).map_err(Clone::clone);
-    let size = agent.as_ref().map_err(Clone::clone).and_then(|agent| told(sizes::check(agent)));
+    let size = agent.as_ref().map_err(Clone::clone).and_then(|agent| into_built(sizes::check(agent)));
     send(Box::new(move |finished| (finished.agent, finished.size) = (Some(agent), Some(size))));
-    let release = |release: &Release| told(release.ensure());
+    let release = |release: &Release| into_built(release.ensure());
     if let Some(can_run) = &wanted.control_plane {
         let built = can_run.clone().and_then(|()| release(&control_plane::CURRENT));
         send(Box::new(|finished| finished.control_plane = Some(built)));
     }
     if let Some(can_run) = wanted.guests {
-        let built = can_run.and(shipped).and_then(|agent| told(guests(&agent)));
+        let built = can_run.and(shipped).and_then(|agent| into_built(guests(&agent)));
         send(Box::new(|finished| finished.guests = Some(built)));
     }
     if wanted.is_with_fuzzer {
-        let built = told(Fuzzer::build_logged());
+        let built = into_built(Fuzzer::build_logged());
         send(Box::new(|finished| finished.fuzzer = Some(built)));
     }
     if wanted.is_with_oldest {
@@ -149,6 +149,6 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
     }
 }
 
-fn guests(agent: &std::path::Path) -> Result<(vm::Fixture, PathBuf)> {
-    Ok((vm::Fixture::new(agent)?, vm::Fixture::kernel()?))
+fn guests(agent: &std::path::Path) -> Result<(vm::GuestFiles, PathBuf)> {
+    Ok((vm::GuestFiles::new(agent)?, vm::GuestFiles::kernel()?))
 }

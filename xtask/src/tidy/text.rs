@@ -1,4 +1,4 @@
-//! Rules about lines: their length, and the first word of a doc comment.
+//! Rules about lines: their length, the first word of a doc comment, and names of tests.
 
 /// The limit of rustfmt, which leaves comments and strings alone.
 const COLUMNS_MAX: usize = 120;
@@ -9,7 +9,7 @@ const RIDDLES: [&str; 4] = ["What", "Who", "Whom", "Whose"];
 /// Breaches of a Rust file.
 pub(super) fn of_source(content: &str) -> Vec<String> {
     let too_long = numbered(content).filter(|(_, line)| is_too_long(line)).map(too_long);
-    too_long.chain(riddles(content)).collect()
+    too_long.chain(riddles(content)).chain(test_names(content)).collect()
 }
 
 /// Breaches of a Markdown file. Rows of tables, headings, code and lines with nothing but a link may be longer.
@@ -44,6 +44,17 @@ fn riddles(content: &str) -> impl Iterator<Item = String> {
         let word = text?.split(|c: char| !c.is_alphanumeric()).next()?;
         let is_riddle = before.is_none() && RIDDLES.contains(&word);
         is_riddle.then(|| format!("line {number}: a doc comment opens with `{word}`; name the thing"))
+    })
+}
+
+/// Tests whose names ask for a behaviour instead of stating it.
+fn test_names(content: &str) -> impl Iterator<Item = String> {
+    let is_test = std::iter::once(false).chain(content.lines().map(|line| line.trim_start().starts_with("#[")));
+    let functions = numbered(content).zip(is_test).filter(|(_, is_test)| *is_test);
+    functions.filter_map(|((number, line), _)| {
+        let name = line.trim_start().trim_start_matches("async ").strip_prefix("fn ")?;
+        let is_riddle = name.starts_with("what_") || name.starts_with("who_");
+        is_riddle.then(|| format!("line {number}: a test's name opens with `what_` or `who_`; state the behaviour"))
     })
 }
 
@@ -123,5 +134,17 @@ mod tests {
         let good =
             "//! Whatever.\n//! What follows is no opening.\n\n// What a comment\n//// What a line\n/// The whole\n";
         assert_eq!(of_source(good), [""; 0]);
+    }
+
+    #[test]
+    fn names_of_tests_state_the_behaviour() {
+        let test = |name: &str| format!("//! A.\n\n    #[test]\n    fn {name}() {{\n");
+        assert_eq!(
+            of_source(&test("what_comes_goes")),
+            ["line 4: a test's name opens with `what_` or `who_`; state the behaviour"]
+        );
+        assert_eq!(of_source(&test("who_answers").replace("fn ", "async fn ")).len(), 1);
+        assert_eq!(of_source(&test("whatever_comes_goes")), [""; 0]);
+        assert_eq!(of_source("//! A.\n\nfn what_comes_goes() {}\n"), [""; 0]);
     }
 }

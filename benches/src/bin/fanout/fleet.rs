@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_over_a_link_is_its_first_number() {
+    fn received_bytes_are_the_first_number_of_a_link() {
         let text =
             "Inter-|   Receive  |  Transmit\n face |bytes    packets|bytes\n    lo:    7  1 0\n   far: 1234  10 0\n";
         assert_eq!(received_bytes(text), 1234);
