@@ -131,9 +131,9 @@ impl Subject {
 /// Source of the Services, which all peers follow.
 pub enum Cluster<'s> {
     /// An API server in the sandbox.
-    Here(Box<Here<'s>>),
+    Local(Box<LocalCluster<'s>>),
     /// An API server that another process has filled.
-    Elsewhere {
+    Remote {
         /// Kubeconfig of the agent.
         agent_kubeconfig: PathBuf,
         /// kube-proxy with its own kubeconfig.
@@ -145,7 +145,7 @@ pub enum Cluster<'s> {
 }
 
 /// An API server in the sandbox.
-pub struct Here<'s> {
+pub struct LocalCluster<'s> {
     control_plane: ControlPlane<'s>,
     writer: Writer,
 }
@@ -157,25 +157,25 @@ impl<'s> Cluster<'s> {
         let control_plane = ControlPlane::start(sandbox);
         node::create(sandbox, &control_plane);
         let writer = Writer::new(&control_plane);
-        Self::Here(Box::new(Here { control_plane, writer }))
+        Self::Local(Box::new(LocalCluster { control_plane, writer }))
     }
 
     /// kube-proxy, unless the source is manifests.
     fn kube_proxy(&self) -> Option<KubeProxy> {
         match self {
-            Self::Here(here) => Some(KubeProxy {
-                binary: here.control_plane.binary("kube-proxy"),
-                kubeconfig: here.control_plane.kubeconfig_for("system:kube-proxy"),
+            Self::Local(local) => Some(KubeProxy {
+                binary: local.control_plane.binary("kube-proxy"),
+                kubeconfig: local.control_plane.kubeconfig_for("system:kube-proxy"),
             }),
-            Self::Elsewhere { kube_proxy, .. } => Some(kube_proxy.clone()),
+            Self::Remote { kube_proxy, .. } => Some(kube_proxy.clone()),
             Self::Manifests => None,
         }
     }
 
     fn agent(&self, sandbox: &'s Sandbox) -> Agent<'s> {
         match self {
-            Self::Here(here) => Agent::new(sandbox).kubeconfig(here.control_plane.agent_kubeconfig()),
-            Self::Elsewhere { agent_kubeconfig, .. } => Agent::new(sandbox).kubeconfig(agent_kubeconfig),
+            Self::Local(local) => Agent::new(sandbox).kubeconfig(local.control_plane.agent_kubeconfig()),
+            Self::Remote { agent_kubeconfig, .. } => Agent::new(sandbox).kubeconfig(agent_kubeconfig),
             Self::Manifests => Agent::new(sandbox).manifests(sandbox.manifest_dir()),
         }
     }
@@ -183,8 +183,8 @@ impl<'s> Cluster<'s> {
     /// Creates objects; `name` describes them in messages.
     fn create(&self, sandbox: &Sandbox, name: &str, objects: impl IntoIterator<Item = Value>) {
         match self {
-            Self::Here(here) => here.writer.create(objects),
-            Self::Elsewhere { .. } => {}
+            Self::Local(local) => local.writer.create(objects),
+            Self::Remote { .. } => {}
             Self::Manifests => drop(manifest::write(&sandbox.manifest_dir(), &format!("{name}.json"), objects)),
         }
     }

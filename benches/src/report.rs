@@ -77,6 +77,13 @@ impl Report {
         self.versions.push((name.to_owned(), version_of(program, args)));
     }
 
+    /// Adds samples under a name, if all samples have one.
+    pub fn add_samples(&mut self, name: &str, samples: Value) {
+        if let Value::Object(all) = &mut self.samples {
+            all.insert(name.to_owned(), samples);
+        }
+    }
+
     /// Prints and writes the report.
     ///
     /// # Errors

@@ -26,11 +26,14 @@ mod tests {
 
     #[test]
     fn a_problem_is_new_until_it_is_recorded_and_after_it_was_gone() {
-        let [a, b] = ["a", "b"].map(|name| Problem::new(name, "", "broken"));
         let mut log = ProblemLog::default();
-        assert_eq!(log.update([a.clone()]), [a.clone()]);
-        assert_eq!(log.update([a.clone(), b.clone()]), [b.clone()]);
-        assert_eq!(log.update([b.clone()]), []);
-        assert_eq!(log.update([a.clone(), b]), [a]);
+        let mut new = |current: &[&str]| -> Vec<String> {
+            let current = current.iter().map(|object| Problem::new(object, "", "broken"));
+            log.update(current).into_iter().map(|problem| problem.object).collect()
+        };
+        assert_eq!(new(&["a"]), ["a"]);
+        assert_eq!(new(&["a", "b"]), ["b"]);
+        assert!(new(&["b"]).is_empty());
+        assert_eq!(new(&["a", "b"]), ["a"]);
     }
 }

@@ -9,7 +9,7 @@
 //! | `lock` | locked while an agent runs; stays | nothing |
 //! | `ready` | the table has been complete since this agent started | id of the boot, if the kernel has one |
 //! | `limited` | the programs are attached below the cgroup root | one line: place and consequence |
-//! | `failed` | the last agent has ended by itself | one line: the reason |
+//! | `failed` | the last agent could not start, or has ended by itself | one line: the reason |
 //! | `unusable` | as `failed`, if another attempt on this machine would fail in the same way | one line: the reason |
 //! | `cproxy.sock` | socket of the running agent | |
 //!

@@ -65,7 +65,7 @@ fn finish(triple: &str) -> Result<Agent> {
 }
 
 /// Path of the shipped binary.
-pub(crate) fn shipped() -> PathBuf {
+fn shipped() -> PathBuf {
     paths::target().join("dist/cproxy")
 }
 

@@ -20,9 +20,6 @@ pub(crate) struct DemoArguments {
     /// Runs against a real Kubernetes control plane on this machine
     #[arg(long)]
     cluster: bool,
-    /// Runs the optimised agent, as it is shipped, which takes minutes longer to build
-    #[arg(long)]
-    shipped: bool,
 }
 
 /// Builds and runs the demonstration.
@@ -34,11 +31,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     steps.next();
     let mut programs = run::executables(&mut build())?;
     let mut program = |name| programs.remove(name).with_context(|| format!("cargo names no file of `{name}`"));
-    let (mut agent, mut demo) = (program(AGENT)?, Command::new(program(DEMO)?));
-    if arguments.shipped {
-        steps.next();
-        agent = agent::build()?.shipped;
-    }
+    let (agent, mut demo) = (program(AGENT)?, Command::new(program(DEMO)?));
     if arguments.cluster {
         steps.next();
         demo.env(control_plane::VARIABLE, control_plane::ensure()?).arg("--cluster");
@@ -49,14 +42,10 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
 
 fn steps(arguments: &DemoArguments) -> Steps {
     let is_built = paths::target().join("debug").join(DEMO).exists();
-    let is_shipped_built = agent::shipped().exists();
     let mut steps = vec![
         Step::once("setting up this machine, and compiling dependencies beside", setup::is_ready_to_build(), 90),
         Step::once("building the agent and the demonstration", is_built, 60),
     ];
-    if arguments.shipped {
-        steps.push(Step::once("building the agent as it is shipped", is_shipped_built, 150));
-    }
     if arguments.cluster {
         let is_built = control_plane::CURRENT.is_built();
         steps.push(Step::once("building the control plane", is_built, 300));

@@ -39,9 +39,6 @@ pub(crate) struct TestArguments {
     /// Also runs tests against the oldest supported Kubernetes, which takes minutes to build
     #[arg(long)]
     long: bool,
-    /// When to colour the output
-    #[arg(long, default_value = "auto")]
-    color: Color,
     /// Runs only the tests whose names contain this
     filter: Option<String>,
 }
@@ -61,16 +58,6 @@ enum SuiteGroup {
     Live,
     /// Tests with programs in Go, Java, JavaScript and C, and with redis
     Programs,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Color {
-    /// When the output is a terminal
-    Auto,
-    /// Always
-    Always,
-    /// Never
-    Never,
 }
 
 /// Test binaries that are run together.
@@ -191,11 +178,10 @@ pub(crate) fn run(arguments: &TestArguments) -> Result<ExitCode> {
     let mut outcomes = thread::scope(|scope| {
         let products = Products::build(scope, wanted(arguments, &machine));
         let suites = (0, compiled.len() + usize::from(!arguments.leave_out(Some(SuiteGroup::Fuzz))));
-        SuiteRunner { arguments, machine: &machine, products, color: arguments.is_coloured(), suites }
-            .outcomes(&compiled)
+        SuiteRunner { arguments, machine: &machine, products, color: is_coloured(), suites }.outcomes(&compiled)
     });
     outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
-    let total = summary::print(&outcomes, arguments.is_coloured());
+    let total = summary::print(&outcomes, is_coloured());
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -216,10 +202,11 @@ impl TestArguments {
     fn leave_out(&self, group: Option<SuiteGroup>) -> bool {
         group.is_some_and(|group| self.without.contains(&group))
     }
+}
 
-    fn is_coloured(&self) -> bool {
-        self.color.is_wanted(io::stdout().is_terminal(), |name| env::var(name).ok())
-    }
+/// Whether the output is coloured: on a terminal, unless `NO_COLOR` is set.
+fn is_coloured() -> bool {
+    io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Result of installing the packages of each group of suites; `None` for a group that is left out.
@@ -407,33 +394,4 @@ pub(crate) fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
         stdout.write_all(&line).and_then(|()| stdout.write_all(b"\n")).context("writing the tests' output")?;
     }
     Ok((counts, child.wait().context("waiting for the tests")?))
-}
-
-impl Color {
-    /// Follows the conventions of the variables `NO_COLOR` and `CLICOLOR_FORCE`.
-    fn is_wanted(self, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
-        let is_set = |name| variable(name).is_some_and(|value| !value.is_empty());
-        match self {
-            Self::Always => true,
-            Self::Never => false,
-            Self::Auto if is_set("NO_COLOR") => false,
-            Self::Auto => is_terminal || variable("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn colour_follows_the_option_then_the_variables_then_the_terminal() {
-        let none = |_: &str| None;
-        let only = |wanted: &'static str| move |name: &str| (name == wanted).then(|| "1".to_owned());
-        assert!(Color::Always.is_wanted(false, only("NO_COLOR")));
-        assert!(!Color::Never.is_wanted(true, only("CLICOLOR_FORCE")));
-        assert!(Color::Auto.is_wanted(true, none) && !Color::Auto.is_wanted(false, none));
-        assert!(!Color::Auto.is_wanted(true, only("NO_COLOR")));
-        assert!(Color::Auto.is_wanted(false, only("CLICOLOR_FORCE")));
-    }
 }

@@ -70,18 +70,18 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Command line.
 #[derive(Parser)]
-#[command(name = "propagation", about = "From an EndpointSlice's change to connections that follow it")]
+#[command(name = "propagation", about = "Time from an EndpointSlice's change until connections follow it")]
 struct Arguments {
-    /// How many changes are measured
+    /// Number of changes
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     changes: u32,
-    /// How many other Services exist, with ten endpoints each
+    /// Number of other Services, with ten endpoints each
     #[arg(long, value_name = "N", default_value_t = 100)]
     services: u32,
-    /// Few changes beside few other Services: shows that everything works; the figures mean little
+    /// Few changes beside few other Services: only shows that everything works
     #[arg(long, conflicts_with_all = ["changes", "services"])]
     quick: bool,
-    /// Where every sample goes; default: propagation.json in the directory `bench` of cargo's output
+    /// File for all samples; default: bench/propagation.json in cargo's output directory
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

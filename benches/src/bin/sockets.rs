@@ -76,10 +76,10 @@ struct Arguments {
     /// Number of connected sockets beside which the agent starts
     #[arg(long, value_name = "N", default_value_t = 95_000)]
     sockets: u32,
-    /// One short round with few descriptors and sockets: shows that everything works; the figures mean little
+    /// One short round with few descriptors and sockets: only shows that everything works
     #[arg(long, conflicts_with_all = ["rounds", "seconds", "descriptors", "sockets"])]
     quick: bool,
-    /// File for all samples; default: sockets.json in the directory `bench` of cargo's output
+    /// File for all samples; default: bench/sockets.json in cargo's output directory
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Opens so many files and the sockets with these numbers, and waits to be killed

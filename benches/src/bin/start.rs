@@ -25,18 +25,18 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Command line.
 #[derive(Parser)]
-#[command(name = "start", about = "From the agent's start to a complete table")]
+#[command(name = "start", about = "Time from the agent's start to a complete table")]
 struct Arguments {
-    /// How many Services, and how many endpoints each has; may be given again
+    /// Number of Services, and of endpoints of each; may be repeated
     #[arg(long = "shape", value_name = "SERVICESxENDPOINTS", default_values = ["100x10", "5000x10"])]
     shapes: Vec<Shape>,
-    /// How often the agent is started
+    /// Number of starts
     #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
-    /// A small shape, two starts: shows that everything works; the figures mean little
+    /// A small shape, two starts: only shows that everything works
     #[arg(long, conflicts_with_all = ["shapes", "starts"])]
     quick: bool,
-    /// Where every sample goes; default: start.json in the directory `bench` of cargo's output
+    /// File for all samples; default: bench/start.json in cargo's output directory
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

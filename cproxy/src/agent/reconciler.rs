@@ -26,7 +26,7 @@ const QUIET: Duration = Duration::from_millis(2);
 /// No event waits longer than this for others.
 const DELAY_MAX: Duration = Duration::from_millis(10);
 /// Least time between attempts to read back and rewrite the table after a failed write.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Time after which maps that are mostly empty are replaced by smaller ones.
 const SPARSE_MAX: Duration = Duration::from_secs(10);
 /// Pause before the next attempt to grow a map, after memory ran out.
@@ -46,13 +46,15 @@ enum SyncState {
 /// Task that brings the kernel's table to what the source wants.
 pub(super) struct Reconciler {
     store: Store,
-    table: TablePlanner,
+    planner: TablePlanner,
     pins: PinDir,
     maps: KernelMaps,
     state: SyncState,
     /// Limits of the maps. They allow no growth for a while after memory ran out.
     limits: Limits,
+    /// End of that while.
     grows_again_at: Option<Instant>,
+    /// Time at which maps that are mostly empty are replaced.
     compacts_at: Option<Instant>,
     readiness: Readiness,
     /// Whether a list has ended, whose staged rows are free again.
@@ -80,10 +82,10 @@ impl Reconciler {
         let pins = lock.pins().clone();
         let kernel = KernelTable { is_new: lock.is_empty(), ..KernelReader::read_table(&pins)? };
         let maps = KernelMaps::open(lock)?;
-        let table = TablePlanner::new(KernelMaps::LIMITS, kernel);
+        let planner = TablePlanner::new(KernelMaps::LIMITS, kernel);
         Ok(Self {
             store,
-            table,
+            planner,
             pins,
             maps,
             state: SyncState::FirstSync,
@@ -121,11 +123,11 @@ impl Reconciler {
 
     /// Serves frontends of the bootstrap that the kernel does not have yet, until the first complete sync.
     pub(super) fn bootstrap(&mut self, bootstrap: &Store) -> Result<(), AgentError> {
-        let ops = self.table.bootstrap(bootstrap);
+        let ops = self.planner.bootstrap(bootstrap);
         self.maps.apply(&ops)?;
         tracing::info!(
             "serving {} frontends of --bootstrap until the first complete sync",
-            self.table.frontend_count()
+            self.planner.frontend_count()
         );
         Ok(())
     }
@@ -142,14 +144,14 @@ impl Reconciler {
     /// Gauges of the agent: sockets, current problems of objects, and the age of the table.
     fn gauges(&self) -> Vec<(&'static str, u64)> {
         let mut gauges = Vec::from(self.socket_gauges.read());
-        gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().len() as u64));
-        let (used, room) = (self.table.used(), self.maps.room());
+        gauges.push(("object_problems", self.store.problems().count() as u64 + self.planner.problems().len() as u64));
+        let (used, room) = (self.planner.used(), self.maps.room());
         gauges.extend([
             ("frontends", used.frontends.into()),
             ("frontends_room", room.frontends.into()),
             ("backends", used.slots.into()),
             ("backends_room", room.slots.into()),
-            ("services_without_room", self.table.without_room() as u64),
+            ("services_without_room", self.planner.without_room() as u64),
         ]);
         gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
@@ -189,7 +191,7 @@ impl Reconciler {
         // The client may have gone.
         match request {
             Request::Services(sender) => {
-                drop(sender.send(report::frontend_names_json(self.table.each_name())));
+                drop(sender.send(report::frontend_names_json(self.planner.each_name())));
             }
             Request::Gauges(sender) => drop(sender.send(self.gauges())),
             Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
@@ -232,8 +234,8 @@ impl Reconciler {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!("{error}; the table is read back and written anew in {RETRY:?}");
-                self.state = SyncState::Resync { at: now + RETRY };
+                tracing::error!("{error}; the table is read back and written anew in {RETRY_PAUSE:?}");
+                self.state = SyncState::Resync { at: now + RETRY_PAUSE };
                 Ok(())
             }
         }
@@ -245,9 +247,9 @@ impl Reconciler {
             Some(at) if at > now => {}
             Some(_) => {
                 self.compacts_at = None;
-                self.maps.apply(&self.table.compact())?;
+                self.maps.apply(&self.planner.compact())?;
             }
-            None => self.compacts_at = self.table.is_sparse().then(|| now + SPARSE_MAX),
+            None => self.compacts_at = self.planner.is_sparse().then(|| now + SPARSE_MAX),
         }
         Ok(())
     }
@@ -264,13 +266,13 @@ impl Reconciler {
     fn write_table(&mut self) -> Result<(), TableError> {
         let dirty = self.store.take_dirty();
         if let SyncState::Resync { .. } = self.state {
-            self.table = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
+            self.planner = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
             self.logged_revision = None;
         }
         self.readiness.end_phase(Phase::List);
         match self.state {
             SyncState::Incremental(_) => {
-                let ops = self.table.update(&self.store, dirty);
+                let ops = self.planner.update(&self.store, dirty);
                 tracing::debug!("writing {} operations", ops.len());
                 self.maps.apply(&ops)?;
             }
@@ -287,7 +289,7 @@ impl Reconciler {
     /// Writes the whole table. After an error nothing more is written, and the table is read back.
     fn sync(&mut self) -> Result<(), TableError> {
         let (maps, mut outcome) = (&mut self.maps, Ok(()));
-        self.table.sync_by(&self.store, &mut |ops| {
+        self.planner.sync_by(&self.store, &mut |ops| {
             if outcome.is_ok() {
                 outcome = maps.apply(&ops);
             }
@@ -297,7 +299,7 @@ impl Reconciler {
 
     /// Hands on retired backends, logs problems and announces that the agent is ready, after a complete write.
     fn finish_write(&mut self) -> Result<(), AgentError> {
-        let retired = self.table.take_retired();
+        let retired = self.planner.take_retired();
         // The backends of an earlier table are unknown.
         let is_unknown = match self.state {
             SyncState::FirstSync => self.has_predecessor,
@@ -306,7 +308,7 @@ impl Reconciler {
         };
         self.retired_queue.add(if is_unknown { Retired::any() } else { retired });
         self.log_problems();
-        let (services, frontends) = (self.store.service_names().len(), self.table.frontend_count());
+        let (services, frontends) = (self.store.service_names().len(), self.planner.frontend_count());
         self.state = SyncState::Incremental(self.readiness.publish(services, frontends)?);
         if std::mem::take(&mut self.has_applied_list) {
             memory::release_free_pages();
@@ -316,9 +318,9 @@ impl Reconciler {
 
     /// Logs the planner's problems that are new.
     fn log_problems(&mut self) {
-        let revision = self.table.problems_revision();
+        let revision = self.planner.problems_revision();
         if self.logged_revision.replace(revision) != Some(revision) {
-            for problem in self.problem_log.update(self.table.problems()) {
+            for problem in self.problem_log.update(self.planner.problems()) {
                 tracing::warn!("{problem}");
             }
         }

@@ -87,7 +87,8 @@ mod tests {
     fn an_unreadable_object_keeps_its_name() {
         let read = |json| Decoded::<Service>::read(json).unwrap();
         let a = read(
-            r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}}"#,
+            r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"},
+                "spec": {"ports": [{"port": "high"}]}}"#,
         );
         assert!(
             matches!(&a, Decoded::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type"))

@@ -266,7 +266,8 @@ mod tests {
     fn resolv_conf_is_parsed_by_the_rules_of_its_manual() {
         let resolver = Resolver::parse(
             "; comment\nnameserver 10.96.0.10\nnameserver fd00::a # second\nnameserver nonsense\nnameserver 1.1.1.1\n\
-             nameserver 2.2.2.2\ndomain old\nsearch ns.svc.cluster.local svc.cluster.local.\noptions ndots:5 timeout:0 rotate attempts:9\n",
+             nameserver 2.2.2.2\ndomain old\nsearch ns.svc.cluster.local svc.cluster.local.\n\
+             options ndots:5 timeout:0 rotate attempts:9\n",
         );
         let servers: Vec<_> = resolver.nameservers.iter().map(SocketAddr::ip).collect();
         assert_eq!(servers, [ip("10.96.0.10"), ip("fd00::a"), ip("1.1.1.1")]);

@@ -11,7 +11,7 @@ use super::{error_text::chain, resources::WatchedResource, split::SplitError};
 /// Status code for a watch from a version that the server no longer has.
 const GONE: u16 = 410;
 
-/// Longest pause by Retry-After that is respected.
+/// Longest Retry-After that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// Kind of request.
@@ -157,7 +157,7 @@ impl Failure {
     }
 
     /// True if the connection failed, before or during the response.
-    pub(super) fn is_of_connection(&self) -> bool {
+    pub(super) fn is_connection_failure(&self) -> bool {
         matches!(self.error, ApiError::Connection(_) | ApiError::Interrupted(_))
     }
 
@@ -194,8 +194,8 @@ impl Failure {
             }
             ApiError::Refused(status) if status.code == 401 => {
                 return format!(
-                    "cannot {verb} {resource}: the API server at {url} does not accept the credentials (401); check the \
-                     token or certificate of the kubeconfig or ServiceAccount"
+                    "cannot {verb} {resource}: the API server at {url} does not accept the credentials (401); check \
+                     the token or certificate of the kubeconfig or ServiceAccount"
                 );
             }
             ApiError::ErrorEvent(status) => return format!("{verb} of {resource} ended: {}", status.message),

@@ -85,7 +85,7 @@ impl<K: WatchedResource> Message<K> {
     pub(super) fn read_item(piece: Piece<'_>) -> Result<Self, ApiError> {
         let object = match piece {
             Piece::Whole(json) => {
-                let json = str::from_utf8(json).map_err(|_| SplitError::NoList("it is not UTF-8"))?;
+                let json = str::from_utf8(json).map_err(|_| SplitError::NotAList("it is not UTF-8"))?;
                 Decoded::read(json)
                     .map_err(|error| ApiError::unreadable::<K>(error, &Head::of_object(json.as_bytes()).names))?
             }

@@ -65,9 +65,7 @@ where
         let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         let pause = schedule.pause(Instant::now());
         if !pause.is_zero() && !schedule.is_slowed {
-            tracing::warn!(
-                "the API server ends each request at once; cproxy sends one request every {INTERVAL:?} until it does not"
-            );
+            tracing::warn!("the API server ends each request at once: slowing down to one request every {INTERVAL:?}");
         }
         schedule.is_slowed = !pause.is_zero();
         // Only the instance that has returned ready may be called.

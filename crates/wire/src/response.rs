@@ -93,7 +93,8 @@ fn details(retry_after_seconds: u32) -> StatusDetails {
     StatusDetails { name, group, kind, uid, causes: Vec::new(), retry_after_seconds }
 }
 
-/// Error of a broken response. A closed connection is one of its own, since servers and proxies close watches so.
+/// Error of a broken response: [`ApiError::Cut`] for a closed connection, with which servers and proxies often end a
+/// watch.
 fn interruption(error: kube::Error) -> ApiError {
     let is_eof = |error: &(dyn Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)

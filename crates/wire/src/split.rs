@@ -19,7 +19,7 @@ pub enum SplitError {
     TooLong(usize),
     /// The response is not a list.
     #[error("not a list: {0}")]
-    NoList(&'static str),
+    NotAList(&'static str),
 }
 
 /// Bytes of one object.
@@ -227,8 +227,8 @@ impl Items {
     pub fn finish(&self) -> Result<(), SplitError> {
         match (self.place, self.has_items) {
             (Place::End, true) => Ok(()),
-            (Place::End, false) => Err(SplitError::NoList("it has no items")),
-            _ => Err(SplitError::NoList("it ends in the middle")),
+            (Place::End, false) => Err(SplitError::NotAList("it has no items")),
+            _ => Err(SplitError::NotAList("it ends in the middle")),
         }
     }
 
@@ -255,7 +255,7 @@ impl Items {
         if self.place == Place::Comma && self.member == Member::Items {
             // Go writes an empty list as null.
             self.has_items = self.buffer.bytes == b"null";
-            return if self.has_items { Ok(None) } else { Err(SplitError::NoList("its items are not an array")) };
+            return if self.has_items { Ok(None) } else { Err(SplitError::NotAList("its items are not an array")) };
         }
         Ok(Some(self.member))
     }
@@ -276,12 +276,12 @@ impl Items {
             (Place::Item | Place::ItemComma, b']') => Place::Comma,
             (Place::Name, b'"') => return Ok(self.begin(Place::InName, *byte)),
             (Place::Value | Place::Item, b',' | b':' | b'}' | b']') => {
-                return Err(SplitError::NoList("a value is missing"));
+                return Err(SplitError::NotAList("a value is missing"));
             }
             (Place::Value, _) => return Ok(self.begin(Place::InValue, *byte)),
             (Place::Item, _) => return Ok(self.begin(Place::InItem, *byte)),
-            (Place::End, _) => return Err(SplitError::NoList("there is text after its end")),
-            _ => return Err(SplitError::NoList("it is not JSON")),
+            (Place::End, _) => return Err(SplitError::NotAList("there is text after its end")),
+            _ => return Err(SplitError::NotAList("it is not JSON")),
         };
         (self.place, *chunk) = (place, rest);
         Ok(None)
@@ -333,7 +333,8 @@ mod tests {
         }
     }
 
-    const LIST: &str = r#" {"kind" : "L\"[ist", "metadata":{"resourceVersion":"7", "items": [1]}, "unknown": [[{}], "]"],
+    const LIST: &str = r#" {"kind" : "L\"[ist", "metadata":{"resourceVersion":"7", "items": [1]},
+        "unknown": [[{}], "]"],
         "items": [ {"a":[1,{"b":"}]\\"}],"c":"\"]"} ,[],"s,]}\\", 7 , null,{}, true],"more": -1.5e3 } "#;
     const PARTS: [&str; 8] = [
         r#"metadata {"resourceVersion":"7", "items": [1]}"#,
@@ -388,7 +389,7 @@ mod tests {
             (r#"{"items":[]} {"items":[]}"#, "there is text after its end"),
             (r#"{items:[]}"#, "it is not JSON"),
         ] {
-            assert_eq!(split(&[text.as_bytes()], 100), Err(SplitError::NoList(why)), "{text}");
+            assert_eq!(split(&[text.as_bytes()], 100), Err(SplitError::NotAList(why)), "{text}");
         }
     }
 
@@ -491,7 +492,8 @@ mod tests {
             sizes in prop::collection::vec(1..9_usize, 1..9),
         ) {
             let list = serde_json::json!({"apiVersion": "v1", "items": items, "metadata": metadata, "z": items});
-            let text = if is_pretty { serde_json::to_string_pretty(&list) } else { serde_json::to_string(&list) }.unwrap();
+            let to_string = if is_pretty { serde_json::to_string_pretty } else { serde_json::to_string };
+            let text = to_string(&list).unwrap();
             let mut rest = text.as_bytes();
             let mut chunks = Vec::new();
             for size in sizes.iter().cycle() {

@@ -57,8 +57,9 @@ pub async fn watch(
         let own_node = Selectors { labels: "", fields: FieldSelector::Required(&format!("metadata.name={name}")) };
         watcher.follow::<Node>(own_node).await;
     };
+    let (services, slices) = (watcher.follow::<Service>(services), watcher.follow::<EndpointSlice>(slices));
     tokio::select! {
-        _ = async { tokio::join!(watcher.follow::<Service>(services), watcher.follow::<EndpointSlice>(slices), node) } => {}
+        _ = async { tokio::join!(services, slices, node) } => {}
         () = watcher.events.closed() => {}
     }
 }

@@ -247,7 +247,7 @@ impl WatchState {
                 let is_relist = self.retry_from(from, history);
                 let pause = Pause {
                     duration: history.retry.next().max(retry_after(&failure)),
-                    ends_on_network_change: failure.is_of_connection(),
+                    ends_on_network_change: failure.is_connection_failure(),
                 };
                 let action = if is_relist { "listing anew" } else { "trying again" };
                 (Some(Log::Warn(format!("{message}; {action}"))), Next::RequestAfter(pause))
@@ -363,7 +363,7 @@ mod tests {
         Decoded::Object(Box::default())
     }
 
-    /// An object of this version that cannot be decoded: its metadata can be set for every resource.
+    /// Unreadable object of this version. Its metadata can be set for every resource.
     fn versioned<K>(version: &str) -> Decoded<K> {
         let metadata = Metadata { resource_version: Some(version.to_owned()), ..Metadata::default() };
         Decoded::Unreadable(Box::new(metadata), "wrong".to_owned())

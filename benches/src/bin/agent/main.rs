@@ -46,25 +46,25 @@ const BURSTS: u32 = 5;
 
 /// Command line.
 #[derive(Parser)]
-#[command(name = "agent", about = "What the agent costs beside kube-proxy")]
+#[command(name = "agent", about = "Cost of the agent beside kube-proxy")]
 struct Arguments {
-    /// How many Services, and how many endpoints each has; may be given again; default: 100x10, 5000x10 and, cproxy
+    /// Number of Services, and of endpoints of each; may be repeated; default: 100x10, 5000x10 and, cproxy
     /// alone, 10000x25
     #[arg(long = "shape", value_name = "SERVICESxENDPOINTS")]
     shapes: Vec<Shape>,
-    /// Peer to measure; may be given again; default: all
+    /// Peer to measure; may be repeated; default: all
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
-    /// How often each is started
+    /// Number of starts of each peer
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
-    /// How many single changes are measured
+    /// Number of single changes
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     changes: u32,
-    /// A small shape, one start, few changes: shows that everything works; the figures mean little
+    /// A small shape, one start, few changes: only shows that everything works
     #[arg(long, conflicts_with_all = ["shapes", "starts", "changes"])]
     quick: bool,
-    /// Where every sample goes; default: agent.json in the directory `bench` of cargo's output
+    /// File for all samples; default: bench/agent.json in cargo's output directory
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -47,16 +47,16 @@ struct Arguments {
     /// Only a few rounds, which show that everything works; the figures mean little
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
-    /// How many other Services exist, with ten endpoints each
+    /// Number of other Services, with ten endpoints each
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=5_000))]
     services: u16,
-    /// Only this hook, such as connect4; may be given again
+    /// Only this hook, such as connect4; may be repeated
     #[arg(long = "hook", value_name = "HOOK", value_parser = HOOKS.map(|hook| hook.name))]
     hooks: Vec<String>,
     /// Fails when a target is missed
     #[arg(long)]
     strict: bool,
-    /// Where every sample goes; default: datapath.json in the directory `bench` of cargo's output
+    /// File for all samples; default: bench/datapath.json in cargo's output directory
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

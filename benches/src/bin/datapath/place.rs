@@ -243,15 +243,15 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Takes the agent's programs from its pinned links.
-    fn take(sandbox: &Sandbox) -> Result<Self> {
+    /// Detaches the agent's programs from its pinned links and keeps them.
+    fn detach(sandbox: &Sandbox) -> Result<Self> {
         let pins = sandbox.pin_dir().join(format!("v{LAYOUT_VERSION}"));
         let pair = |hook: &'static Hook| {
             let pin: PathBuf = pins.join(hook.name);
             let empty = Program::empty(hook.attach_type);
             let cproxy = match Program::detach_from(&pin) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                result => Some(result.with_context(|| format!("taking the program of {}", pin.display()))?),
+                result => Some(result.with_context(|| format!("detaching the program of {}", pin.display()))?),
             };
             Ok(Pair { hook, empty: empty.with_context(|| format!("loading an empty {} program", hook.name))?, cproxy })
         };
@@ -319,7 +319,7 @@ impl Place {
         let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
         agent.wait_ready(TIMEOUT);
         agent.stop();
-        let programs = Programs::take(&sandbox)?;
+        let programs = Programs::detach(&sandbox)?;
         Ok(Self { sandbox, peers: [v4?, v6?], programs })
     }
 }

@@ -48,13 +48,13 @@ struct Arguments {
     /// How many Services, and how many endpoints each has
     #[arg(long, value_name = "SERVICESxENDPOINTS", default_value = "1000x10")]
     shape: Shape,
-    /// How many single changes are measured
+    /// Number of single changes
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     changes: u32,
-    /// Few of everything: shows that everything works; the figures mean little
+    /// Few of everything: only shows that everything works
     #[arg(long, conflicts_with_all = ["agents", "kube_proxies", "shape", "changes"])]
     quick: bool,
-    /// Where every sample goes; default: fanout.json in the directory `bench` of cargo's output
+    /// File for all samples; default: bench/fanout.json in cargo's output directory
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

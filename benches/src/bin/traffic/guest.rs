@@ -66,7 +66,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         merge(&mut report, services, &result)?;
         throughput.push((services, result));
     }
-    report.summary.push(founding(&throughput));
+    report.summary.push(throughput_table(&throughput));
     let chart = |name: &str, title: &str, pointer| {
         contest::chart_of_ratios(
             name,
@@ -102,37 +102,7 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
     writer.create(SUBJECTS.iter().flat_map(Subject::objects));
     writer.create(Shape::new(services, endpoints).objects(0..services));
     writer.create(marker(0).objects());
-    let own = std::env::current_exe().context("this program has no path")?;
-    let quick = if plan.quick { "--quick" } else { "" };
-    let peers: String = plan.peers.iter().map(|peer| format!("--peer {peer} ")).collect();
-    let script = format!(
-        "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {endpoints} \
-         {peers}{quick} 2>&1\n\
-         echo \"ended: $?\"\npoweroff -f\n",
-        own.display()
-    );
-    let kube_proxy = control_plane.binary("kube-proxy");
-    let mut image = GuestImage::new(&sandbox, &Kernel::from_env())
-        .memory_mib(MEMORY_MIB)
-        .counting_instructions()
-        .program_of_host(&own)
-        .program("usr/bin/kube-proxy", read(&kube_proxy)?)
-        .program("usr/bin/cproxy", read(&cproxy_binary())?)
-        .file("given/ca.crt", control_plane.ca_pem())
-        .file("given/agent", inside_guest(&control_plane, &control_plane.agent_kubeconfig())?)
-        .file("given/kube-proxy", inside_guest(&control_plane, &control_plane.kubeconfig_for("system:kube-proxy"))?)
-        .file("etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
-        // ipset looks up protocol names in this file.
-        .file("etc/protocols", "tcp 6 TCP\nudp 17 UDP\n")
-        .file("etc/group", "root:x:0:\nnogroup:x:65534:\n")
-        .parameter("GUEST_INIT=/guest/bench")
-        .program("guest/bench", script);
-    for name in PROGRAMS {
-        image = image.program_of_host(&program(name)?);
-    }
-    for extension in fs::read_dir(EXTENSIONS).context(EXTENSIONS)?.flatten() {
-        image = image.program_of_host(&extension.path());
-    }
+    let image = image(&sandbox, &control_plane, plan, (services, endpoints))?;
     eprintln!("{services} Services: measuring in a guest");
     let mut guest = image.start();
     let console = guest.follow_to_end(PATIENCE, |line| {
@@ -146,6 +116,47 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
         bail!("the guest has no result: {}", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
     };
     serde_json::from_str(result).context("the guest's result")
+}
+
+/// An image that measures with so many Services and endpoints of each, and turns itself off.
+fn image<'s>(
+    sandbox: &'s Sandbox,
+    control_plane: &ControlPlane<'_>,
+    plan: &Plan,
+    (services, endpoints): (u32, u32),
+) -> Result<GuestImage<'s>> {
+    let own = std::env::current_exe().context("this program has no path")?;
+    let quick = if plan.quick { "--quick" } else { "" };
+    let peers: String = plan.peers.iter().map(|peer| format!("--peer {peer} ")).collect();
+    let script = format!(
+        "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {endpoints} \
+         {peers}{quick} 2>&1\n\
+         echo \"ended: $?\"\npoweroff -f\n",
+        own.display()
+    );
+    let kube_proxy = control_plane.binary("kube-proxy");
+    let mut image = GuestImage::new(sandbox, &Kernel::from_env())
+        .memory_mib(MEMORY_MIB)
+        .counting_instructions()
+        .program_of_host(&own)
+        .program("usr/bin/kube-proxy", read(&kube_proxy)?)
+        .program("usr/bin/cproxy", read(&cproxy_binary())?)
+        .file("given/ca.crt", control_plane.ca_pem())
+        .file("given/agent", inside_guest(control_plane, &control_plane.agent_kubeconfig())?)
+        .file("given/kube-proxy", inside_guest(control_plane, &control_plane.kubeconfig_for("system:kube-proxy"))?)
+        .file("etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+        // ipset looks up protocol names in this file.
+        .file("etc/protocols", "tcp 6 TCP\nudp 17 UDP\n")
+        .file("etc/group", "root:x:0:\nnogroup:x:65534:\n")
+        .parameter("GUEST_INIT=/guest/bench")
+        .program("guest/bench", script);
+    for name in PROGRAMS {
+        image = image.program_of_host(&program(name)?);
+    }
+    for extension in fs::read_dir(EXTENSIONS).context(EXTENSIONS)?.flatten() {
+        image = image.program_of_host(&extension.path());
+    }
+    Ok(image)
 }
 
 /// Mounts that an init system would make.
@@ -178,7 +189,7 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
     relay(&sandbox)?;
     let given = Path::new(GIVEN);
     let kube_proxy = KubeProxy { binary: "/usr/bin/kube-proxy".into(), kubeconfig: given.join("kube-proxy") };
-    let cluster = Cluster::Elsewhere { agent_kubeconfig: given.join("agent"), kube_proxy };
+    let cluster = Cluster::Remote { agent_kubeconfig: given.join("agent"), kube_proxy };
     servers::sink(&sandbox, &servers::SINK)?;
     let _nginx = servers::nginx(&sandbox, &servers::WEB)?;
     let _named = servers::named_servers(&sandbox, &servers::TEN);
@@ -258,9 +269,7 @@ fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
     });
     report.failures.extend(serde_json::from_value::<Vec<_>>(part("failures")?).context("failures of the guest")?);
     report.versions = serde_json::from_value(part("versions")?).context("versions of the guest")?;
-    if let Value::Object(samples) = &mut report.samples {
-        samples.insert(services.to_string(), part("samples")?);
-    }
+    report.add_samples(&services.to_string(), part("samples")?);
     Ok(())
 }
 
@@ -278,7 +287,7 @@ fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str
 }
 
 /// Requests per second, in the table form common in comparisons of kube-proxy's modes.
-fn founding(results: &[(u32, Value)]) -> Table {
+fn throughput_table(results: &[(u32, Value)]) -> Table {
     let median = |result: &Value, services: u32, peer: Peer| {
         let samples = result.pointer(&format!("/samples/wrk/{services}/{peer}/requests_per_second"))?;
         let samples: Vec<f64> = serde_json::from_value(samples.clone()).ok()?;

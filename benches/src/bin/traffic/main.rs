@@ -53,20 +53,20 @@ enum Benchmark {
 /// How much is measured.
 #[derive(Args, Clone)]
 struct Plan {
-    /// How many Services there are; may be given again
+    /// How many Services there are; may be repeated
     #[arg(long = "services", value_name = "N", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     services: Vec<u32>,
     /// How many endpoints each has; default: 10, in a virtual machine 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     endpoints: Option<u32>,
-    /// Peer to measure; may be given again; default: all that this machine's kernel has
+    /// Peer to measure; may be repeated; default: all that this machine's kernel has
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
     /// How many rounds; in each, every peer has its turn
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Few Services, one round: shows that everything works; the figures mean little
+    /// Few Services, one round: only shows that everything works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
     /// Where every sample goes; default: the benchmark's name and .json, in the directory `bench` of cargo's output

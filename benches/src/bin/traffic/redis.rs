@@ -8,7 +8,7 @@ use cproxy_benches::{
     report::{Report, Table},
 };
 use cproxy_tests::sandbox::Sandbox;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     PREFIX, Plan,
@@ -108,7 +108,7 @@ pub(crate) fn idle(arena: &mut Arena<'_>, report: &mut Report) -> Result<()> {
         rows: vec![("alive".to_owned(), alive.iter().map(|(_, alive)| format!("{alive} of {IDLE}")).collect())],
     });
     let json = alive.iter().map(|(peer, alive)| (peer.to_string(), json!(alive)));
-    note_samples(report, "idle_alive", json.collect::<serde_json::Map<_, _>>().into());
+    report.add_samples("idle_alive", json.collect::<serde_json::Map<_, _>>().into());
     report.notes.push(format!(
         "Idle connections: conntrack forgets an established connection after 5 days, IPVS after 15 minutes; here \
          nf_conntrack_tcp_timeout_established and kube-proxy's ipvs.tcpTimeout are {EXPIRY_SECONDS} s. A connection \
@@ -140,12 +140,6 @@ fn macvlan(arena: &mut Arena<'_>, vip: &SocketAddr, report: &mut Report) -> Resu
         rows: vec![("connect(2)".to_owned(), cells.iter().map(|(_, outcome)| outcome.clone()).collect())],
     });
     let json = cells.into_iter().map(|(peer, outcome)| (peer, json!(outcome)));
-    note_samples(report, "macvlan", json.collect::<serde_json::Map<_, _>>().into());
+    report.add_samples("macvlan", json.collect::<serde_json::Map<_, _>>().into());
     Ok(())
-}
-
-fn note_samples(report: &mut Report, key: &str, value: Value) {
-    if let Value::Object(samples) = &mut report.samples {
-        samples.insert(key.to_owned(), value);
-    }
 }
