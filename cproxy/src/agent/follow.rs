@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use cproxy_core::{
-    Balance, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Room, Store, TablePlanner,
+    Balance, Capacity, Event, Exclusions, KernelTable, Limits, Op, Problem, Reserve, Retired, Store, TablePlanner,
 };
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
@@ -146,13 +146,13 @@ impl Follower {
     fn gauges(&self) -> Vec<(&'static str, u64)> {
         let mut gauges = Vec::from(self.gauges.read());
         gauges.push(("object_problems", self.store.problems().count() as u64 + self.table.problems().len() as u64));
-        let (used, room) = (self.table.used(), self.maps.room());
+        let (used, capacity) = (self.table.used(), self.maps.capacity());
         gauges.extend([
             ("frontends", used.frontends.into()),
-            ("frontends_room", room.frontends.into()),
+            ("frontends_room", capacity.frontends.into()),
             ("backends", used.slots.into()),
-            ("backends_room", room.slots.into()),
-            ("services_without_room", self.table.without_room() as u64),
+            ("backends_room", capacity.slots.into()),
+            ("services_without_room", self.table.without_capacity() as u64),
         ]);
         gauges.extend(self.heard.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
@@ -225,7 +225,7 @@ impl Follower {
                 tracing::error!(
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in {NO_MEMORY_PAUSE:?}"
                 );
-                let Room { frontends, sets, slots } = self.maps.room();
+                let Capacity { frontends, sets, slots } = self.maps.capacity();
                 // The maps cannot grow, so a reserve would take room that is in use.
                 let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
                 self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Time without a failure after which pauses are short again, as in client-go. A success does not reset them: if a server
-/// calls every watch too old, each list succeeds.
+/// Time without a failure after which pauses are short again, as in client-go. A success does not reset them: if a
+/// server calls every watch too old, each list succeeds.
 const RESET: Duration = Duration::from_secs(120);
 
 /// Exponential back-off with jitter.

@@ -122,8 +122,8 @@ async fn config_of(cluster: Cluster, user: AuthInfo) -> Result<Config, Kubeconfi
     Ok(config)
 }
 
-/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that only
-/// cproxy serves.
+/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that
+/// only cproxy serves.
 async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let Some(url) = url else {
         let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
@@ -155,8 +155,8 @@ fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and treats a
-/// line feed as a part of the token.
+/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and
+/// treats a line feed as a part of the token.
 #[derive(Clone)]
 struct TokenFile {
     path: PathBuf,

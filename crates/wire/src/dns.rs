@@ -1,7 +1,7 @@
 //! DNS client for the API server's name, over sockets that are never translated.
 //!
-//! The C library's resolver does not fit: its sockets cannot be marked, so a ClusterIP in resolv.conf would make the agent
-//! depend on its own table; and in a static binary it needs shared libraries that a small guest does not have.
+//! The C library's resolver does not fit: its sockets cannot be marked, so a ClusterIP in resolv.conf would make the
+//! agent depend on its own table; and in a static binary it needs shared libraries that a small guest does not have.
 //! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers.
 
 use std::{
@@ -41,7 +41,8 @@ struct Resolver {
     attempts: u32,
 }
 
-/// Addresses of a host that are known without a nameserver: the host itself if it is an address, else those in /etc/hosts.
+/// Addresses of a host that are known without a nameserver: the host itself if it is an address, else those in
+/// /etc/hosts.
 pub(super) fn known(host: &str) -> Vec<IpAddr> {
     match host.parse() {
         Ok(address) => vec![address],
@@ -122,8 +123,8 @@ impl Resolver {
         names
     }
 
-    /// Resolves a host. A failure of one name or family does not hide the addresses of another. But when no nameserver has
-    /// answered the first query in time, the rest are not sent, so that the failure is logged soon.
+    /// Resolves a host. A failure of one name or family does not hide the addresses of another. But when no nameserver
+    /// has answered the first query in time, the rest are not sent, so that the failure is logged soon.
     async fn resolve(&self, host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it");
         let mut has_answer = false;
@@ -188,7 +189,8 @@ fn query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
     packet.build_bytes_vec().map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// Exchanges messages over UDP. A connected socket receives from its server only; datagrams with another id are ignored.
+/// Exchanges messages over UDP. A connected socket receives from its server only; datagrams with another id are
+/// ignored.
 async fn over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
     let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let socket = UdpSocket::bind((any, 0)).await?;

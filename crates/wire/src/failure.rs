@@ -117,8 +117,8 @@ impl Failure {
     /// `is_optional`: the agent can do without the resource.
     ///
     /// As in client-go, a failure that a retry may mend changes nothing else, and a streamed list that fails otherwise
-    /// comes from the cache. After a watch with unreadable data client-go lists; here it is listed the second time, since
-    /// a proxy may have caused the first.
+    /// comes from the cache. After a watch with unreadable data client-go lists; here it is listed the second time,
+    /// since a proxy may have caused the first.
     pub(super) fn remedy(&self, has_optional_fields: bool, is_optional: bool) -> Remedy {
         let (refused, event) = (self.cause.refused_code(), self.cause.event_code());
         let is_refused = matches!(refused.or(event), Some(403 | 404));

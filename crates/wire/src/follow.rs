@@ -1,4 +1,5 @@
-//! Loop of one resource's list and watch: carries out what [`WatchState::step`] decides, over a source that tests script.
+//! Loop of one resource's list and watch: carries out what [`WatchState::step`] decides, over a source that tests
+//! script.
 
 use std::time::Duration;
 

@@ -68,7 +68,8 @@ impl MessageReader {
 }
 
 impl Splitter {
-    /// The next part of `chunk`: a message, or `Some(None)` for a part that is none; `None` if the part is not complete.
+    /// The next part of `chunk`: a message, or `Some(None)` for a part that is none; `None` if the part is not
+    /// complete.
     fn next<K: WatchedResource>(&mut self, chunk: &mut &[u8]) -> Result<Option<Option<Message<K>>>, Cause> {
         Ok(match self {
             Self::Watch(lines) => match lines.next(chunk)? {

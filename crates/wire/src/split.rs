@@ -1,5 +1,5 @@
-//! Splits responses into single objects as they come in, so that never more than one object is held: a watch into lines,
-//! a list into items.
+//! Splits responses into single objects as they come in, so that never more than one object is held: a watch into
+//! lines, a list into items.
 
 /// Longest object: five times what etcd stores by default, since JSON is longer than the stored form.
 pub const LONGEST_BYTES: usize = 8 << 20;
@@ -7,8 +7,8 @@ pub const LONGEST_BYTES: usize = 8 << 20;
 /// Bytes that a buffer keeps allocated between objects. Few objects are longer.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// Bytes that may be skipped of an object that is too long, as a multiple of the bound. Beyond that, the object is taken
-/// for endless.
+/// Bytes that may be skipped of an object that is too long, as a multiple of the bound. Beyond that, the object is
+/// taken for endless.
 const SKIPPED_TIMES: usize = 3;
 
 /// Error in splitting a response.

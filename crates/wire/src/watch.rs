@@ -4,8 +4,8 @@
 //! server's cache, never as a quorum read from etcd. Either way each object is decoded and handed on by itself, so the
 //! longest object bounds the memory that a list takes.
 //!
-//! The agent can do without the Node: where the server forbids to read it, or has no Nodes, an empty list stands for it. A
-//! server that cannot be reached decides nothing of the kind: then the agent waits, as for the other resources.
+//! The agent can do without the Node: where the server forbids to read it, or has no Nodes, an empty list stands for
+//! it. A server that cannot be reached decides nothing of the kind: then the agent waits, as for the other resources.
 
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ use super::{
 /// Minimum retry interval while the network keeps changing.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 
-/// Follows the API server for ever, with back-off; ends when the receiver of `events` is closed. Without a node name, no
-/// Node is watched.
+/// Follows the API server for ever, with back-off; ends when the receiver of `events` is closed. Without a node name,
+/// no Node is watched.
 pub async fn watch(
     client: Client,
     url: Uri,
@@ -51,8 +51,8 @@ pub async fn watch(
     let slices = Selectors { labels: "!service.kubernetes.io/headless", fields: Fields::Any };
     let node = async {
         let Some(name) = node_name else { return };
-        // A server that is just starting refuses everything. Only a refusal after another list was served means that the
-        // agent may not read Nodes.
+        // A server that is just starting refuses everything. Only a refusal after another list was served means that
+        // the agent may not read Nodes.
         watcher.is_served.notified().await;
         let own = Selectors { labels: "", fields: Fields::Required(&format!("metadata.name={name}")) };
         watcher.follow::<Node>(own).await;

@@ -1,7 +1,7 @@
 //! State machine of one resource's list and watch.
 //!
-//! [`WatchState::step`] decides everything and does no I/O: it reads the clock, for growing pauses, and random bytes, for
-//! jitter. The loop that carries out its decisions is in `follow.rs`.
+//! [`WatchState::step`] decides everything and does no I/O: it reads the clock, for growing pauses, and random bytes,
+//! for jitter. The loop that carries out its decisions is in `follow.rs`.
 
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
 
 /// Phase of a list and watch.
 ///
-/// A feature that the server lacks is left out until a list is complete and has been watched. The next list asks for all
-/// features again, as client-go does.
+/// A feature that the server lacks is left out until a list is complete and has been watched. The next list asks for
+/// all features again, as client-go does.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum WatchState {
     /// The list is not complete.
@@ -428,7 +428,8 @@ impl History {
         }
     }
 
-    /// Records a watch that ended with an error event or unreadable data. True if the last one began at the same version.
+    /// Records a watch that ended with an error event or unreadable data. True if the last one began at the same
+    /// version.
     fn is_bad_again(&mut self, version: &str) -> bool {
         let is_again = self.bad_version.as_deref() == Some(version);
         self.bad_version = Some(version.to_owned());
@@ -493,7 +494,9 @@ impl<K: WatchedResource> WatchEvent<K> {
             | Self::Applied(Decoded::Unreadable(metadata, message)) => {
                 vec![Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }]
             }
-            Self::Unlisted(object) | Self::Deleted(object) => K::deleted(object.meta()).into_iter().collect(),
+            Self::Unlisted(object) | Self::Deleted(object) => {
+                object_name(object.meta()).map(|name| Event::Deleted(K::RESOURCE, name)).into_iter().collect()
+            }
             Self::Bookmark => Vec::new(),
             Self::Unavailable => vec![Event::ListStarted(K::RESOURCE), Event::ListDone(K::RESOURCE)],
         }
