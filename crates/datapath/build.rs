@@ -61,7 +61,7 @@ fn without_debug_sections(programs: &[u8]) -> object::build::Result<Vec<u8>> {
     Ok(slim)
 }
 
-/// What `cargo xtask setup` found.
+/// Compiler and linker that `cargo xtask setup` has found.
 struct Toolchain {
     cargo: String,
     rustc: String,
@@ -134,7 +134,7 @@ impl Toolchain {
     }
 }
 
-/// Where `cargo xtask` keeps what outlives a checkout.
+/// Directory of `cargo xtask` for results that outlive a checkout.
 fn cache_dir() -> Result<PathBuf, String> {
     let from = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     from("CPROXY_CACHE_DIR")

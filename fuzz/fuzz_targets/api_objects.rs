@@ -39,9 +39,9 @@ fn events(line: &str) -> Vec<Event> {
     let command = rest.next();
     let rest = rest.as_str();
     match command {
-        Some('s') => watched(rest, service, Event::ServiceDeleted),
-        Some('e') => watched(rest, slice, Event::EndpointSliceDeleted),
-        Some('n') => watched(rest, node, |name| Event::NodeDeleted(name.name.to_string())),
+        Some('s') => watched(rest, service, |name| Event::Deleted(ResourceKind::Services, name)),
+        Some('e') => watched(rest, slice, |name| Event::Deleted(ResourceKind::EndpointSlices, name)),
+        Some('n') => watched(rest, node, |name| Event::Deleted(ResourceKind::Nodes, ObjectName::new("", name.name))),
         Some('S') => listed(rest, ResourceKind::Services, service),
         Some('E') => listed(rest, ResourceKind::EndpointSlices, slice),
         Some('N') => listed(rest, ResourceKind::Nodes, node),

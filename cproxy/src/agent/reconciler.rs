@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Reserve, Retired, Room, Store, TablePlanner};
+use cproxy_core::{
+    Balance, Capacity, Event, Exclusions, KernelTable, Limits, Op, Reserve, Retired, Store, TablePlanner,
+};
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
@@ -145,13 +147,13 @@ impl Reconciler {
     fn gauges(&self) -> Vec<(&'static str, u64)> {
         let mut gauges = Vec::from(self.socket_gauges.read());
         gauges.push(("object_problems", self.store.problems().count() as u64 + self.planner.problems().len() as u64));
-        let (used, room) = (self.planner.used(), self.maps.room());
+        let (used, capacity) = (self.planner.used(), self.maps.capacity());
         gauges.extend([
             ("frontends", used.frontends.into()),
-            ("frontends_room", room.frontends.into()),
+            ("frontends_room", capacity.frontends.into()),
             ("backends", used.slots.into()),
-            ("backends_room", room.slots.into()),
-            ("services_without_room", self.planner.without_room() as u64),
+            ("backends_room", capacity.slots.into()),
+            ("services_without_room", self.planner.without_capacity() as u64),
         ]);
         gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
@@ -225,7 +227,7 @@ impl Reconciler {
                     "{error}; what does not fit is not served, or keeps its last backends; tried again in \
                      {NO_MEMORY_PAUSE:?}"
                 );
-                let Room { frontends, sets, slots } = self.maps.room();
+                let Capacity { frontends, sets, slots } = self.maps.capacity();
                 // The maps cannot grow, so a reserve would take room that is in use.
                 let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
                 self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };

@@ -194,7 +194,7 @@ pub struct HintName {
 pub struct EndpointConditions {
     /// Takes new connections; absent: true.
     pub ready: Option<bool>,
-    /// Still answers; absent: true.
+    /// Still serves; absent: true.
     pub serving: Option<bool>,
     /// Is terminating; absent: false.
     pub terminating: Option<bool>,

@@ -215,7 +215,8 @@ impl DesiredRows {
             return None;
         }
         let message = format!(
-            "{} ports on {addresses} addresses are more than the {SERVICE_FRONTENDS_MAX} frontends of one Service; the last external addresses are not served",
+            "{} ports on {addresses} addresses are more than the {SERVICE_FRONTENDS_MAX} frontends of one \
+             Service; the last external addresses are not served",
             self.row.ports.len()
         );
         Some(Problem::new(format_args!("Service {name}"), "", message))

@@ -132,7 +132,8 @@ fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explan
         slice: None,
         usage: Usage::Unused,
         reason: format!(
-            "nodePort {number} is not served: no address of the own node is known (--node-name and its Node, or --node-ip)"
+            "nodePort {number} is not served: no address of the pod's node is known (--node-name and its Node, or \
+             --node-ip)"
         ),
     })
 }
@@ -298,8 +299,8 @@ impl<'a> View<'a> {
 
     fn why_used(&self, found: &Found<'_>) -> String {
         match (self.scope, found.endpoint.ready) {
-            (Scope::Local, true) => "ready, on the own node".to_owned(),
-            (Scope::Local, false) => "terminating on the own node and still serving; none there is ready".to_owned(),
+            (Scope::Local, true) => "ready, on the pod's node".to_owned(),
+            (Scope::Local, false) => "terminating on the pod's node and still serving; none there is ready".to_owned(),
             (_, true) => format!("ready{}", self.hints()),
             (_, false) => "terminating and still serving; none is ready".to_owned(),
         }
@@ -344,7 +345,7 @@ impl<'a> View<'a> {
 
     fn not_local(&self, spec: &EndpointSpec) -> String {
         match (self.store.node_name(), spec.node_name.as_deref()) {
-            (None, _) => "internalTrafficPolicy Local, and the own node is not known (--node-name)".to_owned(),
+            (None, _) => "internalTrafficPolicy Local, and the pod's node is not known (--node-name)".to_owned(),
             (Some(own), None) => format!("internalTrafficPolicy Local, and it names no node (this is {own})"),
             (Some(own), Some(other)) => format!("internalTrafficPolicy Local, and it is on node {other}, not {own}"),
         }
@@ -368,7 +369,7 @@ fn why_hints_do_not_count(store: &Store, merged: &Merged<'_>) -> Option<String> 
         (true, _, Some(zone), _) => format!("none is for zone {zone}"),
         (true, _, None, _) => "the own zone is not known (--node-name and its Node)".to_owned(),
         (false, true, _, Some(node)) => format!("none is for node {node}"),
-        (false, true, _, None) => "the own node is not known (--node-name)".to_owned(),
+        (false, true, _, None) => "the pod's node is not known (--node-name)".to_owned(),
     };
     Some(format!("hints do not count: {why}"))
 }
@@ -458,7 +459,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
             lines(&[slice("a", endpoints)]),
             [
                 "a: ExternalIP 10.1.0.1:8080 yes ready, meant for zone z1".to_owned(),
-                "a: ClusterIP 10.1.0.1:8080 yes ready, on the own node".to_owned(),
+                "a: ClusterIP 10.1.0.1:8080 yes ready, on the pod's node".to_owned(),
                 format!("a: LoadBalancerIP 10.1.0.1:8080 keeps {denied}"),
                 "a: ExternalIP 10.1.0.2:8080 keeps meant for zone z2, not for zone z1".to_owned(),
                 format!("a: ClusterIP 10.1.0.2:8080 keeps {local} is on node there, not here"),
@@ -475,7 +476,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
     }
 
     #[test]
-    fn what_never_became_an_endpoint_is_explained_too() {
+    fn rejected_endpoints_are_explained_too() {
         let http = "ports: [{name: http, port: 8080}]";
         let all = "ClusterIP,ExternalIP,LoadBalancerIP";
         let bad = format!("addressType: IPv4\n{http}\nendpoints: [{{addresses: [x]}}, {{addresses: []}}]");
@@ -505,7 +506,7 @@ spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.1], ports: [{port: 80}]}\n"
             lines(&[older.to_owned(), slice("a", endpoints)]),
             [
                 "-: ExternalIP all no 203.0.113.1:80/TCP belongs to Service default/older, which comes first",
-                "a: ClusterIP 10.1.0.1:1 yes ready, on the own node",
+                "a: ClusterIP 10.1.0.1:1 yes ready, on the pod's node",
                 "a: LoadBalancerIP 10.1.0.1:1 keeps loadBalancerSourceRanges do not let this VM in (172.16.0.1)",
             ]
         );

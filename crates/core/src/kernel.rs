@@ -79,7 +79,7 @@ pub enum Op {
     /// Replaces the map of the frontends by one of this size and content; atomic, and includes an [`Op::Drain`].
     ReplaceFrontends {
         /// Size of the new map, in elements.
-        room: u32,
+        capacity: u32,
         /// All frontends and the ids of their sets.
         frontends: Vec<(Frontend, u32)>,
         /// All addresses that are known as ClusterIPs.
@@ -94,7 +94,7 @@ pub enum Op {
 
 /// Capacity of the maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// Frontends and addresses together.
     pub frontends: u32,
     /// Sets, including the one for unknown ports: all ids are below this.
@@ -215,7 +215,7 @@ pub struct Limits {
     /// Whether the map of frontends may be replaced by one of the same size: not for a while after memory ran out.
     pub may_replace: bool,
     /// Minimum size of each map.
-    pub least: Room,
+    pub least: Capacity,
     /// Maximum number of backends in one run of a set.
     pub run_backends: usize,
     /// Function from an address to its bit in the filter.
@@ -234,7 +234,7 @@ pub struct KernelTable {
     /// Filter of addresses.
     pub filter: Filter,
     /// Current capacity of the maps.
-    pub room: Room,
+    pub capacity: Capacity,
     /// Whether no program has ever read the table.
     pub is_new: bool,
 }

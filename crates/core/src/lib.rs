@@ -32,14 +32,15 @@ pub use affinity::affinity_id;
 pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, desired_rows, resolve};
 pub use explain::{Explanation, Usage, explain, is_slice_of};
 pub use kernel::{
-    Affinity, Balance, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op, Reserve, Room,
+    Affinity, Balance, Capacity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op,
+    Reserve,
 };
 pub use names::{ObjectName, ServiceName, Text};
 pub use node_context::NodeContext;
-pub use object_row::{ObjectRow, object_name};
+pub use object_row::{ObjectRow, ResourceKind, object_name};
 pub use planner::{FrontendName, TablePlanner, Write};
 pub use problem::{Problem, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};
-pub use store::{Event, ResourceKind, Store};
+pub use store::{Event, Store};

@@ -91,13 +91,13 @@ impl Texts {
         self.known.insert(text.clone());
         // Texts that come and go must not fill the memory.
         if self.known.len() > 2 * self.in_use + 64 {
-            self.forget_unused();
+            self.remove_unused();
         }
         text
     }
 
     /// Removes the texts that are no longer in use.
-    pub(super) fn forget_unused(&mut self) {
+    pub(super) fn remove_unused(&mut self) {
         self.known.retain(|text| Arc::strong_count(&text.0) > 1);
         self.in_use = self.known.len();
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_kept_as_long_as_somebody_has_it() {
+    fn a_text_is_kept_as_long_as_it_is_in_use() {
         let mut texts = Texts::default();
         let (a, b) = (texts.share("n"), texts.share("n"));
         assert!(Arc::ptr_eq(&a.0, &b.0));

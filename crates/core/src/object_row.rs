@@ -2,8 +2,31 @@
 
 use std::fmt;
 
-use super::{ObjectName, Problem, ServiceRow, SliceRow, node_context::NodeRow, packed::Packed, store::ResourceKind};
+use super::{ObjectName, Problem, ServiceRow, SliceRow, node_context::NodeRow, packed::Packed};
 use crate::api::{EndpointSlice, Metadata, Node, Service};
+
+/// Kind of object that a source delivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceKind {
+    /// v1 Service.
+    Services,
+    /// discovery.k8s.io/v1 EndpointSlice.
+    EndpointSlices,
+    /// v1 Node.
+    Nodes,
+}
+
+impl ResourceKind {
+    /// Name of one object of the kind.
+    #[must_use]
+    pub fn singular(self) -> &'static str {
+        match self {
+            Self::Services => "Service",
+            Self::EndpointSlices => "EndpointSlice",
+            Self::Nodes => "Node",
+        }
+    }
+}
 
 /// Row of an object as the store keeps it, or none if the object is not served, and its problems.
 #[derive(Clone)]

@@ -141,7 +141,7 @@ mod tests {
     use crate::parse_address;
 
     #[test]
-    fn what_was_written_is_read() {
+    fn values_are_read_as_they_were_written() {
         let numbers = [0, 1, 0x7f, 0x80, 0x3fff, 0x4000, u64::from(u32::MAX), u64::MAX];
         let addresses = ["10.0.0.1", "fd00::1", "::"].map(|text| parse_address(text).unwrap());
         let mut writer = Writer::default();

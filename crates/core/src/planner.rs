@@ -18,6 +18,7 @@ mod packed_set;
 mod placement;
 mod problems;
 mod publication;
+mod set_key;
 mod sets;
 mod starved;
 mod write_order;
@@ -29,11 +30,12 @@ use std::{
 
 use claims::{ClaimChanges, Claims};
 use cluster_ips::ClusterIps;
-use desired_service::{Desire, DesiredService};
+use desired_service::DesiredService;
 use frontends::{Claim, Frontends};
 use problems::Problems;
-use sets::{BackendSet, BackendSetKey, BackendSets};
-use starved::{Lack, Starved};
+use set_key::BackendSetKey;
+use sets::{BackendSet, BackendSets};
+use starved::{Shortage, StarvedServices};
 use write_order::{FilterCounts, WriteOrder};
 
 use super::{
@@ -60,8 +62,8 @@ pub struct TablePlanner {
     sets: BackendSets,
     order: WriteOrder,
     /// Frontends and addresses that the map has room for.
-    frontends_room: u32,
-    starved: Starved,
+    frontends_capacity: u32,
+    starved: StarvedServices,
     problems: Problems,
     /// Backends retired since [`TablePlanner::take_retired`] was called last.
     retired: Retired,
@@ -100,20 +102,20 @@ impl TablePlanner {
     /// Takes over the kernel's content; empty on a fresh start.
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
-        let KernelTable { frontends, addresses, mut sets, filter, room, is_new } = kernel;
+        let KernelTable { frontends, addresses, mut sets, filter, capacity, is_new } = kernel;
         // Set 0 belongs to keys without a port, not to a Service.
         sets.remove(&0);
         let mut filter = FilterCounts::new(limits.filter_bit, filter);
         frontends.keys().map(|frontend| frontend.address).chain(addresses.iter().copied()).for_each(|a| filter.add(a));
-        let frontends = Frontends::of_kernel(frontends);
+        let frontends = Frontends::from_kernel(frontends);
         Self {
             limits,
             phase: Phase::Bootstrap,
-            sets: BackendSets::of_kernel(sets, &frontends, room),
-            claims: Claims::new(frontends, ClusterIps::of_kernel(addresses)),
+            sets: BackendSets::from_kernel(sets, &frontends, capacity),
+            claims: Claims::new(frontends, ClusterIps::from_kernel(addresses)),
             order: WriteOrder::new(filter, is_new),
-            frontends_room: room.frontends,
-            starved: Starved::default(),
+            frontends_capacity: capacity.frontends,
+            starved: StarvedServices::default(),
             problems: Problems::default(),
             retired: Retired::default(),
         }
@@ -122,7 +124,7 @@ impl TablePlanner {
     /// Serves the frontends of `bootstrap` that the kernel does not have yet; changes nothing else.
     pub fn bootstrap(&mut self, bootstrap: &Store) -> Vec<Op> {
         let names = bootstrap.service_names().cloned().collect();
-        collected(|write| self.grant(&names, &|name| DesiredService::of_missing(bootstrap, name), Batch::new(write)))
+        collected(|write| self.plan_batch(&names, &|name| DesiredService::missing(bootstrap, name), Batch::new(write)))
     }
 
     /// Makes the whole table equal the store: after the first complete sync, and whenever the kernel's content is in
@@ -141,10 +143,10 @@ impl TablePlanner {
             ..Batch::new(&mut *write)
         };
         if self.phase == Phase::Bootstrap {
-            self.make_room_for(store, &mut batch);
+            self.grow_for(store, &mut batch);
         }
         self.phase = Phase::Synced;
-        self.grant(&names, &|name| DesiredService::of(store, name), batch);
+        self.plan_batch(&names, &|name| DesiredService::new(store, name), batch);
         self.claims.refill();
         self.sets.refill();
         self.update_by(store, BTreeSet::new(), write);
@@ -159,13 +161,13 @@ impl TablePlanner {
     pub fn update_by(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>, write: Write<'_>) {
         let mut names = dirty;
         for _ in 0..ROUNDS_MAX {
-            names.append(&mut self.starved.with_freed_room());
+            names.append(&mut self.starved.retriable());
             let mut has_written = false;
             let mut write = |ops| {
                 has_written = true;
                 write(ops);
             };
-            self.grant(&names, &|name| DesiredService::of(store, name), Batch::new(&mut write));
+            self.plan_batch(&names, &|name| DesiredService::new(store, name), Batch::new(&mut write));
             // Only a write frees room.
             if !has_written {
                 break;
@@ -243,27 +245,32 @@ impl TablePlanner {
 
     /// Applies all claims first, since the owner of a frontend decides which sets may be taken over; then publishes
     /// each set at once; then places frontends.
-    fn grant(&mut self, names: &BTreeSet<Arc<ServiceName>>, desire: Desire<'_>, mut batch: Batch<'_>) {
+    fn plan_batch(
+        &mut self,
+        names: &BTreeSet<Arc<ServiceName>>,
+        desired: &dyn Fn(&ServiceName) -> DesiredService,
+        mut batch: Batch<'_>,
+    ) {
         batch.ops.extend(self.order.filter.widen().map(Op::SetFilter));
         // The API server's Service gets backend slots first if there is not room for all.
         let (first, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| is_protected(name));
         let names = [first, others].concat();
         let mut kept = Vec::new();
         for &name in &names {
-            let desired = desire(name);
+            let service = desired(name);
             self.starved.remove(name);
-            batch.add(self.claims.replace(name, &desired));
+            batch.add(self.claims.replace(name, &service));
             if names.len() <= DESIRED_KEPT_MAX {
-                kept.push((name, desired));
+                kept.push((name, service));
             }
         }
         if kept.is_empty() {
             for name in names {
-                self.publish_sets(name, desire(name), &mut batch);
+                self.publish_sets(name, desired(name), &mut batch);
             }
         }
-        for (name, desired) in kept {
-            self.publish_sets(name, desired, &mut batch);
+        for (name, service) in kept {
+            self.publish_sets(name, service, &mut batch);
         }
         self.place_frontends(&mut batch);
         self.free_sets(&batch);
@@ -280,7 +287,7 @@ impl TablePlanner {
             is_freed |= self.sets.free_orphans();
         }
         if is_freed {
-            self.starved.free(Lack::Backends);
+            self.starved.free(Shortage::Backends);
         }
     }
 

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_bound() {
+    fn more_backends_than_the_bound_count_as_any() {
         let most = BACKENDS_MAX as u32;
         let mut retired = Retired::default();
         for _ in 0..2 {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_among_them_is_told() {
+    fn any_backend_may_have_retired_where_none_is_listed() {
         let [first, second] = [0, 1].map(|number| backends(2).nth(number).unwrap());
         let mut retired = Retired::default();
         retired.add(Protocol::Tcp, [first]);

@@ -230,7 +230,7 @@ fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, findings: &mut Find
         }
     };
     if is_local && node.is_none() {
-        let message = "Local, and the own node is not known: connections are dropped; pass --node-name";
+        let message = "Local, and the pod's node is not known: connections are dropped; pass --node-name";
         findings.field("spec.internalTrafficPolicy", message);
     }
     is_local

@@ -52,7 +52,7 @@ pub struct Endpoint {
     pub address: Address,
     /// Whether the endpoint takes new connections.
     pub ready: bool,
-    /// Whether the endpoint still answers.
+    /// Whether the endpoint still serves.
     pub serving: bool,
     /// Whether the endpoint is terminating.
     pub terminating: bool,
@@ -247,7 +247,7 @@ impl Endpoint {
     }
 }
 
-/// Address of an endpoint; the error says why it is unusable.
+/// Address of an endpoint; the error is the reason why it is unusable.
 pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Address, &'static str> {
     match parse_address(text.trim()) {
         Some(address) if address.family() == family => Ok(address),
@@ -265,7 +265,7 @@ pub(super) fn service_label(slice: &EndpointSlice) -> Option<&str> {
     label(slice, LABEL_SERVICE_NAME)
 }
 
-/// Whether the label says that the Service has no ClusterIP.
+/// Whether the Service has no ClusterIP, by the label.
 pub(super) fn is_headless(slice: &EndpointSlice) -> bool {
     label(slice, LABEL_HEADLESS).is_some()
 }

@@ -16,7 +16,7 @@ pub(super) struct Extent {
 #[derive(Debug)]
 pub(super) struct SlotAllocator {
     free: BTreeMap<u32, u32>,
-    given_back: Vec<Extent>,
+    released: Vec<Extent>,
     end: u32,
     used: u32,
 }
@@ -38,7 +38,7 @@ impl SlotAllocator {
         }
         let end = end.max(first);
         let used = end - free.values().sum::<u32>();
-        Self { free, given_back: Vec::new(), end, used }
+        Self { free, released: Vec::new(), end, used }
     }
 
     /// End of the slots.
@@ -72,12 +72,12 @@ impl SlotAllocator {
     }
 
     /// Allocates `count` successive slots; `None` if there are none.
-    pub(super) fn take(&mut self, count: u32) -> Option<Extent> {
-        self.take_below(count, self.end)
+    pub(super) fn allocate(&mut self, count: u32) -> Option<Extent> {
+        self.allocate_below(count, self.end)
     }
 
-    /// As [`SlotAllocator::take`], below `end`.
-    pub(super) fn take_below(&mut self, count: u32, end: u32) -> Option<Extent> {
+    /// As [`SlotAllocator::allocate`], below `end`.
+    pub(super) fn allocate_below(&mut self, count: u32, end: u32) -> Option<Extent> {
         if count == 0 {
             return Some(Extent::default());
         }
@@ -92,22 +92,22 @@ impl SlotAllocator {
     }
 
     /// Returns slots; they are free after the next [`SlotAllocator::reclaim`].
-    pub(super) fn give_back(&mut self, extent: Extent) {
+    pub(super) fn release(&mut self, extent: Extent) {
         if extent.count != 0 {
             // Extents that were read back from the kernel may overlap.
             self.used = self.used.saturating_sub(extent.count);
-            self.given_back.push(extent);
+            self.released.push(extent);
         }
     }
 
     /// Whether [`SlotAllocator::reclaim`] would free anything.
-    pub(super) fn has_given_back(&self) -> bool {
-        !self.given_back.is_empty()
+    pub(super) fn has_released(&self) -> bool {
+        !self.released.is_empty()
     }
 
     /// Frees the returned slots: no program can still be reading them.
     pub(super) fn reclaim(&mut self) {
-        for extent in std::mem::take(&mut self.given_back) {
+        for extent in std::mem::take(&mut self.released) {
             self.free_now(extent);
         }
     }
@@ -131,56 +131,59 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_back_slots_are_not_reused_before_they_are_reclaimed() {
+    fn released_slots_are_not_reused_before_they_are_reclaimed() {
         let mut slots = SlotAllocator::new(0, 4, Vec::new());
-        let all = slots.take(4).unwrap();
-        slots.give_back(all);
-        assert_eq!(slots.take(1), None);
+        let all = slots.allocate(4).unwrap();
+        slots.release(all);
+        assert_eq!(slots.allocate(1), None);
         slots.reclaim();
-        assert_eq!(slots.take(4), Some(all));
+        assert_eq!(slots.allocate(4), Some(all));
     }
 
     #[test]
-    fn neighbours_grow_together_again() {
+    fn adjacent_free_slots_are_merged() {
         let mut slots = SlotAllocator::new(0, 6, Vec::new());
-        let parts: Vec<_> = (0..3).map(|_| slots.take(2).unwrap()).collect();
+        let parts: Vec<_> = (0..3).map(|_| slots.allocate(2).unwrap()).collect();
         for part in [parts[0], parts[2], parts[1]] {
-            slots.give_back(part);
+            slots.release(part);
             slots.reclaim();
         }
-        assert_eq!(slots.take(6), Some(Extent { first: 0, count: 6 }));
+        assert_eq!(slots.allocate(6), Some(Extent { first: 0, count: 6 }));
     }
 
     #[test]
     fn used_slots_are_left_alone_even_if_they_overlap_or_lie_outside() {
         let extent = |first, count| Extent { first, count };
         let mut slots = SlotAllocator::new(1, 10, vec![extent(2, 3), extent(3, 1), extent(8, 100), extent(50, 1)]);
-        assert_eq!(slots.take(3), Some(extent(5, 3)));
-        assert_eq!(slots.take(1), Some(extent(1, 1)));
-        assert_eq!(slots.take(1), None);
+        assert_eq!(slots.allocate(3), Some(extent(5, 3)));
+        assert_eq!(slots.allocate(1), Some(extent(1, 1)));
+        assert_eq!(slots.allocate(1), None);
     }
 
     #[test]
     fn the_end_moves() {
         let mut slots = SlotAllocator::new(1, 1, Vec::new());
-        assert_eq!((slots.take(1), slots.end_for(3)), (None, 4));
+        assert_eq!((slots.allocate(1), slots.end_for(3)), (None, 4));
         slots.set_end(4);
-        let all = slots.take(3).unwrap();
+        let all = slots.allocate(3).unwrap();
         assert_eq!((all, slots.used(), slots.end_for(2)), (Extent { first: 1, count: 3 }, 4, 6));
         slots.set_end(8);
         assert_eq!(slots.end_for(5), 9, "the last ones are free");
-        assert_eq!(slots.take_below(2, 5), None);
-        let two = slots.take_below(2, 6).unwrap();
+        assert_eq!(slots.allocate_below(2, 5), None);
+        let two = slots.allocate_below(2, 6).unwrap();
         assert_eq!(two, Extent { first: 4, count: 2 });
-        slots.give_back(two);
+        slots.release(two);
         assert_eq!(slots.used(), 4);
         slots.reclaim();
         slots.set_end(5);
-        assert_eq!((slots.take(2), slots.take(1), slots.take(1)), (None, Some(Extent { first: 4, count: 1 }), None));
+        assert_eq!(
+            (slots.allocate(2), slots.allocate(1), slots.allocate(1)),
+            (None, Some(Extent { first: 4, count: 1 }), None)
+        );
     }
 
     #[test]
     fn an_empty_set_needs_no_slots() {
-        assert_eq!(SlotAllocator::new(0, 0, Vec::new()).take(0), Some(Extent::default()));
+        assert_eq!(SlotAllocator::new(0, 0, Vec::new()).allocate(0), Some(Extent::default()));
     }
 }

@@ -11,33 +11,10 @@ use std::{
 };
 
 use super::{
-    Address, NodeContext, ObjectName, ObjectRow, Problem, ServiceName, ServiceRow, SliceRow, names::Texts,
-    node_context::NodeRow, object_row::Parsed, packed::Packed,
+    Address, NodeContext, ObjectName, ObjectRow, Problem, ResourceKind, ServiceName, ServiceRow, SliceRow,
+    names::Texts, node_context::NodeRow, object_row::Parsed, packed::Packed,
 };
 use crate::api::{EndpointSlice, Node, Service};
-
-/// Kind of object that a source delivers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ResourceKind {
-    /// v1 Service.
-    Services,
-    /// discovery.k8s.io/v1 EndpointSlice.
-    EndpointSlices,
-    /// v1 Node.
-    Nodes,
-}
-
-impl ResourceKind {
-    /// Name of one object of the kind.
-    #[must_use]
-    pub fn singular(self) -> &'static str {
-        match self {
-            Self::Services => "Service",
-            Self::EndpointSlices => "EndpointSlice",
-            Self::Nodes => "Node",
-        }
-    }
-}
 
 /// Event of a source. The list of a kind is `ListStarted`, objects, `ListDone`; objects that it did not name are gone.
 #[derive(Clone, Debug)]
@@ -48,18 +25,14 @@ pub enum Event {
     ListDone(ResourceKind),
     /// Service that exists or was changed.
     Service(Box<Service>),
-    /// Name of a deleted Service.
-    ServiceDeleted(ServiceName),
     /// EndpointSlice that exists or was changed.
     EndpointSlice(Box<EndpointSlice>),
-    /// Name of a deleted EndpointSlice.
-    EndpointSliceDeleted(ObjectName),
     /// Row of a Service or an EndpointSlice that exists or was changed, from a source that stores rows itself.
     Row(ObjectRow),
     /// Node that exists or was changed. Only the pod's node counts.
     Node(Box<Node>),
-    /// Name of a deleted Node.
-    NodeDeleted(String),
+    /// Kind and name of a deleted object.
+    Deleted(ResourceKind, ObjectName),
     /// Object that exists or was changed, and cannot be decoded.
     Unreadable {
         /// Kind of the object.
@@ -76,7 +49,7 @@ pub enum Event {
 /// Rows in force.
 #[derive(Debug, Default)]
 pub struct Store {
-    own: NodeContext,
+    context: NodeContext,
     /// Node of the pod, while it exists.
     node: Option<StoredNode>,
     services: BTreeMap<Arc<ServiceName>, Packed>,
@@ -129,8 +102,8 @@ impl Lists {
 impl Store {
     /// Empty store, as seen from this node and VM.
     #[must_use]
-    pub fn new(own: NodeContext) -> Self {
-        Self { own, ..Self::default() }
+    pub fn new(context: NodeContext) -> Self {
+        Self { context, ..Self::default() }
     }
 
     /// Applies an event. Returns its new problems.
@@ -145,13 +118,11 @@ impl Store {
                 return self.apply_row(ResourceKind::EndpointSlices, ObjectRow::of_slice(&slice, self.node_name()));
             }
             Event::Node(node) => {
-                let row = ObjectRow::of_node(&node).filter(|row| self.is_own(&row.name.name));
+                let row = ObjectRow::of_node(&node).filter(|row| self.is_pods_node(&row.name.name));
                 return row.map_or_else(Vec::new, |row| self.apply_row(ResourceKind::Nodes, Some(row)));
             }
             Event::Row(row) => return self.apply_row(row.kind, Some(row)),
-            Event::ServiceDeleted(name) => self.delete(ResourceKind::Services, &name),
-            Event::EndpointSliceDeleted(name) => self.delete(ResourceKind::EndpointSlices, &name),
-            Event::NodeDeleted(name) => self.delete(ResourceKind::Nodes, &ObjectName::new("", name)),
+            Event::Deleted(kind, name) => self.delete(kind, &scoped(kind, name)),
             Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
         }
@@ -163,13 +134,13 @@ impl Store {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let Lists { services, slices, nodes } = &self.lists;
-        services.is_complete && slices.is_complete && (nodes.is_complete || self.own.node_name.is_none())
+        services.is_complete && slices.is_complete && (nodes.is_complete || self.context.node_name.is_none())
     }
 
     /// Name of the pod's node, if it is known.
     #[must_use]
     pub fn node_name(&self) -> Option<&str> {
-        self.own.node_name.as_deref()
+        self.context.node_name.as_deref()
     }
 
     /// Zone of the pod's node, if it is known.
@@ -182,13 +153,13 @@ impl Store {
     #[must_use]
     pub fn node_ips(&self) -> &[Address] {
         let of_node = || self.node.as_ref().map_or(&[][..], |node| &node.row.internal_ips);
-        if self.own.node_ips.is_empty() { of_node() } else { &self.own.node_ips }
+        if self.context.node_ips.is_empty() { of_node() } else { &self.context.node_ips }
     }
 
     /// Addresses of the VM.
     #[must_use]
     pub fn pod_ips(&self) -> &[Address] {
-        &self.own.pod_ips
+        &self.context.pod_ips
     }
 
     /// Services whose rows or slices have changed since the last call; none until the store is complete.
@@ -282,8 +253,8 @@ impl Store {
         }
     }
 
-    fn is_own(&self, node: &str) -> bool {
-        self.own.node_name.as_deref() == Some(node)
+    fn is_pods_node(&self, node: &str) -> bool {
+        self.context.node_name.as_deref() == Some(node)
     }
 
     fn put_node(&mut self, name: ObjectName, row: Option<Packed>) {
@@ -295,8 +266,8 @@ impl Store {
     }
 
     fn set_pod_ips(&mut self, addresses: Vec<Address>) {
-        if self.own.pod_ips != addresses {
-            self.own.pod_ips = addresses;
+        if self.context.pod_ips != addresses {
+            self.context.pod_ips = addresses;
             let restricted = self.services().filter(|(_, service)| !service.source_ranges.is_empty());
             let restricted: Vec<_> = restricted.map(|(name, _)| self.known_service(name)).collect();
             restricted.into_iter().for_each(|name| self.mark(name));
@@ -305,12 +276,9 @@ impl Store {
 
     /// An undecodable object keeps its last good state or, failing that, an earlier definition in the list.
     fn apply_unreadable(&mut self, kind: ResourceKind, name: Option<ObjectName>, message: &str) -> Vec<Problem> {
-        let Some(mut name) = name else { return vec![nameless(kind.singular())] };
-        if kind == ResourceKind::Nodes {
-            if !self.is_own(&name.name) {
-                return Vec::new();
-            }
-            name = ObjectName::new("", name.name);
+        let Some(name) = name.map(|name| scoped(kind, name)) else { return vec![nameless(kind.singular())] };
+        if kind == ResourceKind::Nodes && !self.is_pods_node(&name.name) {
+            return Vec::new();
         }
         let problems = |row: &Option<Packed>| {
             let consequence = if row.is_some() { "its last state stays" } else { "ignored" };
@@ -341,7 +309,7 @@ impl Store {
         for (name, parsed) in staged {
             new.extend(self.put(kind, name, parsed));
         }
-        self.namespaces.forget_unused();
+        self.namespaces.remove_unused();
         match kind {
             ResourceKind::Services => refill(&mut self.services),
             ResourceKind::EndpointSlices => {
@@ -433,6 +401,11 @@ pub(super) fn refill<Key: Ord, Value>(rows: &mut BTreeMap<Key, Value>) {
     *rows = std::mem::take(rows).into_iter().collect();
 }
 
+/// Name of an object as the store has it: that of a Node has no namespace.
+fn scoped(kind: ResourceKind, name: ObjectName) -> ObjectName {
+    if kind == ResourceKind::Nodes { ObjectName::new("", name.name) } else { name }
+}
+
 fn nameless(kind: &str) -> Problem {
     Problem::new(kind, "metadata.name", "missing; the object is ignored")
 }
@@ -477,7 +450,7 @@ mod tests {
 
         assert_eq!(store.apply(unreadable(web())).len(), 1);
         assert_eq!((resolve(&store), problems(&store)), (before.clone(), stays.map(str::to_owned).to_vec()));
-        assert!(store.apply(unreadable(web())).is_empty(), "the same is told once");
+        assert!(store.apply(unreadable(web())).is_empty(), "the same problem is reported once");
         apply(&mut store, lists(vec![unreadable(web())]));
         assert_eq!((resolve(&store), problems(&store)), (before, stays.map(str::to_owned).to_vec()));
 
@@ -492,7 +465,7 @@ mod tests {
         assert_eq!(resolve(&new).len(), 1, "of nothing known, an earlier definition counts");
 
         store.apply(unreadable(web()));
-        store.apply(Event::ServiceDeleted(web()));
+        store.apply(Event::Deleted(ResourceKind::Services, web()));
         assert!(resolve(&store).is_empty() && problems(&store).is_empty());
         store.apply(unreadable(web()));
         assert_eq!(problems(&store), ["Service default/web: spec.ports: no; ignored"]);

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Backend, Event, KernelTable, Limits, NodeContext, ObjectName, Reserve, ResourceKind, Room, Row, Store,
+    Backend, Capacity, Event, KernelTable, Limits, NodeContext, ObjectName, Reserve, ResourceKind, Row, Store,
     TablePlanner, parse_address, resolve,
 };
 
@@ -33,15 +33,15 @@ struct Case {
     #[serde(default)]
     pod_ips: Vec<String>,
     #[serde(flatten)]
-    step: Step,
+    step: CaseStep,
     #[serde(default)]
-    then: Vec<Step>,
+    then: Vec<CaseStep>,
 }
 
 /// New objects, and the expected result.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Step {
+struct CaseStep {
     #[serde(default)]
     given: Vec<Value>,
     /// Deleted objects: kind namespace/name, or kind name for a Node.
@@ -64,7 +64,7 @@ const LIMITS: Limits = Limits {
     service_slots: 100_000,
     may_replace: true,
     reserved: Reserve { sets: 0, slots: 0 },
-    least: Room { frontends: 16, sets: 16, slots: 16 },
+    least: Capacity { frontends: 16, sets: 16, slots: 16 },
     run_backends: 10_000,
     filter_bit: |_| 1,
 };
@@ -156,7 +156,7 @@ impl World {
         events.into_iter().for_each(|event| drop(self.store.apply(event)));
     }
 
-    fn take(&mut self, step: &Step) {
+    fn take(&mut self, step: &CaseStep) {
         let gone = step.gone.iter().map(|name| deleted(name));
         let pod_ips = step.pod_ips_now.iter().map(|ips| Event::PodIps(read_addresses(ips)));
         for event in gone.chain(step.given.iter().map(applied)).chain(pod_ips) {
@@ -165,7 +165,7 @@ impl World {
     }
 
     /// Checks that the recomputed table is what the step expects, and that the incremental one equals it.
-    fn see(&mut self, step: &Step, place: &str) -> Result<(), String> {
+    fn see(&mut self, step: &CaseStep, place: &str) -> Result<(), String> {
         let dirty = self.store.take_dirty();
         let is_followed = std::mem::replace(&mut self.is_followed, true);
         drop(if is_followed { self.table.update(&self.store, dirty) } else { self.table.sync(&self.store) });
@@ -220,9 +220,9 @@ fn deleted(text: &str) -> Event {
         ObjectName::new(namespace, name)
     };
     match kind {
-        "Service" => Event::ServiceDeleted(object()),
-        "EndpointSlice" => Event::EndpointSliceDeleted(object()),
-        "Node" => Event::NodeDeleted(name.to_owned()),
+        "Service" => Event::Deleted(ResourceKind::Services, object()),
+        "EndpointSlice" => Event::Deleted(ResourceKind::EndpointSlices, object()),
+        "Node" => Event::Deleted(ResourceKind::Nodes, ObjectName::new("", name)),
         _ => panic!("{text:?}: the kind is none of cproxy's"),
     }
 }
@@ -257,5 +257,5 @@ fn a_case_that_is_wrong_fails() {
     assert!(!case("expect: []"), "a line too many");
     assert!(!case(&format!("expect: [{line}], problems: [x]")), "a problem that is not there");
     assert!(!case(&format!("expect: [{line}], then: [{{gone: [Service default/web], expect: [{line}]}}]")));
-    assert!(!case(&format!("expect: [{line}], mistyped: 1")), "a field that nobody reads");
+    assert!(!case(&format!("expect: [{line}], mistyped: 1")), "an unknown field");
 }

@@ -26,7 +26,7 @@ mod socket_mark;
 mod socket_states;
 pub mod syscalls;
 
-/// The innermost error, which is the one that says something.
+/// Innermost error, which has the cause.
 fn root_cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }

@@ -1,5 +1,5 @@
-//! Directories that only this user or root can have prepared. They are used through their descriptors, so that nobody can swap
-//! them for others meanwhile.
+//! Directories that only this user or root can have prepared. They are used through their descriptors, so that they
+//! cannot be swapped for others meanwhile.
 
 use std::{
     fs::DirBuilder,
@@ -65,8 +65,8 @@ pub fn check_owner(dir: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// The path of a name in an opened directory, for system calls that take nothing else. It is good for as long as the directory
-/// is open.
+/// The path of a name in an opened directory, for system calls that take nothing else. It is good for as long as the
+/// directory is open.
 pub fn path_in(dir: impl AsFd, name: &str) -> PathBuf {
     Path::new("/proc/self/fd").join(dir.as_fd().as_raw_fd().to_string()).join(name)
 }

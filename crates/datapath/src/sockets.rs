@@ -1,16 +1,17 @@
 //! Closes sockets that we translated and whose backend left the VIP's set, matched by address and cookie.
 //!
-//! A connected UDP socket learns nothing when its backend goes: its datagrams vanish, for ever. So it is closed under the
-//! application, which sees ECONNABORTED when it receives, or EDESTADDRREQ when it sends, and connects anew.
+//! A connected UDP socket learns nothing when its backend goes: its datagrams vanish, for ever. So it is closed under
+//! the application, which sees ECONNABORTED when it receives, or EDESTADDRREQ when it sends, and connects anew.
 //! [`terminate_stale`] asks the whole machine for sockets that are connected to backends that have retired:
 //!
-//! 1. In each network namespace (`namespaces`), the kernel lists them (`socket_lists`), with the peer that the packets really
-//!    go to, an inode and a cookie. For a TCP socket the cookie, or the socket storage that the kernel shows, leads to the VIP
-//!    that the application connected to.
-//! 2. For a UDP socket only a descriptor does: its owner is found by the inode, and a duplicate of the descriptor gives the
-//!    state that the programs keep with the socket (`owners`).
-//! 3. A socket whose present peer is the backend of its translation, and no longer in the set of that VIP (`staleness`), is
-//!    closed by its addresses and its cookie: no other socket, nor one that has reconnected, is ever hit (`terminate`).
+//! 1. In each network namespace (`namespaces`), the kernel lists them (`socket_lists`), with the peer that the packets
+//!    really go to, an inode and a cookie. For a TCP socket the cookie, or the socket storage that the kernel shows,
+//!    leads to the VIP that the application connected to.
+//! 2. For a UDP socket only a descriptor does: its owner is found by the inode, and a duplicate of the descriptor gives
+//!    the state that the programs keep with the socket (`owners`).
+//! 3. A socket whose present peer is the backend of its translation, and no longer in the set of that VIP
+//!    (`staleness`), is closed by its addresses and its cookie: no other socket, nor one that has reconnected, is ever
+//!    hit (`terminate`).
 //!
 //! A kernel that cannot list sockets shows them in `/proc/net` (`proc_net`); they are then counted, not closed.
 //!
@@ -73,11 +74,11 @@ pub struct Outcome {
     pub closed: u64,
     /// Sockets that are stale and still open: this kernel cannot close them.
     pub left: u64,
-    /// Network namespaces that were looked into.
+    /// Network namespaces that were searched.
     pub namespaces: u32,
-    /// Network namespaces and processes that may not be looked into.
+    /// Network namespaces and processes without permission to search them.
     pub unseen: u32,
-    /// The time on a CPU that it took.
+    /// CPU time of the pass.
     pub cpu: Duration,
 }
 
@@ -93,13 +94,13 @@ pub enum SocketsError {
     /// The kernel failed to list sockets, although it can.
     #[error("cannot list sockets: {0}; `cproxy check` tells what is missing for udp_sockets and tcp_sockets")]
     List(Errno),
-    /// What is kept with other processes' sockets cannot be read.
+    /// The storage of other processes' sockets cannot be read.
     #[error("cannot look into the sockets of processes: {0}")]
     Owners(String),
 }
 
-/// Closes the stale sockets of the machine that are connected to backends that have retired, once. Blocks, usually for a
-/// millisecond. It takes root: sockets of all processes, in all network namespaces.
+/// Closes the stale sockets of the machine that are connected to backends that have retired, once. Blocks, usually for
+/// a millisecond. It takes root: sockets of all processes, in all network namespaces.
 ///
 /// Call it when the table is complete: to a UDP socket, a frontend that is missing is one that is gone.
 ///

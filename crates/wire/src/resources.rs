@@ -1,8 +1,8 @@
 //! Resources that the agent watches, and the store's events for their objects.
 
 use cproxy_core::{
-    Event, ObjectName, ResourceKind,
-    api::{EndpointSlice, Metadata, Node, Object, Service},
+    Event, ResourceKind,
+    api::{EndpointSlice, Node, Object, Service},
 };
 
 /// Resource that the agent watches.
@@ -14,8 +14,6 @@ pub(super) trait WatchedResource: Object + Send + 'static {
 
     /// Event of an object that was added or changed.
     fn applied(object: Box<Self>) -> Event;
-    /// Event of an object that was deleted; `None` if its name is missing.
-    fn deleted(meta: &Metadata) -> Option<Event>;
 }
 
 impl WatchedResource for Service {
@@ -24,9 +22,6 @@ impl WatchedResource for Service {
     fn applied(object: Box<Self>) -> Event {
         Event::Service(object)
     }
-    fn deleted(meta: &Metadata) -> Option<Event> {
-        namespaced(meta).map(Event::ServiceDeleted)
-    }
 }
 
 impl WatchedResource for EndpointSlice {
@@ -34,9 +29,6 @@ impl WatchedResource for EndpointSlice {
 
     fn applied(object: Box<Self>) -> Event {
         Event::EndpointSlice(object)
-    }
-    fn deleted(meta: &Metadata) -> Option<Event> {
-        namespaced(meta).map(Event::EndpointSliceDeleted)
     }
 }
 
@@ -48,11 +40,4 @@ impl WatchedResource for Node {
     fn applied(object: Box<Self>) -> Event {
         Event::Node(object)
     }
-    fn deleted(meta: &Metadata) -> Option<Event> {
-        meta.name.clone().map(Event::NodeDeleted)
-    }
-}
-
-fn namespaced(meta: &Metadata) -> Option<ObjectName> {
-    Some(ObjectName::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
 }

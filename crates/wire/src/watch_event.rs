@@ -41,7 +41,9 @@ impl<K: WatchedResource> WatchEvent<K> {
             | Self::Applied(Decoded::Unreadable(metadata, message)) => {
                 vec![Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }]
             }
-            Self::Unlisted(object) | Self::Deleted(object) => K::deleted(object.meta()).into_iter().collect(),
+            Self::Unlisted(object) | Self::Deleted(object) => {
+                object_name(object.meta()).map(|name| Event::Deleted(K::RESOURCE, name)).into_iter().collect()
+            }
             Self::Bookmark => Vec::new(),
             Self::Unavailable => vec![Event::ListStarted(K::RESOURCE), Event::ListDone(K::RESOURCE)],
         }

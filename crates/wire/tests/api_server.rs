@@ -1,5 +1,5 @@
-//! Lists and watches of a misbehaving API server in memory, in simulated time: in the end the agent knows exactly what the
-//! server has, at a bounded cost.
+//! Lists and watches of a misbehaving API server in memory, in simulated time: in the end the agent knows exactly what
+//! the server has, at a bounded cost.
 
 #![expect(
     clippy::expect_used,

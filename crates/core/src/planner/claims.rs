@@ -9,7 +9,7 @@ use super::{
     cluster_ips::ClusterIps,
     desired_service::DesiredService,
     frontends::{Claim, Frontends},
-    sets::BackendSetKey,
+    set_key::BackendSetKey,
 };
 use crate::{
     Address, Family, Frontend, FrontendSource, Problem, Protocol, Scope, ServiceName,
@@ -68,7 +68,7 @@ enum Owner<'a> {
 
 /// Frontends that one Service loses to one owner.
 #[derive(Default)]
-struct Lost {
+struct LostFrontends {
     count: usize,
     first: Vec<Frontend>,
     last: Option<Frontend>,
@@ -132,7 +132,7 @@ impl Claims {
 
     fn withdraw(&mut self, service: &ServiceName, claims: &[ClaimRef]) {
         for claim in claims {
-            self.frontends.drop_claims(claim.frontend, service);
+            self.frontends.remove_claims(claim.frontend, service);
             self.mark_contested(claim.frontend);
             if claim.source == FrontendSource::ClusterIp {
                 self.cluster_ips.unclaim(claim.frontend.address);
@@ -169,7 +169,7 @@ impl Claims {
 
     /// One problem for each Service that loses frontends, and each owner that it loses them to.
     pub(super) fn conflicts(&self) -> impl Iterator<Item = Problem> {
-        let mut all = BTreeMap::<(&ServiceName, Owner<'_>), Lost>::new();
+        let mut all = BTreeMap::<(&ServiceName, Owner<'_>), LostFrontends>::new();
         for &frontend in &self.contested {
             let [first, losers @ ..] = self.frontends.claims(frontend) else { continue };
             for claim in losers {
@@ -223,7 +223,7 @@ impl ClaimRef {
     }
 }
 
-impl Lost {
+impl LostFrontends {
     fn add(&mut self, frontend: Frontend) {
         if self.last.replace(frontend) == Some(frontend) {
             return;

@@ -31,7 +31,7 @@ pub(super) enum AddressChange {
 
 impl ClusterIps {
     /// The kernel has these; no Service claims them yet.
-    pub(super) fn of_kernel(addresses: impl IntoIterator<Item = Address>) -> Self {
+    pub(super) fn from_kernel(addresses: impl IntoIterator<Item = Address>) -> Self {
         let written = |address| (address, ClusterIp { claims: 0, is_written: true });
         let known: BTreeMap<_, _> = addresses.into_iter().map(written).collect();
         Self { written: known.len(), known, unplaced: BTreeMap::new() }
@@ -81,11 +81,11 @@ impl ClusterIps {
         if let Some(cluster_ip) = self.known.get_mut(&address) {
             self.written -= usize::from(std::mem::take(&mut cluster_ip.is_written));
         }
-        self.forget_unused(address);
+        self.remove_unused(address);
     }
 
     /// Drops an address that nothing claims and the kernel does not have.
-    pub(super) fn forget_unused(&mut self, address: Address) {
+    pub(super) fn remove_unused(&mut self, address: Address) {
         if self.known.get(&address).is_some_and(|cluster_ip| cluster_ip.claims == 0 && !cluster_ip.is_written) {
             self.known.remove(&address);
         }

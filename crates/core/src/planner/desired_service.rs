@@ -2,15 +2,12 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{frontends::Frontends, sets::BackendSetKey};
+use super::{frontends::Frontends, set_key::BackendSetKey};
 use crate::{
     Family, Frontend, Members, Problem, Protocol, Scope, ServiceName, ServicePort, Store,
     desired::{DesiredFrontend, DesiredRows, desired_problems},
     names::Text,
 };
-
-/// Function from a Service's name to its desired state.
-pub(super) type Desire<'a> = &'a dyn Fn(&ServiceName) -> DesiredService;
 
 /// Desired frontends and sets of one Service; none if it is gone.
 pub(super) struct DesiredService {
@@ -30,15 +27,15 @@ pub(super) struct WantedSet<'a> {
 
 impl DesiredService {
     /// Desired state of a Service of the store.
-    pub(super) fn of(store: &Store, name: &ServiceName) -> Self {
+    pub(super) fn new(store: &Store, name: &ServiceName) -> Self {
         let desired = DesiredRows::new(store, name);
         let problems = desired.as_ref().map(|desired| desired_problems(store, name, desired)).unwrap_or_default();
         Self { desired, only_missing: false, problems }
     }
 
     /// Desired state of the frontends that the kernel does not have.
-    pub(super) fn of_missing(store: &Store, name: &ServiceName) -> Self {
-        Self { only_missing: true, ..Self::of(store, name) }
+    pub(super) fn missing(store: &Store, name: &ServiceName) -> Self {
+        Self { only_missing: true, ..Self::new(store, name) }
     }
 
     pub(super) fn created_s(&self) -> Option<i64> {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::sets::BackendSetKey;
+use super::set_key::BackendSetKey;
 use crate::{Address, Frontend, FrontendSource, Protocol, Scope, ServiceName, names::Text};
 
 /// Claim of a Service on a frontend.
@@ -29,14 +29,14 @@ impl Claim {
 
 /// Claims on one frontend: nearly always a single one, which needs no allocation.
 #[derive(Debug, Default)]
-enum Claims {
+enum FrontendClaims {
     #[default]
     None,
     One(Claim),
     Many(Vec<Claim>),
 }
 
-impl Claims {
+impl FrontendClaims {
     fn as_slice(&self) -> &[Claim] {
         match self {
             Self::None => &[],
@@ -54,7 +54,7 @@ impl Claims {
     }
 }
 
-impl From<Vec<Claim>> for Claims {
+impl From<Vec<Claim>> for FrontendClaims {
     fn from(mut claims: Vec<Claim>) -> Self {
         match claims.len() {
             0 | 1 => claims.pop().map_or(Self::None, Self::One),
@@ -67,23 +67,24 @@ impl From<Vec<Claim>> for Claims {
 const UNWRITTEN: u32 = u32::MAX;
 
 #[derive(Debug)]
-struct Known {
-    claims: Claims,
+struct FrontendEntry {
+    claims: FrontendClaims,
     set: u32,
 }
 
 /// Frontends that a Service claims or that the kernel has.
 #[derive(Debug, Default)]
 pub(super) struct Frontends {
-    known: BTreeMap<Frontend, Known>,
+    known: BTreeMap<Frontend, FrontendEntry>,
     written: usize,
 }
 
 impl Frontends {
     /// Frontends of the kernel, without claims.
-    pub(super) fn of_kernel(sets: BTreeMap<Frontend, u32>) -> Self {
+    pub(super) fn from_kernel(sets: BTreeMap<Frontend, u32>) -> Self {
         let written = sets.len();
-        let known = sets.into_iter().map(|(frontend, set)| (frontend, Known { claims: Claims::None, set }));
+        let known =
+            sets.into_iter().map(|(frontend, set)| (frontend, FrontendEntry { claims: FrontendClaims::None, set }));
         Self { known: known.collect(), written }
     }
 
@@ -104,7 +105,8 @@ impl Frontends {
 
     /// Records that the kernel has the frontend with this set.
     pub(super) fn set_to(&mut self, frontend: Frontend, set: u32) {
-        let known = self.known.entry(frontend).or_insert(Known { claims: Claims::None, set: UNWRITTEN });
+        let known =
+            self.known.entry(frontend).or_insert(FrontendEntry { claims: FrontendClaims::None, set: UNWRITTEN });
         self.written += usize::from(known.set == UNWRITTEN);
         known.set = set;
     }
@@ -114,7 +116,7 @@ impl Frontends {
         let Some(known) = self.known.get_mut(&frontend) else { return };
         self.written -= usize::from(known.set != UNWRITTEN);
         known.set = UNWRITTEN;
-        self.forget_unused(frontend);
+        self.remove_unused(frontend);
     }
 
     /// Replaces the ids of sets.
@@ -142,9 +144,10 @@ impl Frontends {
 
     /// Adds a claim behind those that come `before` it.
     pub(super) fn claim(&mut self, frontend: Frontend, claim: Claim, before: impl Fn(&Claim) -> bool) {
-        let known = self.known.entry(frontend).or_insert(Known { claims: Claims::None, set: UNWRITTEN });
+        let known =
+            self.known.entry(frontend).or_insert(FrontendEntry { claims: FrontendClaims::None, set: UNWRITTEN });
         known.claims = match std::mem::take(&mut known.claims) {
-            Claims::None => Claims::One(claim),
+            FrontendClaims::None => FrontendClaims::One(claim),
             claims => {
                 let mut claims = claims.into_vec();
                 let index = claims.partition_point(before);
@@ -156,22 +159,22 @@ impl Frontends {
     }
 
     /// Removes a Service's claim on a frontend.
-    pub(super) fn drop_claims(&mut self, frontend: Frontend, service: &ServiceName) {
+    pub(super) fn remove_claims(&mut self, frontend: Frontend, service: &ServiceName) {
         let Some(known) = self.known.get_mut(&frontend) else { return };
         let is_other = |claim: &Claim| *claim.service != *service;
         known.claims = match std::mem::take(&mut known.claims) {
-            Claims::Many(mut claims) => {
+            FrontendClaims::Many(mut claims) => {
                 claims.retain(is_other);
                 claims.into()
             }
-            Claims::One(claim) if is_other(&claim) => Claims::One(claim),
-            Claims::One(_) | Claims::None => Claims::None,
+            FrontendClaims::One(claim) if is_other(&claim) => FrontendClaims::One(claim),
+            FrontendClaims::One(_) | FrontendClaims::None => FrontendClaims::None,
         };
-        self.forget_unused(frontend);
+        self.remove_unused(frontend);
     }
 
-    fn forget_unused(&mut self, frontend: Frontend) {
-        let is_used = |known: &Known| known.set != UNWRITTEN || !known.claims.as_slice().is_empty();
+    fn remove_unused(&mut self, frontend: Frontend) {
+        let is_used = |known: &FrontendEntry| known.set != UNWRITTEN || !known.claims.as_slice().is_empty();
         if self.known.get(&frontend).is_some_and(|known| !is_used(known)) {
             self.known.remove(&frontend);
         }
@@ -184,7 +187,7 @@ impl Frontends {
         self.known.range(range).map(|(&frontend, known)| (frontend, known.claims.as_slice()))
     }
 
-    /// Rebuilds the tree; see [`super::TablePlanner::refill`].
+    /// Rebuilds the tree; see [`crate::store::refill`].
     pub(super) fn refill(&mut self) {
         self.known = std::mem::take(&mut self.known).into_iter().collect();
     }

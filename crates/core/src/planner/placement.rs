@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, cluster_ips::AddressChange, is_protected, starved::Lack};
+use super::{Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, cluster_ips::AddressChange, is_protected, starved::Shortage};
 use crate::{
     Address, Frontend, FrontendSource, Problem, Protocol, ServiceName,
     problem::{FRONTENDS_NAMED_MAX, some_of},
@@ -55,7 +55,7 @@ impl TablePlanner {
         let touched = std::mem::take(&mut batch.frontends);
         let mut changes = self.changes(touched);
         self.limit_external(&mut changes);
-        self.make_room(&mut changes, batch);
+        self.grow_or_evict(&mut changes, batch);
         for (_, frontend, set) in std::mem::take(&mut changes.inserted) {
             self.insert(frontend, set, batch);
             self.flush(batch, OPS_AT_ONCE);
@@ -63,7 +63,7 @@ impl TablePlanner {
         self.retire(changes.replaced.iter().map(|(frontend, _)| frontend));
         batch.raises_epoch |= !changes.replaced.is_empty();
         self.replace(changes.replaced, batch);
-        let forgotten = self.place_ips(batch);
+        let forgotten = self.place_addresses(batch);
         self.delete(changes.deleted, batch);
         if batch.raises_epoch {
             batch.ops.push(Op::RaiseEpoch);
@@ -102,7 +102,7 @@ impl TablePlanner {
     }
 
     /// Rank of an address that becomes known as a ClusterIP.
-    fn rank_of_ip(&self, address: Address) -> Rank {
+    fn address_rank(&self, address: Address) -> Rank {
         let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let is_first = claims.any(|claim| claim.source == FrontendSource::ClusterIp && is_protected(&claim.service));
         if is_first { Rank::ApiServer } else { Rank::ClusterIp }
@@ -124,39 +124,40 @@ impl TablePlanner {
         }
         let left = most.saturating_sub(self.written_of(Rank::External, changes).count());
         let unfit = changes.keep(Rank::External, left);
-        self.report_unfit(
+        self.report_unplaced(
             unfit,
             &format!("no room for more than {most} frontends of external addresses and node ports"),
         );
     }
 
     /// Grows the map, or evicts frontends of a lower rank.
-    fn make_room(&mut self, changes: &mut Changes, batch: &mut Batch<'_>) {
-        let new_ips: usize = [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_ips(batch, rank)).sum();
-        let needed = changes.inserted.len() + new_ips;
+    fn grow_or_evict(&mut self, changes: &mut Changes, batch: &mut Batch<'_>) {
+        let new_addresses: usize =
+            [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_addresses(batch, rank)).sum();
+        let needed = changes.inserted.len() + new_addresses;
         if needed == 0 {
             return;
         }
-        self.make_room_for_frontends(needed, batch);
-        if self.room_left() >= needed {
+        self.grow_for_insertions(needed, batch);
+        if self.free_elements() >= needed {
             return;
         }
         let deleted = std::mem::take(&mut changes.deleted);
         self.delete(deleted, batch);
         for rank in [Rank::ApiServer, Rank::ClusterIp] {
             let new = changes.inserted.iter().filter(|(other, ..)| *other <= rank).count();
-            let ips = if rank == Rank::ClusterIp { new_ips } else { self.new_ips(batch, rank) };
-            let excess = (new + ips).saturating_sub(self.room_left());
+            let ips = if rank == Rank::ClusterIp { new_addresses } else { self.new_addresses(batch, rank) };
+            let excess = (new + ips).saturating_sub(self.free_elements());
             self.evict(excess, rank, changes, batch);
         }
-        let mut left = self.room_left();
+        let mut left = self.free_elements();
         let mut unfit = Vec::new();
         for rank in [Rank::ApiServer, Rank::ClusterIp, Rank::External] {
             unfit.append(&mut changes.keep(rank, left));
             left -= changes.of_rank(rank);
-            left = left.saturating_sub(self.new_ips(batch, rank));
+            left = left.saturating_sub(self.new_addresses(batch, rank));
         }
-        self.report_unfit(unfit, &self.is_too_small());
+        self.report_unplaced(unfit, &self.capacity_message());
     }
 
     /// Evicts `count` frontends that come after a rank.
@@ -169,21 +170,21 @@ impl TablePlanner {
         changes.replaced.retain(|(frontend, _)| !evicted.contains(frontend));
         let evicted = Vec::from_iter(evicted);
         self.delete(evicted.clone(), batch);
-        self.report_unfit(evicted, &self.is_too_small());
+        self.report_unplaced(evicted, &self.capacity_message());
     }
 
-    fn is_too_small(&self) -> String {
+    fn capacity_message(&self) -> String {
         format!("no room for more than {} frontends", self.limits.frontends)
     }
 
     /// Number of addresses of a rank that become known.
-    fn new_ips(&self, batch: &Batch<'_>, rank: Rank) -> usize {
+    fn new_addresses(&self, batch: &Batch<'_>, rank: Rank) -> usize {
         if self.phase == Phase::Bootstrap {
             return 0;
         }
         let cluster_ips = &self.claims.cluster_ips;
         let is_new = |address: &&Address| {
-            cluster_ips.change(**address) == AddressChange::Put && self.rank_of_ip(**address) == rank
+            cluster_ips.change(**address) == AddressChange::Put && self.address_rank(**address) == rank
         };
         let waiting = cluster_ips.unplaced.keys().filter(|address| !batch.cluster_ips.contains(address));
         batch.cluster_ips.iter().chain(waiting).filter(is_new).count()
@@ -213,7 +214,7 @@ impl TablePlanner {
             for (frontend, set) in replaced {
                 self.claims.frontends.set_to(frontend, set);
             }
-            return self.replace_frontends(self.frontends_room, batch);
+            return self.replace_frontends(self.frontends_capacity, batch);
         }
         for (frontend, set) in replaced {
             self.drain_if_freed(batch);
@@ -237,7 +238,7 @@ impl TablePlanner {
     fn free_element(&mut self, address: Address) {
         self.order.filter.remove(address);
         self.order.free();
-        self.starved.free(Lack::Frontends);
+        self.starved.free(Shortage::Frontends);
     }
 
     /// Prepares the insertion of a key: an element that no program reads, and its bit in the filter.
@@ -267,7 +268,7 @@ impl TablePlanner {
     }
 
     /// Reports one problem for each Service, however many frontends it has.
-    fn report_unfit(&mut self, frontends: Vec<Frontend>, why: &str) {
+    fn report_unplaced(&mut self, frontends: Vec<Frontend>, why: &str) {
         let mut services = BTreeMap::<Arc<ServiceName>, Vec<Frontend>>::new();
         for frontend in frontends {
             if let Some(owner) = self.claims.frontends.claims(frontend).first() {
@@ -281,40 +282,40 @@ impl TablePlanner {
                 some_of(frontends.get(..FRONTENDS_NAMED_MAX).unwrap_or(&frontends), frontends.len())
             );
             self.problems.add(&service, message);
-            self.starved.add(&service, Lack::Frontends);
+            self.starved.add(&service, Shortage::Frontends);
         }
     }
 
     /// Makes claimed ClusterIPs known. Returns the addresses that no Service claims any more.
-    fn place_ips(&mut self, batch: &mut Batch<'_>) -> Vec<Address> {
+    fn place_addresses(&mut self, batch: &mut Batch<'_>) -> Vec<Address> {
         let mut forgotten = Vec::new();
         if self.phase == Phase::Bootstrap {
             return forgotten;
         }
         let mut touched = std::mem::take(&mut batch.cluster_ips);
-        if self.room_left() != 0 {
+        if self.free_elements() != 0 {
             touched.extend(self.claims.cluster_ips.unplaced.keys());
         }
         let (first, others): (Vec<_>, Vec<_>) =
-            touched.into_iter().partition(|&address| self.rank_of_ip(address) == Rank::ApiServer);
+            touched.into_iter().partition(|&address| self.address_rank(address) == Rank::ApiServer);
         for address in [first, others].concat() {
             let was_unplaced = self.claims.cluster_ips.unplaced.remove(&address).is_some();
             self.problems.revision += u64::from(was_unplaced);
             match self.claims.cluster_ips.change(address) {
                 AddressChange::Delete => forgotten.push(address),
                 AddressChange::Put => {
-                    self.put_ip(address, batch);
+                    self.put_address(address, batch);
                     self.flush(batch, OPS_AT_ONCE);
                 }
-                AddressChange::Keep => self.claims.cluster_ips.forget_unused(address),
+                AddressChange::Keep => self.claims.cluster_ips.remove_unused(address),
             }
         }
         forgotten
     }
 
-    fn put_ip(&mut self, address: Address, batch: &mut Batch<'_>) {
-        if self.room_left() == 0 {
-            let problem = self.ip_does_not_fit(address);
+    fn put_address(&mut self, address: Address, batch: &mut Batch<'_>) {
+        if self.free_elements() == 0 {
+            let problem = self.unplaced_problem(address);
             self.problems.revision += 1;
             self.claims.cluster_ips.unplaced.insert(address, problem);
             return;
@@ -324,17 +325,17 @@ impl TablePlanner {
         self.claims.cluster_ips.set_written(address);
     }
 
-    fn ip_does_not_fit(&self, address: Address) -> Problem {
+    fn unplaced_problem(&self, address: Address) -> Problem {
         let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let service = claims.find(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| &claim.service);
-        let message = format!("{}; ports that {address} does not have are not refused", self.is_too_small());
+        let message = format!("{}; ports that {address} does not have are not refused", self.capacity_message());
         match service {
             Some(service) => Problem::new(format_args!("Service {service}"), "spec.clusterIP", message),
             None => Problem::new(format_args!("ClusterIP {address}"), "", message),
         }
     }
 
-    fn room_left(&self) -> usize {
-        (self.frontends_room as usize).saturating_sub(self.elements())
+    fn free_elements(&self) -> usize {
+        (self.frontends_capacity as usize).saturating_sub(self.elements())
     }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use super::{
     Batch, OPS_AT_ONCE, TablePlanner,
-    capacity::{Map, Taker},
+    capacity::{ExtentMap, Requester},
     desired_service::DesiredService,
     is_protected,
     packed_set::PackedSet,
-    sets::{BackendSet, BackendSetKey, Content, Unpublished},
-    starved::Lack,
+    set_key::BackendSetKey,
+    sets::{BackendSet, PublicationError, SetContent},
+    starved::Shortage,
 };
 use crate::{Frontend, Members, Op, ServiceName, slot_allocator::Extent};
 
@@ -29,19 +30,19 @@ impl TablePlanner {
             let Some(rest) = left.checked_sub(members.backends.len()) else {
                 let (count, most) = (sets.len() - index, self.limits.service_slots);
                 let message = format!(
-                    "more than the {most} backends of one Service; {count} of its ports and families are not served, or \
-                     keep their last backends"
+                    "more than the {most} backends of one Service; {count} of its ports and families are not served, \
+                     or keep their last backends"
                 );
                 self.problems.add(service, message);
                 break;
             };
             left = rest;
-            let content = Content { members, affinity_seconds: desired.affinity_seconds() };
+            let content = SetContent { members, affinity_seconds: desired.affinity_seconds() };
             let port_name = self.claims.share(&set.port.name);
             if let Err(error) = self.publish(&set.key(service, port_name), set.frontend, &content, batch) {
                 self.problems.add(service, error.message);
-                if let Some(lack) = error.lack {
-                    self.starved.add(service, lack);
+                if let Some(shortage) = error.shortage {
+                    self.starved.add(service, shortage);
                 }
             }
             self.flush(batch, OPS_AT_ONCE);
@@ -52,9 +53,9 @@ impl TablePlanner {
         &mut self,
         key: &BackendSetKey,
         frontend: Frontend,
-        content: &Content,
+        content: &SetContent,
         batch: &mut Batch<'_>,
-    ) -> Result<(), Unpublished> {
+    ) -> Result<(), PublicationError> {
         if self.sets.get(key).is_none() {
             self.sets.adopt(key, frontend, &self.claims.frontends);
         }
@@ -84,18 +85,23 @@ impl TablePlanner {
         }
     }
 
-    fn create(&mut self, key: &BackendSetKey, content: &Content, batch: &mut Batch<'_>) -> Result<(), Unpublished> {
+    fn create(
+        &mut self,
+        key: &BackendSetKey,
+        content: &SetContent,
+        batch: &mut Batch<'_>,
+    ) -> Result<(), PublicationError> {
         content.fits(&self.limits)?;
-        let by = Taker { is_protected: is_protected(&key.service), returned: 0 };
+        let by = Requester { is_protected: is_protected(&key.service), returned: 0 };
         let most = self.limits.sets;
         let id = self
-            .allocate(Map::Sets, 1, by, batch)
-            .ok_or_else(|| Unpublished::no_room(format!("no room for more than {most} Service ports")))?;
+            .allocate(ExtentMap::Sets, 1, by, batch)
+            .ok_or_else(|| PublicationError::no_room(format!("no room for more than {most} Service ports")))?;
         let id = id.first;
         let (members, extent) = match self.write(content.members.clone(), by, batch) {
             Ok(written) => written,
             Err(error) => {
-                self.sets.ids.give_back(Extent { first: id, count: 1 });
+                self.sets.ids.release(Extent { first: id, count: 1 });
                 return Err(error);
             }
         };
@@ -107,7 +113,12 @@ impl TablePlanner {
         Ok(())
     }
 
-    fn change(&mut self, key: &BackendSetKey, content: &Content, batch: &mut Batch<'_>) -> Result<(), Unpublished> {
+    fn change(
+        &mut self,
+        key: &BackendSetKey,
+        content: &SetContent,
+        batch: &mut Batch<'_>,
+    ) -> Result<(), PublicationError> {
         let affinity = key.affinity(content.affinity_seconds);
         if let Some(set) = self.sets.get_mut(key).filter(|set| set.affinity != affinity) {
             batch.ops.push(Op::SetAffinity { set: set.id, affinity });
@@ -126,20 +137,20 @@ impl TablePlanner {
         key: &BackendSetKey,
         members: &Members,
         batch: &mut Batch<'_>,
-    ) -> Result<(), Unpublished> {
+    ) -> Result<(), PublicationError> {
         let Some(set) = self.sets.get(key).filter(|set| set.members != PackedSet::of(members)) else { return Ok(()) };
         if is_protected(&key.service) && members.eligible == 0 && set.members.eligible != 0 {
             let message = "it has no usable endpoints, and nothing works without the API server";
-            return Err(Unpublished { message: message.to_owned(), lack: None });
+            return Err(PublicationError { message: message.to_owned(), shortage: None });
         }
         let before = set.members.unpack();
         let retired: Vec<_> = before.backends.iter().filter(|backend| !members.has(backend)).copied().collect();
-        let by = Taker { is_protected: is_protected(&key.service), returned: set.extent.count };
+        let by = Requester { is_protected: is_protected(&key.service), returned: set.extent.count };
         let (members, extent) = self.write(members.clone(), by, batch)?;
         batch.raises_epoch |= !retired.is_empty();
         self.retired.add(key.protocol, retired);
         batch.ops.extend(self.sets.switch(key, members, extent));
-        self.starved.free(Lack::Backends);
+        self.starved.free(Shortage::Backends);
         Ok(())
     }
 
@@ -147,12 +158,16 @@ impl TablePlanner {
     fn write(
         &mut self,
         members: Members,
-        by: Taker,
+        by: Requester,
         batch: &mut Batch<'_>,
-    ) -> Result<(PackedSet, Extent), Unpublished> {
+    ) -> Result<(PackedSet, Extent), PublicationError> {
         let packed = PackedSet::of(&members);
-        let extent = self.allocate(Map::Backends, packed.count(), by, batch).ok_or_else(|| {
-            Unpublished::no_room(format!("no room for {} more backends among {}", packed.count(), self.limits.slots))
+        let extent = self.allocate(ExtentMap::Backends, packed.count(), by, batch).ok_or_else(|| {
+            PublicationError::no_room(format!(
+                "no room for {} more backends among {}",
+                packed.count(),
+                self.limits.slots
+            ))
         })?;
         if packed.count() != 0 {
             batch.ops.push(Op::WriteBackends { first_slot: extent.first, members });

@@ -1,32 +1,13 @@
 //! Backend sets: their ids and slots, and the sets of an earlier agent.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
-use super::{frontends::Frontends, packed_set::PackedSet, starved::Lack};
+use super::{frontends::Frontends, packed_set::PackedSet, set_key::BackendSetKey, starved::Shortage};
 use crate::{
-    Affinity, Family, Frontend, KernelSet, Limits, Members, Op, Protocol, Room, Scope, ServiceName, affinity_id,
-    names::Text,
+    Affinity, Capacity, Frontend, KernelSet, Limits, Members, Op,
     slot_allocator::{Extent, SlotAllocator},
     store::refill,
 };
-
-/// Key of a backend set: a Service port in one family, as some of its frontends see it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct BackendSetKey {
-    pub(super) service: Arc<ServiceName>,
-    pub(super) port_name: Text,
-    pub(super) protocol: Protocol,
-    pub(super) family: Family,
-    pub(super) scope: Scope,
-}
-
-impl BackendSetKey {
-    /// Session affinity of the set.
-    pub(super) fn affinity(&self, seconds: Option<u32>) -> Affinity {
-        let id = || affinity_id(&self.service, &self.port_name, self.protocol, self.family);
-        seconds.map_or_else(Affinity::default, |seconds| Affinity { id: id(), seconds })
-    }
-}
 
 /// A set as the kernel has it.
 #[derive(Debug)]
@@ -57,33 +38,33 @@ pub(super) struct BackendSets {
 }
 
 /// Desired content of a set.
-pub(super) struct Content {
+pub(super) struct SetContent {
     pub(super) members: Members,
     pub(super) affinity_seconds: Option<u32>,
 }
 
-impl Content {
+impl SetContent {
     /// Whether one set can hold the members.
-    pub(super) fn fits(&self, limits: &Limits) -> Result<(), Unpublished> {
+    pub(super) fn fits(&self, limits: &Limits) -> Result<(), PublicationError> {
         let count = self.members.eligible().len().max(self.members.serving().len());
         if count <= limits.run_backends {
             return Ok(());
         }
         let message = format!("{count} backends are more than the {} of one set", limits.run_backends);
-        Err(Unpublished { message, lack: None })
+        Err(PublicationError { message, shortage: None })
     }
 }
 
 /// Reason why a set was not published.
-pub(super) struct Unpublished {
+pub(super) struct PublicationError {
     pub(super) message: String,
     /// Kind of room that is missing, if that is the reason.
-    pub(super) lack: Option<Lack>,
+    pub(super) shortage: Option<Shortage>,
 }
 
-impl Unpublished {
+impl PublicationError {
     pub(super) fn no_room(message: String) -> Self {
-        Self { message, lack: Some(Lack::Backends) }
+        Self { message, shortage: Some(Shortage::Backends) }
     }
 
     /// Adds the consequence to the message.
@@ -94,11 +75,11 @@ impl Unpublished {
 
 impl BackendSets {
     /// Sets that the kernel has, and the frontends that lead to them; no Service port has taken them over yet.
-    pub(super) fn of_kernel(sets: BTreeMap<u32, KernelSet>, frontends: &Frontends, room: Room) -> Self {
+    pub(super) fn from_kernel(sets: BTreeMap<u32, KernelSet>, frontends: &Frontends, capacity: Capacity) -> Self {
         let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.members.backends.len() as u32 };
-        let slots = SlotAllocator::new(0, room.slots, sets.values().map(extent).collect());
+        let slots = SlotAllocator::new(0, capacity.slots, sets.values().map(extent).collect());
         let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
-        let ids = SlotAllocator::new(1, room.sets, ids);
+        let ids = SlotAllocator::new(1, capacity.sets, ids);
         let orphan = |(id, set): (u32, KernelSet)| {
             let (extent, members) = (extent(&set), PackedSet::of(&set.members));
             let set = BackendSet { id, extent, members, affinity: set.affinity, is_inherited: true };
@@ -150,7 +131,7 @@ impl BackendSets {
     /// Puts written members in force; the slots of the previous ones wait for a grace period.
     pub(super) fn switch(&mut self, key: &BackendSetKey, members: PackedSet, extent: Extent) -> Option<Op> {
         let set = self.by_key.get_mut(key)?;
-        self.slots.give_back(std::mem::replace(&mut set.extent, extent));
+        self.slots.release(std::mem::replace(&mut set.extent, extent));
         set.members = members;
         Some(set.publication())
     }
@@ -166,20 +147,20 @@ impl BackendSets {
     pub(super) fn free(&mut self, key: &BackendSetKey) -> bool {
         let set = self.by_key.remove(key);
         let is_freed = set.is_some();
-        set.into_iter().for_each(|set| self.give_back(&set));
+        set.into_iter().for_each(|set| self.release(&set));
         is_freed
     }
 
     /// Frees the sets that no Service port has taken over.
     pub(super) fn free_orphans(&mut self) -> bool {
         let orphans = std::mem::take(&mut self.orphans);
-        orphans.values().for_each(|orphan| self.give_back(&orphan.set));
+        orphans.values().for_each(|orphan| self.release(&orphan.set));
         !orphans.is_empty()
     }
 
-    fn give_back(&mut self, set: &BackendSet) {
-        self.slots.give_back(set.extent);
-        self.ids.give_back(Extent { first: set.id, count: 1 });
+    fn release(&mut self, set: &BackendSet) {
+        self.slots.release(set.extent);
+        self.ids.release(Extent { first: set.id, count: 1 });
     }
 
     /// Frees the returned ids and slots: a grace period has ended.
@@ -191,8 +172,8 @@ impl BackendSets {
     /// Moves backends to slots below `end`. Returns whether no set has a slot at or after `end` any more.
     pub(super) fn move_backends(&mut self, end: u32, ops: &mut Vec<Op>) -> bool {
         for set in self.by_key.values_mut().filter(|set| set.extent.first + set.extent.count > end) {
-            let Some(extent) = self.slots.take_below(set.extent.count, end) else { return false };
-            self.slots.give_back(std::mem::replace(&mut set.extent, extent));
+            let Some(extent) = self.slots.allocate_below(set.extent.count, end) else { return false };
+            self.slots.release(std::mem::replace(&mut set.extent, extent));
             ops.push(Op::WriteBackends { first_slot: extent.first, members: set.members.unpack() });
             ops.push(set.publication());
         }
@@ -204,9 +185,9 @@ impl BackendSets {
     pub(super) fn move_ids(&mut self, end: u32, ops: &mut Vec<Op>) -> (BTreeMap<u32, u32>, bool) {
         let mut moved = BTreeMap::new();
         for set in self.by_key.values_mut().filter(|set| set.id >= end) {
-            let Some(extent) = self.ids.take_below(1, end) else { continue };
+            let Some(extent) = self.ids.allocate_below(1, end) else { continue };
             moved.insert(set.id, extent.first);
-            self.ids.give_back(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
+            self.ids.release(Extent { first: std::mem::replace(&mut set.id, extent.first), count: 1 });
             ops.extend([Op::SetAffinity { set: set.id, affinity: set.affinity }, set.publication()]);
         }
         (moved, !self.by_key.values().any(|set| set.id >= end))

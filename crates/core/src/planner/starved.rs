@@ -9,7 +9,7 @@ use crate::ServiceName;
 
 /// Kind of room that a Service waits for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Lack {
+pub(super) enum Shortage {
     /// Places of frontends.
     Frontends,
     /// Ids of sets, or backend slots.
@@ -18,16 +18,16 @@ pub(super) enum Lack {
 
 /// Kinds of room.
 #[derive(Clone, Copy, Debug, Default)]
-struct Lacks {
+struct Shortages {
     frontends: bool,
     backends: bool,
 }
 
-impl Lacks {
-    fn add(&mut self, lack: Lack) {
-        match lack {
-            Lack::Frontends => self.frontends = true,
-            Lack::Backends => self.backends = true,
+impl Shortages {
+    fn add(&mut self, shortage: Shortage) {
+        match shortage {
+            Shortage::Frontends => self.frontends = true,
+            Shortage::Backends => self.backends = true,
         }
     }
 
@@ -38,20 +38,20 @@ impl Lacks {
 
 /// Services without room, and the room that was freed since their last attempt.
 #[derive(Debug, Default)]
-pub(super) struct Starved {
-    services: BTreeMap<Arc<ServiceName>, Lacks>,
-    freed: Lacks,
+pub(super) struct StarvedServices {
+    services: BTreeMap<Arc<ServiceName>, Shortages>,
+    freed: Shortages,
 }
 
-impl Starved {
+impl StarvedServices {
     /// Records that a Service lacks room.
-    pub(super) fn add(&mut self, service: &Arc<ServiceName>, lack: Lack) {
-        self.services.entry(service.clone()).or_default().add(lack);
+    pub(super) fn add(&mut self, service: &Arc<ServiceName>, shortage: Shortage) {
+        self.services.entry(service.clone()).or_default().add(shortage);
     }
 
     /// Records that room of a kind was freed.
-    pub(super) fn free(&mut self, lack: Lack) {
-        self.freed.add(lack);
+    pub(super) fn free(&mut self, shortage: Shortage) {
+        self.freed.add(shortage);
     }
 
     /// Forgets a Service that is about to be planned again.
@@ -60,10 +60,10 @@ impl Starved {
     }
 
     /// Services that lack a kind of room that was freed since the last call.
-    pub(super) fn with_freed_room(&mut self) -> BTreeSet<Arc<ServiceName>> {
+    pub(super) fn retriable(&mut self) -> BTreeSet<Arc<ServiceName>> {
         let freed = std::mem::take(&mut self.freed);
-        let lacking = self.services.iter().filter(|(_, lacks)| lacks.has_any_of(freed));
-        lacking.map(|(service, _)| service.clone()).collect()
+        let retriable = self.services.iter().filter(|(_, shortages)| shortages.has_any_of(freed));
+        retriable.map(|(service, _)| service.clone()).collect()
     }
 
     pub(super) fn len(&self) -> usize {

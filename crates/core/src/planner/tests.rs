@@ -8,15 +8,15 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    Affinity, Backend, Event, Family, Filter, KernelSet, Members, NodeContext, ObjectName, Protocol, Reserve,
-    ResourceKind, RetiredBackends, Room, SERVICE_FRONTENDS_MAX,
+    Affinity, Backend, Capacity, Event, Family, Filter, KernelSet, Members, NodeContext, ObjectName, Protocol, Reserve,
+    ResourceKind, RetiredBackends, SERVICE_FRONTENDS_MAX,
     api::{EndpointSlice, Node, Service},
     desired_rows, parse_address, resolve,
 };
 
 /// Room for everything that the universe below can hold, from the start.
 const AMPLE: Limits =
-    Limits { least: Room { frontends: 64, sets: 64, slots: 512 }, run_backends: 64, filter_bit, ..GROWING };
+    Limits { least: Capacity { frontends: 64, sets: 64, slots: 512 }, run_backends: 64, filter_bit, ..GROWING };
 /// Same room, grown on demand.
 const GROWING: Limits = Limits {
     frontends: 64,
@@ -26,7 +26,7 @@ const GROWING: Limits = Limits {
     service_slots: 512,
     may_replace: true,
     reserved: Reserve { sets: 0, slots: 0 },
-    least: Room { frontends: 1, sets: 2, slots: 1 },
+    least: Capacity { frontends: 1, sets: 2, slots: 1 },
     run_backends: 64,
     filter_bit,
 };
@@ -270,7 +270,7 @@ impl Cluster {
             }
             Step::ServiceGone { name } => {
                 self.services.remove(name);
-                vec![Event::ServiceDeleted(ObjectName::new("n", format!("s{name}")))]
+                vec![Event::Deleted(ResourceKind::Services, ObjectName::new("n", format!("s{name}")))]
             }
             Step::Slice(step) => {
                 let slice = slice(*step);
@@ -279,7 +279,7 @@ impl Cluster {
             }
             Step::SliceGone { name } => {
                 self.slices.remove(name);
-                vec![Event::EndpointSliceDeleted(ObjectName::new("n", format!("slice{name}")))]
+                vec![Event::Deleted(ResourceKind::EndpointSlices, ObjectName::new("n", format!("slice{name}")))]
             }
             Step::Node { zone, addresses } => {
                 let node = node(*zone, *addresses);
@@ -288,7 +288,7 @@ impl Cluster {
             }
             Step::NodeGone => {
                 self.node = None;
-                vec![Event::NodeDeleted(NODE.to_owned())]
+                vec![Event::Deleted(ResourceKind::Nodes, ObjectName::new("", NODE))]
             }
             Step::PodIps(ips) => {
                 let known = bits(*ips).filter_map(|bit| ["10.9.0.1", "10.8.0.1", "fd09::1"].get(bit));
@@ -358,7 +358,7 @@ fn store(events: Vec<Event>) -> Store {
 
 /// Program that has read something and is on its way to the next lookup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Reader {
+enum Program {
     HasSet { frontend: Frontend, set: u32 },
     HasWord { first_slot: u32, backends: Vec<Backend> },
 }
@@ -381,8 +381,8 @@ struct Kernel {
     affinities: HashMap<u32, Affinity>,
     slots: HashMap<u32, Backend>,
     filter: Filter,
-    room: Room,
-    readers: HashSet<Reader>,
+    capacity: Capacity,
+    readers: HashSet<Program>,
     /// Backends that sockets remember from lookups since the epoch was last raised.
     flows: HashSet<(Frontend, Backend)>,
     /// An element of FRONTENDS was freed; a program may still hold a pointer to it.
@@ -447,57 +447,57 @@ impl Kernel {
         match op {
             Op::WriteBackends { first_slot, members } => {
                 self.slots.extend((*first_slot..).zip(members.backends.iter().copied()));
-                assert!(self.slots.keys().all(|slot| *slot < self.room.slots), "{op:?} writes outside the map");
+                assert!(self.slots.keys().all(|slot| *slot < self.capacity.slots), "{op:?} writes outside the map");
             }
             Op::PublishSet { set, first_slot, eligible, serving, drops } => {
                 let word = Word { first_slot: *first_slot, eligible: *eligible, serving: *serving, drops: *drops };
-                assert!(*set < self.room.sets, "{op:?} writes outside the map");
+                assert!(*set < self.capacity.sets, "{op:?} writes outside the map");
                 self.words.insert(*set, word);
             }
             Op::SetAffinity { set, affinity } => {
-                assert!(*set < self.room.sets, "{op:?} writes outside the map");
+                assert!(*set < self.capacity.sets, "{op:?} writes outside the map");
                 self.affinities.insert(*set, *affinity);
             }
             Op::PutFrontend { frontend, set } => {
                 assert!(!self.freed, "{op:?} may take the memory that a program still reads");
                 self.freed |= self.frontends.insert(*frontend, *set).is_some();
-                self.check_frontends_room(op);
+                self.check_frontends_capacity(op);
             }
             Op::PutAddress(address) => {
                 assert!(!self.freed, "{op:?} may take the memory that a program still reads");
                 assert!(self.addresses.insert(*address), "{op:?} is there already");
-                self.check_frontends_room(op);
+                self.check_frontends_capacity(op);
             }
-            Op::ReplaceFrontends { room, frontends, addresses } => {
+            Op::ReplaceFrontends { capacity, frontends, addresses } => {
                 let keys = |frontends: &HashMap<Frontend, u32>| frontends.keys().copied().collect::<BTreeSet<_>>();
                 let before = (keys(&self.frontends), std::mem::take(&mut self.addresses));
                 self.frontends = frontends.iter().copied().collect();
                 self.addresses = addresses.iter().copied().collect();
                 assert_eq!(before, (keys(&self.frontends), self.addresses.clone()), "nothing is lost or added");
-                self.room.frontends = *room;
-                self.check_frontends_room(op);
+                self.capacity.frontends = *capacity;
+                self.check_frontends_capacity(op);
                 self.drain();
             }
-            Op::ResizeSets(room) => {
-                self.room.sets = *room;
-                let is_left = |reader: &Reader| !matches!(reader, Reader::HasSet { set, .. } if set >= room);
+            Op::ResizeSets(capacity) => {
+                self.capacity.sets = *capacity;
+                let is_left = |reader: &Program| !matches!(reader, Program::HasSet { set, .. } if set >= capacity);
                 // A program that has read an id before is about to look into the new map.
                 assert!(self.readers.iter().all(is_left), "{op:?} takes sets that are in use");
                 self.drain();
-                self.words.retain(|set, _| set < room);
-                self.affinities.retain(|set, _| set < room);
-                assert!(self.frontends.values().all(|set| set < room), "{op:?} takes sets that are in use");
+                self.words.retain(|set, _| set < capacity);
+                self.affinities.retain(|set, _| set < capacity);
+                assert!(self.frontends.values().all(|set| set < capacity), "{op:?} takes sets that are in use");
             }
-            Op::ResizeBackends(room) => {
-                self.room.slots = *room;
+            Op::ResizeBackends(capacity) => {
+                self.capacity.slots = *capacity;
                 let held = self.readers.iter().filter_map(|reader| match reader {
-                    Reader::HasWord { first_slot, backends } => Some(*first_slot as usize + backends.len()),
-                    Reader::HasSet { .. } => None,
+                    Program::HasWord { first_slot, backends } => Some(*first_slot as usize + backends.len()),
+                    Program::HasSet { .. } => None,
                 });
                 // A program that has read a word before is about to look into the new map.
-                assert!(held.max().is_none_or(|end| end <= *room as usize), "{op:?} takes slots that are in use");
+                assert!(held.max().is_none_or(|end| end <= *capacity as usize), "{op:?} takes slots that are in use");
                 self.drain();
-                self.slots.retain(|slot, _| slot < room);
+                self.slots.retain(|slot, _| slot < capacity);
             }
             Op::RaiseEpoch => self.flows.clear(),
             Op::DeleteFrontend { frontend } => {
@@ -509,7 +509,7 @@ impl Kernel {
                 self.freed = true;
             }
             Op::SetFilter(filter) => self.filter = *filter,
-            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) => panic!("{op:?} is no business of the table"),
+            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) => panic!("{op:?} is not planned"),
             Op::Drain => self.drain(),
         }
     }
@@ -519,15 +519,15 @@ impl Kernel {
         self.freed = false;
     }
 
-    fn check_frontends_room(&self, op: &Op) {
-        assert!(self.frontends.len() + self.addresses.len() <= self.room.frontends as usize, "{op:?} does not fit");
+    fn check_frontends_capacity(&self, op: &Op) {
+        assert!(self.frontends.len() + self.addresses.len() <= self.capacity.frontends as usize, "{op:?} does not fit");
     }
 
     fn check(&self, op: &Op) {
         for reader in &self.readers {
             match reader {
-                Reader::HasSet { frontend, set } => self.check_set(*frontend, *set, op),
-                Reader::HasWord { first_slot, backends } => {
+                Program::HasSet { frontend, set } => self.check_set(*frontend, *set, op),
+                Program::HasWord { first_slot, backends } => {
                     let now: Vec<_> = (*first_slot..).take(backends.len()).map(|slot| self.slots[&slot]).collect();
                     assert_eq!(&now, backends, "{op:?} overwrote slots that are being read");
                 }
@@ -554,9 +554,9 @@ impl Kernel {
     fn look_up(&mut self) {
         for (&frontend, &set) in &self.frontends {
             self.flows.extend(self.set(set).0.backends.iter().map(|&backend| (frontend, backend)));
-            self.readers.insert(Reader::HasSet { frontend, set });
+            self.readers.insert(Program::HasSet { frontend, set });
             let first_slot = self.words.get(&set).copied().unwrap_or_default().first_slot;
-            self.readers.insert(Reader::HasWord { first_slot, backends: self.set(set).0.backends.to_vec() });
+            self.readers.insert(Program::HasWord { first_slot, backends: self.set(set).0.backends.to_vec() });
         }
     }
 
@@ -573,7 +573,7 @@ impl Kernel {
             addresses: self.addresses.iter().copied().collect(),
             sets: sets.into_iter().map(read).collect(),
             filter: self.filter,
-            room: self.room,
+            capacity: self.capacity,
         }
     }
 
@@ -597,7 +597,7 @@ fn cluster_ips(store: &Store) -> HashSet<Address> {
 
 /// Number of problems that Services have because of the node or the VM.
 fn problems(store: &Store) -> usize {
-    store.services().map(|(name, _)| DesiredService::of(store, name).problems.len()).sum()
+    store.services().map(|(name, _)| DesiredService::new(store, name).problems.len()).sum()
 }
 
 /// Backends that any frontend has lost.
@@ -648,7 +648,7 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePl
     check(&kernel, &seen, &table);
     assert_eq!(naive(&seen), naive(&store(cluster.lists())), "a relist is a full diff");
     // Services without room so far may have it since the last step has freed some.
-    let waiting = table.without_room();
+    let waiting = table.without_capacity();
     let ops = table.sync(&seen);
     assert!(ops.is_empty() || waiting != 0, "a full sync finds nothing to do: {ops:?}");
 }
@@ -674,7 +674,7 @@ proptest! {
                 let port = (first.service == claim.service).then_some(&first.port_name);
                 (&claim.service, &first.service, port)
             })).collect();
-            assert_eq!(table.problems().len(), problems(store) + losers.len(), "each loser is told once of each owner");
+            assert_eq!(table.problems().len(), problems(store) + losers.len(), "one problem for each loser and owner");
         });
     }
 
@@ -709,7 +709,7 @@ proptest! {
     #![proptest_config(histories(2500))]
 
     #[test]
-    fn a_table_that_is_full_keeps_complete_sets_and_complains(
+    fn a_full_table_keeps_complete_sets_and_reports_the_rest(
         steps in prop::collection::vec(step(), 1..40),
         frontends in 1..8u32,
         sets in 1..8u32,
@@ -773,8 +773,8 @@ fn service_event(step: ServiceStep) -> Event {
 }
 
 #[test]
-fn maps_grow_and_shrink_with_what_is_in_them() {
-    let least = Room { frontends: 4, sets: 2, slots: 4 };
+fn maps_grow_and_shrink_with_their_content() {
+    let least = Capacity { frontends: 4, sets: 2, slots: 4 };
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
     let mut store = store(cluster.lists());
     let mut table = TablePlanner::new(Limits { least, ..GROWING }, KernelTable::default());
@@ -791,7 +791,7 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
         let slice = SliceStep { name, service: name, ports: 7, endpoints: 0xff, ..SliceStep::default() };
         follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(slice));
     }
-    assert_eq!(kernel.room, Room { frontends: 32, sets: 19, slots: 84 });
+    assert_eq!(kernel.capacity, Capacity { frontends: 32, sets: 19, slots: 84 });
     assert!(!table.is_sparse());
     // Only the set behind the others is left.
     for name in 0..2 {
@@ -800,10 +800,14 @@ fn maps_grow_and_shrink_with_what_is_in_them() {
     follow(&mut cluster, &mut table, &mut kernel, &Step::Slice(SliceStep { name: 2, service: 2, ..endpoints(1) }));
     assert!(table.is_sparse());
     kernel.run(&table.compact());
-    assert_eq!(kernel.room, Room { frontends: 8, sets: 19, slots: 4 }, "of the sets more than a third are in use");
+    assert_eq!(
+        kernel.capacity,
+        Capacity { frontends: 8, sets: 19, slots: 4 },
+        "of the sets more than a third are in use"
+    );
     follow(&mut cluster, &mut table, &mut kernel, &Step::ServiceGone { name: 2 });
     kernel.run(&table.compact());
-    assert_eq!((kernel.room, table.is_sparse()), (least, false));
+    assert_eq!((kernel.capacity, table.is_sparse()), (least, false));
     assert_eq!(table.compact(), []);
 }
 
@@ -901,9 +905,8 @@ fn backends_are_retired_when_they_leave_a_set_altogether() {
     }
 }
 
-/// A frontend without backends has nothing to retire.
 #[test]
-fn a_frontend_without_backends_goes_unnoticed() {
+fn a_frontend_without_backends_retires_none() {
     let mut cluster = Cluster::default();
     cluster.apply(&Step::Service(ServiceStep { ports: 7, ..ServiceStep::default() }));
     let mut store = store(cluster.lists());
@@ -928,14 +931,14 @@ fn a_port_that_is_renamed_keeps_its_frontend() {
     kernel.expect(&store);
     let dirty = store.take_dirty();
     let ops = table.update(&store, dirty);
-    // One backend has gone, so sockets are told; the frontend is not touched.
+    // One backend has gone, so the epoch is raised; the frontend is not touched.
     assert!(matches!(*ops, [Op::WriteBackends { .. }, Op::PublishSet { .. }, Op::RaiseEpoch]), "{ops:?}");
     kernel.run(&ops);
     assert_eq!(kernel.table(), naive(&store));
 }
 
 #[test]
-fn what_does_not_change_the_table_writes_nothing() {
+fn an_unchanged_table_needs_no_writes() {
     let (mut store, mut table, kernel) = two_endpoints();
     assert_eq!(follow(&mut store, &mut table, slice_event(endpoints(0b11))), []);
     assert_eq!(table.sync(&store), []);
@@ -955,12 +958,12 @@ fn a_new_agent_waits_for_what_the_last_one_gave_up() {
 }
 
 #[test]
-fn nobody_is_waited_for_where_there_was_nobody() {
+fn the_first_agent_waits_for_no_programs() {
     let mut cluster = Cluster::default();
     cluster.apply(&Step::Service(ServiceStep { ports: 1, ..ServiceStep::default() }));
     let store = store(cluster.lists());
     let waits = |is_new| {
-        let kernel = KernelTable { is_new, room: AMPLE.least, ..KernelTable::default() };
+        let kernel = KernelTable { is_new, capacity: AMPLE.least, ..KernelTable::default() };
         TablePlanner::new(AMPLE, kernel).sync(&store).contains(&Op::Drain)
     };
     assert!(waits(false) && !waits(true));
@@ -968,7 +971,7 @@ fn nobody_is_waited_for_where_there_was_nobody() {
 
 /// A program still holds the set's id from a deleted frontend; then the set goes to another Service's port.
 #[test]
-fn a_set_that_changes_hands_is_not_seen_by_who_held_it_before() {
+fn programs_do_not_find_a_set_of_another_service_by_an_old_id() {
     let steps = [
         Step::Slice(SliceStep { service: 1, ports: 5, endpoints: 1, ..SliceStep::default() }),
         Step::Service(ServiceStep { name: 1, vips: 1, ports: 1, ..ServiceStep::default() }),
@@ -1030,18 +1033,18 @@ fn texts(table: &TablePlanner) -> Vec<String> {
 }
 
 #[test]
-fn a_service_that_does_not_fit_is_told_once_with_how_many_of_its_frontends() {
+fn frontends_that_do_not_fit_are_one_problem_of_their_service() {
     let (_, table) = full();
     let problems = texts(&table);
     assert_eq!(
         problems,
         [
-            "Service default/large: no room for more than 4 frontends; 10.0.0.2:2/TCP, 10.0.0.2:3/TCP, 10.0.0.2:4/TCP and \
-             36 more are not served",
-            "Service default/fits: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.1 does not have are \
-             not refused",
-            "Service default/large: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.2 does not have \
+            "Service default/large: no room for more than 4 frontends; 10.0.0.2:2/TCP, 10.0.0.2:3/TCP, 10.0.0.2:4/TCP \
+             and 36 more are not served",
+            "Service default/fits: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.1 does not have \
              are not refused",
+            "Service default/large: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.2 does not \
+             have are not refused",
         ]
     );
 }
@@ -1061,7 +1064,7 @@ fn freed_room_is_used_in_the_same_update() {
     let (mut store, mut table) = full();
     let served = |table: &TablePlanner, name| table.rows().iter().filter(|row| &*row.service.name == name).count();
     assert_eq!((served(&table, "fits"), served(&table, "large")), (3, 1));
-    follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "fits")));
+    follow(&mut store, &mut table, Event::Deleted(ResourceKind::Services, ObjectName::new("default", "fits")));
     assert_eq!((served(&table, "fits"), served(&table, "large")), (0, 3), "and its ClusterIP");
     assert_eq!(table.update(&store, BTreeSet::new()), [], "nothing is left to retry");
 }
@@ -1072,9 +1075,9 @@ fn a_deleted_service_no_longer_waits_for_room() {
     store.apply(many_ports("larger", "10.0.0.3", 1..41));
     let dirty = store.take_dirty();
     table.update(&store, dirty);
-    let waiting = table.without_room();
-    follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "larger")));
-    assert_eq!(table.without_room(), waiting - 2, "the Service and its ClusterIP");
+    let waiting = table.without_capacity();
+    follow(&mut store, &mut table, Event::Deleted(ResourceKind::Services, ObjectName::new("default", "larger")));
+    assert_eq!(table.without_capacity(), waiting - 2, "the Service and its ClusterIP");
 }
 
 /// The new owner of a frontend has too many endpoints, so the frontend keeps another Service's set, and does so over a
@@ -1138,11 +1141,11 @@ fn the_api_server_never_loses_its_last_endpoint() {
     let dirty = store.take_dirty();
     assert_eq!(table.update(&store, dirty), []);
     assert_eq!(table.problems().len(), 1);
-    assert_eq!(table.without_room(), 0, "room is not the matter");
+    assert_eq!(table.without_capacity(), 0, "room is not the matter");
     assert_eq!(table.rows()[0].backends().len(), 1);
 }
 
-/// Only a complete store tells whether a ClusterIP has other ports.
+/// Only a complete store shows whether a ClusterIP has other ports.
 #[test]
 fn bootstrap_makes_no_address_known() {
     let mut cluster = Cluster::default();
@@ -1156,7 +1159,7 @@ fn bootstrap_makes_no_address_known() {
 
 /// State that an agent killed at the wrong moment, or another build, may leave.
 #[test]
-fn what_is_wrong_in_the_kernel_is_mended() {
+fn errors_in_the_kernels_table_are_repaired() {
     let (store, _, mut kernel) = two_endpoints();
     // Wider than need be, then too narrow.
     kernel.filter.v4 |= 1;
@@ -1227,7 +1230,7 @@ fn external_addresses_give_way_to_cluster_ips() {
             kernel.run(&table.update(&store, dirty));
         }
         assert_eq!(cluster_ips(&table), expected, "in the order {order:?}");
-        assert!((1..=2).contains(&table.without_room()), "external addresses: {:?}", texts(&table));
+        assert!((1..=2).contains(&table.without_capacity()), "external addresses: {:?}", texts(&table));
         let mut fresh = TablePlanner::new(limits, KernelTable::default());
         fresh.sync(&store);
         assert_eq!(cluster_ips(&fresh), expected);
@@ -1248,7 +1251,7 @@ fn the_api_server_comes_before_other_cluster_ips() {
     kernel.run(&table.update(&store, dirty));
     assert_eq!(sources(&table).get("default/kubernetes ClusterIP"), Some(&2));
     assert!(kernel.addresses.contains(&parse_address("10.0.0.2").unwrap()), "{:?}", texts(&table));
-    assert_eq!(table.without_room(), 1, "{:?}", texts(&table));
+    assert_eq!(table.without_capacity(), 1, "{:?}", texts(&table));
 }
 
 #[test]
@@ -1264,10 +1267,10 @@ fn external_addresses_together_have_a_bound() {
         problem[0].contains("no room for more than 5 frontends of external addresses and node ports"),
         "{problem:?}"
     );
-    let ops = follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("a", "greedy")));
+    let ops = follow(&mut store, &mut table, Event::Deleted(ResourceKind::Services, ObjectName::new("a", "greedy")));
     assert_ne!(ops, []);
     assert_eq!(
-        (sources(&table), table.without_room()),
+        (sources(&table), table.without_capacity()),
         (counts([("b/late ClusterIP", 1), ("b/late ExternalIP", 1)]), 0)
     );
 }
@@ -1287,7 +1290,7 @@ fn one_service_has_a_bound_and_keeps_its_cluster_ips() {
     assert_eq!(table.rows(), rows);
     let problems = texts(&table);
     assert!(problems.len() == 1 && problems[0].contains("100 ports on 1001 addresses are more than"), "{problems:?}");
-    assert_eq!(table.without_room(), 0, "it is a bound, not a want of room");
+    assert_eq!(table.without_capacity(), 0, "it is a bound, not a lack of room");
 }
 
 #[test]
@@ -1306,7 +1309,7 @@ fn one_service_has_a_bound_of_backends() {
     // The second port of each has no room, in either family; the first has three backends of IPv4.
     assert_eq!(table.problems.iter().count(), 2, "{:?}", texts(&table));
     assert_eq!(table.used().slots, 6);
-    assert_eq!(table.without_room(), 0);
+    assert_eq!(table.without_capacity(), 0);
 }
 
 /// Each wait for programs takes some ten milliseconds, in the one task that takes events.
@@ -1348,7 +1351,7 @@ fn frontends_that_change_their_sets_together_wait_once() {
 
 /// Two small objects may claim tens of thousands of frontends.
 #[test]
-fn a_service_that_loses_many_frontends_is_told_once() {
+fn frontends_lost_to_another_service_are_one_problem() {
     let mut store = store(Vec::new());
     let events = [many_ports("a", "10.0.0.1", 1..31), many_ports("b", "10.0.0.1", 11..31)];
     list(&mut store, events.into_iter().collect());
@@ -1368,7 +1371,7 @@ fn a_service_that_loses_many_frontends_is_told_once() {
     let slice = Event::EndpointSlice(serde_json::from_value(slice).unwrap());
     assert_ne!(follow(&mut store, &mut table, slice), []);
     assert_eq!(table.problems_revision(), seen, "endpoints have nothing to do with it");
-    follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "a")));
+    follow(&mut store, &mut table, Event::Deleted(ResourceKind::Services, ObjectName::new("default", "a")));
     assert_ne!(table.problems_revision(), seen);
     assert_eq!(texts(&table), [""; 0]);
 }
@@ -1388,7 +1391,7 @@ fn the_api_server_has_sets_and_slots_of_its_own() {
     let (mut table, mut kernel) = (TablePlanner::new(limits, KernelTable::default()), Kernel::default());
     kernel.expect(&store);
     kernel.run(&table.sync(&store));
-    assert_ne!(table.without_room(), 0);
+    assert_ne!(table.without_capacity(), 0);
     store.apply(external("default/kubernetes", 9, 1, 0));
     let slice = json!({"metadata": {"name": "kubernetes", "namespace": "default",
                                     "labels": {"kubernetes.io/service-name": "kubernetes"}},

@@ -25,7 +25,7 @@ impl WriteOrder {
         std::mem::take(&mut self.is_after_another).then_some(Op::Drain)
     }
 
-    /// Records that a key with this address is deleted or replaced.
+    /// Records that an element of `FRONTENDS` was freed.
     pub(super) fn free(&mut self) {
         self.has_freed = true;
     }

@@ -1,7 +1,8 @@
 //! Cgroups as directories, and the root of their hierarchy.
 //!
-//! The root is known by the files that it alone has or lacks. How a mount's root is spelled says nothing: a container in a
-//! cgroup namespace of its own sees its own cgroup as `/`, and the hierarchy's root, bound from the machine, as `/../..`.
+//! The root is known by the files that it alone has or lacks. The path of a mount's root proves nothing: a container in
+//! a cgroup namespace of its own sees its own cgroup as `/`, and the hierarchy's root, bound from the machine, as
+//! `/../..`.
 
 use std::{
     fs, io,
@@ -19,7 +20,8 @@ pub(super) const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 /// (include/linux/proc_ns.h, `PROC_CGROUP_INIT_INO`).
 const INITIAL_NAMESPACE: u64 = 0xefff_fffb;
 
-/// Whether a cgroup2 directory is the hierarchy's root: all others have this file (Documentation/admin-guide/cgroup-v2.rst).
+/// Whether a cgroup2 directory is the hierarchy's root: all others have this file
+/// (Documentation/admin-guide/cgroup-v2.rst).
 pub(super) fn is_root(dir: &Path) -> bool {
     matches!(dir.join("cgroup.type").try_exists(), Ok(false))
 }

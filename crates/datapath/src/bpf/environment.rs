@@ -18,17 +18,17 @@ use crate::owned_dir;
 /// Magic number of `statfs(2)` (include/uapi/linux/magic.h).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
-/// Where bpffs is by convention; mounted there if need be.
+/// Conventional mount point of bpffs; used if it is not mounted.
 const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
 
 /// Mount point of cgroup2 below the run directory, for machines that have no other.
 const CGROUP2_DIR: &str = "cgroup2";
 
 /// The newest kernel feature that the programs cannot do without: functions of theirs that get pointers to memory, in
-/// 5.13. Before it: the atomic compare-and-exchange (5.12), getpeername hooks and CAP_BPF (5.8), links on cgroups, network
-/// namespace cookies and ancestors of the current cgroup in these hooks (5.7), arrays that can be mapped (5.5), socket
-/// storage in them (5.3). Tested on 6.18 and on a 6.1 without JIT and BTF; where an architecture's JIT compiler lacks the
-/// exchange (arm64 before 5.18), loading tells.
+/// 5.13. Before it: the atomic compare-and-exchange (5.12), getpeername hooks and CAP_BPF (5.8), links on cgroups,
+/// network namespace cookies and ancestors of the current cgroup in these hooks (5.7), arrays that can be mapped (5.5),
+/// socket storage in them (5.3). Tested on 6.18 and on a 6.1 without JIT and BTF; where an architecture's JIT compiler
+/// lacks the exchange (arm64 before 5.18), loading fails.
 const KERNEL_MIN: (u32, u32) = (5, 13);
 
 /// Capabilities of this process, among other things.
@@ -44,7 +44,11 @@ const CAP_BPF: u64 = 1 << 39;
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
     /// The kernel lacks helpers.
-    #[error("kernel {0} is too old: cproxy needs {min_major}.{min_minor} or newer", min_major = KERNEL_MIN.0, min_minor = KERNEL_MIN.1)]
+    #[error(
+        "kernel {0} is too old: cproxy needs {min_major}.{min_minor} or newer",
+        min_major = KERNEL_MIN.0,
+        min_minor = KERNEL_MIN.1
+    )]
     KernelTooOld(String),
     /// The process may not load programs.
     #[error("missing {0}: run cproxy as root or grant CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
@@ -65,7 +69,8 @@ pub enum EnvironmentError {
     NotBpffs(PathBuf),
     /// bpffs cannot be mounted.
     #[error(
-        "no bpf filesystem (bpffs) is at {BPFFS_DEFAULT} and it cannot be mounted: {0}; mount one (mount -t bpf bpf DIR) and pass --pin-dir"
+        "no bpf filesystem (bpffs) is at {BPFFS_DEFAULT} and it cannot be mounted: {0}; mount one (mount -t bpf bpf \
+         DIR) and pass --pin-dir"
     )]
     MountBpffs(io::Error),
     /// A file or directory could not be used.
@@ -84,7 +89,7 @@ pub struct Environment {
     pub pin_dir: PathBuf,
 }
 
-/// Where a file system is that cproxy needs.
+/// Mount point of a file system that cproxy needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mount {
     /// This directory is on it.
@@ -93,7 +98,7 @@ pub enum Mount {
     Possible(PathBuf),
 }
 
-/// The processes that programs see which are attached to a cgroup.
+/// Processes served by programs that are attached to a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All: it is the hierarchy's root.
@@ -105,7 +110,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// The words about a cgroup where not all processes are served.
+    /// Warning about a cgroup in which not all processes are served.
     #[must_use]
     pub fn caveat(self) -> Option<&'static str> {
         match self {
@@ -114,8 +119,8 @@ impl Scope {
                 Some("below the cgroup root, as --cgroup asks: processes outside of this cgroup are not served")
             }
             Self::Confined => Some(
-                "NOT the cgroup root, which cannot be seen from here: only processes in and below this cgroup are served; \
-                 mount the machine's /sys/fs/cgroup, at another path than this, or pass --cgroup if it is meant",
+                "NOT the cgroup root, which cannot be seen from here: only processes in and below this cgroup are \
+                 served; mount the machine's /sys/fs/cgroup, at another path than this, or pass --cgroup if it is meant",
             ),
         }
     }
@@ -166,8 +171,8 @@ impl Environment {
         missing_capability(effective).map_or(Ok(()), |name| Err(EnvironmentError::Capability(name)))
     }
 
-    /// The cgroup to attach to: `cgroup`, or the hierarchy's root, wherever it is mounted or could be mounted below the run
-    /// directory. Where neither can be, another cgroup2 mount. Changes nothing.
+    /// The cgroup to attach to: `cgroup`, or the hierarchy's root, wherever it is mounted or could be mounted below the
+    /// run directory. Where neither can be, another cgroup2 mount. Changes nothing.
     ///
     /// # Errors
     /// There is none and none can be made.
@@ -313,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_told_by_name() {
+    fn missing_capabilities_are_named() {
         for (effective, missing) in [
             (0, Some("CAP_BPF")),
             (CAP_BPF, Some("CAP_NET_ADMIN")),

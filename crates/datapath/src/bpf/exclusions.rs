@@ -21,15 +21,16 @@ pub enum CgroupError {
     /// It is somewhere else.
     #[error("--exclude-cgroup {0}: not a cgroup2 directory; pass a directory of a cgroup2 mount")]
     NotCgroup2(PathBuf),
-    /// The path does not say how deep it lies.
+    /// The depth below the root cannot be read from the path.
     #[error(
-        "--exclude-cgroup {0}: the hierarchy's root cannot be seen from this cgroup namespace; pass a path below a mount of the whole hierarchy"
+        "--exclude-cgroup {0}: the hierarchy's root cannot be seen from this cgroup namespace; pass a path below \
+         a mount of the whole hierarchy"
     )]
     RootOutOfSight(PathBuf),
 }
 
-/// The cgroup of a directory on a cgroup2 mount. Its level is what `bpf_get_current_ancestor_cgroup_id` is asked for: the
-/// hierarchy's root has level 0.
+/// The cgroup of a directory on a cgroup2 mount. Its level is what `bpf_get_current_ancestor_cgroup_id` is asked for:
+/// the hierarchy's root has level 0.
 ///
 /// # Errors
 /// It is no such directory.

@@ -196,8 +196,8 @@ fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
     (0..TCP_PLACES).try_for_each(|place| owners.set(place, 0, 0)).map_err(failed)
 }
 
-/// Makes the first maps of those that grow, and does `work` meanwhile: putting a map into a map of maps waits for a grace
-/// period of RCU, which takes longer than loading a program and no CPU time.
+/// Makes the first maps of those that grow, and does `work` meanwhile: putting a map into a map of maps waits for a
+/// grace period of RCU, which takes longer than loading a program and no CPU time.
 fn while_maps_are_made<R>(
     pins: &PinDir,
     made: &mut Made,

@@ -1,5 +1,5 @@
-//! The kernel's own BTF, which our programs need nothing of, and which aya reads all the same (`EbpfLoader::new`): 17 MB of
-//! memory and most of the time that installing takes.
+//! The kernel's own BTF, which our programs need nothing of, and which aya reads all the same (`EbpfLoader::new`): 17
+//! MB of memory and most of the time that installing takes.
 
 use std::{io, path::Path};
 

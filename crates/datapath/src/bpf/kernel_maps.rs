@@ -8,7 +8,7 @@ use std::{
 
 use aya::maps::{HashMap, Map, MapData, MapError};
 use cproxy_core::{
-    Address, Backend, Balance, ExcludedCgroup, Exclusions, Frontend, Limits, Members, Op, Reserve, Room,
+    Address, Backend, Balance, Capacity, ExcludedCgroup, Exclusions, Frontend, Limits, Members, Op, Reserve,
 };
 use cproxy_ebpf::{
     Affinity as AffinityWord, BACKENDS_MAX, BACKENDS_MIN, Backend as BackendSlot, ExcludedCgroup as CgroupSlot,
@@ -32,7 +32,7 @@ pub struct KernelMaps {
     sets: MappedArray,
     backends: MappedArray,
     settings: MappedArray,
-    room: Room,
+    capacity: Capacity,
     /// Through these the programs find the first three: `FRONTENDS`, `SETS`, `BACKENDS`.
     outer: [ResizableMap; 3],
 }
@@ -58,7 +58,7 @@ impl KernelMaps {
         // More than any API server has.
         reserved: Reserve { sets: 64, slots: 4_096 },
         may_replace: true,
-        least: Room { frontends: FRONTENDS_MIN, sets: SETS_MIN, slots: BACKENDS_MIN },
+        least: Capacity { frontends: FRONTENDS_MIN, sets: SETS_MIN, slots: BACKENDS_MIN },
         run_backends: SET_BACKENDS_MAX,
         filter_bit: |address| filter_bit(&address.words()),
     };
@@ -77,7 +77,7 @@ impl KernelMaps {
         let open_settings =
             open_map(&settings, Access::ReadWrite).map_err(|error| TableError::Open(settings, error))?;
         Ok(Self {
-            room: Room { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
+            capacity: Capacity { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
             frontends: typed(frontends.map)?,
             sets: MappedArray::new(sets.map, "SETS", sets.entries as usize * size_of::<Set>())?,
             backends: MappedArray::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
@@ -86,10 +86,10 @@ impl KernelMaps {
         })
     }
 
-    /// How much the maps can hold now.
+    /// Current capacity of the maps.
     #[must_use]
-    pub fn room(&self) -> Room {
-        self.room
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
     }
 
     /// Writes the operations in their order. After an error the caller must read the table back before it goes on.
@@ -137,17 +137,19 @@ impl KernelMaps {
                 self.store_setting(offset_of!(Settings, balance), balance as u64)
             }
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
-            Op::ReplaceFrontends { room, frontends, addresses } => self.replace_frontends(*room, frontends, addresses),
-            Op::ResizeSets(room) => {
+            Op::ReplaceFrontends { capacity, frontends, addresses } => {
+                self.replace_frontends(*capacity, frontends, addresses)
+            }
+            Op::ResizeSets(capacity) => {
                 let [_, outer, _] = &self.outer;
-                self.sets = resized(outer, &self.sets, *room)?;
-                self.room.sets = *room;
+                self.sets = resized(outer, &self.sets, *capacity)?;
+                self.capacity.sets = *capacity;
                 Ok(())
             }
-            Op::ResizeBackends(room) => {
+            Op::ResizeBackends(capacity) => {
                 let [.., outer] = &self.outer;
-                self.backends = resized(outer, &self.backends, *room)?;
-                self.room.slots = *room;
+                self.backends = resized(outer, &self.backends, *capacity)?;
+                self.capacity.slots = *capacity;
                 Ok(())
             }
             Op::Drain => self.drain(),
@@ -156,12 +158,12 @@ impl KernelMaps {
 
     fn replace_frontends(
         &mut self,
-        room: u32,
+        capacity: u32,
         frontends: &[(Frontend, u32)],
         addresses: &[Address],
     ) -> Result<(), TableError> {
         let [outer, ..] = &self.outer;
-        let InnerMap { map, .. } = outer.create(room)?;
+        let InnerMap { map, .. } = outer.create(capacity)?;
         // The typed map keeps its descriptor to itself.
         let fd = map.fd().as_fd().try_clone_to_owned().map_err(TableError::Descriptor)?;
         let mut map = typed(map)?;
@@ -171,7 +173,7 @@ impl KernelMaps {
             map.insert(key, set, 0).map_err(|error| TableError::Write("FRONTENDS".to_owned(), error))?;
         }
         outer.replace(fd.as_fd())?;
-        (self.frontends, self.room.frontends) = (map, room);
+        (self.frontends, self.capacity.frontends) = (map, capacity);
         Ok(())
     }
 
@@ -213,7 +215,8 @@ impl KernelMaps {
         Ok(())
     }
 
-    /// Writes the exclusions. None is in force while the elements change: a program must not read one that is half written.
+    /// Writes the exclusions. None is in force while the elements change: a program must not read one that is half
+    /// written.
     fn exclude(&mut self, exclusions: &Exclusions) -> Result<(), TableError> {
         let Some(settings) = self.settings.memory.element::<Settings>(0, size_of::<Settings>()) else {
             return Err(TableError::OutOfRange("SETTINGS".to_owned()));
@@ -263,7 +266,8 @@ fn by_digest(run: &[Backend]) -> Vec<BackendSlot> {
     slots
 }
 
-/// The settings with these exclusions. There are no more than there are places; unused places match no process and no port.
+/// The settings with these exclusions. There are no more than there are places; unused places match no process and no
+/// port.
 fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
     let slot = |cgroup: &ExcludedCgroup| CgroupSlot { id: cgroup.id, level: cgroup.level, zero: 0 };
     let no_cgroup = CgroupSlot { id: u64::MAX, level: 0, zero: 0 };
@@ -281,8 +285,8 @@ fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
     }
 }
 
-fn filled<T: Copy, const MAX: usize>(nobody: T, values: impl Iterator<Item = T>) -> (u32, [T; MAX]) {
-    let mut array = [nobody; MAX];
+fn filled<T: Copy, const MAX: usize>(unused: T, values: impl Iterator<Item = T>) -> (u32, [T; MAX]) {
+    let mut array = [unused; MAX];
     let mut count = 0;
     for (element, value) in array.iter_mut().zip(values) {
         *element = value;
@@ -295,10 +299,10 @@ fn typed(map: MapData) -> Result<HashMap<MapData, FrontendKey, SetId>, TableErro
     HashMap::try_from(Map::HashMap(map)).map_err(|error| TableError::Read("FRONTENDS", error))
 }
 
-/// An array of another size in the place of one; what fits is copied.
-fn resized(outer: &ResizableMap, old: &MappedArray, room: u32) -> Result<MappedArray, TableError> {
-    let (name, InnerMap { map, .. }) = (outer.name(), outer.create(room)?);
-    let size_bytes = room as usize * outer.value_bytes();
+/// Replacement of an array by one of another size, with as much of its content as fits.
+fn resized(outer: &ResizableMap, old: &MappedArray, capacity: u32) -> Result<MappedArray, TableError> {
+    let (name, InnerMap { map, .. }) = (outer.name(), outer.create(capacity)?);
+    let size_bytes = capacity as usize * outer.value_bytes();
     let new = MappedArray::new(map, name, size_bytes)?;
     new.memory.copy_from(&old.memory);
     outer.replace(new.map.fd().as_fd())?;

@@ -22,8 +22,8 @@ fn describe(name: &str, map: &Map, text: &mut String) {
     }
 }
 
-/// Every field of every type that lies in a map, every constant and function that both sides share, and every map of the
-/// programs' object.
+/// Every field of every type that lies in a map, every constant and function that both sides share, and every map of
+/// the programs' object.
 #[test]
 fn the_layout_belongs_to_its_version() {
     let mut text = String::new();

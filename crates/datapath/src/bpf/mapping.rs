@@ -15,8 +15,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps a map that is open for writing: the kernel maps none by a read-only descriptor, whose mappings are not shared
-    /// (kernel/bpf/syscall.c, `bpf_map_mmap`).
+    /// Maps a map that is open for writing: the kernel maps none by a read-only descriptor, whose mappings are not
+    /// shared (kernel/bpf/syscall.c, `bpf_map_mmap`).
     pub(super) fn new(map: &MapData, name: &'static str, size_bytes: usize) -> Result<Self, TableError> {
         let flags = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
@@ -29,7 +29,8 @@ impl Mapping {
     /// Copies what fits from the start of another mapping, into a map that is not in force yet.
     pub(super) fn copy_from(&self, other: &Self) {
         let size_bytes = self.size_bytes.min(other.size_bytes);
-        // SAFETY: two mappings of at least this size; only the agent writes the other one, and no program sees this one.
+        // SAFETY: two mappings of at least this size; only the agent writes the other one, and no program sees this
+        // one.
         unsafe { self.address.as_ptr().copy_from_nonoverlapping(other.address.as_ptr(), size_bytes) };
     }
 

@@ -1,9 +1,9 @@
 //! The memory cgroup that maps are charged to.
 //!
 //! The kernel charges what a map allocates, for as long as it lives, to the memory cgroup of the process that made it
-//! (kernel/bpf/syscall.c, `bpf_map_kzalloc`). For us that would be the agent's, and what the programs keep with sockets of
-//! all processes would count against the agent's limit: past it, sockets would lose their state. And charging is most of
-//! what an allocation costs, in the middle of a `connect()`.
+//! (kernel/bpf/syscall.c, `bpf_map_kzalloc`). For us that would be the agent's, and what the programs keep with sockets
+//! of all processes would count against the agent's limit: past it, sockets would lose their state. And charging is
+//! most of what an allocation costs, in the middle of a `connect()`.
 
 use std::{fs, io, path::Path};
 
@@ -11,8 +11,8 @@ use cproxy_mountinfo::{self as mountinfo, MountEntry};
 
 use super::cgroups::{is_root, is_root_v1};
 
-/// Moves this process to the root of the memory cgroups, where nothing is charged. Meant for the short-lived process that
-/// makes the maps.
+/// Moves this process to the root of the memory cgroups, where nothing is charged. Meant for the short-lived process
+/// that makes the maps.
 ///
 /// # Errors
 /// There is no such hierarchy, or it may not be written: as in a container, where charging goes on.

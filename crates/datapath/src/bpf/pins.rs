@@ -32,7 +32,10 @@ pub enum PinError {
     )]
     OtherLayout(PathBuf, String),
     /// A pinned map has not the layout that its directory promises.
-    #[error("{path} is not the map that layout {LAYOUT_VERSION} has there ({difference}): run `cproxy cleanup --pin-dir {dir}`", path = .path.display(), dir = .dir.display())]
+    #[error(
+        "{path} is not the map that layout {LAYOUT_VERSION} has there ({difference}): run `cproxy cleanup --pin-dir {dir}`",
+        path = .path.display(), dir = .dir.display()
+    )]
     OtherMap {
         /// The pinned map.
         path: PathBuf,
@@ -111,13 +114,13 @@ impl PinDir {
         Self { dir: dir.to_owned() }
     }
 
-    /// Where this layout's objects are.
+    /// Directory of this layout's objects.
     #[must_use]
     pub fn versioned(&self) -> PathBuf {
         self.dir.join(format!("v{LAYOUT_VERSION}"))
     }
 
-    /// Where a map or a link is pinned.
+    /// Path of a pinned map or link.
     #[must_use]
     pub fn object(&self, name: &str) -> PathBuf {
         self.versioned().join(name)

@@ -37,8 +37,8 @@ impl Features {
     }
 }
 
-/// Whether the kernel lets the connect and sendmsg hooks call `bpf_set_retval`: since 6.1. The helper itself is in 5.18,
-/// but open to other hooks only (kernel/bpf/cgroup.c, `cgroup_common_func_proto`).
+/// Whether the kernel lets the connect and sendmsg hooks call `bpf_set_retval`: since 6.1. The helper itself is in
+/// 5.18, but open to other hooks only (kernel/bpf/cgroup.c, `cgroup_common_func_proto`).
 ///
 /// # Errors
 /// The kernel could not be asked.

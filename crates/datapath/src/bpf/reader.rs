@@ -1,5 +1,5 @@
-//! The pinned maps as `cproxy get`, passes over sockets and the agent's start read them: through descriptors that the kernel
-//! does not write by.
+//! The pinned maps as `cproxy get`, passes over sockets and the agent's start read them: through descriptors that the
+//! kernel does not write by.
 
 use std::{
     collections::{HashMap as StdHashMap, HashSet, btree_map, hash_map::Entry},
@@ -11,7 +11,7 @@ use aya::{
     maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError},
     sys::SyscallError,
 };
-use cproxy_core::{Address, Affinity, Filter, KernelSet, KernelTable, Members, Room};
+use cproxy_core::{Address, Affinity, Capacity, Filter, KernelSet, KernelTable, Members};
 use cproxy_ebpf::{
     Affinity as AffinityWord, Backend as BackendSlot, FrontendKey, PROTOCOL_ANY, Set, SetId, SetWord, Settings,
 };
@@ -46,7 +46,7 @@ pub struct KernelReader {
     sets: Array<MapData, Set>,
     backends: Array<MapData, BackendSlot>,
     settings: Array<MapData, Settings>,
-    room: Room,
+    capacity: Capacity,
     outer: [(ResizableMap, u32); 3],
 }
 
@@ -63,7 +63,7 @@ impl KernelReader {
         let open_settings =
             open_map(&settings, Access::ReadOnly).map_err(|error| TableError::Open(settings.clone(), error))?;
         Ok(Self {
-            room: Room { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
+            capacity: Capacity { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
             outer: [(of_frontends, frontends.id), (of_sets, sets.id), (of_backends, backends.id)],
             frontends: typed(pins, FRONTENDS.name, Map::HashMap(frontends.map))?,
             sets: typed(pins, SETS.name, Map::Array(sets.map))?,
@@ -94,7 +94,7 @@ impl KernelReader {
 
     /// The whole table. A frontend whose set points outside the maps has no set here, so the agent writes it anew.
     fn table(&self) -> Result<KernelTable, TableError> {
-        let mut table = KernelTable { filter: self.filter()?, room: self.room, ..KernelTable::default() };
+        let mut table = KernelTable { filter: self.filter()?, capacity: self.capacity, ..KernelTable::default() };
         for entry in self.frontends.iter() {
             let (key, set) = entry.map_err(|error| TableError::Read(FRONTENDS.name, error))?;
             if key.protocol == PROTOCOL_ANY {
@@ -155,7 +155,7 @@ impl KernelReader {
         let Some(Set { word, affinity }) = found(self.sets.get(&set, 0), SETS.name)? else { return Ok(None) };
         let (word, affinity) = (SetWord(word), AffinityWord(affinity));
         let (eligible, serving) = (word.eligible(), word.serving());
-        if u64::from(word.first_slot()) + u64::from(eligible + serving) > self.room.slots.into() {
+        if u64::from(word.first_slot()) + u64::from(eligible + serving) > self.capacity.slots.into() {
             return Ok(None);
         }
         // As the model has them.
@@ -193,7 +193,8 @@ pub struct SetCache<'r> {
 const AGE_MAX: Duration = Duration::from_millis(5);
 
 impl SetCache<'_> {
-    /// Whether the backend, an address and a port in network order, still serves the clients that it got from the frontend.
+    /// Whether the backend, an address and a port in network order, still serves the clients that it got from the
+    /// frontend.
     ///
     /// # Errors
     /// A map could not be read.

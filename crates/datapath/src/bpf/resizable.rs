@@ -1,9 +1,9 @@
-//! Maps as large as the data needs them to be: each is the only map in a map of maps, through which the programs look it up,
-//! so that the agent replaces it by one write.
+//! Maps as large as the data needs them to be: each is the only map in a map of maps, through which the programs look
+//! it up, so that the agent replaces it by one write.
 //!
-//! The map in force is pinned under one of two names: its successor gets the other name before it is put in force, and the
-//! old pin goes afterwards. The outer map says which of the two is in force, at every moment, also after an agent was
-//! killed in between. (By its id alone a map cannot be opened without CAP_SYS_ADMIN.)
+//! The map in force is pinned under one of two names: its successor gets the other name before it is put in force, and
+//! the old pin goes afterwards. The outer map says which of the two is in force, at every moment, also after an agent
+//! was killed in between. (By its id alone a map cannot be opened without CAP_SYS_ADMIN.)
 
 use std::{
     fs, io,
@@ -48,8 +48,8 @@ impl ResizableMap {
         Ok(Self { spec, pins: pins.clone(), access, outer })
     }
 
-    /// Creates the first map if there is none: before the programs are attached. One that is in force and has lost its pin
-    /// cannot be opened, and counts as none.
+    /// Creates the first map if there is none: before the programs are attached. One that is in force and has lost its
+    /// pin cannot be opened, and counts as none.
     pub(super) fn prepare(pins: &PinDir, spec: MapSpec) -> Result<(), TableError> {
         let resizable = Self::open(pins, spec, Access::ReadWrite)?;
         if resizable.id()?.is_some_and(|id| resizable.path_of(id).is_some()) {
@@ -79,7 +79,7 @@ impl ResizableMap {
 
     /// The map in force.
     pub(super) fn current(&self) -> Result<InnerMap, TableError> {
-        // Between the question and the answer the agent may put another one in force; it does so seldom.
+        // The agent may put another one in force between the two calls; it does so seldom.
         for _ in 0..10 {
             let Some(id) = self.id()? else { continue };
             if let Some((path, info)) = self.pinned().find(|(_, info)| info.id() == id) {
@@ -124,8 +124,8 @@ impl ResizableMap {
     }
 
     /// Puts a map in force that [`Self::create`] has made; then no program uses its predecessor any more. That is the
-    /// last step that can fail: after an error the predecessor is still in force, with its pin, and a writer goes on with
-    /// it.
+    /// last step that can fail: after an error the predecessor is still in force, with its pin, and a writer goes on
+    /// with it.
     pub(super) fn replace(&self, map: BorrowedFd<'_>) -> Result<(), TableError> {
         let failed = |path: &Path, error| TableError::Pin(path.to_owned(), error);
         let outer = self.pins.object(self.spec.name);

@@ -30,8 +30,8 @@ impl SocketMark {
         Self { pin: pins.object("SOCKETS"), map: Mutex::default() }
     }
 
-    /// Marks a socket. As long as there is no map, there are no programs that would translate what the socket does next, and it
-    /// stays as it is: the agent may ask its API server while the programs are being installed.
+    /// Marks a socket. As long as there is no map, there are no programs that would translate what the socket does
+    /// next, and it stays as it is: the agent may ask its API server while the programs are being installed.
     ///
     /// # Errors
     /// The map may not be used, or the kernel refused.

@@ -57,8 +57,8 @@ impl SocketStates {
         Ok(found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer))
     }
 
-    /// The translations of a UDP socket's `connect()`: of the last one and, in case that failed after it was noted, of the one
-    /// before it, which is then among its flows. Empty if it has only sent: then its peer is not one of ours.
+    /// The translations of a UDP socket's `connect()`: of the last one and, in case that failed after it was noted, of
+    /// the one before it, which is then among its flows. Empty if it has only sent: then its peer is not one of ours.
     ///
     /// # Errors
     /// It is no socket, or a map could not be read.
@@ -71,8 +71,8 @@ impl SocketStates {
         Ok([state.peer].into_iter().chain(flows).filter(is_any).collect())
     }
 
-    /// The translation at the place of the TCP socket with this cookie, if it has one. The socket may have been closed since,
-    /// and its place given to another.
+    /// The translation at the place of the TCP socket with this cookie, if it has one. The socket may have been closed
+    /// since, and its place given to another.
     ///
     /// # Errors
     /// A map could not be read.

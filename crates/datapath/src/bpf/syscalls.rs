@@ -38,8 +38,8 @@ pub fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
 fn bpf_prefix(command: bpf_cmd, attr: &mut bpf_attr, size_bytes: usize) -> io::Result<i32> {
     let size_bytes = size_bytes.min(size_of::<bpf_attr>());
     let command = command as libc::c_long;
-    // SAFETY: `attr` is live and at least of the size given. The kernel refuses one that is longer than its own, unless the rest is
-    // zero; it is, since no older kernel has a command that sets it.
+    // SAFETY: `attr` is live and at least of the size given. The kernel refuses one that is longer than its own, unless
+    // the rest is zero; it is, since no older kernel has a command that sets it.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_bytes) };
     match result {
         -1 => Err(io::Error::last_os_error()),
@@ -168,8 +168,8 @@ pub(super) fn array_elements<T: Pod>(map: BorrowedFd<'_>, first: u32, count: u32
     Ok(values)
 }
 
-/// Puts a map into a map of maps, in the place of the one that is there. When it returns, no program uses that one any more:
-/// the kernel waits for all that run (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
+/// Puts a map into a map of maps, in the place of the one that is there. When it returns, no program uses that one any
+/// more: the kernel waits for all that run (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
 pub(super) fn set_inner_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
     let (key, fd) = (0u32, inner.as_raw_fd() as u32);
     let mut attr = no_arguments();
@@ -208,8 +208,8 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
-/// Detaches a link; when it returns, the hook runs without the program (kernel 5.9). Closing the last descriptor of a link
-/// detaches it too, but later, from a work queue (kernel/bpf/syscall.c, `bpf_link_put`).
+/// Detaches a link; when it returns, the hook runs without the program (kernel 5.9). Closing the last descriptor of a
+/// link detaches it too, but later, from a work queue (kernel/bpf/syscall.c, `bpf_link_put`).
 ///
 /// # Errors
 /// It is no link, or is detached already.

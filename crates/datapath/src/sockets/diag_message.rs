@@ -30,7 +30,7 @@ const INET_DIAG_REQ_BYTECODE: u16 = 1;
 const INET_DIAG_REQ_SK_BPF_STORAGES: u16 = 2;
 const SK_DIAG_BPF_STORAGE_REQ_MAP_FD: u16 = 1;
 
-/// The attribute of an answer that has them, and what is in it: one attribute for each map, which has the value in another.
+/// Attributes of a reply: the values, in it one for each map, and in that the value.
 const INET_DIAG_SK_BPF_STORAGES: u16 = 20;
 const SK_DIAG_BPF_STORAGE: u16 = 1;
 const SK_DIAG_BPF_STORAGE_MAP_VALUE: u16 = 3;
@@ -74,7 +74,7 @@ impl SocketId {
     /// Fits no socket: their cookies are not 0.
     pub(super) const NONE: Self = Self([0; ID_BYTES]);
 
-    /// Tells sockets apart as long as the machine runs.
+    /// Number that no other socket has until the machine restarts.
     pub(super) fn cookie(&self) -> u64 {
         let half = |at| u64::from(u32_at(&self.0, at).unwrap_or_default());
         half(40) | half(44) << 32
@@ -103,15 +103,15 @@ impl SocketId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SocketInfo {
     pub(super) local: AddressPort,
-    /// Where packets really go.
+    /// Actual destination of packets.
     pub(super) peer: AddressPort,
     /// Its owner.
     pub(super) uid: u32,
-    /// By which descriptors show it; 0 when it has none.
+    /// Inode number, as its descriptors show it; 0 without one.
     pub(super) inode: u64,
 }
 
-/// One message of an answer.
+/// One message of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DiagReply {
     /// A socket, and its translation if that is stored with it.
@@ -178,7 +178,7 @@ fn with_length(mut request: Vec<u8>) -> Vec<u8> {
     request
 }
 
-/// Decodes the replies to the request with this number; answers to others are left out. `None` when it is
+/// Decodes the replies to the request with this number; replies to others are left out. `None` when it is
 /// not in the form it should be.
 pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<DiagReply>> {
     let mut messages = Vec::new();
@@ -287,13 +287,13 @@ mod tests {
     #[cfg(target_endian = "little")]
     #[test]
     fn the_kernels_own_messages_are_decoded() {
-        let answer = parse(&[bytes(SOCKET), bytes(END)].concat(), 7).unwrap();
-        let [DiagReply::Socket(id, info, None), DiagReply::End(Ok(()))] = answer[..] else { panic!("{answer:?}") };
+        let replies = parse(&[bytes(SOCKET), bytes(END)].concat(), 7).unwrap();
+        let [DiagReply::Socket(id, info, None), DiagReply::End(Ok(()))] = replies[..] else { panic!("{replies:?}") };
         let at = |host, port: u16| (v4_mapped(u32::from_ne_bytes([127, 0, 0, host])), port.to_be());
         assert_eq!(info, SocketInfo { local: at(1, 0xd429), peer: at(9, 4660), uid: 0, inode: 0x000e_e01e });
         assert_eq!(id.cookie(), 9);
         assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap(), [DiagReply::End(Err(Errno::NOENT))]);
-        assert_eq!(parse(&bytes(END), 8).unwrap(), [], "an answer to another request");
+        assert_eq!(parse(&bytes(END), 8).unwrap(), [], "a reply to another request");
         let destroy = encode_destroy(UDP6, &id, 8);
         assert_eq!(
             (destroy.len(), &destroy[24..72]),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_and_an_error_are_told_apart() {
+    fn an_acknowledgement_and_an_error_are_distinguished() {
         let error = |code: i32| {
             let mut bytes = 20u32.to_ne_bytes().to_vec();
             bytes.extend(NLMSG_ERROR.to_ne_bytes());
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_say_their_length_and_have_what_narrows_them() {
+    fn requests_have_their_length_and_their_filters() {
         for (protocol, number) in [(Protocol::Udp, 17), (Protocol::Tcp, 6)] {
             let kind = SocketFamily { family: INET, protocol };
             let request = |filter, storage| encode_dump(&DumpQuery { kind, states: CONNECTED, filter, storage }, 1);

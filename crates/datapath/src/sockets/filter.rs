@@ -6,13 +6,14 @@ use cproxy_core::{Address, Backend, Family};
 
 use super::diag_message::{INET, INET6};
 
-/// Instructions (include/uapi/linux/inet_diag.h). Each says how many bytes further the next one is, if what it asks is so
-/// and if it is not. A socket passes that gets exactly to the end.
+/// Instructions (include/uapi/linux/inet_diag.h). Each says how many bytes further the next one is, if what it asks is
+/// so and if it is not. A socket passes that gets exactly to the end.
 const INET_DIAG_BC_JMP: u8 = 1;
 const INET_DIAG_BC_D_COND: u8 = 8;
 const INSTRUCTION_BYTES: usize = 4;
 
-/// Sockets of a family whose peer is one of these, the IPv4-mapped ones of IPv6 among them. `None` if there can be none.
+/// Sockets of a family whose peer is one of these, the IPv4-mapped ones of IPv6 among them. `None` if there can be
+/// none.
 pub(super) fn connected_to(backends: &BTreeSet<Backend>, family: u8) -> Option<Vec<u8>> {
     let can_be = |backend: &&Backend| family == INET6 || backend.address.family() == Family::V4;
     let conditions: Vec<_> = backends.iter().filter(can_be).map(condition).collect();
@@ -80,7 +81,7 @@ mod tests {
         socket
     }
 
-    /// The kernel's own answer.
+    /// Result of the kernel.
     #[test]
     fn exactly_those_connected_to_one_of_them_pass() {
         let others = [("127.0.0.9", 4_701), ("127.0.0.8", 4_700), ("::ffff:127.0.0.9", 4_701), ("::1", 4_701)];

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::bpf::{KernelReader, PinDir, Serving, SocketStates, TableError};
 
-/// How often the table is read before it counts as restless.
+/// Number of reads after which the table counts as restless.
 const TRIES: u32 = 10;
 
 /// A socket that was connected through us to where it is connected now.
@@ -53,7 +53,7 @@ pub enum BackendState {
 pub struct Listing {
     /// Sorted by frontend, backend and own address.
     pub sockets: Vec<TranslatedSocket>,
-    /// Network namespaces and processes that may not be looked into.
+    /// Network namespaces and processes without permission to search them.
     pub unseen: u32,
 }
 
@@ -61,7 +61,7 @@ pub struct Listing {
 /// [`super::terminate_stale`] does.
 ///
 /// # Errors
-/// The table, /proc, the list of sockets or what is kept with them could not be read.
+/// The table, /proc, the list of sockets or their storage could not be read.
 pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
     owners::probe().map_err(SocketsError::Owners)?;
     let mut tries = (0..TRIES).map(|_| list_once(pins));
@@ -78,8 +78,8 @@ fn list_once(pins: &PinDir) -> Result<Listing, SocketsError> {
 /// Sockets whose owners are not known yet.
 #[derive(Default)]
 struct ListingPass {
-    /// By inode, which no two sockets share; subflows share that of their MPTCP connection, and one of them was connected
-    /// through us.
+    /// By inode, which no two sockets share; subflows share that of their MPTCP connection, and one of them was
+    /// connected through us.
     by_inode: HashMap<u64, PendingSocket>,
     sockets: Vec<TranslatedSocket>,
     /// The first one, which is no reason to leave out the others.

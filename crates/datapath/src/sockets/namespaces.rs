@@ -15,8 +15,8 @@ use rustix::{
 
 use super::processes::{Numbers, buffer, inode_at, inode_of, is_gone, open_directory, open_proc};
 
-/// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last of
-/// them. Returns how many namespaces could not be entered, although they are there.
+/// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last
+/// of them. Returns how many namespaces could not be entered, although they are there.
 ///
 /// One that lives only by an open descriptor or by the sockets in it is not found.
 pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
@@ -45,7 +45,8 @@ pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
     Ok(visitor.refused)
 }
 
-/// Most processes have: the links of such a directory are two and one for each thread (fs/proc/base.c, `proc_task_getattr`).
+/// Most processes have: the links of such a directory are two and one for each thread (fs/proc/base.c,
+/// `proc_task_getattr`).
 fn has_one_thread(proc: &OwnedFd, threads: &str) -> bool {
     statat(proc, threads, AtFlags::empty()).is_ok_and(|directory| directory.st_nlink == 3)
 }

@@ -33,8 +33,8 @@ struct Process {
     pidfd: OnceCell<OwnedFd>,
 }
 
-/// Shows each descriptor for a socket of each process, until `show` has seen enough. Returns how many processes could not
-/// be looked into, although they are there.
+/// Shows each descriptor for a socket of each process, until `show` has seen enough. Returns how many processes could
+/// not be looked into, although they are there.
 ///
 /// Sockets that no process has among its descriptors are not found: those on their way through a Unix socket, those
 /// registered with io_uring alone, those of a thread with descriptors of its own.
@@ -99,7 +99,7 @@ impl Process {
     }
 }
 
-/// Fails where other users' processes may not be looked into, or no process at all.
+/// Fails without permission to search other users' processes, or any process.
 pub(super) fn probe() -> Result<(), String> {
     let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
         .and_then(|pidfd| pidfd_getfd(&pidfd, pidfd.as_raw_fd(), PidfdGetfdFlags::empty()));

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn six_words_and_states_are_told_apart_and_garbage_is_nothing() {
+    fn ipv6_addresses_and_states_are_read_and_garbage_is_skipped() {
         let line = |peer: &str, state: &str, inode: &str| {
             let zeros = "0".repeat(32);
             parse_line(&format!(" 7: {zeros}:0035 {peer} {state} 0:0 00:0 0 4711 0 {inode} 2 0 0"))

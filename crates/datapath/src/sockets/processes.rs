@@ -72,7 +72,7 @@ pub(super) fn inode_of(target: &str, kind: &str) -> Option<u64> {
     target.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether the error says that a process has ended, or has no such descriptor any more.
+/// Whether the cause of the error is that a process has ended, or has closed the descriptor.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }

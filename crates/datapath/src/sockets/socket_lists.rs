@@ -1,5 +1,5 @@
-//! The kernel's lists of the sockets of one network namespace that have a peer: by socket monitoring, or as `/proc/net` has
-//! them.
+//! The kernel's lists of the sockets of one network namespace that have a peer: by socket monitoring, or as `/proc/net`
+//! has them.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

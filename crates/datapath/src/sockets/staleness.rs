@@ -27,9 +27,10 @@ impl<'t> StaleCheck<'t> {
         Self { sets: reader.sets(), states }
     }
 
-    /// The translation of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that shows the cookie,
-    /// and what is stored with the socket. Without an inode it has none: its application has closed it, and what it has written
-    /// is still on its way. (A subflow shows the inode that its connection had, closed or not.)
+    /// The translation of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that
+    /// shows the cookie, and what is stored with the socket. Without an inode it has none: its application has closed
+    /// it, and what it has written is still on its way. (A subflow shows the inode that its connection had, closed or
+    /// not.)
     pub(super) fn translation_of_listed(&self, entry: &ListedSocket) -> Result<Option<Translation>, SocketsError> {
         let Some(id) = entry.id.filter(|_| entry.info.inode != 0) else { return Ok(None) };
         let place = self.states.at_place(id.cookie()).map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
@@ -107,8 +108,8 @@ pub(super) fn endpoint((address, port): AddressPort) -> Backend {
     Backend { address: Address::from_words(address), port: u16::from_be(port) }
 }
 
-/// The translation that led the socket to its present peer. The last `connect()` comes first: a socket that connected to
-/// the peer itself is not ours, whatever came before.
+/// The translation that led the socket to its present peer. The last `connect()` comes first: a socket that connected
+/// to the peer itself is not ours, whatever came before.
 fn current_translation(asked: &[Translation], peer: AddressPort) -> Option<Translation> {
     let asked = *asked.iter().find(|asked| (asked.backend, asked.backend_port) == peer)?;
     ((asked.vip, asked.vip_port) != peer).then_some(asked)

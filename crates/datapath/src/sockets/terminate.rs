@@ -21,7 +21,7 @@ use crate::bpf::{KernelReader, SocketStates};
 
 /// Two sockets may have the same addresses (`SO_REUSEPORT`), and the kernel finds one of them at a time.
 const ROUNDS_MAX: u32 = 64;
-/// How many sockets are kept at a time: to be looked for, to be confirmed, to be closed.
+/// Maximum number of sockets in each collection: sought, suspected, to be closed.
 const KEPT_MAX: usize = 2_048;
 
 /// A pass under way. It enters network namespaces: the calling thread ends in another one than it began.
@@ -29,7 +29,7 @@ pub(super) struct TerminationPass<'t> {
     check: StaleCheck<'t>,
     states: &'t SocketStates,
     retired: &'t Retired,
-    /// The protocols of which the kernel does not show what is stored with a socket: owners are asked.
+    /// Protocols whose socket storage the kernel does not list: it is read through the owners.
     by_owners: Vec<Protocol>,
     sought: SoughtInodes,
     /// By inode, which no two sockets share.
@@ -55,7 +55,7 @@ struct OwnedSocket {
     asked: Vec<Translation>,
 }
 
-/// The fate of some stale sockets.
+/// Numbers of stale sockets that were closed and left open.
 #[derive(Clone, Copy, Debug, Default)]
 struct Terminated {
     closed: u64,
