@@ -1,8 +1,8 @@
-//! `connect()`: the destination is rewritten before the kernel looks up a route, so no packet ever carries the VIP.
+//! `connect()`: rewrites the destination before the kernel looks up a route, so no packet ever carries the VIP.
 //!
 //! An AF_INET6 socket that connects to an IPv4-mapped address runs connect6, not connect4 (`tcp_v6_pre_connect` and
-//! `udpv6_pre_connect` in net/ipv6); both hooks use the one 16-byte address form, so they find the same frontend. So does
-//! MSG_FASTOPEN, by which `sendto()` connects (`__inet_stream_connect` in net/ipv4/af_inet.c).
+//! `udpv6_pre_connect` in net/ipv6). Both programs use IPv4-mapped addresses, so they find the same frontend.
+//! MSG_FASTOPEN, by which `sendto()` connects, runs them, too (`__inet_stream_connect` in net/ipv4/af_inet.c).
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{Backend, Counter, PROTOCOL_UDP, Translation};
@@ -10,10 +10,10 @@ use cproxy_ebpf::{Backend, Counter, PROTOCOL_UDP, Translation};
 use crate::{
     endpoint::Endpoint,
     flows,
-    lookup::{Service, look_up_if_service},
+    lookup::{FoundSet, look_up},
     maps::{backend, count},
-    peer::{self, is_translated, is_untranslated},
-    sock_addr::{ALLOW, Family, V4, V6, endpoint, protocol, rewrite},
+    peer::{self, is_agents, is_translated},
+    sock_addr::{ALLOW, Family, V4, V6, protocol, read_endpoint, rewrite},
     tcp,
 };
 
@@ -30,89 +30,91 @@ fn cproxy_connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(protocol) = protocol(ctx) else { return ALLOW };
-    let destination = endpoint::<F>(ctx);
-    let service = look_up_if_service(&destination, protocol);
-    if service.is_none() {
-        return to_other(ctx, &destination, protocol);
+    let destination = read_endpoint::<F>(ctx);
+    let set = look_up(&destination, protocol);
+    if set.is_none() {
+        return connect_directly(ctx, &destination, protocol);
     }
-    if is_agent(ctx) {
+    if is_agents_socket(ctx) {
         return ALLOW;
     }
-    if service.is_empty() {
-        return service.deny();
+    if set.is_empty() {
+        return set.deny();
     }
-    to_service::<F>(ctx, &destination, protocol, &service)
+    connect_to_service::<F>(ctx, &destination, protocol, &set)
 }
 
 #[inline(always)]
-fn is_agent(ctx: &SockAddrContext) -> bool {
-    peer::state(ctx).is_some_and(|state| is_untranslated(state))
+fn is_agents_socket(ctx: &SockAddrContext) -> bool {
+    peer::socket_state(ctx).is_some_and(|state| is_agents(state))
 }
 
-/// Connect to an address that is no Service. A translation of an earlier connect must not be taken for the present peer.
+/// Connects to an address that is not a Service's. If the socket remembers an earlier peer, that is replaced: it must
+/// not pass for the new one.
 #[inline(always)]
-fn to_other(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> i32 {
+fn connect_directly(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> i32 {
     if protocol != PROTOCOL_UDP {
         if let Some(peer) = tcp::peer(ctx) {
-            peer::set_untranslated(peer, destination);
+            peer::record_direct(peer, destination);
         }
         return ALLOW;
     }
-    match peer::state(ctx) {
-        Some(state) if is_untranslated(state) => return ALLOW,
+    match peer::socket_state(ctx) {
+        Some(state) if is_agents(state) => return ALLOW,
         Some(state) => {
-            keep(ctx, &state.peer);
-            peer::set_untranslated(&mut state.peer, destination);
+            remember_previous_peer(ctx, &state.peer);
+            peer::record_direct(&mut state.peer, destination);
         }
-        // The socket has only ever been sent from; replies of an address that it has flows to are to show that address.
-        None if flows::state(ctx).is_some() => {
-            if let Some(state) = peer::state_or_new(ctx) {
-                peer::set_untranslated(&mut state.peer, destination);
+        // The socket has only sent datagrams so far. If one of its flows leads to this address, replies must show the
+        // address from now on.
+        None if flows::udp_state(ctx).is_some() => {
+            if let Some(state) = peer::socket_state_or_new(ctx) {
+                peer::record_direct(&mut state.peer, destination);
             }
         }
         None => return ALLOW,
     }
-    if let Some(flows) = flows::state(ctx) {
-        flows::shadow(flows, destination);
+    if let Some(flows) = flows::udp_state(ctx) {
+        flows::unclaim_backend(flows, destination);
     }
     ALLOW
 }
 
-/// Every connect is a choice of its own.
+/// Connects to a backend. Each connect chooses anew.
 #[inline(always)]
-fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, service: &Service) -> i32 {
-    let slot = service.choose(ctx);
-    let Some(backend) = backend(slot) else { return service.deny() };
-    let peer = if protocol == PROTOCOL_UDP { new_udp_peer(ctx, vip, backend) } else { tcp::new_peer(ctx) };
+fn connect_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, set: &FoundSet) -> i32 {
+    let slot = set.choose_slot(ctx);
+    let Some(backend) = backend(slot) else { return set.deny() };
+    let peer = if protocol == PROTOCOL_UDP { prepare_udp_peer(ctx, vip, backend) } else { tcp::claim_peer(ctx) };
     match peer {
-        Some(peer) => peer::set_translated(peer, vip, &backend.address, backend.port, slot),
+        Some(peer) => peer::record_translated(peer, vip, &backend.address, backend.port, slot),
         None => count(Counter::StateLost),
     }
     count(Counter::Forwarded);
     rewrite::<F>(ctx, &backend.address, backend.port)
 }
 
-/// Storage for a UDP socket's new peer. The old translation becomes a flow: replies under way still show the VIP.
+/// Storage for the new peer of a UDP socket. The previous peer becomes a flow.
 #[inline(always)]
-fn new_udp_peer<'s>(ctx: &'s SockAddrContext, vip: &Endpoint, backend: &Backend) -> Option<&'s mut Translation> {
-    let state = peer::state_or_new(ctx)?;
-    keep(ctx, &state.peer);
-    // The kernel takes only what comes from the new peer: what the socket sends to the VIP goes there, and what comes from
-    // there belongs to no other VIP.
-    if let Some(flows) = flows::state(ctx) {
-        flows::retire_to(flows, vip);
-        flows::shadow(flows, &Endpoint::new(&backend.address, backend.port));
+fn prepare_udp_peer<'s>(ctx: &'s SockAddrContext, vip: &Endpoint, backend: &Backend) -> Option<&'s mut Translation> {
+    let state = peer::socket_state_or_new(ctx)?;
+    remember_previous_peer(ctx, &state.peer);
+    // A connected socket receives from its peer only. Datagrams to the VIP now go to the new peer, and datagrams of the
+    // new peer belong to no other VIP.
+    if let Some(flows) = flows::udp_state(ctx) {
+        flows::retire_vip(flows, vip);
+        flows::unclaim_backend(flows, &Endpoint::new(&backend.address, backend.port));
     }
     Some(&mut state.peer)
 }
 
-/// The UDP socket was connected through us before: replies that are under way still show the VIP, and so does the peer
-/// if this connect fails and the socket stays as it is.
+/// Keeps the previous peer of a connected UDP socket as a flow. Replies under way still show its VIP, and so does
+/// `getpeername()` if this connect fails and the socket keeps its peer.
 #[inline(always)]
-fn keep(ctx: &SockAddrContext, peer: &Translation) {
+fn remember_previous_peer(ctx: &SockAddrContext, peer: &Translation) {
     if is_translated(peer)
-        && let Some(flows) = flows::state_or_new(ctx)
+        && let Some(flows) = flows::udp_state_or_new(ctx)
     {
-        flows::remember_past(flows, peer);
+        flows::insert_retired(flows, peer);
     }
 }

@@ -1,8 +1,8 @@
-//! An address and a port in the one form of the maps.
+//! Address and port, with IPv4 addresses as IPv4-mapped.
 
 use crate::subprogram::opaque;
 
-/// An address and a port, both in network order. 20 bytes.
+/// Address and port, both in network order. 20 bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Endpoint {
@@ -18,12 +18,18 @@ impl Endpoint {
     }
 
     #[inline(always)]
-    pub(crate) fn is(&self, address: &[u32; 4], port: u16) -> bool {
+    pub(crate) fn matches(&self, address: &[u32; 4], port: u16) -> bool {
         is_same(&self.address, self.port, address, port)
+    }
+
+    /// The endpoint's [`cproxy_ebpf::digest`].
+    #[inline(always)]
+    pub(crate) fn digest(&self) -> u32 {
+        cproxy_digest(self)
     }
 }
 
-/// Whether two addresses and ports are the same: one branch, not six.
+/// True if two addresses and ports are equal. One branch, not six.
 #[inline(always)]
 pub(crate) fn is_same(address: &[u32; 4], port: u16, other: &[u32; 4], other_port: u16) -> bool {
     let differences = (address[0] ^ other[0])
@@ -34,15 +40,10 @@ pub(crate) fn is_same(address: &[u32; 4], port: u16, other: &[u32; 4], other_por
     opaque(differences as u64) == 0
 }
 
-/// [`cproxy_ebpf::digest`], once.
-#[inline(always)]
-pub(crate) fn digest(endpoint: &Endpoint) -> u32 {
-    cproxy_digest(endpoint)
-}
-
+/// Returns the endpoint's [`cproxy_ebpf::digest`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_digest(endpoint: *const Endpoint) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     unsafe { endpoint.as_ref() }.map_or(0, |endpoint| cproxy_ebpf::digest(&endpoint.address, endpoint.port))
 }

@@ -1,6 +1,10 @@
 //! Flows of unconnected UDP sockets: a few in the socket's own storage, the rest in `UDP_FLOWS`.
+//!
+//! A flow works in two directions. Datagrams to its VIP go to its backend until it is retired. Datagrams of its backend
+//! show its VIP as long as it claims that backend; of all flows of a socket, only one claims a backend.
 
 use aya_ebpf::{
+    bindings::{BPF_EXIST, BPF_NOEXIST},
     helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie},
     programs::SockAddrContext,
 };
@@ -10,86 +14,88 @@ use cproxy_ebpf::{
 };
 
 use crate::{
-    endpoint::{Endpoint, digest},
-    lookup::Service,
+    endpoint::Endpoint,
+    lookup::FoundSet,
     maps::{UDP_FLOWS, UDP_SOCKETS, count},
-    search::{NOWHERE, cproxy_digest_at, cproxy_has},
-    select::{cproxy_affine, cproxy_any},
+    search::{NO_SLOT, cproxy_confirm_backend, cproxy_slot_digest},
+    select::{cproxy_choose, cproxy_choose_by_affinity},
     subprogram::{copy, opaque},
 };
 
-/// Not an index of a flow.
-const NONE: u32 = FLOWS_PER_SOCKET as u32;
+/// Index of no flow.
+const NO_FLOW: u32 = FLOWS_PER_SOCKET as u32;
 
-/// The socket's flows, if it has any.
+/// Flows of the socket, if it has any.
 #[inline(always)]
-pub(crate) fn state(ctx: &SockAddrContext) -> Option<&mut UdpState> {
-    // SAFETY: without the create flag the helper only looks up; what it returns is null or this socket's live storage,
-    // which no other program changes while this one runs.
+pub(crate) fn udp_state(ctx: &SockAddrContext) -> Option<&mut UdpState> {
+    // SAFETY: without the create flag the helper only looks up. It returns null or the socket's live storage, which no
+    // other program changes while this one runs.
     unsafe { UDP_SOCKETS.get_ptr_mut(ctx).as_mut() }
 }
 
-/// The socket's flows, made if need be; `None` if there is no memory for them.
+/// Flows of the socket, created empty if it has none; `None` if the kernel has no memory for them.
 #[inline(always)]
-pub(crate) fn state_or_new(ctx: &SockAddrContext) -> Option<&mut UdpState> {
-    // SAFETY: as in `state`.
+pub(crate) fn udp_state_or_new(ctx: &SockAddrContext) -> Option<&mut UdpState> {
+    // SAFETY: as in `udp_state`.
     unsafe { UDP_SOCKETS.get_or_insert_ptr_mut(ctx, None).as_mut() }
 }
 
-/// The flow to this VIP.
+/// Flow by which datagrams to this VIP are sent, and its index.
 #[inline(always)]
-pub(crate) fn to<'s>(state: &'s mut UdpState, vip: &Endpoint) -> Option<(usize, &'s mut Flow)> {
-    let index = position(&state.vips, flow_digest(digest(vip)))?;
-    // SAFETY: in range. (A checked access is one that the verifier cannot follow.) A digest finds a flow; only the
-    // addresses say that it is the right one.
+pub(crate) fn find_by_vip<'s>(state: &'s mut UdpState, vip: &Endpoint) -> Option<(usize, &'s mut Flow)> {
+    let index = find_digest(&state.vips, flow_digest(vip.digest()))?;
+    // SAFETY: in range. (The verifier cannot follow the code of a checked access.)
     let flow = unsafe { state.flows.get_unchecked_mut(index) };
-    vip.is(&flow.translation.vip, flow.translation.vip_port).then_some((index, flow))
+    // Another VIP may have the same digest.
+    vip.matches(&flow.translation.vip, flow.translation.vip_port).then_some((index, flow))
 }
 
-/// The flow that datagrams of this backend belong to.
+/// Flow that claims this backend.
 #[inline(always)]
-pub(crate) fn from<'s>(state: &'s UdpState, backend: &Endpoint) -> Option<&'s Translation> {
-    let index = position(&state.backends, flow_digest(digest(backend)))?;
-    // SAFETY: as in `to`.
+pub(crate) fn find_by_backend<'s>(state: &'s UdpState, backend: &Endpoint) -> Option<&'s Translation> {
+    let index = find_digest(&state.backends, flow_digest(backend.digest()))?;
+    // SAFETY: as in `find_by_vip`.
     let flow = unsafe { &state.flows.get_unchecked(index).translation };
-    backend.is(&flow.backend, flow.backend_port).then_some(flow)
+    backend.matches(&flow.backend, flow.backend_port).then_some(flow)
 }
 
-/// The index of a digest. The verifier must see it compared: the compiler knows how large it can be, and would not.
+/// Index of a flow by its digest. The verifier knows nothing about the result of a subprogram and needs this
+/// comparison; [`opaque`] keeps the compiler, which knows the largest result, from removing it.
 #[inline(always)]
-fn position(digests: &[u32; FLOWS_PER_SOCKET], digest: u32) -> Option<usize> {
-    let index = opaque(cproxy_position(digests, digest) as u64) as usize;
+fn find_digest(digests: &[u32; FLOWS_PER_SOCKET], digest: u32) -> Option<usize> {
+    let index = opaque(cproxy_find_digest(digests, digest) as u64) as usize;
     (index < FLOWS_PER_SOCKET).then_some(index)
 }
 
-/// The index of a digest, or [`FLOWS_PER_SOCKET`].
+/// Returns the index of a digest, or [`NO_FLOW`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_position(digests: *const [u32; FLOWS_PER_SOCKET], digest: u32) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
-    let Some(digests) = (unsafe { digests.as_ref() }) else { return NONE };
-    digests.iter().position(|&known| known == digest).map_or(NONE, |index| index as u32)
+extern "C" fn cproxy_find_digest(digests: *const [u32; FLOWS_PER_SOCKET], digest: u32) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
+    let Some(digests) = (unsafe { digests.as_ref() }) else { return NO_FLOW };
+    digests.iter().position(|&known| known == digest).map_or(NO_FLOW, |index| index as u32)
 }
 
-/// Marks a flow as the one that was used last; what its backend sends is then for its VIP.
+/// Records that a datagram is sent by this flow. The flow claims its backend if it has lost it.
 #[inline(always)]
-pub(crate) fn touch(state: &mut UdpState, index: usize) {
+pub(crate) fn record_use(state: &mut UdpState, index: usize) {
     state.clock = state.clock.wrapping_add(1);
-    // SAFETY: in range: each caller has found the index among the flows.
+    // SAFETY: in range: each caller got the index from `find_digest`.
     unsafe {
         *state.used.get_unchecked_mut(index) = state.clock;
         if *state.backends.get_unchecked(index) == 0 {
-            cproxy_claim(state, index as u32);
+            cproxy_claim_backend(state, index as u32);
         }
     }
 }
 
+/// Lets the flow at this index claim its backend: datagrams of the backend show this flow's VIP.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_claim(state: *mut UdpState, index: u32) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+extern "C" fn cproxy_claim_backend(state: *mut UdpState, index: u32) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    // The caller has checked it; the verifier must see it checked here.
+    // The caller has checked the index, but the verifier must see a check here.
     let index = opaque(index as u64) as usize;
     if index >= FLOWS_PER_SOCKET {
         return 0;
@@ -97,75 +103,84 @@ extern "C" fn cproxy_claim(state: *mut UdpState, index: u32) -> u32 {
     // SAFETY: in range.
     unsafe {
         let flow = &state.flows.get_unchecked(index).translation;
-        let wanted = flow_digest(digest(&Endpoint::new(&flow.backend, flow.backend_port)));
-        cproxy_shadow(state, wanted);
+        let wanted = flow_digest(Endpoint::new(&flow.backend, flow.backend_port).digest());
+        cproxy_unclaim_backend(state, wanted);
         *state.backends.get_unchecked_mut(index) = wanted;
     }
     0
 }
 
-/// The flow's backend serves no more: only what is under way from there is still the VIP's.
+/// Retires a flow whose backend no longer serves: nothing more is sent by it, but replies under way still show its VIP.
 #[inline(always)]
 pub(crate) fn retire(state: &mut UdpState, index: usize) {
-    // SAFETY: in range: each caller has found the index among the flows.
+    // SAFETY: in range: each caller got the index from `find_digest`.
     unsafe { *state.vips.get_unchecked_mut(index) = 0 };
 }
 
-/// Nothing is sent to this VIP by its flow any more.
+/// Retires the flow to this VIP, if there is one.
 #[inline(always)]
-pub(crate) fn retire_to(state: &mut UdpState, vip: &Endpoint) {
-    if let Some(index) = position(&state.vips, flow_digest(digest(vip))) {
+pub(crate) fn retire_vip(state: &mut UdpState, vip: &Endpoint) {
+    if let Some(index) = find_digest(&state.vips, flow_digest(vip.digest())) {
         retire(state, index);
     }
 }
 
-/// Datagrams of this address from now on belong to no VIP.
+/// Ends the claim to this backend: its datagrams show its own address.
 #[inline(always)]
-pub(crate) fn shadow(state: &mut UdpState, backend: &Endpoint) {
-    cproxy_shadow(state, flow_digest(digest(backend)));
+pub(crate) fn unclaim_backend(state: &mut UdpState, backend: &Endpoint) {
+    cproxy_unclaim_backend(state, flow_digest(backend.digest()));
 }
 
+/// Ends the claim to the backend with this [`flow_digest`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_shadow(state: *mut UdpState, digest: u32) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+extern "C" fn cproxy_unclaim_backend(state: *mut UdpState, digest: u32) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
-    // Each datagram that is sent elsewhere makes the other flows older.
+    // A datagram that is sent by no flow counts, too: the flows grow older.
     state.clock = state.clock.wrapping_add(1);
-    if let Some(index) = position(&state.backends, digest) {
+    if let Some(index) = find_digest(&state.backends, digest) {
         // SAFETY: in range.
         unsafe { *state.backends.get_unchecked_mut(index) = 0 };
     }
     0
 }
 
-/// Remembers a flow in the socket's storage, or, if all of that is in use, in `UDP_FLOWS`.
+/// Inserts a flow into the socket's storage, or into `UDP_FLOWS` if there is no room.
 #[inline(always)]
-pub(crate) fn remember(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation, service: &Service) {
-    if cproxy_remember(state, flow, service.epoch(), 1) == 0 {
-        overflow(ctx, state, flow);
+pub(crate) fn insert(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation, set: &FoundSet) {
+    if cproxy_insert_flow(state, flow, set.epoch(), 1) == 0 {
+        insert_overflow(ctx, state, flow);
     }
 }
 
-/// Remembers a past peer of a connected socket, for datagrams under way.
+/// Inserts a flow that is retired from the start, if there is room: only replies under way show its VIP.
 #[inline(always)]
-pub(crate) fn remember_past(state: &mut UdpState, flow: &Translation) {
-    cproxy_remember(state, flow, 0, 0);
+pub(crate) fn insert_retired(state: &mut UdpState, flow: &Translation) {
+    cproxy_insert_flow(state, flow, 0, 0);
 }
 
-/// A place, and how far the next one is, in 256ths of all.
-const STEP: u32 = 256 / FLOWS_PER_SOCKET as u32 + 1;
+/// Distance from the index of one new flow to that of the next, in 256ths of all flows.
+const INDEX_STEP: u32 = 256 / FLOWS_PER_SOCKET as u32 + 1;
 
-/// 1 if there was room. One place is looked at, the next one the next time: it is taken if it is unused, if nothing is
-/// sent by its flow any more, or if that has been idle for long. `sends`: 1 if something is sent by the new one.
+/// Inserts a flow that claims its backend. `is_active`: 0 for a flow that is retired from the start, else 1. Returns 1
+/// if there was room.
+///
+/// It tries one index only, and the next one the next time. The flow there gives way if it is unused, retired, or idle
+/// for [`FLOW_IDLE_MAX`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_remember(state: *mut UdpState, translation: *const Translation, epoch: u32, sends: u32) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
+extern "C" fn cproxy_insert_flow(
+    state: *mut UdpState,
+    translation: *const Translation,
+    epoch: u32,
+    is_active: u32,
+) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind each pointer.
     let (Some(state), Some(translation)) = (unsafe { (state.as_mut(), translation.as_ref()) }) else { return 0 };
-    // No comparison: the verifier would follow both its ways.
+    // Computed without a branch, of which the verifier would follow both sides.
     let index = (opaque((state.next & 0xff) as u64) as usize & 0xff) * FLOWS_PER_SOCKET / 256;
-    state.next = state.next.wrapping_add(STEP);
+    state.next = state.next.wrapping_add(INDEX_STEP);
     // SAFETY: in range.
     unsafe {
         let idle = state.clock.wrapping_sub(*state.used.get_unchecked(index));
@@ -175,111 +190,119 @@ extern "C" fn cproxy_remember(state: *mut UdpState, translation: *const Translat
         let flow = state.flows.get_unchecked_mut(index);
         copy(&mut flow.translation, translation);
         flow.epoch = epoch;
-        let vip = flow_digest(digest(&Endpoint::new(&translation.vip, translation.vip_port)));
-        *state.vips.get_unchecked_mut(index) = vip * sends;
+        let vip = flow_digest(Endpoint::new(&translation.vip, translation.vip_port).digest());
+        *state.vips.get_unchecked_mut(index) = vip * is_active;
         *state.backends.get_unchecked_mut(index) = 0;
         *state.used.get_unchecked_mut(index) = state.clock;
     }
-    cproxy_claim(state, index as u32);
+    cproxy_claim_backend(state, index as u32);
     1
 }
 
-/// A socket's cookie: its name in `UDP_FLOWS`.
+/// Cookie of the socket, by which `UDP_FLOWS` knows it.
 #[inline(always)]
-fn cookie(ctx: &SockAddrContext) -> u64 {
+fn socket_cookie(ctx: &SockAddrContext) -> u64 {
     // SAFETY: a helper that takes the context.
     unsafe { bpf_get_socket_cookie(ctx.sock_addr.cast()) }
 }
 
-/// Puts a flow, in both directions, into `UDP_FLOWS`.
+/// Inserts a flow into `UDP_FLOWS`, by both directions.
 #[inline(always)]
-fn overflow(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation) {
+fn insert_overflow(ctx: &SockAddrContext, state: &mut UdpState, flow: &Translation) {
     state.flags |= UDP_HAS_OVERFLOWED;
-    cproxy_shadow(state, flow_digest(digest(&Endpoint::new(&flow.backend, flow.backend_port))));
-    cproxy_overflow(cookie(ctx), flow);
+    cproxy_unclaim_backend(state, flow_digest(Endpoint::new(&flow.backend, flow.backend_port).digest()));
+    cproxy_insert_overflow(socket_cookie(ctx), flow);
 }
 
+/// Inserts or updates both entries of a flow in `UDP_FLOWS`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_overflow(socket_cookie: u64, flow: *const Translation) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+extern "C" fn cproxy_insert_overflow(socket_cookie: u64, flow: *const Translation) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(flow) = (unsafe { flow.as_ref() }) else { return 0 };
     let (vip, backend) = (Endpoint::new(&flow.vip, flow.vip_port), Endpoint::new(&flow.backend, flow.backend_port));
-    cproxy_put(socket_cookie, &vip, &backend, FLOW_FROM_VIP as u32, flow.slot);
-    cproxy_put(socket_cookie, &backend, &vip, FLOW_FROM_BACKEND as u32, 0)
+    cproxy_insert_overflow_entry(socket_cookie, &vip, &backend, FLOW_FROM_VIP as u32, flow.slot);
+    cproxy_insert_overflow_entry(socket_cookie, &backend, &vip, FLOW_FROM_BACKEND as u32, 0)
 }
 
-/// One direction. The key lies on the stack: before 6.2 a helper takes none from memory that a function was given.
+/// Inserts or updates one entry. The key lies on the stack: before Linux 6.2 no helper takes a key from memory that a
+/// subprogram got as an argument.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_put(
+extern "C" fn cproxy_insert_overflow_entry(
     socket_cookie: u64,
     from: *const Endpoint,
     to: *const Endpoint,
     direction: u32,
     slot: u32,
 ) -> u32 {
-    const NOEXIST: u64 = 1;
-    const EXIST: u64 = 2;
-    // SAFETY: null is checked, and the verifier knows how much memory is behind each pointer.
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind each pointer.
     let (Some(from), Some(to)) = (unsafe { (from.as_ref(), to.as_ref()) }) else { return 0 };
     let (address, port, direction) = (from.address, from.port, direction as u16);
     let key = FlowKey { socket_cookie, address, port, direction, zero: 0 };
     let value = FlowValue { address: to.address, port: to.port, zero: 0, slot };
-    if UDP_FLOWS.insert(&key, &value, EXIST).is_err() {
-        let is_inserted = UDP_FLOWS.insert(&key, &value, NOEXIST).is_ok();
+    if UDP_FLOWS.insert(&key, &value, BPF_EXIST as u64).is_err() {
+        let is_inserted = UDP_FLOWS.insert(&key, &value, BPF_NOEXIST as u64).is_ok();
         count(if is_inserted { Counter::UdpFlowsInserted } else { Counter::StateLost });
     }
     0
 }
 
-/// The slot of the backend that the socket has for this VIP according to `UDP_FLOWS`, if that still serves; or
-/// [`NOWHERE`].
+/// Returns the slot of the backend that `UDP_FLOWS` has for this VIP, or [`NO_SLOT`] if there is none that still
+/// serves.
 #[inline(always)]
-pub(crate) fn overflowed_to(ctx: &SockAddrContext, state: &mut UdpState, vip: &Endpoint, service: &Service) -> u32 {
+pub(crate) fn find_overflow_slot(ctx: &SockAddrContext, state: &mut UdpState, vip: &Endpoint, set: &FoundSet) -> u32 {
     if state.flags & UDP_HAS_OVERFLOWED == 0 {
-        return NOWHERE;
+        return NO_SLOT;
     }
-    cproxy_overflow_to(cookie(ctx), vip, service.word(), state)
+    cproxy_find_overflow_slot(socket_cookie(ctx), vip, set.word(), state)
 }
 
+/// See [`find_overflow_slot`]. Removes an entry whose backend no longer serves.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_overflow_to(socket_cookie: u64, vip: *const Endpoint, word: u64, state: *mut UdpState) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
-    let Some(vip) = (unsafe { vip.as_ref() }) else { return NOWHERE };
+extern "C" fn cproxy_find_overflow_slot(
+    socket_cookie: u64,
+    vip: *const Endpoint,
+    word: u64,
+    state: *mut UdpState,
+) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
+    let Some(vip) = (unsafe { vip.as_ref() }) else { return NO_SLOT };
     let (address, port) = (vip.address, vip.port);
     let key = FlowKey { socket_cookie, address, port, direction: FLOW_FROM_VIP, zero: 0 };
-    let Some(found) = UDP_FLOWS.get_ptr(&key) else { return NOWHERE };
-    // SAFETY: the helper returned a pointer to a value of that size; an eviction may replace its content, which is then
-    // found to be no backend of the Service.
+    let Some(found) = UDP_FLOWS.get_ptr(&key) else { return NO_SLOT };
+    // SAFETY: the helper returned a pointer to a value of that size. After an eviction it may be another flow's value;
+    // the set then has no such backend, or the flow moves to that one.
     let found = unsafe { &*found };
     let (backend, backend_port, slot) = (found.address, found.port, found.slot);
     let mut flow = Translation { vip: address, backend, vip_port: port, backend_port, slot };
-    if cproxy_has(word, &raw mut flow) == 0 {
-        // The flow's next place may be among the socket's own; if the backend came back, this one would be found.
+    if cproxy_confirm_backend(word, &raw mut flow) == 0 {
+        // The next flow to this VIP may be in the socket's storage. If this backend came back later, an entry left here
+        // would be found again.
         let is_removed = UDP_FLOWS.remove(&key).is_ok();
         count(if is_removed { Counter::UdpFlowsRemoved } else { Counter::StateLost });
-        return NOWHERE;
+        return NO_SLOT;
     }
-    // Written anew, it is not evicted while it is in use, and what its backend sends is for this VIP.
-    cproxy_overflow(socket_cookie, &flow);
-    cproxy_shadow(state, flow_digest(digest(&Endpoint::new(&backend, backend_port))));
+    // Writing the entries again keeps a flow in use from being evicted, and claims the backend for this VIP.
+    cproxy_insert_overflow(socket_cookie, &flow);
+    cproxy_unclaim_backend(state, flow_digest(Endpoint::new(&backend, backend_port).digest()));
     flow.slot
 }
 
-/// Datagrams of this address from now on do not belong to the VIP that `UDP_FLOWS` has for it.
+/// Ends the claim that `UDP_FLOWS` has to this backend.
 #[inline(always)]
-pub(crate) fn forget_overflowed(ctx: &SockAddrContext, state: &UdpState, backend: &Endpoint) {
+pub(crate) fn unclaim_overflow_backend(ctx: &SockAddrContext, state: &UdpState, backend: &Endpoint) {
     if state.flags & UDP_HAS_OVERFLOWED != 0 {
-        cproxy_forget_from(cookie(ctx), backend);
+        cproxy_unclaim_overflow_backend(socket_cookie(ctx), backend);
     }
 }
 
+/// See [`unclaim_overflow_backend`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_forget_from(socket_cookie: u64, backend: *const Endpoint) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+extern "C" fn cproxy_unclaim_overflow_backend(socket_cookie: u64, backend: *const Endpoint) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(backend) = (unsafe { backend.as_ref() }) else { return 0 };
     let (address, port) = (backend.address, backend.port);
     let key = FlowKey { socket_cookie, address, port, direction: FLOW_FROM_BACKEND, zero: 0 };
@@ -289,52 +312,52 @@ extern "C" fn cproxy_forget_from(socket_cookie: u64, backend: *const Endpoint) -
     0
 }
 
-/// The VIP for which datagrams of this backend are, according to `UDP_FLOWS`.
+/// VIP that datagrams of this backend show according to `UDP_FLOWS`.
 #[inline(always)]
-pub(crate) fn overflowed_from(ctx: &SockAddrContext, state: &UdpState, backend: &Endpoint) -> Option<Endpoint> {
+pub(crate) fn find_overflow_vip(ctx: &SockAddrContext, state: &UdpState, backend: &Endpoint) -> Option<Endpoint> {
     if state.flags & UDP_HAS_OVERFLOWED == 0 {
         return None;
     }
     let (address, port) = (backend.address, backend.port);
     let found = UDP_FLOWS.get_ptr(FlowKey {
-        socket_cookie: cookie(ctx),
+        socket_cookie: socket_cookie(ctx),
         address,
         port,
         direction: FLOW_FROM_BACKEND,
         zero: 0,
     })?;
-    // SAFETY: as in `overflowed_to`; a datagram that is read while its flow is being evicted may show another VIP of
-    // the map, as it would show none a moment later.
+    // SAFETY: the helper returned a pointer to a value of that size. A datagram that is read while its flow is evicted
+    // may show another flow's VIP; a moment later it would show none.
     let found = unsafe { found.read_volatile() };
     Some(Endpoint::new(&found.address, found.port))
 }
 
-impl Service {
-    /// The slot of the backend that the client has; else of any, or of the next one if one of these flows has that: two
-    /// VIPs with one backend could not be told apart by its replies.
+impl FoundSet {
+    /// Chooses a backend as [`Self::choose_slot`] does, but not one that these flows claim, except under session
+    /// affinity: replies of one backend cannot be told apart by VIP. Returns its slot.
     #[inline(always)]
-    pub(crate) fn choose_beside(&self, ctx: &SockAddrContext, flows: &UdpState) -> u32 {
+    pub(crate) fn choose_slot_apart_from(&self, ctx: &SockAddrContext, flows: &UdpState) -> u32 {
         // SAFETY: a helper that takes the context.
         let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
-        cproxy_beside(flows, self.word.0, self.affinity.0, netns_cookie)
+        cproxy_choose_apart_from(flows, self.word.0, self.affinity.0, netns_cookie)
     }
 }
 
-/// See [`Service::choose_beside`].
+/// See [`FoundSet::choose_slot_apart_from`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_beside(flows: *const UdpState, word: u64, affinity: u64, netns_cookie: u64) -> u32 {
+extern "C" fn cproxy_choose_apart_from(flows: *const UdpState, word: u64, affinity: u64, netns_cookie: u64) -> u32 {
     if Affinity(affinity).seconds() != 0 {
-        return cproxy_affine(word, affinity, netns_cookie);
+        return cproxy_choose_by_affinity(word, affinity, netns_cookie);
     }
-    let first = cproxy_any(word);
+    let first = cproxy_choose(word);
     let word = SetWord(word);
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(flows) = (unsafe { flows.as_ref() }) else { return first };
-    if cproxy_position(&flows.backends, flow_digest(cproxy_digest_at(first))) == FLOWS_PER_SOCKET as u32 {
+    if cproxy_find_digest(&flows.backends, flow_digest(cproxy_slot_digest(first))) == NO_FLOW {
         return first;
     }
-    // Whether the next one is free is not asked: of two VIPs with two backends it is.
+    // The next backend may be claimed, too. It is not checked: with two VIPs on the same two backends it is free.
     let next = first + 1;
     if next < word.first_slot() + word.eligible() { next } else { word.first_slot() }
 }

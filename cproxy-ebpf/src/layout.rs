@@ -1,5 +1,5 @@
-//! Every type and constant that both sides share, as one list: it is compared with the version that it belongs to, and
-//! lets user space hand the types to the kernel.
+//! List of all types, constants and functions that agent and programs share. A test compares it with the one recorded
+//! for [`LAYOUT_VERSION`]. The types become [`aya::Pod`] through it.
 
 use core::mem::{offset_of, size_of};
 
@@ -14,10 +14,10 @@ use crate::{
     turn_of, v4_mapped,
 };
 
-/// One line of the layout: a name, and a number that both sides agree on.
-pub type Line<'a> = &'a mut dyn FnMut(&str, &str, u64);
+/// Receiver of the layout's lines: kind or type, name, and the number on which both sides agree.
+pub type LineSink<'a> = &'a mut dyn FnMut(&str, &str, u64);
 
-/// Calls `$callback` with all types that lie in maps, each with all its fields.
+/// Calls `$callback` with all types in maps, each with all its fields.
 macro_rules! shared_types {
     ($callback:ident, $line:ident) => {
         $callback! { $line
@@ -42,8 +42,8 @@ macro_rules! shared_types {
 
 macro_rules! pod {
     ($line:ident $($name:ident { $($field:ident),+ })+) => { $(
-        // SAFETY: repr(C) with explicit padding and integers only: every byte is initialised and any bit pattern is valid.
-        // A type that is missing in the list cannot be used in a map.
+        // SAFETY: repr(C) with explicit padding and integers only: every byte is initialised, and any bit pattern is
+        // valid. A type that is not in the list cannot be used in a map.
         unsafe impl aya::Pod for $name {}
     )+ };
 }
@@ -51,7 +51,7 @@ shared_types!(pod, unused);
 
 macro_rules! fields {
     ($line:ident $($name:ident { $($field:ident),+ })+) => { $(
-        // A field that is missing in the list does not compile.
+        // Does not compile if a field is not in the list.
         let _: fn($name) = |$name { $($field: _),+ }| ();
         $line(stringify!($name), "size", size_of::<$name>() as u64);
         $( $line(stringify!($name), stringify!($field), offset_of!($name, $field) as u64); )+
@@ -62,8 +62,8 @@ macro_rules! constants {
     ($line:ident $($name:ident)+) => { $( $line("constant", stringify!($name), $name as u64); )+ };
 }
 
-/// All names of [`Counter`] and [`Balance`]: one that is missing does not compile.
-fn enums(line: Line<'_>) {
+/// Variants of [`Counter`] and [`Balance`]. It does not compile if one is missing.
+fn enums(line: LineSink<'_>) {
     for counter in [
         Counter::Forwarded,
         Counter::Refused,
@@ -94,7 +94,7 @@ fn enums(line: Line<'_>) {
 }
 
 /// Sample results of the shared functions.
-fn functions(line: Line<'_>) {
+fn functions(line: LineSink<'_>) {
     let (v4, v6) = (v4_mapped(0x0102_0304), [1, 2, 3, 4]);
     let word = SetWord::new(0x0102_0304, 0x0506, 0x0708, true);
     let [first, second] = tcp_places(0x0102_0304_0506_0708);
@@ -121,14 +121,14 @@ fn functions(line: Line<'_>) {
     }
 }
 
-/// The whole layout but for the maps, line by line, always in the same order.
-pub fn describe(line: Line<'_>) {
+/// Calls `line` with each line of the layout, except for the maps, always in the same order.
+pub fn describe(line: LineSink<'_>) {
     shared_types!(fields, line);
     constants! { line
-        LAYOUT_VERSION FRONTENDS_MIN FRONTENDS_MAX SETS_MIN SETS_MAX BACKENDS_MIN BACKENDS_MAX AFFINITY_MAX UDP_FLOWS_MAX
-        PROTOCOL_TCP PROTOCOL_UDP PROTOCOL_ANY V4_MAPPED_WORD SET_UNKNOWN_PORT SET_BACKENDS_MAX SOCKET_UNTRANSLATED
-        TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED FLOW_IDLE_MAX FLOW_FROM_VIP FLOW_FROM_BACKEND
-        TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX
+        LAYOUT_VERSION FRONTENDS_MIN FRONTENDS_MAX SETS_MIN SETS_MAX BACKENDS_MIN BACKENDS_MAX AFFINITY_MAX
+        UDP_FLOWS_MAX PROTOCOL_TCP PROTOCOL_UDP PROTOCOL_ANY V4_MAPPED_WORD SET_UNKNOWN_PORT SET_BACKENDS_MAX
+        SOCKET_UNTRANSLATED TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED FLOW_IDLE_MAX
+        FLOW_FROM_VIP FLOW_FROM_BACKEND TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX
     }
     enums(line);
     functions(line);
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// Names that are defined at the top level of the shared file.
+    /// Names of public items with this prefix in `lib.rs`.
     fn defined(prefix: &'static str) -> impl Iterator<Item = &'static str> {
         let is_name = |char: char| char.is_ascii_alphanumeric() || char == '_';
         let lines = include_str!("lib.rs").lines().filter_map(move |line| line.strip_prefix(prefix));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_shared_is_in_the_layout() {
+    fn every_shared_item_is_in_the_layout() {
         let mut listed = BTreeSet::new();
         describe(&mut |of, name, _| {
             let is_item = matches!(of, "constant" | "function");
@@ -158,10 +158,10 @@ mod tests {
         });
         for kind in ["pub const fn ", "pub const ", "pub struct ", "pub enum ", "pub type "] {
             for name in defined(kind).filter(|name| *name != "fn") {
-                // Words of their own are covered by how they are made; an id is a number.
+                // A type of one word is covered by its constructor; a `SetId` is a number.
                 let is_there =
                     listed.contains(name) || listed.contains(&std::format!("{name}::new")) || name == "SetId";
-                assert!(is_there, "{kind}{name} is shared and not in the layout");
+                assert!(is_there, "{kind}{name} is shared, but not in the layout");
             }
         }
     }

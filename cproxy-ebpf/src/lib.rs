@@ -1,26 +1,25 @@
-//! The table as it lies in BPF maps: what the agent writes and the programs read, and what the programs keep for
-//! themselves.
+//! Layout of the BPF maps: the table, which the agent writes and the programs read, and the state of the programs.
 //!
-//! Only integers and arrays cross this boundary, with explicit padding, so that both compilers agree on every byte.
-//! Any change of a size, an offset or a meaning needs a new [`LAYOUT_VERSION`]: the version is part of the pin path, so
-//! an agent never writes into maps that older programs read.
+//! Keys and values are integers and arrays with explicit padding, so that both compilers agree on every byte. Any
+//! change of a size, an offset or a meaning needs a new [`LAYOUT_VERSION`]. The version is part of the pin path, so an
+//! agent never writes to maps that older programs read.
 //!
 //! ```text
-//! written by the agent; the first three are maps of one map, so that it can be replaced by one of another size
+//! written by the agent; the first three hold one inner map each, which the agent replaces by one of another size
 //! FRONTENDS    hash        FrontendKey  -> SetId
-//! SETS         array       SetId        -> Set           (a word that is switched atomically, and session affinity)
+//! SETS         array       SetId        -> Set           (its backends in one atomic word, and session affinity)
 //! BACKENDS     array       slot         -> Backend
 //! SETTINGS     array       0            -> Settings      (seed, filter, balance, exclusions)
 //!
 //! written by the programs
-//! TCP_OWNERS   array       place        -> u64           (cookie of the socket that has the place, 0: free)
-//!                          TCP_WITHOUT_PLACE -> u64      (1 as soon as a TCP socket is in SOCKETS)
+//! TCP_OWNERS   array       place        -> u64           (cookie of the socket that owns the place; 0: free)
+//!                          TCP_WITHOUT_PLACE -> u64      (1 once a TCP socket has found no place)
 //! TCP_PEERS    array       place        -> Translation   (peer of that socket)
 //! SOCKETS      sk_storage               -> SocketState   (peer of a socket without a place; the agent's mark)
 //! UDP_SOCKETS  sk_storage               -> UdpState      (flows of an unconnected socket)
 //! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (flows that do not fit into UDP_SOCKETS)
 //! AFFINITY     LRU hash    AffinityKey  -> AffinityEntry
-//! TURNS        array       turn_of(set) -> u64           (how many choices were made in turn)
+//! TURNS        array       turn_of(set) -> u64           (number of choices made in turn)
 //! COUNTERS     per CPU     Counter      -> u64
 //! ```
 #![no_std]
@@ -28,46 +27,46 @@
 #[cfg(feature = "user")]
 pub mod layout;
 
-/// Version of everything in this file; part of the pin path (`<pin-dir>/v6`).
+/// Version of all layouts in this file; part of the pin path (`<pin-dir>/v6`).
 pub const LAYOUT_VERSION: u32 = 6;
 
-/// Room in `FRONTENDS` when it is smallest. The agent replaces each of the three maps by a larger or a smaller one as the
-/// data grows and shrinks, so real clusters meet neither this number nor [`FRONTENDS_MAX`].
+/// Smallest size of `FRONTENDS`. The agent replaces each of the three maps by a larger or a smaller one as the data
+/// grows and shrinks.
 pub const FRONTENDS_MIN: u32 = 256;
-/// Most frontends (address, port, protocol) that the agent puts into `FRONTENDS`.
+/// Largest size of `FRONTENDS`.
 pub const FRONTENDS_MAX: u32 = 262_144;
-/// Room in `SETS` when it is smallest.
+/// Smallest size of `SETS`.
 pub const SETS_MIN: u32 = 256;
-/// Most sets in `SETS`.
+/// Largest size of `SETS`.
 pub const SETS_MAX: u32 = 262_144;
-/// Room in `BACKENDS` when it is smallest.
+/// Smallest size of `BACKENDS`.
 pub const BACKENDS_MIN: u32 = 1_536;
-/// Most slots in `BACKENDS`: 96 MiB of them.
+/// Largest size of `BACKENDS`, which then takes 96 MiB.
 pub const BACKENDS_MAX: u32 = 4_194_304;
-/// Most clients with session affinity that `AFFINITY` holds; beyond them, the one that has been idle longest is forgotten.
+/// Number of clients that `AFFINITY` remembers. When it is full, it evicts the one that has been idle longest.
 pub const AFFINITY_MAX: u32 = 512;
-/// Most entries of `UDP_FLOWS`; each flow takes two.
+/// Number of entries of `UDP_FLOWS`; each flow takes two.
 pub const UDP_FLOWS_MAX: u32 = 1_024;
 
 /// `IPPROTO_TCP`.
 pub const PROTOCOL_TCP: u8 = 6;
 /// `IPPROTO_UDP`.
 pub const PROTOCOL_UDP: u8 = 17;
-/// Any protocol: with port 0 the key of an address that is known as a ClusterIP. Ports of it that have no frontend of
-/// their own refuse connections.
+/// Any protocol. With port 0 it is the key of a ClusterIP as a whole: ports without a frontend of their own refuse
+/// connections.
 pub const PROTOCOL_ANY: u8 = 0;
 
-/// Third word of an IPv4-mapped IPv6 address (RFC 4291, 2.5.5.2), in network order as the kernel keeps it.
+/// Third word of an IPv4-mapped IPv6 address (RFC 4291, 2.5.5.2), in network order.
 pub const V4_MAPPED_WORD: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
-/// Puts an IPv4 address, in network order, into the one 16-byte address form.
+/// IPv4-mapped form of an IPv4 address in network order.
 #[inline(always)]
 #[must_use]
 pub const fn v4_mapped(address: u32) -> [u32; 4] {
     [0, 0, V4_MAPPED_WORD, address]
 }
 
-/// Whether an address in the one form is an IPv4 address.
+/// True if the address is IPv4-mapped.
 #[inline(always)]
 #[must_use]
 pub const fn is_v4(address: &[u32; 4]) -> bool {
@@ -84,34 +83,34 @@ pub struct FrontendKey {
     pub port: u16,
     /// [`PROTOCOL_TCP`], [`PROTOCOL_UDP`] or [`PROTOCOL_ANY`].
     pub protocol: u8,
-    /// Padding, always 0: the kernel hashes every byte of a key.
+    /// Padding, always 0, since the kernel hashes every byte of a key.
     pub zero: u8,
 }
 
-/// Index into `SETS`: the value of `FRONTENDS`. It never changes while the frontend belongs to the same Service port, so
-/// endpoints change by one atomic store into `SETS`, whatever the number of frontends.
+/// Index into `SETS`: the value of `FRONTENDS`. A frontend keeps its set as long as it belongs to the same Service
+/// port. New endpoints therefore take one atomic store into `SETS`, however many frontends share the set.
 pub type SetId = u32;
 
-/// The set of every key with [`PROTOCOL_ANY`]: empty for ever.
+/// Set of every key with [`PROTOCOL_ANY`]. It is always empty, so it refuses.
 pub const SET_UNKNOWN_PORT: SetId = 0;
 
-/// One backend: an element of `BACKENDS`. 24 bytes, which is also the distance between two (the kernel rounds elements
-/// up to 8 bytes: kernel/bpf/arraymap.c, `array_map_alloc`).
+/// Backend: an element of `BACKENDS`. 24 bytes, a multiple of 8, so that elements lie side by side
+/// (kernel/bpf/arraymap.c, `array_map_alloc` rounds their size up).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backend {
-    /// Address in network order, in the same form as its frontend's.
+    /// Address in network order, IPv4 as IPv4-mapped.
     pub address: [u32; 4],
     /// Port in network order.
     pub port: u16,
     /// Padding, always 0.
     pub zero: u16,
-    /// [`digest`] of the two: by it the slots of a set are sorted, so that a backend is found by binary search.
+    /// [`digest`] of address and port. The slots of a set are sorted by it for binary search.
     pub digest: u32,
 }
 
-/// A digest of an address and a port, both in network order. Different backends may share one; it takes 2^16 backends in
-/// one set to make that likely, so the address is compared, too.
+/// Digest of an address and a port, both in network order. Different backends may have the same digest (likely from
+/// 2^16 backends in one set on), so a match must also compare the address.
 #[inline(always)]
 #[must_use]
 pub const fn digest(address: &[u32; 4], port: u16) -> u32 {
@@ -122,7 +121,7 @@ pub const fn digest(address: &[u32; 4], port: u16) -> u32 {
     (mixed >> 32) as u32
 }
 
-/// One set of backends: an element of `SETS`. 16 bytes; both words are written and read whole.
+/// Set of backends: an element of `SETS`. 16 bytes; each word is written and read as a whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Set {
@@ -132,22 +131,27 @@ pub struct Set {
     pub affinity: u64,
 }
 
-/// Where the backends of a set lie: a single 64-bit word, so that no program ever sees half of a change.
+/// Slots of a set's backends, in one 64-bit word: programs see a change whole or not at all.
 ///
-/// Bits 0..31 are the first slot in `BACKENDS`; bit 31 says what a set without eligible backends does: drop (1) or refuse
-/// (0); bits 32..48 count the eligible backends, which come first; bits 48..64 count those that come after them: they
-/// still serve their clients, but get no new ones. Each of the two runs is sorted by digest.
+/// | bits | content |
+/// |---|---|
+/// | 0..31 | first slot in `BACKENDS` |
+/// | 31 | action of a set without eligible backends: drop (1) or refuse (0) |
+/// | 32..48 | number of eligible backends, the first run |
+/// | 48..64 | number of backends that only keep their present clients, the second run |
+///
+/// Each run is sorted by digest.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SetWord(pub u64);
 
 impl SetWord {
-    /// A set without backends that refuses.
+    /// Word of an empty set that refuses.
     pub const EMPTY: Self = Self(0);
 
     const DROPS: u64 = 1 << 31;
 
-    /// A set of `eligible` backends from `first_slot` on, and after them `serving` ones.
+    /// Word of a set with `eligible` backends from `first_slot` on, followed by `serving` ones.
     #[inline(always)]
     #[must_use]
     pub const fn new(first_slot: u32, eligible: u16, serving: u16, drops: bool) -> Self {
@@ -155,28 +159,28 @@ impl SetWord {
         Self((first_slot as u64 & (Self::DROPS - 1)) | flags | ((eligible as u64) << 32) | ((serving as u64) << 48))
     }
 
-    /// The slot of its first backend.
+    /// Slot of the first backend.
     #[inline(always)]
     #[must_use]
     pub const fn first_slot(self) -> u32 {
         self.0 as u32 & (Self::DROPS - 1) as u32
     }
 
-    /// How many eligible backends it has.
+    /// Number of eligible backends, the first run.
     #[inline(always)]
     #[must_use]
     pub const fn eligible(self) -> u32 {
         (self.0 >> 32) as u32 & 0xffff
     }
 
-    /// How many more backends still serve.
+    /// Number of backends that only keep their present clients, the second run.
     #[inline(always)]
     #[must_use]
     pub const fn serving(self) -> u32 {
         (self.0 >> 48) as u32
     }
 
-    /// Whether connections are dropped, not refused, while nothing is eligible.
+    /// True if the set drops connections instead of refusing them while it has no eligible backend.
     #[inline(always)]
     #[must_use]
     pub const fn drops(self) -> bool {
@@ -184,11 +188,11 @@ impl SetWord {
     }
 }
 
-/// Most backends of one of a set's two runs: what [`SetWord`] can count.
+/// Largest number of backends in one run, by the width of its field in [`SetWord`].
 pub const SET_BACKENDS_MAX: usize = u16::MAX as usize;
 
-/// Session affinity of a set. Bits 0..32 name the Service port in `AFFINITY`; bits 32..64 are the timeout in seconds, 0
-/// for a Service without affinity.
+/// Session affinity of a set. Bits 0..32 identify the Service port in `AFFINITY`; bits 32..64 are the timeout in
+/// seconds, 0 without affinity.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Affinity(pub u64);
@@ -197,21 +201,21 @@ impl Affinity {
     /// No affinity.
     pub const NONE: Self = Self(0);
 
-    /// Affinity for `seconds`, remembered under `id`.
+    /// Affinity of the Service port `id` with a timeout of `seconds`.
     #[inline(always)]
     #[must_use]
     pub const fn new(id: u32, seconds: u32) -> Self {
         Self(id as u64 | ((seconds as u64) << 32))
     }
 
-    /// Under which name it is remembered.
+    /// Id of the Service port in `AFFINITY`.
     #[inline(always)]
     #[must_use]
     pub const fn id(self) -> u32 {
         self.0 as u32
     }
 
-    /// How long after its last new connection a client is remembered; 0: not at all.
+    /// Timeout: time from a client's last new connection until it is forgotten. 0: no affinity.
     #[inline(always)]
     #[must_use]
     pub const fn seconds(self) -> u32 {
@@ -219,7 +223,7 @@ impl Affinity {
     }
 }
 
-/// A client of a Service port: the key of `AFFINITY`. 16 bytes.
+/// Client of a Service port: the key of `AFFINITY`. 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AffinityKey {
@@ -227,37 +231,37 @@ pub struct AffinityKey {
     pub id: u32,
     /// Padding, always 0.
     pub zero: u32,
-    /// The client: its network namespace's cookie.
+    /// Cookie of the client's network namespace, which is the client's identity.
     pub netns_cookie: u64,
 }
 
-/// Backend of a client: the value of `AFFINITY`, one word that is only ever exchanged whole. Bits 0..32 are the backend's
-/// digest; bits 32..64 when it last opened a connection, in [`affinity_time`].
+/// Backend of a client: the value of `AFFINITY`, one word that is only ever replaced as a whole. Bits 0..32 are the
+/// backend's digest; bits 32..64 are the [`affinity_time`] of the client's last new connection.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AffinityEntry(pub u64);
 
 impl AffinityEntry {
-    /// The client used this backend at that time.
+    /// Entry of a client that has connected to the backend at [`affinity_time`] `used`.
     #[inline(always)]
     #[must_use]
     pub const fn new(digest: u32, used: u32) -> Self {
         Self(digest as u64 | ((used as u64) << 32))
     }
 
-    /// The backend.
+    /// Digest of the backend.
     #[inline(always)]
     #[must_use]
     pub const fn digest(self) -> u32 {
         self.0 as u32
     }
 
-    /// Whether the client is still remembered at `now`.
+    /// True if the timeout of `seconds` has not passed at `now`.
     #[inline(always)]
     #[must_use]
     pub const fn is_fresh(self, now: u32, seconds: u32) -> bool {
         let idle = now.wrapping_sub((self.0 >> 32) as u32);
-        // Another CPU may have been here after `now` was taken.
+        // Another CPU may have renewed the entry after `now` was read.
         let is_later = idle >> 31 != 0;
         is_later || (idle as u64) << AFFINITY_TIME_SHIFT <= seconds as u64 * 1_000_000_000
     }
@@ -265,54 +269,54 @@ impl AffinityEntry {
 
 const AFFINITY_TIME_SHIFT: u32 = 24;
 
-/// `CLOCK_MONOTONIC` in steps of 2^24 ns (17 ms), which wrap around after two years.
+/// `CLOCK_MONOTONIC` in units of 2^24 ns (17 ms). It wraps around after two years.
 #[inline(always)]
 #[must_use]
 pub const fn affinity_time(monotonic_ns: u64) -> u32 {
     (monotonic_ns >> AFFINITY_TIME_SHIFT) as u32
 }
 
-/// Translation of a socket's destination: VIP and backend. 40 bytes.
+/// Translation of a destination: VIP and backend. 40 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Translation {
-    /// The address that the application used, in network order.
+    /// Address that the application has named, in network order.
     pub vip: [u32; 4],
-    /// The backend's address, in network order.
+    /// Address of the backend, in network order.
     pub backend: [u32; 4],
-    /// The port that the application used, in network order.
+    /// Port that the application has named, in network order.
     pub vip_port: u16,
-    /// The backend's port, in network order.
+    /// Port of the backend, in network order.
     pub backend_port: u16,
-    /// Where the backend lay in `BACKENDS` when it was last looked for: a hint.
+    /// Slot in which the backend was last found: a hint, checked before use.
     pub slot: u32,
 }
 
-/// State of a socket that has no place of its own: the value of `SOCKETS`. 44 bytes.
+/// State of a UDP socket, of a TCP socket without a place, or of the agent's own: the value of `SOCKETS`. 44 bytes.
 ///
-/// `peer` is the translation of the last `connect()`, and is believed only where it matches the address that the
-/// kernel has. Where a socket with state connects to no Service, both sides of it are that address.
+/// After a connect to an address that is not a Service's, VIP and backend of `peer` are both that address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
-    /// The last `connect()`. It comes first, so that it is where the state is: the verifier lets nothing be added to a pointer
-    /// that may be null.
+    /// Translation of the last `connect()`, which may have failed: it counts only if its backend is the kernel's peer.
+    /// It is the first field, because the verifier refuses an offset to a pointer that may be null.
     pub peer: Translation,
     /// [`SOCKET_UNTRANSLATED`] or 0.
     pub flags: u32,
 }
 
-/// This socket is the agent's own and is never translated.
+/// Flag of the agent's own sockets, which are never translated.
 pub const SOCKET_UNTRANSLATED: u32 = 1;
 
-/// How many TCP sockets can be remembered without memory of their own. 96 KiB; a power of two.
+/// Number of places for the peers of TCP sockets, a power of two. They take 96 KiB.
 pub const TCP_PLACES: u32 = 2_048;
 
-/// Behind the places: whether there was ever a socket without one.
+/// Element of `TCP_OWNERS` behind the places: 1 once a socket has found both its places taken.
 pub const TCP_WITHOUT_PLACE: u32 = TCP_PLACES;
 
-/// The two places that a socket with this cookie may have. The kernel gives each of its CPUs a run of cookies, one after the
-/// other, so that the sockets of one CPU are beside each other; two CPUs that have met at one place have not at the other.
+/// The two places that a socket with this cookie can claim. The kernel gives each CPU a run of successive cookies, so
+/// the first places of one CPU's sockets lie side by side. Where the runs of two CPUs overlap, the second places do
+/// not.
 #[inline(always)]
 #[must_use]
 pub const fn tcp_places(cookie: u64) -> [u32; 2] {
@@ -320,61 +324,62 @@ pub const fn tcp_places(cookie: u64) -> [u32; 2] {
     [first, first ^ (TCP_PLACES / 2)]
 }
 
-/// How many Services one UDP socket remembers by itself: as many as fit into the 440 bytes that the kernel allocates anyway.
+/// Number of flows in a UDP socket's own storage: as many as fit into the 440 bytes that the kernel allocates anyway.
 pub const FLOWS_PER_SOCKET: usize = 7;
 
-/// Flows of an unconnected UDP socket: the value of `UDP_SOCKETS`. 404 bytes. A flow is one index of the four arrays.
+/// Flows of an unconnected UDP socket: the value of `UDP_SOCKETS`. 404 bytes. A flow has the same index in all four
+/// arrays.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpState {
-    /// Counts datagrams to Services: the clock of `used`. It wraps around.
+    /// Count of datagrams that were sent by a flow or past all flows: the clock of `used`. It wraps around.
     pub clock: u32,
     /// [`UDP_HAS_OVERFLOWED`] or 0.
     pub flags: u32,
-    /// Where the place is that is looked at for the next new flow, in 256ths of all places; it wraps around.
+    /// Index at which the next new flow is tried, in 256ths of all flows. It wraps around.
     pub next: u32,
-    /// [`flow_digest`] of each flow's VIP; 0 if nothing is sent that way any more.
+    /// [`flow_digest`] of each flow's VIP; 0 for a retired flow, by which nothing more is sent.
     pub vips: [u32; FLOWS_PER_SOCKET],
-    /// [`flow_digest`] of each flow's backend; 0 if its datagrams are not the VIP's (any more): the socket has since sent
-    /// to the backend itself, or to it for another VIP. No two flows have the same.
+    /// [`flow_digest`] of each flow's backend if the flow claims it: datagrams of the backend show the flow's VIP. 0 if
+    /// the socket has since sent to the backend itself or by another VIP. No two flows claim the same backend.
     pub backends: [u32; FLOWS_PER_SOCKET],
-    /// `clock` when each flow was last used.
+    /// Value of `clock` at each flow's last use.
     pub used: [u32; FLOWS_PER_SOCKET],
     /// The flows themselves.
     pub flows: [Flow; FLOWS_PER_SOCKET],
 }
 
-/// One Service that a socket sends to. 44 bytes.
+/// VIP that a socket sends to, and its backend. 44 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
-    /// Which, and by which backend.
+    /// VIP and backend.
     pub translation: Translation,
-    /// [`Settings::epoch`] from before its backend was last found among those of its VIP; as long as that is the same, it
-    /// is not looked for again.
+    /// [`Settings::epoch`] from before the backend was last found in the VIP's set. In the same epoch it is not looked
+    /// up again.
     pub epoch: u32,
 }
 
-/// Some flows of this socket are in `UDP_FLOWS`.
+/// Flag of a socket that has flows in `UDP_FLOWS`.
 pub const UDP_HAS_OVERFLOWED: u32 = 1;
 
-/// A backend's, or a VIP's, [`digest`] as a socket's flows have it: 0 is kept free.
+/// [`digest`] of a VIP or a backend in [`UdpState`]: never 0, which has another meaning there.
 #[inline(always)]
 #[must_use]
 pub const fn flow_digest(digest: u32) -> u32 {
     digest | 1
 }
 
-/// A flow that has not been used for so many datagrams of its socket gives way to a new one.
+/// A flow that was not used for this many datagrams of its socket gives way to a new one.
 pub const FLOW_IDLE_MAX: u32 = 4_096;
 
-/// One direction of a flow that does not fit into its socket's state: the key of `UDP_FLOWS`. 32 bytes.
+/// One direction of a flow that did not fit into its socket's storage: the key of `UDP_FLOWS`. 32 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
-    /// The socket.
+    /// Cookie of the socket.
     pub socket_cookie: u64,
-    /// The VIP, or the backend, in network order.
+    /// Address of the VIP or of the backend, by `direction`, in network order.
     pub address: [u32; 4],
     /// Its port in network order.
     pub port: u16,
@@ -384,124 +389,125 @@ pub struct FlowKey {
     pub zero: u32,
 }
 
-/// The key is a VIP, the value its backend.
+/// Direction of sending: the key is a VIP, the value its backend.
 pub const FLOW_FROM_VIP: u16 = 0;
-/// The key is a backend, the value its VIP.
+/// Direction of receiving: the key is a backend, the value its VIP.
 pub const FLOW_FROM_BACKEND: u16 = 1;
 
-/// The other end of a [`FlowKey`]: the value of `UDP_FLOWS`. 24 bytes.
+/// Other end of a [`FlowKey`]: the value of `UDP_FLOWS`. 24 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowValue {
-    /// The backend, or the VIP, in network order.
+    /// Address of the backend or of the VIP, by the key's direction, in network order.
     pub address: [u32; 4],
     /// Its port in network order.
     pub port: u16,
     /// Padding, always 0.
     pub zero: u16,
-    /// As [`Translation::slot`], for [`FLOW_FROM_VIP`].
+    /// [`Translation::slot`] for [`FLOW_FROM_VIP`], else 0.
     pub slot: u32,
 }
 
-/// Settings of the agent for the programs: the one element of `SETTINGS`. 160 bytes; fields of 8 bytes are written and read
-/// whole, the others before the programs are attached.
+/// Settings of the agent for the programs: the one element of `SETTINGS`. 160 bytes. Single integers are written and
+/// read whole. Before the agent changes the excluded elements, it sets their counts to 0 and waits for a grace period.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Mixed into every choice: the kernel's random numbers are the same in every copy of a VM's snapshot.
+    /// Random number that is mixed into every choice, since all copies of a VM's snapshot get the same random numbers
+    /// from the kernel.
     pub seed: u64,
-    /// Bit [`filter_bit`] is set for every IPv4 address in `FRONTENDS`: other connects need no lookup.
+    /// Filter: the union of [`filter_bit`] of all IPv4 addresses in `FRONTENDS`. Other destinations need no lookup.
     pub filter_v4: u64,
-    /// As `filter_v4`, for IPv6.
+    /// The same for IPv6.
     pub filter_v6: u64,
-    /// How backends are chosen: a [`Balance`].
+    /// [`Balance`] by which backends are chosen.
     pub balance: u64,
-    /// How many of `excluded_cgroups` are in use.
+    /// Number of `excluded_cgroups` in use.
     pub excluded_cgroup_count: u32,
-    /// How many of `excluded_uids` are in use.
+    /// Number of `excluded_uids` in use.
     pub excluded_uid_count: u32,
-    /// How many of `excluded_ports` are in use.
+    /// Number of `excluded_ports` in use.
     pub excluded_port_count: u32,
-    /// Raised after a backend has left a set, after a frontend was deleted or given another set, and after exclusions
-    /// changed: what sockets remember of lookups is then looked up again.
+    /// Number that the agent raises after a backend has left a set, a frontend was deleted or got another set, or
+    /// exclusions changed. Flows of an earlier epoch are looked up again.
     pub epoch: u32,
-    /// Sockets of processes in or below these cgroups are left alone. Unused ones have the id `u64::MAX`.
+    /// Excluded cgroups, with all below them. Unused elements have the id `u64::MAX`.
     pub excluded_cgroups: [ExcludedCgroup; EXCLUDED_CGROUPS_MAX],
-    /// Sockets of processes of these users are left alone. Unused ones are `u32::MAX`.
+    /// Excluded users. Unused elements are `u32::MAX`.
     pub excluded_uids: [u32; EXCLUSIONS_MAX],
-    /// Destinations with these ports, in network order, are left alone. Unused ones are 0.
+    /// Excluded destination ports in network order. Unused elements are 0.
     pub excluded_ports: [u16; EXCLUSIONS_MAX],
 }
 
-/// How a backend is chosen for a new connection: [`Settings::balance`].
+/// Choice of a backend for a new connection: [`Settings::balance`].
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// Any, with equal weight.
+    /// At random, with equal weight.
     #[default]
     Random = 0,
-    /// One after the other.
+    /// In turn.
     RoundRobin = 1,
 }
 
-/// How many elements `TURNS` has. Sets that share one take turns together.
+/// Number of elements of `TURNS`. Sets with the same element take turns together.
 pub const TURNS_MAX: u32 = 1 << TURNS_BITS;
 const TURNS_BITS: u32 = 9;
 
-/// The element of `TURNS` of a set whose backends begin at this slot. Sets of one size lie at regular distances, which must
-/// not meet again after a few.
+/// Element of `TURNS` for a set whose backends begin at this slot. Sets of one size begin at regular distances, which
+/// `spread` breaks up; otherwise many of them could have the same element.
 #[inline(always)]
 #[must_use]
 pub const fn turn_of(first_slot: u32) -> u32 {
     (spread(first_slot) >> (u64::BITS - TURNS_BITS)) as u32
 }
 
-/// Slots that are near each other become numbers that are not, above all in their high bits.
+/// Hash of a slot: near slots differ widely, above all in the high bits.
 #[inline(always)]
 const fn spread(slot: u32) -> u64 {
     (slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Most uids and ports, each, that can be left alone.
+/// Largest number of excluded users, and of excluded ports.
 pub const EXCLUSIONS_MAX: usize = 8;
-/// Most cgroups, with all below them, that can be left alone.
+/// Largest number of excluded cgroups.
 pub const EXCLUDED_CGROUPS_MAX: usize = 4;
 
-/// A cgroup whose processes are left alone. 16 bytes.
+/// Excluded cgroup. 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExcludedCgroup {
-    /// Its id: the inode number of its directory.
+    /// Id of the cgroup: the inode number of its directory.
     pub id: u64,
-    /// How many cgroups are above it.
+    /// Level of the cgroup: the number of cgroups above it.
     pub level: u32,
     /// Padding, always 0.
     pub zero: u32,
 }
 
-/// The bit of an address in [`Settings::filter_v4`] or [`Settings::filter_v6`]: from the first 16 bits of an IPv4
-/// address, the first 64 of an IPv6 one. The Services of a cluster share few of them.
+/// Bit of an address in [`Settings::filter_v4`] or [`Settings::filter_v6`]. It depends on the first 16 bits of an IPv4
+/// address or the first 64 bits of an IPv6 address, in which the Services of a cluster hardly differ.
 #[inline(always)]
 #[must_use]
 pub const fn filter_bit(address: &[u32; 4]) -> u64 {
     filter_bit_of_prefix(if is_v4(address) { filter_prefix_v4(address) } else { filter_prefix_v6(address) })
 }
 
-/// Prefix of an IPv4 address that decides about its bit.
+/// Prefix of an IPv4 address for its filter bit.
 #[inline(always)]
 #[must_use]
 pub const fn filter_prefix_v4(address: &[u32; 4]) -> u32 {
     u32::from_be(address[3]) >> 16
 }
 
-/// Prefix of an IPv6 address, folded, that decides about its bit.
+/// Prefix of an IPv6 address for its filter bit, folded to 32 bits.
 #[inline(always)]
 #[must_use]
 pub const fn filter_prefix_v6(address: &[u32; 4]) -> u32 {
     address[0] ^ address[1].rotate_left(16)
 }
 
-/// The bit of a prefix.
+/// Filter bit of a prefix.
 #[inline(always)]
 #[must_use]
 pub const fn filter_bit_of_prefix(prefix: u32) -> u64 {
@@ -512,27 +518,28 @@ pub const fn filter_bit_of_prefix(prefix: u32) -> u64 {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Connects, and first datagrams of a flow, that got a backend.
+    /// Connects, and first datagrams of a flow, that were sent to a backend.
     Forwarded = 0,
     /// Calls that failed with ECONNREFUSED.
     Refused = 1,
     /// Calls that failed with EHOSTUNREACH.
     Dropped = 2,
-    /// Entries put into `UDP_FLOWS`; less what was removed and what it holds, that is how many were evicted.
+    /// Entries inserted into `UDP_FLOWS`. Evictions are these less the removed and the present entries.
     UdpFlowsInserted = 3,
-    /// Sockets for whose state there was no memory: the application saw the backend's address.
+    /// Calls for which the kernel had no memory to store a translation. A connected socket then shows its backend; a
+    /// datagram is refused.
     StateLost = 4,
-    /// Clients whose backend could not be remembered.
+    /// New connections whose client could not be remembered in `AFFINITY`.
     AffinityLost = 5,
-    /// Entries taken out of `UDP_FLOWS` because their backend serves no more.
+    /// Entries removed from `UDP_FLOWS`: the backend no longer serves, or the socket has sent to it directly.
     UdpFlowsRemoved = 6,
 }
 
-/// How many [`Counter`]s there are.
+/// Number of [`Counter`]s.
 pub const COUNTERS_MAX: u32 = 7;
 
-/// Maps a random number onto `0..count` with equal weight (up to `count` / 2^32), without a division. The seed decides
-/// which numbers lead where.
+/// Maps a random number to an index in `0..count` with equal weight (up to `count` / 2^32), without a division. The
+/// seed permutes the mapping.
 #[inline(always)]
 #[must_use]
 pub const fn choose(random: u32, seed: u64, count: u32) -> u32 {
@@ -541,13 +548,12 @@ pub const fn choose(random: u32, seed: u64, count: u32) -> u32 {
     choose_evenly((mixed >> 32) as u32, count)
 }
 
-/// The index of a set's choice after so many others, one after the other. The seed and the set's place decide where the first
-/// one is: else the first connection of each VM of a kind, and to each of several Services with the same endpoints, would go to
-/// the same backend.
+/// Index of a set's backend in turn number `turn`. Seed and first slot decide at which backend the set begins.
+/// Otherwise all VMs, and all Services with the same endpoints, would send their first connection to the same backend.
 #[inline(always)]
 #[must_use]
 pub const fn choose_in_turn(turn: u64, seed: u64, set: SetWord) -> u32 {
-    // All in 64 bits: BPF takes two more instructions for whatever is to have 32.
+    // All in 64 bits: each truncation to 32 costs two BPF instructions.
     let start = (seed >> 32).wrapping_add(spread(set.first_slot()) >> 32);
     match start.wrapping_add(turn).checked_rem(set.eligible() as u64) {
         Some(index) => index as u32,
@@ -555,7 +561,7 @@ pub const fn choose_in_turn(turn: u64, seed: u64, set: SetWord) -> u32 {
     }
 }
 
-/// Maps a number onto `0..count` in its order, with equal weight.
+/// Maps a number to an index in `0..count`, in order and with equal weight.
 #[inline(always)]
 #[must_use]
 pub const fn choose_evenly(number: u32, count: u32) -> u32 {
@@ -578,7 +584,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_word_gives_back_what_was_put_in() {
+    fn a_set_word_returns_its_fields() {
         for (first_slot, eligible, serving, drops) in [
             (0, 0, 0, false),
             (1, 1, 0, false),
@@ -604,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_in_turn_come_one_after_the_other_from_where_the_seed_says() {
+    fn choices_in_turn_begin_at_the_seed_and_follow_one_another() {
         let choices =
             |seed, count| [0, 1, 2, 3, 4].map(|turn| choose_in_turn(turn, seed, SetWord::new(0, count, 0, false)));
         assert_eq!(choices(0, 3), [0, 1, 2, 0, 1]);
@@ -612,9 +618,9 @@ mod tests {
         assert_eq!((choices(7, 1), choices(7, 0)), ([0; 5], [0; 5]));
     }
 
-    /// Sets of one size, as those of a real cluster, share no counter more often than chance has it, and begin anywhere.
+    /// Sets of one size, as in a real cluster, share a counter no more often than by chance, and begin at any backend.
     #[test]
-    fn sets_of_one_size_neither_share_turns_nor_begin_alike() {
+    fn sets_of_one_size_have_turns_and_beginnings_of_their_own() {
         for size in [1, 2, 3, 5, 10, 16, 64, 100] {
             let mut sharing = [0u32; TURNS_MAX as usize];
             let mut starts = [0u32; 100];
@@ -629,7 +635,7 @@ mod tests {
         }
     }
 
-    /// Chi-square of the choices of a source that is itself even; and two seeds must not agree more often than chance.
+    /// Chi-square test of the choices for an even source. Two seeds must not agree more often than by chance.
     #[test]
     fn choose_is_even_and_depends_on_the_seed() {
         const SAMPLES: u32 = 1_000_000;
@@ -666,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn affinity_is_remembered_up_to_its_timeout_and_over_the_end_of_the_clock() {
+    fn an_affinity_entry_is_fresh_until_its_timeout_also_when_the_clock_wraps_around() {
         let seconds = |count: u64| affinity_time(count * 1_000_000_000);
         let entry = AffinityEntry::new(7, seconds(100));
         assert_eq!(entry.digest(), 7);
@@ -678,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_tells_the_usual_ranges_apart() {
+    fn the_usual_ranges_have_different_filter_bits() {
         let v4 = |octets| filter_bit(&v4_mapped(u32::from_ne_bytes(octets)));
         assert_eq!(v4([10, 96, 0, 1]), v4([10, 96, 255, 255]));
         for other in [[10, 244, 0, 1], [10, 0, 0, 1], [192, 168, 0, 1], [127, 0, 0, 1], [10, 42, 0, 1], [10, 128, 0, 1]]

@@ -1,4 +1,4 @@
-//! Lookup of destinations in the table.
+//! Lookup of a destination: prefix filter, frontend, set.
 
 use cproxy_ebpf::{
     Affinity, Flow, FrontendKey, PROTOCOL_ANY, PROTOCOL_UDP, SetId, SetWord, Translation, V4_MAPPED_WORD,
@@ -9,27 +9,27 @@ use crate::{
     endpoint::Endpoint,
     exclude::is_excluded,
     maps::{self, FRONTENDS, SETTINGS},
-    search::cproxy_has,
+    search::cproxy_confirm_backend,
     sock_addr::deny,
     subprogram::opaque,
 };
 
-/// Set of a destination, and when it was looked up. Plain numbers: of an enum's unused part the verifier would say that it was
-/// never written.
-pub(crate) struct Service {
+/// Result of a lookup: the destination's set, or none. It has plain numbers instead of an `Option`, since the verifier
+/// refuses to copy the fields that `None` leaves uninitialised.
+pub(crate) struct FoundSet {
     epoch: u32,
     pub(crate) word: SetWord,
     pub(crate) affinity: Affinity,
 }
 
-/// No set.
-const SET_NONE: SetId = SetId::MAX;
-/// The word of no Service: no set has so many backends so far behind.
-const WORD_NONE: SetWord = SetWord(u64::MAX);
+/// Id of no set.
+const NO_SET: SetId = SetId::MAX;
+/// Word of no set: its first slot is beyond the end of `BACKENDS`.
+const NO_WORD: SetWord = SetWord(u64::MAX);
 
-/// Whether the address shares its prefix with one that is in the table: others need no lookup.
+/// True if the table may have a frontend with this address: some frontend's prefix has the same bit.
 #[inline(always)]
-pub(crate) fn may_be_service(destination: &Endpoint) -> bool {
+pub(crate) fn passes_filter(destination: &Endpoint) -> bool {
     let Some(settings) = SETTINGS.get_ptr(0) else { return false };
     let address = &destination.address;
     // One branch, not three.
@@ -39,38 +39,38 @@ pub(crate) fn may_be_service(destination: &Endpoint) -> bool {
     } else {
         (unsafe { &raw const (*settings).filter_v6 }, filter_prefix_v6(address))
     };
-    // SAFETY: the helper returned a pointer to the live element; volatile, because the agent writes it any time.
+    // SAFETY: the helper returned a pointer to the live element; volatile, because the agent may write it at any time.
     let filter = unsafe { filter.read_volatile() };
     filter & filter_bit_of_prefix(prefix) != 0
 }
 
-/// Looks any destination up.
+/// Looks up a destination.
 #[inline(always)]
-pub(crate) fn look_up_if_service(destination: &Endpoint, protocol: u8) -> Service {
-    if may_be_service(destination) { look_up(destination, protocol) } else { Service::NONE }
+pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> FoundSet {
+    if passes_filter(destination) { look_up_unfiltered(destination, protocol) } else { FoundSet::NONE }
 }
 
-/// Looks a destination up that may be a Service's.
+/// Looks up a destination that has passed the filter.
 #[inline(always)]
-pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> Service {
-    // First the epoch: if the table changes from here on, the next look finds another one.
-    let epoch = epoch();
-    service(cproxy_set_of(destination, protocol as u32), epoch)
+pub(crate) fn look_up_unfiltered(destination: &Endpoint, protocol: u8) -> FoundSet {
+    // The epoch is read first: if the table changes during the lookup, the next datagram finds another epoch.
+    let epoch = current_epoch();
+    read_set(cproxy_find_set(destination, protocol as u32), epoch)
 }
 
 #[inline(always)]
-fn epoch() -> u32 {
-    // SAFETY: a live element; volatile, because the agent writes it any time.
+fn current_epoch() -> u32 {
+    // SAFETY: a live element; volatile, because the agent may write it at any time.
     SETTINGS.get_ptr(0).map_or(0, |settings| unsafe { (&raw const (*settings).epoch).read_volatile() })
 }
 
-/// The Service that has this set now.
+/// Reads the present word and affinity of a set.
 #[inline(always)]
-fn service(set: SetId, epoch: u32) -> Service {
-    let Some(element) = maps::set(set) else { return Service::NONE };
-    // SAFETY: a live element; volatile makes each the one 64-bit load that pairs with the agent's 64-bit store.
+fn read_set(set: SetId, epoch: u32) -> FoundSet {
+    let Some(element) = maps::set_element(set) else { return FoundSet::NONE };
+    // SAFETY: a live element; volatile makes each read one 64-bit load, which pairs with the agent's 64-bit store.
     unsafe {
-        Service {
+        FoundSet {
             epoch,
             word: SetWord((&raw const (*element).word).read_volatile()),
             affinity: Affinity((&raw const (*element).affinity).read_volatile()),
@@ -78,90 +78,91 @@ fn service(set: SetId, epoch: u32) -> Service {
     }
 }
 
-/// 1 if the flow's backend still serves its VIP, which is looked up only if backends or frontends have gone since it was
-/// last.
+/// Returns 1 if the flow's backend still serves the VIP. It is looked up again only in a new epoch, that is after
+/// backends or frontends have gone.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoint) -> u32 {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
-    let epoch = epoch();
+    let epoch = current_epoch();
     if flow.epoch == epoch {
         return 1;
     }
-    let found = service(cproxy_set_of(vip, PROTOCOL_UDP as u32), epoch);
-    if found.is_none() || cproxy_has(found.word.0, &raw mut flow.translation) == 0 {
+    let set = read_set(cproxy_find_set(vip, PROTOCOL_UDP as u32), epoch);
+    if set.is_none() || cproxy_confirm_backend(set.word.0, &raw mut flow.translation) == 0 {
         return 0;
     }
     flow.epoch = epoch;
     1
 }
 
-/// The set of a destination, or [`SET_NONE`].
+/// Returns the id of the destination's set, or [`NO_SET`]: also for excluded processes and ports.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_set_of(destination: *const Endpoint, protocol: u32) -> SetId {
-    // SAFETY: null is checked, and the verifier knows how much memory is behind the pointer.
-    let Some(to) = (unsafe { destination.as_ref() }) else { return SET_NONE };
+extern "C" fn cproxy_find_set(destination: *const Endpoint, protocol: u32) -> SetId {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
+    let Some(to) = (unsafe { destination.as_ref() }) else { return NO_SET };
     let mut key = FrontendKey { address: to.address, port: to.port, protocol: protocol as u8, zero: 0 };
-    let Some(frontends) = FRONTENDS.get(0) else { return SET_NONE };
+    let Some(frontends) = FRONTENDS.get(0) else { return NO_SET };
     let mut set = frontends.get_ptr(&key);
-    // A ClusterIP refuses on ports that its Services do not have.
-    if set.is_none() && !(protocol == PROTOCOL_UDP as u32 && is_probe(to.port)) {
+    // A ClusterIP refuses connections to ports that its Services do not have.
+    if set.is_none() && !(protocol == PROTOCOL_UDP as u32 && is_route_probe(to.port)) {
         (key.port, key.protocol) = (0, PROTOCOL_ANY);
         set = frontends.get_ptr(&key);
     }
     match set {
         // SAFETY: the helper returned a pointer to a live value of that size.
         Some(set) if !is_excluded(to.port) => unsafe { set.read_volatile() },
-        _ => SET_NONE,
+        _ => NO_SET,
     }
 }
 
-/// Ports of route probes: a UDP socket that connects to one of them asks for a route to the address (RFC 6724, address
-/// selection), and is given it. glibc takes 0 where its caller names no port, Go 9 and musl 65535.
+/// True for the ports of route probes. Resolvers connect a UDP socket to such a port to learn the source address for a
+/// destination (RFC 6724, address selection); the connect must succeed. glibc uses 0 if its caller names no port, Go 9,
+/// musl 65535.
 #[inline(always)]
-fn is_probe(port: u16) -> bool {
+fn is_route_probe(port: u16) -> bool {
     matches!(u16::from_be(port), 0 | 9 | 65_535)
 }
 
-impl Service {
-    /// No Service.
-    pub(crate) const NONE: Self = Self { epoch: 0, word: WORD_NONE, affinity: Affinity::NONE };
+impl FoundSet {
+    /// No set: the destination is not translated.
+    pub(crate) const NONE: Self = Self { epoch: 0, word: NO_WORD, affinity: Affinity::NONE };
 
-    /// For functions that take numbers.
+    /// Word of the set, as an argument of subprograms.
     #[inline(always)]
     pub(crate) fn word(&self) -> u64 {
         self.word.0
     }
 
-    /// When it was looked up.
+    /// Epoch from before the lookup.
     #[inline(always)]
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// No Service, or not for this process: the kernel's own business.
+    /// True if the destination is no frontend, or excluded.
     #[inline(always)]
     pub(crate) fn is_none(&self) -> bool {
-        self.word == WORD_NONE
+        self.word == NO_WORD
     }
 
-    /// The Service has no eligible backend.
+    /// True if the set has no eligible backend.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.word.eligible() == 0
     }
 
-    /// Refuses or drops a call to a Service that is empty.
+    /// Refuses or drops the call, as the set says. Returns the verdict.
     #[inline(always)]
     pub(crate) fn deny(&self) -> i32 {
         deny(self.word.drops())
     }
 
-    /// Whether the translation's backend still serves; its slot is brought up to date.
+    /// True if the translation's backend still serves. Updates its slot.
     #[inline(always)]
-    pub(crate) fn still_has(&self, translation: &mut Translation) -> bool {
-        cproxy_has(self.word.0, translation) != 0
+    pub(crate) fn confirm_backend(&self, translation: &mut Translation) -> bool {
+        cproxy_confirm_backend(self.word.0, translation) != 0
     }
 }

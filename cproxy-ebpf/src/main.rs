@@ -1,4 +1,4 @@
-//! The programs that cproxy attaches to the cgroup2 root, one file per hook family.
+//! Programs that cproxy attaches to the cgroup2 root. Each hook has a file, named after its system call.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -22,11 +22,11 @@ mod tcp;
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
-    // The verifier admits no program in which this can be reached.
+    // The verifier rejects any program that could reach this.
     loop {}
 }
 
-/// `bpf_set_retval` and the storage helpers are open to GPL-compatible programs only.
+/// The kernel offers `bpf_set_retval` and the storage helpers only to programs under a GPL-compatible license.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,4 +1,4 @@
-//! The maps. Layouts are in the library half of this crate.
+//! Definitions of the maps. The library of this crate has their layouts.
 
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -11,8 +11,8 @@ use cproxy_ebpf::{
     UdpState,
 };
 
-/// Mapped into the agent's memory, and as long as the data needs it to be.
-const GROWING_ARRAY: usize = (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize;
+/// Flags of an array that the agent maps into its memory and replaces by one of another length.
+const RESIZABLE_ARRAY: usize = (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize;
 
 #[btf_map]
 pub(crate) static FRONTENDS: ArrayOfMaps<
@@ -20,29 +20,30 @@ pub(crate) static FRONTENDS: ArrayOfMaps<
     1,
 > = ArrayOfMaps::new();
 
-/// The bytes of a [`Set`]. A map that is put here has no type information; before 6.2 it must not differ from this one in
-/// what its values might contain, which the kernel asks of structs only (kernel/bpf/map_in_map.c, `bpf_map_meta_equal`).
+/// Bytes of a [`Set`], as integers. Before Linux 6.2 a new inner map must agree with this one in the special fields
+/// (timers and the like) that the BTF of its values declares. The kernel searches only structs for them, and the
+/// agent's maps have no BTF: with a struct here they would not match (kernel/bpf/map_in_map.c, `bpf_map_meta_equal`).
 type SetBytes = [u64; size_of::<Set>() / 8];
-/// The bytes of a [`Backend`].
+/// Bytes of a [`Backend`], as integers.
 type BackendBytes = [u32; size_of::<Backend>() / 4];
 
 #[btf_map]
-static SETS: ArrayOfMaps<Array<SetBytes, { SETS_MIN as usize }, GROWING_ARRAY>, 1> = ArrayOfMaps::new();
+static SETS: ArrayOfMaps<Array<SetBytes, { SETS_MIN as usize }, RESIZABLE_ARRAY>, 1> = ArrayOfMaps::new();
 
 #[btf_map]
-static BACKENDS: ArrayOfMaps<Array<BackendBytes, { BACKENDS_MIN as usize }, GROWING_ARRAY>, 1> = ArrayOfMaps::new();
+static BACKENDS: ArrayOfMaps<Array<BackendBytes, { BACKENDS_MIN as usize }, RESIZABLE_ARRAY>, 1> = ArrayOfMaps::new();
 
-/// The set with this id: a live element, which the agent writes any time.
+/// Live element of a set, which the agent may write at any time.
 #[inline(always)]
-pub(crate) fn set(id: SetId) -> Option<*const Set> {
+pub(crate) fn set_element(id: SetId) -> Option<*const Set> {
     SETS.get_value_ptr_mut(0, &id).map(|bytes| bytes.cast_const().cast())
 }
 
-/// The backend in a slot. There is none only for a program that was stopped for so long that the table was replaced.
+/// Backend in a slot. `None` only if the agent replaced the map by a shorter one after this program read the set.
 #[inline(always)]
 pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
     let bytes = BACKENDS.get_value(0, &slot)?;
-    // SAFETY: a live element of that size and alignment; whatever is in it is a value.
+    // SAFETY: a live element of that size and alignment; every bit pattern is a valid `Backend`.
     Some(unsafe { &*bytes.as_ptr().cast() })
 }
 
@@ -73,13 +74,13 @@ pub(crate) static TURNS: Array<u64, { TURNS_MAX as usize }> = Array::new();
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, { COUNTERS_MAX as usize }> = PerCpuArray::new();
 
-/// Counts one more. Programs of one CPU may interrupt each other between the read and the write; what is lost then is
-/// one count.
+/// Adds 1 to a counter. If one program interrupts another on the same CPU, one count may be lost.
 #[inline(always)]
 pub(crate) fn count(counter: Counter) {
     cproxy_count(counter as u32);
 }
 
+/// Adds 1 to the counter with this index.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_count(counter: u32) -> u32 {

@@ -1,12 +1,12 @@
-//! `recvfrom()`, `recvmsg()`, `recvmmsg()` on UDP sockets: a datagram of a backend shows the VIP that the socket has sent
-//! to. The hook runs only where the caller wants the source, and only after the datagram has been taken from the queue.
+//! `recvfrom()`, `recvmsg()`, `recvmmsg()` on UDP sockets: show the VIP as the source of a backend's datagram. The
+//! kernel runs the programs only if the caller asks for the source, and after it has taken the datagram from the queue.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 
 use crate::{
     flows,
-    peer::{self, leads_to},
-    sock_addr::{ALLOW, Family, V4, V6, endpoint, rewrite},
+    peer::{self, backend_is},
+    sock_addr::{ALLOW, Family, V4, V6, read_endpoint, rewrite},
 };
 
 #[cgroup_sock_addr(recvmsg4)]
@@ -21,19 +21,19 @@ fn cproxy_recv6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn receive<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let source = endpoint::<F>(ctx);
-    let flows = flows::state(ctx);
+    let source = read_endpoint::<F>(ctx);
+    let flows = flows::udp_state(ctx);
     if let Some(state) = &flows
-        && let Some(flow) = flows::from(state, &source)
+        && let Some(flow) = flows::find_by_backend(state, &source)
     {
         return rewrite::<F>(ctx, &flow.vip, flow.vip_port);
     }
-    if let Some(state) = peer::state(ctx)
-        && leads_to(&state.peer, &source)
+    if let Some(state) = peer::socket_state(ctx)
+        && backend_is(&state.peer, &source)
     {
         return rewrite::<F>(ctx, &state.peer.vip, state.peer.vip_port);
     }
-    match flows.and_then(|state| flows::overflowed_from(ctx, state, &source)) {
+    match flows.and_then(|state| flows::find_overflow_vip(ctx, state, &source)) {
         Some(vip) => rewrite::<F>(ctx, &vip.address, vip.port),
         None => ALLOW,
     }

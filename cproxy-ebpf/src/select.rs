@@ -1,6 +1,7 @@
-//! Selection of a backend for a new connection: at random, in turn, or by session affinity.
+//! Choice of a backend for a new connection: at random, in turn, or by session affinity.
 
 use aya_ebpf::{
+    bindings::BPF_NOEXIST,
     helpers::{
         bpf_get_prandom_u32,
         generated::{bpf_get_netns_cookie, bpf_ktime_get_ns},
@@ -12,39 +13,37 @@ use cproxy_ebpf::{
 };
 
 use crate::{
-    lookup::Service,
+    lookup::FoundSet,
     maps::{AFFINITY, SETTINGS, TURNS, count},
-    search::{NOWHERE, cproxy_digest_at, cproxy_find},
+    search::{NO_SLOT, cproxy_find_slot, cproxy_slot_digest},
     subprogram::compare_and_exchange,
 };
 
-/// `BPF_NOEXIST`: only insert.
-const NOEXIST: u64 = 1;
-
-impl Service {
-    /// The slot of a backend for a new connection: the one that the client has, or any.
+impl FoundSet {
+    /// Chooses an eligible backend for a new connection: the client's own under session affinity, else any. Returns its
+    /// slot.
     #[inline(always)]
-    pub(crate) fn choose(&self, ctx: &SockAddrContext) -> u32 {
+    pub(crate) fn choose_slot(&self, ctx: &SockAddrContext) -> u32 {
         if self.affinity.seconds() == 0 {
-            return cproxy_any(self.word.0);
+            return cproxy_choose(self.word.0);
         }
         // SAFETY: a helper that takes the context.
         let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
-        cproxy_affine(self.word.0, self.affinity.0, netns_cookie)
+        cproxy_choose_by_affinity(self.word.0, self.affinity.0, netns_cookie)
     }
 }
 
-/// The slot of one of the eligible, chosen as the agent was told to.
+/// Chooses an eligible backend by the [`Balance`] of the settings. Returns its slot.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn cproxy_any(word: u64) -> u32 {
+pub(crate) extern "C" fn cproxy_choose(word: u64) -> u32 {
     let word = SetWord(word);
     let Some(settings) = SETTINGS.get_ptr(0) else { return word.first_slot() };
-    // SAFETY: a live element; volatile, because the agent writes it any time.
+    // SAFETY: a live element; volatile, because the agent may write it at any time.
     let (seed, balance) =
         unsafe { ((&raw const (*settings).seed).read_volatile(), (&raw const (*settings).balance).read_volatile()) };
     let index = if balance == Balance::RoundRobin as u64 {
-        in_turn(word, seed)
+        next_in_turn(word, seed)
     } else {
         // SAFETY: a helper without arguments.
         choose(unsafe { bpf_get_prandom_u32() }, seed, word.eligible())
@@ -52,13 +51,13 @@ pub(crate) extern "C" fn cproxy_any(word: u64) -> u32 {
     word.first_slot() + index
 }
 
-/// The index of the next backend in turn: `BPF_ATOMIC` with `BPF_FETCH` (kernel 5.12). `core` has no such atomics for this
-/// target.
+/// Advances the set's turn and returns the index of its backend. The atomic add is `BPF_ATOMIC` with `BPF_FETCH` (Linux
+/// 5.12), which `core` does not offer for this target.
 #[inline(always)]
-fn in_turn(word: SetWord, seed: u64) -> u32 {
+fn next_in_turn(word: SetWord, seed: u64) -> u32 {
     let Some(turn) = TURNS.get_ptr_mut(turn_of(word.first_slot())) else { return 0 };
     let mut before = 1u64;
-    // SAFETY: the verifier checks that the pointer is to a live value; the instruction touches nothing but `before` and it.
+    // SAFETY: the verifier checks that `turn` points to a live value; the instruction changes that value and `before`.
     unsafe {
         core::arch::asm!(
             "{before} = atomic_fetch_add((u64 *)({turn} + 0), {before})",
@@ -69,42 +68,42 @@ fn in_turn(word: SetWord, seed: u64) -> u32 {
     choose_in_turn(before, seed, word)
 }
 
-/// The slot of the client's backend. Each change of an entry is one compare-and-exchange, so of two threads of one client
-/// that find no entry, or a useless one, the second adopts what the first has chosen.
+/// Returns the slot of the client's backend, or chooses one and remembers it. Entries change by compare-and-exchange:
+/// if two threads of a client both choose, the second adopts the choice of the first.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn cproxy_affine(word: u64, affinity: u64, netns_cookie: u64) -> u32 {
+pub(crate) extern "C" fn cproxy_choose_by_affinity(word: u64, affinity: u64, netns_cookie: u64) -> u32 {
     let (word, affinity) = (SetWord(word), Affinity(affinity));
     // SAFETY: a helper without arguments.
     let now = affinity_time(unsafe { bpf_ktime_get_ns() });
-    let any = cproxy_any(word.0);
-    let new = AffinityEntry::new(cproxy_digest_at(any), now);
+    let chosen = cproxy_choose(word.0);
+    let new = AffinityEntry::new(cproxy_slot_digest(chosen), now);
     let key = AffinityKey { id: affinity.id(), zero: 0, netns_cookie };
-    if AFFINITY.get_ptr(&key).is_none() && AFFINITY.insert(&key, new.0, NOEXIST).is_ok() {
-        return any;
+    if AFFINITY.get_ptr(&key).is_none() && AFFINITY.insert(&key, new.0, BPF_NOEXIST as u64).is_ok() {
+        return chosen;
     }
     let Some(entry) = AFFINITY.get_ptr_mut(&key) else {
         count(Counter::AffinityLost);
-        return any;
+        return chosen;
     };
     // SAFETY: the helper returned a pointer to a live, aligned value, which is only ever accessed whole.
     let known = AffinityEntry(unsafe { entry.read_volatile() });
-    let slot = cproxy_find(word.first_slot(), word.eligible(), known.digest());
-    if slot != NOWHERE && known.is_fresh(now, affinity.seconds()) {
-        // If another thread was faster, that extends it just as well.
-        exchange(entry, known, AffinityEntry::new(known.digest(), now));
+    let slot = cproxy_find_slot(word.first_slot(), word.eligible(), known.digest());
+    if slot != NO_SLOT && known.is_fresh(now, affinity.seconds()) {
+        // If this fails, another thread has just extended the entry.
+        exchange_entry(entry, known, AffinityEntry::new(known.digest(), now));
         return slot;
     }
-    let winner = exchange(entry, known, new);
+    let winner = exchange_entry(entry, known, new);
     if winner == known {
-        return any;
+        return chosen;
     }
-    let slot = cproxy_find(word.first_slot(), word.eligible(), winner.digest());
-    if slot == NOWHERE { any } else { slot }
+    let slot = cproxy_find_slot(word.first_slot(), word.eligible(), winner.digest());
+    if slot == NO_SLOT { chosen } else { slot }
 }
 
-/// Puts `new` where `expected` is and gives back what was there.
+/// Replaces `expected` by `new`. Returns the previous entry, which is `expected` on success.
 #[inline(always)]
-fn exchange(entry: *mut u64, expected: AffinityEntry, new: AffinityEntry) -> AffinityEntry {
+fn exchange_entry(entry: *mut u64, expected: AffinityEntry, new: AffinityEntry) -> AffinityEntry {
     AffinityEntry(compare_and_exchange(entry, expected.0, new.0))
 }

@@ -1,9 +1,9 @@
-//! `sendto()`, `sendmsg()`, `sendmmsg()` on UDP sockets: each datagram's destination is rewritten, and one socket keeps
-//! its backend for each VIP as long as that backend serves.
+//! `sendto()`, `sendmsg()`, `sendmmsg()` on UDP sockets: rewrite the destination of each datagram. A socket keeps its
+//! backend for a VIP as long as that backend serves.
 //!
-//! To an IPv4-mapped address an AF_INET6 socket sends through sendmsg4 (`udpv6_sendmsg` hands over to `udp_sendmsg`), also
-//! when it is connected and names no address: the hook then sees the backend's. A connected socket that sends with control
-//! data runs the hook with address and port 0.
+//! An AF_INET6 socket that sends to an IPv4-mapped address runs sendmsg4 (`udpv6_sendmsg` calls `udp_sendmsg`). It does
+//! so even when it is connected and names no address; the program then sees the backend's. A connected socket that
+//! sends with control data runs the program with address and port 0.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
@@ -11,11 +11,11 @@ use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
 use crate::{
     endpoint::Endpoint,
     flows,
-    lookup::{Service, cproxy_flow_serves, look_up, may_be_service},
+    lookup::{FoundSet, cproxy_flow_serves, look_up_unfiltered, passes_filter},
     maps::{backend, count},
-    peer::{self, is_for, is_untranslated},
-    search::NOWHERE,
-    sock_addr::{ALLOW, Family, V4, V6, endpoint, is_current_peer, protocol, rewrite},
+    peer::{self, is_agents, vip_is},
+    search::NO_SLOT,
+    sock_addr::{ALLOW, Family, V4, V6, is_current_peer, protocol, read_endpoint, rewrite},
 };
 
 #[cgroup_sock_addr(sendmsg4)]
@@ -30,74 +30,77 @@ fn cproxy_send6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let destination = endpoint::<F>(ctx);
+    let destination = read_endpoint::<F>(ctx);
     if destination.port == 0 || protocol(ctx) != Some(PROTOCOL_UDP) {
         return ALLOW;
     }
     if is_current_peer::<F>(ctx, &destination) {
         return ALLOW;
     }
-    let mut service = Service::NONE;
-    if may_be_service(&destination) {
-        if let Some(state) = flows::state(ctx)
-            && let Some((index, flow)) = flows::to(state, &destination)
+    let mut set = FoundSet::NONE;
+    if passes_filter(&destination) {
+        if let Some(state) = flows::udp_state(ctx)
+            && let Some((index, flow)) = flows::find_by_vip(state, &destination)
         {
             if cproxy_flow_serves(flow, &destination) != 0 {
                 rewrite::<F>(ctx, &flow.translation.backend, flow.translation.backend_port);
-                flows::touch(state, index);
+                flows::record_use(state, index);
                 return ALLOW;
             }
             flows::retire(state, index);
         }
-        service = look_up(&destination, PROTOCOL_UDP);
+        set = look_up_unfiltered(&destination, PROTOCOL_UDP);
     }
-    if service.is_none() {
-        return to_other(ctx, &destination);
+    if set.is_none() {
+        return send_directly(ctx, &destination);
     }
-    if let Some(state) = peer::state(ctx) {
-        if is_untranslated(state) {
+    if let Some(state) = peer::socket_state(ctx) {
+        if is_agents(state) {
             return ALLOW;
         }
-        if is_for(&state.peer, &destination) && service.still_has(&mut state.peer) {
-            if let Some(flows) = flows::state(ctx) {
-                flows::shadow(flows, &Endpoint::new(&state.peer.backend, state.peer.backend_port));
+        if vip_is(&state.peer, &destination) && set.confirm_backend(&mut state.peer) {
+            if let Some(flows) = flows::udp_state(ctx) {
+                flows::unclaim_backend(flows, &Endpoint::new(&state.peer.backend, state.peer.backend_port));
             }
             return rewrite::<F>(ctx, &state.peer.backend, state.peer.backend_port);
         }
     }
-    if service.is_empty() {
-        return service.deny();
+    if set.is_empty() {
+        return set.deny();
     }
-    to_service::<F>(ctx, &destination, &service)
+    send_to_service::<F>(ctx, &destination, &set)
 }
 
-/// No Service. Replies of this address, if it is also a backend of the socket's, are now to show the address itself.
+/// Sends to an address that is not a Service's. If it is also a backend of the socket, replies show the address itself
+/// from now on.
 #[inline(always)]
-fn to_other(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
-    if let Some(state) = peer::state(ctx) {
-        peer::cproxy_sent_directly(&mut state.peer, destination);
+fn send_directly(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
+    if let Some(state) = peer::socket_state(ctx) {
+        peer::cproxy_record_direct_send(&mut state.peer, destination);
     }
-    if let Some(state) = flows::state(ctx) {
-        flows::shadow(state, destination);
-        flows::forget_overflowed(ctx, state, destination);
+    if let Some(state) = flows::udp_state(ctx) {
+        flows::unclaim_backend(state, destination);
+        flows::unclaim_overflow_backend(ctx, state, destination);
     }
     ALLOW
 }
 
+/// Sends to a backend: the one that `UDP_FLOWS` has for this VIP, else a new one.
 #[inline(always)]
-fn to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, service: &Service) -> i32 {
-    // Without memory for the flow its answers would show the backend, and an application that waits for the VIP's would wait in vain.
-    let Some(state) = flows::state_or_new(ctx) else {
+fn send_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, set: &FoundSet) -> i32 {
+    // Without memory for a flow, replies would show the backend, and an application that waits for replies of the VIP
+    // would hang. A refusal is better.
+    let Some(state) = flows::udp_state_or_new(ctx) else {
         count(Counter::StateLost);
-        return service.deny();
+        return set.deny();
     };
-    let known = flows::overflowed_to(ctx, state, vip, service);
-    let slot = if known == NOWHERE { service.choose_beside(ctx, state) } else { known };
-    let Some(backend) = backend(slot) else { return service.deny() };
-    if known == NOWHERE {
+    let known = flows::find_overflow_slot(ctx, state, vip, set);
+    let slot = if known == NO_SLOT { set.choose_slot_apart_from(ctx, state) } else { known };
+    let Some(backend) = backend(slot) else { return set.deny() };
+    if known == NO_SLOT {
         let (vip_port, backend_port) = (vip.port, backend.port);
         let flow = Translation { vip: vip.address, backend: backend.address, vip_port, backend_port, slot };
-        flows::remember(ctx, state, &flow, service);
+        flows::insert(ctx, state, &flow, set);
         count(Counter::Forwarded);
     }
     rewrite::<F>(ctx, &backend.address, backend.port)

@@ -1,4 +1,4 @@
-//! The address that a hook is about, in the one 16-byte form, and the verdicts of a hook.
+//! Context of the socket address hooks: reading and rewriting its address, and verdicts.
 
 use core::ptr::{addr_of, addr_of_mut};
 
@@ -14,30 +14,30 @@ use crate::{
     maps::count,
 };
 
-/// The kernel goes on with the address as it now is.
+/// Verdict: the call goes on with the address in the context.
 pub(crate) const ALLOW: i32 = 1;
-/// The call fails, with the errno given to `bpf_set_retval`, or EPERM.
+/// Verdict: the call fails with the errno given to `bpf_set_retval`, else with EPERM.
 const DENY: i32 = 0;
 
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
-/// `IPPROTO_MPTCP`: a TCP socket to its peers (include/uapi/linux/in.h).
+/// `IPPROTO_MPTCP` (include/uapi/linux/in.h). Its frontends are those of TCP.
 const IPPROTO_MPTCP: u32 = 262;
 
-/// `TCP_ESTABLISHED` (include/net/tcp_states.h): also the state of a UDP socket that is connected.
+/// `TCP_ESTABLISHED` (include/net/tcp_states.h), which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
 
-/// Whether this kernel has `bpf_set_retval` for these hooks (5.18). The agent sets it before it loads the programs; the
-/// verifier then removes what is behind it.
+/// 1 if this kernel has `bpf_set_retval` for these hooks (Linux 5.18). The agent sets it before it loads the programs.
+/// If it is 0, the verifier removes the call as dead code.
 #[unsafe(no_mangle)]
 static ERRNO_HELPER: u8 = 1;
 
-/// Which words of the context a hook may touch: the verifier checks that.
+/// Address family of a hook. The verifier lets each hook read and write only the fields of its family.
 pub(crate) trait Family {
     fn address(sock_addr: *mut bpf_sock_addr) -> [u32; 4];
     fn set_address(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]);
-    /// Whether the kernel has the socket connected to this address.
+    /// True if the socket's peer in the kernel has this address.
     fn is_peer(socket: *const bpf_sock, address: &[u32; 4]) -> bool;
 }
 
@@ -49,13 +49,13 @@ pub(crate) struct V6;
 impl Family for V4 {
     #[inline(always)]
     fn address(sock_addr: *mut bpf_sock_addr) -> [u32; 4] {
-        // SAFETY: the verifier checks every access to the context; this field exists in v4 hooks.
+        // SAFETY: the verifier checks every access to the context; v4 hooks have this field.
         v4_mapped(unsafe { addr_of!((*sock_addr).user_ip4).read_volatile() })
     }
 
     #[inline(always)]
     fn set_address(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]) {
-        // SAFETY: as above; writable in all of our hooks.
+        // SAFETY: as above; the field is writable in all our hooks.
         unsafe { addr_of_mut!((*sock_addr).user_ip4).write_volatile(address[3]) };
     }
 
@@ -71,7 +71,7 @@ impl Family for V6 {
     fn address(sock_addr: *mut bpf_sock_addr) -> [u32; 4] {
         let mut address = [0; 4];
         for (word, value) in address.iter_mut().enumerate() {
-            // SAFETY: the verifier checks every access to the context; it wants these words one by one.
+            // SAFETY: the verifier checks every access to the context; it wants these words read one by one.
             *value = unsafe { addr_of!((*sock_addr).user_ip6[word]).read_volatile() };
         }
         address
@@ -80,7 +80,7 @@ impl Family for V6 {
     #[inline(always)]
     fn set_address(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]) {
         for (word, value) in address.iter().enumerate() {
-            // SAFETY: as above; writable in all of our hooks.
+            // SAFETY: as above; the field is writable in all our hooks.
             unsafe { addr_of_mut!((*sock_addr).user_ip6[word]).write_volatile(*value) };
         }
     }
@@ -89,22 +89,22 @@ impl Family for V6 {
     fn is_peer(socket: *const bpf_sock, address: &[u32; 4]) -> bool {
         let mut peer = [0; 4];
         for (word, value) in peer.iter_mut().enumerate() {
-            // SAFETY: the verifier checks every access to the socket; it wants these words one by one.
+            // SAFETY: the verifier checks every access to the socket; it wants these words read one by one.
             *value = unsafe { addr_of!((*socket).dst_ip6[word]).read_volatile() };
         }
         is_same(&peer, 0, address, 0)
     }
 }
 
-/// The address that the application, or the kernel, has put there.
+/// Reads address and port from the context.
 #[inline(always)]
-pub(crate) fn endpoint<F: Family>(ctx: &SockAddrContext) -> Endpoint {
+pub(crate) fn read_endpoint<F: Family>(ctx: &SockAddrContext) -> Endpoint {
     // SAFETY: the verifier checks every access to the context.
     let port = unsafe { addr_of!((*ctx.sock_addr).user_port).read_volatile() };
     Endpoint::new(&F::address(ctx.sock_addr), port as u16)
 }
 
-/// Puts another address there.
+/// Rewrites address and port in the context. Returns the verdict.
 #[inline(always)]
 pub(crate) fn rewrite<F: Family>(ctx: &SockAddrContext, address: &[u32; 4], port: u16) -> i32 {
     F::set_address(ctx.sock_addr, address);
@@ -113,7 +113,7 @@ pub(crate) fn rewrite<F: Family>(ctx: &SockAddrContext, address: &[u32; 4], port
     ALLOW
 }
 
-/// The protocol, if it is one that Services have.
+/// Protocol of the socket's frontends; `None` if no frontend can have it.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &SockAddrContext) -> Option<u8> {
     // SAFETY: the verifier checks every access to the context.
@@ -125,7 +125,7 @@ pub(crate) fn protocol(ctx: &SockAddrContext) -> Option<u8> {
     }
 }
 
-/// Whether the kernel has the socket connected to this address at this moment.
+/// True if the socket is connected to this endpoint now.
 #[inline(always)]
 pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpoint) -> bool {
     // SAFETY: the verifier checks every access to the context and the socket, which is never null in these hooks.
@@ -137,19 +137,20 @@ pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpo
     }
 }
 
-/// As if the VIP were a host without a listener, or, if it drops, one to which there is no way.
+/// Fails the call with ECONNREFUSED, or with EHOSTUNREACH if the set drops. Returns the verdict.
 #[inline(always)]
 pub(crate) fn deny(drops: bool) -> i32 {
     cproxy_deny(drops as u32);
     DENY
 }
 
+/// Counts a denied call and sets its errno.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_deny(drops: u32) -> u32 {
     let (counter, errno) = if drops != 0 { (Counter::Dropped, EHOSTUNREACH) } else { (Counter::Refused, ECONNREFUSED) };
     count(counter);
-    // SAFETY: a static; volatile because the agent changes it in the object file.
+    // SAFETY: a static; volatile, because the agent changes it in the object file.
     if unsafe { addr_of!(ERRNO_HELPER).read_volatile() } != 0 {
         // SAFETY: a helper that takes an integer.
         unsafe { bpf_set_retval(-errno) };

@@ -1,13 +1,15 @@
-//! Functions that the verifier checks once, not at each of their callers, and helpers of theirs.
+//! Helpers of subprograms, and the idea behind these: the verifier checks a subprogram once, not at each of its
+//! callers.
 //!
-//! A function that is global, by the linkage in the object's BTF, is verified by itself, with arguments of which only the
-//! type is known (kernel 5.13: pointers to memory of a known size). Its callers go on with an unknown number, so what it
-//! found out does not multiply the paths through them. The programs stay small that way: `verified instructions` is what
-//! a kernel without a JIT pays for at start, and what a large program is refused for.
+//! Subprograms are functions of global linkage in the object's BTF, named `cproxy_*`. The verifier checks such a
+//! function by itself, and knows only the types of its arguments (pointers to memory of a known size: Linux 5.13). Its
+//! callers see the result as an unknown number, so the function's branches do not multiply the paths through them. That
+//! keeps the number of verified instructions small, on which the time of a load depends, and whether the kernel accepts
+//! a program.
 
 use cproxy_ebpf::Translation;
 
-/// Copies field by field: a copy of the whole would become a loop over its bytes.
+/// Copies a translation field by field. A copy of the whole struct would be compiled to a loop over its bytes.
 #[inline(always)]
 pub(crate) fn copy(target: &mut Translation, source: &Translation) {
     for word in 0..4 {
@@ -18,22 +20,22 @@ pub(crate) fn copy(target: &mut Translation, source: &Translation) {
     target.slot = source.slot;
 }
 
-/// A number of which the compiler knows nothing, so that it does not turn one comparison of several words back into a
-/// branch for each word.
+/// Returns the number unchanged, but hides its origin from the compiler, which could otherwise turn one comparison of
+/// several words back into a branch for each word.
 #[inline(always)]
 pub(crate) fn opaque(mut number: u64) -> u64 {
-    // SAFETY: a move of a register to itself. (With no instruction at all, two lines of source would share an offset, and
+    // SAFETY: a move of a register to itself. (Without an instruction, two lines of source would share an offset, and
     // the kernel refuses such line information.)
     unsafe { core::arch::asm!("{0} = {0}", inout(reg) number, options(pure, nomem, nostack, preserves_flags)) };
     number
 }
 
-/// Puts `new` where `expected` is and gives back what was there: `BPF_CMPXCHG` (kernel 5.12), a full barrier. `core` has no
-/// such atomics for this target.
+/// Replaces `expected` by `new`. Returns the previous value, which is `expected` on success. This is `BPF_CMPXCHG`
+/// (Linux 5.12), a full barrier, which `core` does not offer for this target.
 #[inline(always)]
 pub(crate) fn compare_and_exchange(value: *mut u64, expected: u64, new: u64) -> u64 {
     let mut found = expected;
-    // SAFETY: the verifier checks that the pointer is to a live value; the instruction touches nothing but r0 and it.
+    // SAFETY: the verifier checks that `value` points to a live value; the instruction changes that value and r0.
     unsafe {
         core::arch::asm!(
             "r0 = cmpxchg_64({value} + 0, r0, {new})",

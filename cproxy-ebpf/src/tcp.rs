@@ -1,8 +1,8 @@
-//! Peers of TCP sockets: at one of two places of an array, which is the socket's from its first `connect()` to
-//! a Service until it is closed, or, where both are another's, in its storage.
+//! Peers of TCP sockets. A socket claims one of its two places in `TCP_PEERS` at its first `connect()` to a Service and
+//! keeps it until it is closed. If both places are taken, its peer is in socket storage.
 //!
-//! Socket storage alone would do, and cost more than all the rest of the programs: the kernel allocates it anew for each
-//! socket and frees it behind a grace period, so its memory is cold each time.
+//! Socket storage for all would be simpler, but it would cost more than the rest of the programs: the kernel allocates
+//! it for each socket and frees it after a grace period, so its memory is always cold (docs/decisions/020).
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -14,8 +14,7 @@ use cproxy_ebpf::{PROTOCOL_TCP, TCP_WITHOUT_PLACE, Translation, tcp_places};
 
 use crate::{
     maps::{TCP_OWNERS, TCP_PEERS},
-    peer::{self, is_untranslated},
-    search::NOWHERE,
+    peer::{self, is_agents},
     sock_addr::ALLOW,
     subprogram::compare_and_exchange,
 };
@@ -23,83 +22,89 @@ use crate::{
 /// Owner of a free place.
 const FREE: u64 = 0;
 
-/// Translation of the socket's last connect, if there is one; none of the agent's own sockets.
+/// No place.
+const NO_PLACE: u32 = u32::MAX;
+
+/// Translation of the socket's last connect; `None` if there is none, and for the agent's own sockets.
 #[inline(always)]
 pub(crate) fn peer(ctx: &SockAddrContext) -> Option<&mut Translation> {
-    let place = cproxy_tcp_place(cookie(ctx.as_ptr()));
-    if place != NOWHERE {
-        return at(place);
+    let place = cproxy_find_tcp_place(socket_cookie(ctx.as_ptr()));
+    if place != NO_PLACE {
+        return peer_at(place);
     }
-    if !is_any_without_place() {
+    if !has_sockets_without_place() {
         return None;
     }
-    peer::state(ctx).filter(|state| !is_untranslated(state)).map(|state| &mut state.peer)
+    peer::socket_state(ctx).filter(|state| !is_agents(state)).map(|state| &mut state.peer)
 }
 
-/// The same, made if need be for a socket without storage; `None` if there is neither a place nor memory.
+/// Storage for the socket's peer, claimed if it has none: a place, else socket storage; `None` if the kernel has no
+/// memory for that.
 #[inline(always)]
-pub(crate) fn new_peer(ctx: &SockAddrContext) -> Option<&mut Translation> {
-    let place = cproxy_take_tcp_place(cookie(ctx.as_ptr()));
-    if place != NOWHERE {
-        return at(place);
+pub(crate) fn claim_peer(ctx: &SockAddrContext) -> Option<&mut Translation> {
+    let place = cproxy_claim_tcp_place(socket_cookie(ctx.as_ptr()));
+    if place != NO_PLACE {
+        return peer_at(place);
     }
-    if let Some(is_any) = TCP_OWNERS.get_ptr_mut(TCP_WITHOUT_PLACE) {
-        // SAFETY: a live value; 1 is all that is ever written there.
-        unsafe { is_any.write_volatile(1) };
+    if let Some(flag) = TCP_OWNERS.get_ptr_mut(TCP_WITHOUT_PLACE) {
+        // SAFETY: a live value; 1 is the only number ever written to it.
+        unsafe { flag.write_volatile(1) };
     }
-    peer::state_or_new(ctx).map(|state| &mut state.peer)
+    peer::socket_state_or_new(ctx).map(|state| &mut state.peer)
 }
 
-/// Whether any socket's storage has to be looked at. Mostly there have never been so many at once.
+/// True once a socket has found both its places taken. Until then no socket storage holds a TCP peer, so none is looked
+/// up.
 #[inline(always)]
-fn is_any_without_place() -> bool {
+fn has_sockets_without_place() -> bool {
     is_owner(TCP_WITHOUT_PLACE, 1)
 }
 
-/// A socket is being closed: its place is free.
+/// Frees the place of a TCP socket that is closed.
 #[cgroup_sock(sock_release)]
 fn cproxy_release(ctx: SockContext) -> i32 {
     // SAFETY: the verifier checks every access to the context.
     let protocol = unsafe { core::ptr::addr_of!((*ctx.sock).protocol).read_volatile() };
     if protocol == PROTOCOL_TCP as u32 {
-        let cookie = cookie(ctx.as_ptr());
-        let place = cproxy_tcp_place(cookie);
+        let cookie = socket_cookie(ctx.as_ptr());
+        let place = cproxy_find_tcp_place(cookie);
         if let Some(owner) = TCP_OWNERS.get_ptr_mut(place) {
-            // An exchange, not a store: the next owner of the place writes after this socket.
+            // An exchange orders all writes of this socket before those of the next owner; a store would not.
             compare_and_exchange(owner, cookie, FREE);
         }
     }
     ALLOW
 }
 
-/// The number that no other socket has, nor ever had since the machine started.
+/// Cookie of the socket. The kernel gives none twice while the machine runs.
 #[inline(always)]
-fn cookie(ctx: *mut core::ffi::c_void) -> u64 {
+fn socket_cookie(ctx: *mut core::ffi::c_void) -> u64 {
     // SAFETY: a helper that takes the context.
     unsafe { bpf_get_socket_cookie(ctx) }
 }
 
+/// Translation at a place that the socket owns.
 #[inline(always)]
-fn at<'m>(place: u32) -> Option<&'m mut Translation> {
-    // SAFETY: a live element. The place is the socket's, whose lock the kernel holds while a hook runs.
+fn peer_at<'m>(place: u32) -> Option<&'m mut Translation> {
+    // SAFETY: a live element. Only its owner uses it, and the kernel holds that socket's lock while a hook runs.
     unsafe { TCP_PEERS.get_ptr_mut(place)?.as_mut() }
 }
 
-/// The place that a socket has, or [`NOWHERE`].
+/// Returns the place that the socket owns, or [`NO_PLACE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_tcp_place(cookie: u64) -> u32 {
-    first_place(cookie, |place| is_owner(place, cookie))
+extern "C" fn cproxy_find_tcp_place(cookie: u64) -> u32 {
+    first_place_that(cookie, |place| is_owner(place, cookie))
 }
 
-/// The first of a socket's two places that is right, or [`NOWHERE`].
+/// The first of the socket's two places that fits, or [`NO_PLACE`].
 #[inline(always)]
-fn first_place(cookie: u64, is_right: impl Fn(u32) -> bool) -> u32 {
+fn first_place_that(cookie: u64, fits: impl Fn(u32) -> bool) -> u32 {
     let [first, second] = tcp_places(cookie);
-    if is_right(first) {
+    if fits(first) {
         return first;
     }
-    if is_right(second) { second } else { NOWHERE }
+    if fits(second) { second } else { NO_PLACE }
 }
 
 #[inline(always)]
@@ -108,19 +113,20 @@ fn is_owner(place: u32, cookie: u64) -> bool {
     TCP_OWNERS.get_ptr_mut(place).is_some_and(|owner| unsafe { owner.read_volatile() } == cookie)
 }
 
-/// The place that a socket has, or one that it has now, as if it had never been connected; [`NOWHERE`] if both are others'.
+/// Returns the place that the socket owns, claimed if it owns none, or [`NO_PLACE`] if both are taken. A claimed place
+/// may still hold the peer of its previous owner.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_take_tcp_place(cookie: u64) -> u32 {
-    let known = cproxy_tcp_place(cookie);
-    if known != NOWHERE {
-        return known;
+extern "C" fn cproxy_claim_tcp_place(cookie: u64) -> u32 {
+    let owned = cproxy_find_tcp_place(cookie);
+    if owned != NO_PLACE {
+        return owned;
     }
-    first_place(cookie, |place| take(place, cookie))
+    first_place_that(cookie, |place| claim_place(place, cookie))
 }
 
 #[inline(always)]
-fn take(place: u32, cookie: u64) -> bool {
+fn claim_place(place: u32, cookie: u64) -> bool {
     let Some(owner) = TCP_OWNERS.get_ptr_mut(place) else { return false };
     compare_and_exchange(owner, FREE, cookie) == FREE
 }

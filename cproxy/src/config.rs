@@ -34,7 +34,7 @@ pub struct Config {
     /// Manifest to serve until the first complete sync.
     pub bootstrap: Option<PathBuf>,
     /// Node name, node IPs and VM IPs, as far as they are given.
-    pub own: NodeContext,
+    pub node: NodeContext,
     /// cgroup to attach to; `None`: the cgroup2 root.
     pub cgroup: Option<PathBuf>,
     /// Exclusions.
@@ -61,10 +61,11 @@ impl fmt::Display for Config {
         if let Some(path) = &self.bootstrap {
             write!(f, "; bootstrap {}", path.display())?;
         }
-        if let Some(name) = &self.own.node_name {
+        if let Some(name) = &self.node.node_name {
             write!(f, "; node {name}")?;
         }
-        for (what, addresses) in [("node addresses", &self.own.node_ips), ("given own addresses", &self.own.pod_ips)] {
+        for (what, addresses) in [("node addresses", &self.node.node_ips), ("given own addresses", &self.node.pod_ips)]
+        {
             if !addresses.is_empty() {
                 let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
                 write!(f, "; {what} {}", addresses.join(", "))?;

@@ -4,15 +4,14 @@
 //! source (API server | files) -> events -> Store -> dirty Services -> rows -> operations -> apply -> kernel
 //! ```
 //!
-//! See ARCHITECTURE.md for the way of one event and of one connect.
+//! See ARCHITECTURE.md for the path of an event and of a connect().
 
-pub mod admin;
 pub mod agent;
 pub mod cli;
 pub mod config;
 mod log_limit;
 pub mod manifests;
 pub mod memory;
-pub mod own_address;
+mod problem_log;
 pub mod report;
-pub mod wait;
+pub mod run_dir;

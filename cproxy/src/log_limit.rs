@@ -16,69 +16,71 @@ use tracing_subscriber::layer::{Context, Layer};
 const BURST: u32 = 256;
 /// Interval between messages after a burst.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Time for which messages are left out before a report of their number.
-const SILENCE: Duration = Duration::from_secs(10);
+/// Time from the first message that is left out to the report of their number.
+const REPORT_DELAY: Duration = Duration::from_secs(10);
 
 /// Filter that drops messages above the rate and reports their number.
 #[derive(Clone, Default)]
-pub(crate) struct LogLimit(Arc<Mutex<State>>);
+pub(crate) struct LogLimit(Arc<Mutex<Callsites>>);
 
+/// Message rates by place in the code.
 #[derive(Default)]
-struct State {
+struct Callsites {
     /// Time at which each place's next message would be due if there were no burst.
     due: HashMap<Identifier, Instant>,
     left_out: u64,
-    /// Whether a report is under way.
+    /// Whether a report is due.
     is_reporting: bool,
 }
 
-impl State {
-    fn lets_pass(&mut self, place: Identifier, now: Instant) -> bool {
-        let due = self.due.entry(place).or_insert(now);
+impl Callsites {
+    fn admits(&mut self, callsite: Identifier, now: Instant) -> bool {
+        let due = self.due.entry(callsite).or_insert(now);
         *due = now.max(*due);
-        let passes = due.saturating_duration_since(now) < INTERVAL * BURST;
-        if passes {
+        let is_admitted = due.saturating_duration_since(now) < INTERVAL * BURST;
+        if is_admitted {
             *due += INTERVAL;
         } else {
             self.left_out += 1;
         }
-        passes
+        is_admitted
     }
 }
 
 impl LogLimit {
-    fn lets_pass(&self, metadata: &Metadata<'_>) -> bool {
+    fn admits(&self, metadata: &Metadata<'_>) -> bool {
         if metadata.target() == module_path!() {
             return true;
         }
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let passes = state.lets_pass(metadata.callsite(), Instant::now());
-        if !passes
-            && !state.is_reporting
+        let mut callsites = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_admitted = callsites.admits(metadata.callsite(), Instant::now());
+        if !is_admitted
+            && !callsites.is_reporting
             && let Ok(runtime) = Handle::try_current()
         {
-            state.is_reporting = true;
+            callsites.is_reporting = true;
             drop(runtime.spawn(self.clone().report()));
         }
-        passes
+        is_admitted
     }
 
     async fn report(self) {
-        tokio::time::sleep(SILENCE).await;
+        tokio::time::sleep(REPORT_DELAY).await;
         let left_out = {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            state.is_reporting = false;
-            std::mem::take(&mut state.left_out)
+            let mut callsites = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            callsites.is_reporting = false;
+            std::mem::take(&mut callsites.left_out)
         };
         tracing::warn!(
-            "{left_out} messages were left out: of one kind, {BURST} pass at once and then one each second; --log-level debug leaves out none"
+            "{left_out} messages were left out: of one kind, {BURST} pass at once and then one each second; --log-level \
+             debug leaves out none"
         );
     }
 }
 
 impl<S: Subscriber> Layer<S> for LogLimit {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
-        self.lets_pass(event.metadata())
+        self.admits(event.metadata())
     }
 }
 
@@ -90,15 +92,15 @@ mod tests {
     fn a_burst_passes_and_then_one_at_a_time() {
         static PLACES: [Place; 2] = [Place(0), Place(1)];
         let [place, other] = [Identifier(&PLACES[0]), Identifier(&PLACES[1])];
-        let (mut state, start) = (State::default(), Instant::now());
+        let (mut callsites, start) = (Callsites::default(), Instant::now());
         let mut passed = |place: &Identifier, count: u32, after: Duration| {
-            (0..count).filter(|_| state.lets_pass(place.clone(), start + after)).count()
+            (0..count).filter(|_| callsites.admits(place.clone(), start + after)).count()
         };
         assert_eq!(passed(&place, 20_000, Duration::ZERO), BURST as usize);
         assert_eq!(passed(&place, 100, INTERVAL * 3), 3);
         assert_eq!(passed(&other, 20_000, INTERVAL * 3), BURST as usize, "others are not hidden");
         assert_eq!(passed(&place, 20_000, INTERVAL * BURST * 2), BURST as usize);
-        assert_eq!(state.left_out, 3 * (20_000 - u64::from(BURST)) + 97);
+        assert_eq!(callsites.left_out, 3 * (20_000 - u64::from(BURST)) + 97);
     }
 
     /// Has a size, so that each place has a distinct address.

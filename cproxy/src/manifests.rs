@@ -4,11 +4,11 @@ mod contents;
 mod document;
 mod files;
 mod parse;
-mod rescan;
+mod poller;
 mod watch;
 mod yaml;
 
-pub use contents::{Contents, Wanted, Whole};
+pub use contents::{Contents, ParseOptions, WholeObject};
 pub use files::{Change, Files, ManifestError};
 pub use parse::parse;
 pub use watch::{Watcher, watch};

@@ -11,7 +11,7 @@ const TRIM_THRESHOLD_BYTES: libc::c_int = 64 << 10;
 const TOP_PAD_BYTES: libc::c_int = 16 << 10;
 
 /// Makes the allocator keep little spare memory. To be called while there is one thread.
-pub fn keep_little() {
+pub fn limit_spare_memory() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [
         (libc::M_ARENA_MAX, 1),
@@ -25,7 +25,7 @@ pub fn keep_little() {
 }
 
 /// Returns the free pages within the heap to the kernel, after a large allocation was freed.
-pub fn give_back() {
+pub fn release_free_pages() {
     // SAFETY: only pages without any allocation go.
     #[cfg(target_env = "gnu")]
     unsafe {

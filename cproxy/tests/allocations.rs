@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot make its objects fails")]
 
-use std::{collections::BTreeSet, time::Instant};
+use std::time::Instant;
 
 use allocation_counter::measure;
-use cproxy::manifests::{Wanted, parse};
+use cproxy::manifests::{ParseOptions, parse};
 use cproxy_core::{
     Event, KernelTable, NodeContext, ResourceKind, Store, TablePlanner,
     api::{EndpointSlice, Service},
@@ -81,8 +81,6 @@ fn allocations(services: u32) -> Vec<u64> {
             assert!(store.apply(change).is_empty());
             let dirty = store.take_dirty();
             ops = table.update(&store, dirty);
-            // As the agent does after each batch.
-            assert!(table.update(&store, BTreeSet::new()).is_empty());
             assert_eq!(table.problems_revision(), 0);
         });
         assert!((1..=3).contains(&ops.len()), "{ops:?}");
@@ -125,7 +123,7 @@ fn files() -> [(&'static str, String); 3] {
 fn a_file_is_never_there_as_objects() {
     for (what, text) in files() {
         let mut contents = None;
-        let bytes = measure(|| contents = Some(parse("file", &text, &Wanted::default()).unwrap())).bytes_max;
+        let bytes = measure(|| contents = Some(parse("file", &text, &ParseOptions::default()).unwrap())).bytes_max;
         let rows = contents.unwrap().events().filter(|event| matches!(event, Event::Row(_))).count();
         assert_eq!(rows, 2_000, "{what}");
         assert!(bytes <= FILE_BYTES_MAX, "{what}: {bytes} bytes");

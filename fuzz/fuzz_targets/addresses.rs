@@ -46,7 +46,7 @@ fn check_address(address: Address) {
     let text = address.to_string();
     assert_eq!(parse_address(&text), Some(address), "what is printed is read again");
     assert_eq!(parse_address(&text).map(|again| again.to_string()), Some(text.clone()), "and printed the same");
-    assert_eq!(text.parse(), Ok(IpAddr::from(address)), "and is how everybody else writes it");
+    assert_eq!(text.parse(), Ok(IpAddr::from(address)), "and the standard library writes it the same way");
     assert_eq!(text.contains(':'), address.family() == Family::V6, "{text}");
     assert_eq!(Address::from_words(address.words()), address);
     assert_eq!(Address::from_octets(address.octets()), address);

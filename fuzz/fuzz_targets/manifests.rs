@@ -4,13 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use cproxy::manifests::{Wanted, parse};
+use cproxy::manifests::{ParseOptions, parse};
 use cproxy_core::{Event, NodeContext, Problem, ResourceKind, Store, resolve};
 use cproxy_fuzz::{Follower, check_problems};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let contents = match parse("file", text, &Wanted { node: Some("here".to_owned()), whole: None }) {
+    let contents = match parse("file", text, &ParseOptions { node_name: Some("here".to_owned()), whole_service: None }) {
         Ok(contents) => contents,
         Err(message) => {
             assert!(!message.is_empty() && !message.contains('\n'), "{message:?} is not one line");

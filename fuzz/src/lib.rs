@@ -4,7 +4,7 @@ pub mod simulated;
 
 use std::collections::BTreeSet;
 
-use cproxy::report::{self, ReportRow};
+use cproxy::report::{self, FrontendRow};
 use cproxy_core::{
     Action, Address, Backend, KernelTable, Limits, Problem, Reserve, Row, Scope, Store, TablePlanner, resolve,
 };
@@ -85,12 +85,12 @@ pub fn check_problems<'a>(problems: impl IntoIterator<Item = &'a Problem>) {
 fn check_rows(rows: &[Row]) {
     assert!(rows.is_sorted_by(|a, b| a.frontend < b.frontend), "one row for each frontend, sorted: {rows:#?}");
     rows.iter().for_each(check_row);
-    let report: Vec<_> = rows.iter().map(ReportRow::from).collect();
-    let text = report::text(report.iter().cloned());
+    let report: Vec<_> = rows.iter().map(FrontendRow::from).collect();
+    let text = report::frontends_text(report.iter().cloned());
     assert!(!text.replace('\n', "").contains(char::is_control), "{text:?} has control characters");
     let mut json = Vec::new();
-    report::write_json(report.iter().cloned(), &mut json).unwrap();
-    assert_eq!(serde_json::from_slice::<Vec<ReportRow>>(&json).unwrap(), report);
+    report::write_frontends_json(report.iter().cloned(), &mut json).unwrap();
+    assert_eq!(serde_json::from_slice::<Vec<FrontendRow>>(&json).unwrap(), report);
 }
 
 fn check_row(row: &Row) {

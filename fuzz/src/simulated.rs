@@ -14,7 +14,7 @@ use std::{
 };
 
 use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
-use cproxy_wire::{LastHeard, watch};
+use cproxy_wire::{LastContact, watch};
 use http::{Request, Response, Uri};
 use http_body::Frame;
 use kube::{Client, client::Body};
@@ -171,7 +171,7 @@ pub struct Simulation {
     /// The server.
     pub server: Server,
     /// Last contact of the agent.
-    pub heard: LastHeard,
+    pub last_contact: LastContact,
     store: Arc<Mutex<Store>>,
     start: Instant,
 }
@@ -185,7 +185,7 @@ pub async fn play(script: &[u8]) {
         actions += 1;
         sleep(simulation.server.act(action, argument)).await;
     }
-    simulation.server.mend();
+    simulation.server.remove_faults();
     simulation.converge().await;
     simulation.check_rest(actions).await;
 }
@@ -195,10 +195,10 @@ impl Simulation {
     pub fn start() -> Self {
         let server = Server::new();
         let own = NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() };
-        let (heard, store) = (LastHeard::default(), Arc::new(Mutex::new(Store::new(own))));
+        let (last_contact, store) = (LastContact::default(), Arc::new(Mutex::new(Store::new(own))));
         let (sender, mut events) = mpsc::channel(4);
         let url = Uri::from_static("https://simulated:6443");
-        drop(tokio::spawn(watch(server.client(), url, Some(NODE.to_owned()), heard.clone(), sender)));
+        drop(tokio::spawn(watch(server.client(), url, Some(NODE.to_owned()), last_contact.clone(), sender)));
         let fed = store.clone();
         drop(tokio::spawn(async move {
             while let Some(batch) = events.recv().await {
@@ -206,7 +206,7 @@ impl Simulation {
             }
             panic!("the watch has ended");
         }));
-        Self { server, heard, store, start: Instant::now() }
+        Self { server, last_contact, store, start: Instant::now() }
     }
 
     /// Waits until the agent knows exactly what the server has.
@@ -227,7 +227,7 @@ impl Simulation {
         let more = self.server.asked().split_off(asked);
         assert!(more.len() <= REST_REQUESTS_MAX, "a server that behaves is asked for {more:?}");
         assert_eq!(self.compare(&self.server.store()), Ok(()));
-        let silent = self.heard.silent_seconds();
+        let silent = self.last_contact.silent_seconds();
         assert!(silent.is_some_and(|seconds| seconds <= 310), "silent for {silent:?}");
     }
 
@@ -338,7 +338,7 @@ impl Server {
             4 | 5 => state.remove(kind, slot),
             6 => state.put(kind, slot, argument, Form::Unreadable),
             7 if argument.is_multiple_of(4) => state.put_long(kind, slot, argument),
-            8 => state.poison(),
+            8 => state.add_unreadable_object(),
             9 => state.forgotten = state.version,
             10 => {
                 state.streaming = [Streaming::Served, Streaming::Refused, Streaming::Ignored, Streaming::Failing][slot];
@@ -367,7 +367,7 @@ impl Server {
     }
 
     /// Ends all faults. Poisoned changes stay poisoned, and features that the server lacks stay missing.
-    fn mend(&self) {
+    fn remove_faults(&self) {
         let mut state = self.lock();
         state.faults.clear();
         state.outage = None;
@@ -437,13 +437,13 @@ impl Asked {
             "/api/v1/services" => ResourceKind::Services,
             "/apis/discovery.k8s.io/v1/endpointslices" => ResourceKind::EndpointSlices,
             "/api/v1/nodes" => ResourceKind::Nodes,
-            path => panic!("nobody has asked for {path}"),
+            path => panic!("a request for {path}, which no client sends"),
         };
         let version = value("resourceVersion").expect("a quorum read");
         let how = match (value("watch"), value("sendInitialEvents")) {
             (None, _) => How::Listed,
             (Some(_), Some(_)) => How::Streamed,
-            (Some(_), None) => How::Watched(version.parse().expect("a version that nobody has sent")),
+            (Some(_), None) => How::Watched(version.parse().expect("a version that the server has not sent")),
         };
         assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
         let fields = value("fieldSelector");
@@ -474,7 +474,7 @@ impl State {
         }
     }
 
-    fn poison(&mut self) {
+    fn add_unreadable_object(&mut self) {
         if let Some(last) = self.history.last_mut() {
             last.is_poisoned = true;
         }
@@ -513,7 +513,7 @@ impl State {
     }
 
     /// Removes the next fault of a response that has begun.
-    fn take_fault(&mut self, kind: ResourceKind) -> Option<Fault> {
+    fn next_fault(&mut self, kind: ResourceKind) -> Option<Fault> {
         let faults = self.faults.entry(kind).or_default();
         match faults.front()? {
             Fault::Refuse(_) | Fault::Unreachable | Fault::Mute => None,
@@ -574,7 +574,7 @@ impl Answering {
             self.text(if index == 0 { "" } else { "," }).await?;
             self.object(*slot, object).await?;
         }
-        let fault = self.server.lock().take_fault(self.kind);
+        let fault = self.server.lock().next_fault(self.kind);
         let version = if fault == Some(Fault::Versionless) { String::new() } else { version.to_string() };
         self.text(&format!(r#"],"metadata":{{"resourceVersion":"{version}"}}}}"#)).await
     }
@@ -590,7 +590,7 @@ impl Answering {
             self.event("ADDED", *slot, object).await?;
         }
         // Objects change while the list is under way.
-        let is_late = self.server.lock().take_fault(self.kind) == Some(Fault::Late);
+        let is_late = self.server.lock().next_fault(self.kind) == Some(Fault::Late);
         sleep(Duration::from_secs(if is_late { 20 } else { 2 })).await;
         loop {
             let change = self.server.lock().change_after(version, self.kind, is_sparing);
@@ -635,7 +635,7 @@ impl Answering {
 
     /// Applies the fault of this response, if it has one.
     async fn break_off(&mut self, version: u64) -> Answered {
-        let Some(fault) = self.server.lock().take_fault(self.kind) else { return Ok(()) };
+        let Some(fault) = self.server.lock().next_fault(self.kind) else { return Ok(()) };
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
         match fault {
             Fault::ErrorEvent(code) => self.line("ERROR", &status(code)).await,

@@ -67,7 +67,7 @@ impl MemoryLimit {
     pub fn killed(&self) -> u64 {
         let text = self.read(if self.is_v1 { "memory.oom_control" } else { "memory.events" });
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.parse().ok());
-        count.unwrap_or_else(|| panic!("the kernel does not count whom it kills: {text}"))
+        count.unwrap_or_else(|| panic!("the kernel does not count the processes that it kills: {text}"))
     }
 
     fn read(&self, file: &str) -> String {

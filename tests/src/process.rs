@@ -265,7 +265,7 @@ pub fn run(sandbox: &Sandbox, placement: Placement, mut command: Command, input:
         .unwrap_or_else(|error| panic!("cannot start {}: {error}", command.get_program().display()));
     let in_time = wait_for(&mut child, timeout).expect("cannot wait for a command");
     let status = in_time.map_or_else(|| end(&mut child), Ok).expect("cannot end a command");
-    let [stdout, stderr] = [stdout, stderr].map(|path| take(&path));
+    let [stdout, stderr] = [stdout, stderr].map(|path| read_and_remove(&path));
     drop(fs::remove_file(&stdin));
     assert!(in_time.is_some(), "{command:?} did not end within {timeout:?}: {stderr}");
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
@@ -273,7 +273,7 @@ pub fn run(sandbox: &Sandbox, placement: Placement, mut command: Command, input:
 }
 
 /// Reads and removes a scratch file.
-fn take(path: &Path) -> String {
+fn read_and_remove(path: &Path) -> String {
     let bytes = fs::read(path).expect("cannot read a scratch file in the sandbox");
     fs::remove_file(path).expect("cannot remove a scratch file in the sandbox");
     String::from_utf8_lossy(&bytes).into_owned()

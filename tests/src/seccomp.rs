@@ -1,5 +1,15 @@
-//! Seccomp filters that imitate a less capable kernel, for the calling thread and the threads and processes that it
-//! starts from then on.
+//! Seccomp filters that imitate a less capable kernel, or stop a thread at a system call. They are in force for the
+//! calling thread and the threads and processes that it starts from then on.
+
+use std::{
+    io, mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    ptr, slice,
+    sync::mpsc,
+    thread,
+};
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// Forbids netlink sockets.
 ///
@@ -31,8 +41,61 @@ pub fn forbid_writes_to_maps() {
     }
 }
 
+/// Runs `work` on a thread of its own. Each message that it sends to a connected socket goes to `pause` first: the
+/// message is sent when that returns.
+///
+/// # Panics
+/// When the kernel refuses the filter.
+pub fn pause_before_sends<R: Send>(work: impl FnOnce() -> R + Send, mut pause: impl FnMut(&[u8])) -> R {
+    let (sender, receiver) = mpsc::channel();
+    thread::scope(|scope| {
+        let working = scope.spawn(move || {
+            let filter = filter(libc::SYS_sendto, &[], libc::SECCOMP_RET_USER_NOTIF);
+            let listener = install(filter, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+            // SAFETY: the kernel has just made this descriptor for us.
+            sender.send(unsafe { OwnedFd::from_raw_fd(listener as RawFd) }).expect("the receiver waits");
+            work()
+        });
+        let listener: OwnedFd = receiver.recv().expect("the kernel has refused the filter");
+        while let Some(call) = next_call(&listener) {
+            let [_, message, length, ..] = call.data.args;
+            let message = ptr::with_exposed_provenance(message as usize);
+            // SAFETY: the call's arguments are a thread's of this process, which waits for the end of the call.
+            pause(unsafe { slice::from_raw_parts(message, length as usize) });
+            let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+            let mut response = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags };
+            control(&listener, libc::SECCOMP_IOCTL_NOTIF_SEND, &mut response).expect("the call waits");
+        }
+        working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The next call that waits; none when all threads with the filter have ended.
+fn next_call(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
+    let mut polled = [PollFd::new(listener, PollFlags::IN)];
+    poll(&mut polled, None).expect("a listener can be polled");
+    if !polled[0].revents().contains(PollFlags::IN) {
+        return None;
+    }
+    // SAFETY: integers only.
+    let mut call: libc::seccomp_notif = unsafe { mem::zeroed() };
+    control(listener, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut call).expect("a call waits");
+    Some(call)
+}
+
+fn control<T>(listener: &OwnedFd, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
+    // SAFETY: the argument is the structure of the request, and lives until the call returns.
+    let result = unsafe { libc::ioctl(listener.as_raw_fd(), request, ptr::from_mut(argument)) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Makes a call fail if the lower halves of its arguments, by index, have these values.
 fn refuse(call: libc::c_long, arguments: &[(u32, u32)], errno: i32) {
+    install(filter(call, arguments, libc::SECCOMP_RET_ERRNO | errno as u32), 0);
+}
+
+/// A filter with an action for a call if the lower halves of its arguments, by index, have these values.
+fn filter(call: libc::c_long, arguments: &[(u32, u32)], action: u32) -> Vec<libc::sock_filter> {
     const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
         libc::sock_filter { code: code as u16, jt, jf, k }
     }
@@ -48,13 +111,16 @@ fn refuse(call: libc::c_long, arguments: &[(u32, u32)], errno: i32) {
         let to_the_end = 2 * (compared.len() - index) as u8 - 1;
         filter.extend([instruction(LOAD, 0, 0, offset), instruction(UNLESS, 0, to_the_end, value)]);
     }
-    filter.extend([
-        instruction(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
-        instruction(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ]);
+    filter.extend([instruction(RETURN, 0, 0, action), instruction(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW)]);
+    filter
+}
+
+/// Installs a filter. With a flag that asks for a listener, returns that.
+fn install(mut filter: Vec<libc::sock_filter>, flags: libc::c_ulong) -> libc::c_long {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     rustix::thread::set_no_new_privs(true).expect("cannot give up new privileges");
-    // SAFETY: the program and what it points to live until the call returns; the kernel copies both.
-    let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
-    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the program and its instructions live until the call returns; the kernel copies both.
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
+    assert!(result >= 0, "{}", io::Error::last_os_error());
+    result
 }

@@ -104,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_ended_takes_nothing_away() {
+    fn ended_threads_do_not_reduce_the_count() {
         let sleeps = |counts: &[(&str, u64)]| Sleeps(counts.iter().map(|&(thread, n)| (thread.into(), n)).collect());
         assert_eq!(sleeps(&[("1", 7), ("3", 2)]).since(&sleeps(&[("1", 5), ("2", 100)])), 4);
     }
 
     #[test]
-    fn this_process_uses_something() {
+    fn the_memory_and_cpu_time_of_a_process_are_read() {
         let own = std::process::id();
         let memory = Memory::of(own);
         assert!(memory.anonymous > 0 && memory.resident >= memory.anonymous && memory.peak >= memory.resident);

@@ -32,13 +32,13 @@ pub struct Receipt {
 /// A record shared by any number of servers.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
-    notebook: Arc<Notebook>,
+    record: Arc<Record>,
 }
 
 #[derive(Debug, Default)]
-struct Notebook {
-    notes: Mutex<HashMap<Token, Vec<Receipt>>>,
-    noted: Condvar,
+struct Record {
+    receipts: Mutex<HashMap<Token, Vec<Receipt>>>,
+    added: Condvar,
 }
 
 impl Witness {
@@ -52,7 +52,7 @@ impl Witness {
             let mut token = Token::default();
             while signals.wait_for(&stream) {
                 stream.read_exact(&mut token)?;
-                witness.note(token, &name, client);
+                witness.add(token, &name, client);
                 stream.write_all(&answer(token, &name))?;
             }
             Ok(())
@@ -75,7 +75,7 @@ impl Witness {
             while signals.wait_for(&socket) {
                 // An error here belongs to an earlier answer that had no receiver.
                 if let Ok((_, client)) = socket.recv_from(&mut token) {
-                    witness.note(token, &name, client);
+                    witness.add(token, &name, client);
                     drop(socket.send_to(&answer(token, &name), client));
                 }
             }
@@ -84,22 +84,22 @@ impl Witness {
 
     /// The servers that have received a token so far.
     pub fn receipts(&self, token: Token) -> Vec<Receipt> {
-        self.notes().get(&token).cloned().unwrap_or_default()
+        self.lock().get(&token).cloned().unwrap_or_default()
     }
 
     /// The servers that have received a token, once there is one; none after `timeout`.
     pub fn wait(&self, token: Token, timeout: Duration) -> Vec<Receipt> {
-        drop(self.notebook.noted.wait_timeout_while(self.notes(), timeout, |notes| !notes.contains_key(&token)));
+        drop(self.record.added.wait_timeout_while(self.lock(), timeout, |receipts| !receipts.contains_key(&token)));
         self.receipts(token)
     }
 
-    fn note(&self, token: Token, server: &str, client: SocketAddr) {
-        self.notes().entry(token).or_default().push(Receipt { server: server.to_owned(), client });
-        self.notebook.noted.notify_all();
+    fn add(&self, token: Token, server: &str, client: SocketAddr) {
+        self.lock().entry(token).or_default().push(Receipt { server: server.to_owned(), client });
+        self.record.added.notify_all();
     }
 
-    fn notes(&self) -> MutexGuard<'_, HashMap<Token, Vec<Receipt>>> {
-        self.notebook.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<Token, Vec<Receipt>>> {
+        self.record.receipts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

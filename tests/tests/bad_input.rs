@@ -131,7 +131,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
             "no-text",
             "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
              clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\nusers: [{name: u, user: {token: [t]}}]\n",
-            "user u",
+            "line 4",
         ),
     ] {
         let path = file(name, text);
@@ -154,7 +154,7 @@ fn an_error_is_one_line_also_where_backtraces_are_wanted() {
 }
 
 #[test]
-fn outside_a_pod_without_any_source_it_says_what_to_pass() {
+fn without_a_source_outside_a_pod_the_error_names_the_flags() {
     let sandbox = Sandbox::for_test();
     run_fails(&sandbox, &[], 1, &["--kubeconfig", "--manifests"]);
     run_fails(&sandbox, &["--apiserver", "https://127.0.0.1:1"], 1, &["--kubeconfig", "serviceaccount"]);
@@ -194,7 +194,7 @@ fn script(sandbox: &Sandbox, text: &str) -> Output {
 }
 
 #[test]
-fn without_cgroup2_in_the_kernel_it_says_so() {
+fn a_kernel_without_cgroup2_is_named() {
     let sandbox = Sandbox::for_test();
     let output = script(
         &sandbox,
@@ -319,7 +319,7 @@ fn manifests_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn a_service_that_cannot_be_explained_is_told_why() {
+fn explain_names_why_a_service_is_not_in_the_table() {
     let sandbox = Sandbox::for_test();
     let headless = Service::new("headless").headless().tcp("http", 80, 80);
     let external = Service::new("external").cluster_ips(["10.96.0.11"]).spec("type", json!("ExternalName"));
@@ -467,7 +467,10 @@ fn a_manifest_directory_that_goes_and_comes_back_is_followed() {
 #[test]
 fn every_flag_can_come_from_the_environment() {
     let sandbox = Sandbox::for_test();
-    let mut agent = Agent::new(&sandbox).env("CPROXY_MANIFESTS", good(&sandbox)).start();
+    // An empty variable counts as absent.
+    let empty = ["CPROXY_CONFIG", "CPROXY_APISERVER", "CPROXY_LOG_LEVEL", "CPROXY_NODE_IP"];
+    let agent = empty.into_iter().fold(Agent::new(&sandbox), |agent, variable| agent.env(variable, ""));
+    let mut agent = agent.env("CPROXY_MANIFESTS", good(&sandbox)).start();
     agent.wait_ready(SYNC);
     assert!(pins(&sandbox).object("connect4").exists());
 }

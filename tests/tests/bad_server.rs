@@ -188,7 +188,7 @@ fn a_list_of_100_megabytes_takes_no_more_memory_than_its_longest_object() {
 }
 
 #[test]
-fn an_answer_without_end_is_given_up_and_named() {
+fn a_response_without_end_is_given_up_and_named() {
     let usual = usual_peak_kib();
     let endless = |start: &'static str, more: &'static [u8]| {
         move |_: &str| Reply::chunks(iter::once(start.as_bytes().to_vec()).chain(iter::repeat(more.repeat(4096))))
@@ -213,7 +213,7 @@ fn an_answer_without_end_is_given_up_and_named() {
 }
 
 #[test]
-fn a_broken_or_meaningless_answer_is_asked_for_again() {
+fn a_broken_or_meaningless_response_is_requested_again() {
     let half = |target: &str| {
         let mut event = event("ADDED", &object(target));
         event.truncate(event.len() / 2);
@@ -221,8 +221,8 @@ fn a_broken_or_meaningless_answer_is_asked_for_again() {
     };
     let half_list = |target: &str| list(&[object(target)], "").replace("}]", "");
     let is_list: fn(&str) -> bool = |target| !is_watch(target);
-    let no_end = "the answer ended before the list was complete";
-    let cut = "the connection was closed in the middle of the answer";
+    let no_end = "the response ended before the list was complete";
+    let cut = "the connection was closed in the middle of the response";
     let answers: [(Answer, &str); 9] = [
         (Box::new(at_first(2, is_list_streamed, move |target| Reply::chunks([half(target)]).cut(), streamed)), cut),
         (Box::new(at_first(1, is_list_streamed, move |target| Reply::chunks([half(target)]), streamed)), "EOF while"),
@@ -296,7 +296,7 @@ fn pages_are_followed_and_start_anew_when_they_have_expired() {
             Some("first%2B%2F%3D") if !std::mem::replace(&mut has_expired, true) => Reply::error(410),
             Some("first%2B%2F%3D") => Reply::text(list(&[], "second")),
             Some("second") => Reply::text(list(&[object(target)], "")),
-            Some(next) => panic!("nobody has said to continue with {next}"),
+            Some(next) => panic!("no response continues with {next}"),
         }
     });
     let mut agent = start(&sandbox, &api);
@@ -317,7 +317,7 @@ fn pages_are_followed_and_start_anew_when_they_have_expired() {
 
 /// Kubernetes before 1.31 does not know the field that excludes headless Services.
 #[test]
-fn a_server_that_does_not_know_a_field_is_asked_without_it() {
+fn a_field_that_the_server_does_not_know_is_left_out_of_requests() {
     for well in [streamed, listed] {
         let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, move |target| {
@@ -325,7 +325,7 @@ fn a_server_that_does_not_know_a_field_is_asked_without_it() {
         });
         let mut agent = start(&sandbox, &api);
         assert_serves(&sandbox, &mut agent);
-        agent.wait_log("asking without fieldSelector spec.clusterIP!=None", PATIENCE);
+        agent.wait_log("trying again without fieldSelector spec.clusterIP!=None", PATIENCE);
         assert!(!agent.log().contains("WARN"), "{}", agent.log());
         let asked = api.asked().into_iter().filter(|target| target.contains("fieldSelector"));
         assert_eq!(asked.count(), 1, "once is enough");
@@ -369,7 +369,7 @@ fn an_object_deleted_while_a_list_is_streamed_is_gone() {
 }
 
 #[test]
-fn an_unreadable_event_is_not_asked_for_at_the_same_place_for_ever() {
+fn an_event_that_stays_unreadable_leads_to_a_new_list() {
     let sandbox = Sandbox::for_test();
     let mut lists = 0;
     let api = Api::serve(&sandbox, move |target| {
@@ -385,7 +385,7 @@ fn an_unreadable_event_is_not_asked_for_at_the_same_place_for_ever() {
         Reply::chunks(both.into_iter().take(lists).chain([list_end()]).collect::<Vec<_>>())
     });
     let mut agent = start(&sandbox, &api);
-    agent.wait_log("the answer cannot be read at Service default/web: ", PATIENCE);
+    agent.wait_log("the response cannot be read at Service default/web: ", PATIENCE);
     wait_for_both(&sandbox);
     let watches = api.asked().into_iter().filter(|target| target.contains("/services?"));
     let are_lists: Vec<_> = watches.map(|target| is_list_streamed(&target)).take(4).collect();
@@ -443,7 +443,7 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
 
 /// Proxy variables in a pod's environment are meant for its applications.
 #[test]
-fn proxies_of_the_environment_are_no_concern_of_the_agent() {
+fn proxies_of_the_environment_are_ignored() {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, streamed);
     let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--pod-ip", "10.244.0.9"]);
@@ -454,7 +454,7 @@ fn proxies_of_the_environment_are_no_concern_of_the_agent() {
 }
 
 #[test]
-fn a_server_that_ignores_the_wish_for_a_streamed_list_is_listed() {
+fn a_server_that_ignores_the_request_for_a_streamed_list_is_listed() {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         if !is_list_streamed(target) {

@@ -105,7 +105,7 @@ fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
 }
 
 #[test]
-fn without_privileges_it_names_the_capabilities_and_what_it_could_not_try() {
+fn without_privileges_missing_capabilities_and_skipped_checks_are_named() {
     let sandbox = Sandbox::for_test();
     let none = script(&sandbox, "exec setpriv --bounding-set=-all --inh-caps=-all $cproxy check");
     assert_missing(
@@ -160,7 +160,7 @@ fn confined(sandbox: &Sandbox, outside: &str, inside: &str) -> Output {
 }
 
 #[test]
-fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
+fn the_cgroup_root_is_recognised_at_any_mount_point() {
     let sandbox = Sandbox::for_test();
     // The mount is listed before or after the private one, and its path has a blank.
     for (name, outside, inside) in [
@@ -184,7 +184,7 @@ fn the_root_is_known_by_what_it_is_wherever_it_is_mounted() {
 
 /// This happens in a container without a mount of the machine's cgroups.
 #[test]
-fn a_cgroup_below_the_root_is_said_loudly_by_all() {
+fn a_cgroup_below_the_root_is_a_warning_of_every_command() {
     let sandbox = Sandbox::for_test();
     let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
     manifest::write(&sandbox.manifest_dir(), "web.json", [service.into()]);
@@ -204,7 +204,7 @@ fn a_cgroup_below_the_root_is_said_loudly_by_all() {
 }
 
 #[test]
-fn each_thing_that_is_missing_has_its_own_line() {
+fn each_missing_requirement_has_its_own_line() {
     let sandbox = Sandbox::for_test();
     let old = script(&sandbox, "exec setarch --uname-2.6 $cproxy check");
     assert_missing(&old, &["kernel"], &["kernel 2.6.", "too old", "5.13"]);
@@ -218,7 +218,7 @@ fn each_thing_that_is_missing_has_its_own_line() {
 }
 
 #[test]
-fn it_says_where_the_hooks_are_and_that_they_are_gone() {
+fn check_names_the_hooked_cgroup_until_the_hooks_are_gone() {
     let sandbox = Sandbox::for_test();
     let attached = || {
         let output = cproxy(&sandbox, &["check"]);

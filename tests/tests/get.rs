@@ -133,7 +133,7 @@ fn sockets_of_every_form_are_listed_and_others_are_not() {
     );
     let lines = lines(&text);
     assert_eq!(lines.len(), 7, "{text:?}");
-    assert_no_complaint(&text);
+    assert_no_error(&text);
     assert_eq!(lines.first().unwrap(), "PROTOCOL LOCAL FRONTEND BACKEND STATE SERVICE NETNS UID PROCESS");
     assert!(lines.contains(&expected), "{expected} is missing in {text:?}");
 
@@ -169,7 +169,7 @@ impl Drop for Killed {
 }
 
 #[test]
-fn a_socket_is_told_with_its_user_its_process_and_its_network_namespace() {
+fn a_socket_is_listed_with_its_user_process_and_network_namespace() {
     let world = start();
     let elsewhere = world.sandbox.neighbour(["192.0.2.1"]);
     let (socket, netns) = elsewhere.run(|| (udp(Form::V4.web()), netns()));
@@ -211,12 +211,12 @@ fn a_kernel_without_socket_monitoring_shows_the_same() {
     world.set_pods([2]);
     let sandbox = &world.sandbox;
     let output = changed(forbid_netlink, || cproxy(sandbox, &["get", "sockets", "-o", "json"]));
-    assert_no_complaint(&output);
+    assert_no_error(&output);
     assert_same(output.json().as_array().unwrap(), clients.rows("stale", "stale"));
 }
 
 #[test]
-fn nothing_writes_to_maps() {
+fn get_writes_to_no_map() {
     let world = start();
     let clients = Clients::connect();
     let sandbox = &world.sandbox;
@@ -255,7 +255,7 @@ fn a_missing_table_or_capability_is_named_in_one_line() {
 
 /// Checks for the absence of complaints, except about processes that this user may not inspect.
 #[track_caller]
-fn assert_no_complaint(output: &Output) {
+fn assert_no_error(output: &Output) {
     let unseen = "cproxy: network namespaces and processes that may not be looked into";
     assert!(output.stderr.lines().all(|line| line.starts_with(unseen)), "{output:?}");
 }
@@ -271,7 +271,7 @@ fn assert_failed(output: &Output, words: &[&str]) {
 /// A ready backend, a terminating one and one that has gone, behind a Service with two addresses; the first of them is
 /// also behind another Service.
 #[test]
-fn backends_are_told_with_the_frontends_that_lead_to_them() {
+fn backends_are_listed_with_their_frontends() {
     let sandbox = Sandbox::for_test();
     let web = Service::new("web").cluster_ips([WEB.v4]).tcp("http", 80, TCP).spec("externalIPs", json!(["192.0.2.10"]));
     let slice = Slice::v4("web").tcp("http", TCP).ready([pod(1).v4, pod(10).v4]);

@@ -185,7 +185,7 @@ fn children_are_where_they_were_put() {
 }
 
 #[test]
-fn a_daemon_is_watched() {
+fn the_log_and_the_end_of_a_daemon_are_observed() {
     let sandbox = Sandbox::for_test();
     let mut command = Command::new("sh");
     command.args(["-c", "trap 'echo bye; exit 7' TERM; echo hello; while :; do sleep 0.01; done"]);
@@ -199,7 +199,7 @@ fn a_daemon_is_watched() {
 }
 
 #[test]
-fn an_agent_is_told_where_it_is() {
+fn an_agent_gets_the_paths_of_its_sandbox() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::for_test();
     let script = "#!/bin/sh\necho \"$@\"\ntest \"$8\" = --fail && exit 9\n: >\"$7/ready\"\nexec sleep 1000\n";

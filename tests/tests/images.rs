@@ -97,7 +97,7 @@ fn the_same_bytes_come_out_twice() {
 }
 
 #[test]
-fn the_rootfs_has_the_agent_and_what_starts_it() {
+fn the_rootfs_has_the_agent_and_its_units() {
     let scratch = Scratch::new("rootfs");
     image("rootfs", "022", &scratch.0);
     let list = output(command("busybox", &["tar", "-tvf"]).arg(scratch.0.join("rootfs.tar")));
@@ -117,7 +117,7 @@ fn the_rootfs_has_the_agent_and_what_starts_it() {
 }
 
 #[test]
-fn systemd_takes_the_units() {
+fn systemd_accepts_the_units() {
     let scratch = Scratch::new("units");
     image("rootfs", "022", &scratch.0);
     let root = scratch.0.join("root");
@@ -138,7 +138,7 @@ fn systemd_takes_the_units() {
 }
 
 #[test]
-fn container_tools_take_the_layout() {
+fn container_tools_accept_the_layout() {
     let scratch = Scratch::new("oci");
     image("oci", "022", &scratch.0);
     let dir = format!("{}/oci", scratch.path());
@@ -158,7 +158,7 @@ fn container_tools_take_the_layout() {
 }
 
 #[test]
-fn shells_take_the_scripts() {
+fn shells_accept_the_scripts() {
     let images = repository().join("images");
     for script in ["init", "rootfs/usr/share/cproxy/init.d", "kata/prestart/10-cproxy"].map(|name| images.join(name)) {
         assert_ne!(script.metadata().unwrap().permissions().mode() & 0o100, 0, "{}", script.display());
@@ -252,12 +252,12 @@ fn init_runs_the_workload_when_services_work() {
     assert!(log.contains("init: ending with 1") && !log.contains("arguments"), "{log}");
     let cmdline = "cproxy.manifests=/none cproxy.timeout=100ms cproxy.for=web cproxy.on-timeout=start -- /bin/echo in spite of that\n";
     let (_, log) = boot(&sandbox, &root, cmdline, "/init");
-    assert!(log.contains("it looks like default/web; waiting without it"), "{log}");
+    assert!(log.contains("expected a name like default/web; waiting without it"), "{log}");
     assert!(log.contains("\nin spite of that\n") && log.contains("init: ending with 0"), "{log}");
 }
 
 #[test]
-fn the_sysv_script_starts_stops_and_tells() {
+fn the_sysv_script_starts_stops_and_reports_its_status() {
     let sandbox = Sandbox::for_test();
     let root = guest(&sandbox);
     let text = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\

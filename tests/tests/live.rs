@@ -295,7 +295,7 @@ fn one_port_number_serves_two_protocols_and_names_match_by_name() {
 }
 
 #[test]
-fn readiness_and_termination_decide_who_gets_connections() {
+fn readiness_and_termination_decide_which_pods_get_connections() {
     let live = start();
     let put = |endpoints: [Endpoint; 3]| {
         let slice = endpoints.into_iter().fold(Slice::v4("web").tcp("http", TCP), Slice::endpoint);
@@ -337,13 +337,13 @@ fn the_hooks_outlive_the_agent_and_a_new_agent_takes_over() {
     live.wait_for_pods([2]);
     assert_eq!(echo::ask_name(vips(80)[1].1).unwrap(), "pod-2");
     assert!(agent.stop().success(), "SIGTERM is a clean end");
-    assert!(!agent.is_ready(), "nobody follows any more");
+    assert!(!agent.is_ready(), "no agent follows any more");
     assert_eq!(echo::ask_name(vips(80)[2].1).unwrap(), "pod-2", "the hooks stay");
     echo::ping_tcp(&established, "still there").unwrap();
 }
 
 #[test]
-fn cleanup_removes_what_is_ours_and_nothing_else() {
+fn cleanup_removes_our_links_and_pins_and_nothing_else() {
     let mut live = start();
     let foreign = PinDir::new(&live.sandbox.pin_dir()).object("somebody_elses");
     let mut map = Array::<MapData, u32>::create(1, 0).unwrap();
@@ -357,7 +357,7 @@ fn cleanup_removes_what_is_ours_and_nothing_else() {
     assert!(cleanup.stderr.contains("somebody_elses"), "{}", cleanup.stderr);
     assert!(foreign.exists());
     live.sandbox.add_address(WEB.v4);
-    assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
+    assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)), "no server listens on the VIP itself");
     std::fs::remove_file(&foreign).unwrap();
     cproxy(&live.sandbox, &["cleanup"]).success();
     assert!(!live.sandbox.pin_dir().exists());
@@ -375,7 +375,7 @@ fn cleanup_removes_a_link_that_never_came_into_its_place() {
     assert_eq!(cleanup.stderr, "");
     assert!(!live.sandbox.pin_dir().exists());
     live.sandbox.add_address(WEB.v4);
-    assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)), "nobody listens on the VIP itself");
+    assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)), "no server listens on the VIP itself");
 }
 
 /// The state after an interrupted installation, or a manual removal.

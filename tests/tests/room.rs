@@ -37,12 +37,12 @@ fn serve(sandbox: &Sandbox) -> Server {
 /// Writes the Service with the pod that answers and `others` that do not.
 fn write_web(sandbox: &Sandbox, others: u16) {
     let web = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
-    let slice = Slice::v4("web").tcp("http", 8080).ready(absent(others).chain([POD.to_owned()]));
+    let slice = Slice::v4("web").tcp("http", 8080).ready(addresses_without_servers(others).chain([POD.to_owned()]));
     manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(web), slice.into()]);
 }
 
 /// Addresses of `count` pods that do not exist.
-fn absent(count: u16) -> impl Iterator<Item = String> {
+fn addresses_without_servers(count: u16) -> impl Iterator<Item = String> {
     (0..count).map(|pod| format!("10.245.{}.{}", pod / 250, pod % 250 + 1))
 }
 
@@ -52,7 +52,7 @@ fn write_others(sandbox: &Sandbox, services: u16, endpoints: u16) {
         let name = format!("other-{index}");
         let vip = format!("10.96.{}.{}", index / 250 + 1, index % 250 + 1);
         let service = Service::new(&name).cluster_ips([vip]).tcp("http", 80, 8080);
-        [Value::from(service), Slice::v4(&name).tcp("http", 8080).ready(absent(endpoints)).into()]
+        [Value::from(service), Slice::v4(&name).tcp("http", 8080).ready(addresses_without_servers(endpoints)).into()]
     });
     manifest::write(&sandbox.manifest_dir(), "others.json", objects);
 }
@@ -62,14 +62,14 @@ fn room(sandbox: &Sandbox) -> (u64, u64) {
 }
 
 /// Names of the Services in the kernel's table.
-fn served(sandbox: &Sandbox) -> BTreeSet<String> {
+fn served_services(sandbox: &Sandbox) -> BTreeSet<String> {
     let name = |row: &Value| row.get("service").and_then(Value::as_str).unwrap_or_default().to_owned();
     rows(sandbox, "services").iter().map(name).collect()
 }
 
 fn wait_for_services(sandbox: &Sandbox, count: usize) {
     eventually(SYNC, "the table follows", || {
-        let now = served(sandbox).len();
+        let now = served_services(sandbox).len();
         if now == count { Ok(()) } else { Err(format!("{now} Services, not {count}")) }
     });
 }
@@ -87,17 +87,17 @@ fn ask() {
 }
 
 /// Sizes of the maps of a small table.
-fn least() -> (u64, u64) {
+fn least_room() -> (u64, u64) {
     let least = KernelMaps::LIMITS.least;
     (least.frontends.into(), least.slots.into())
 }
 
 #[test]
-fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
+fn the_maps_grow_and_shrink_with_the_data_and_no_connect_fails() {
     let sandbox = Sandbox::for_test();
     let _server = serve(&sandbox);
     let mut agent = start_agent(&sandbox);
-    assert_eq!(room(&sandbox), least());
+    assert_eq!(room(&sandbox), least_room());
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         let done = Done(&is_done);
@@ -119,7 +119,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
         }
         manifest::write(&sandbox.manifest_dir(), "others.json", []);
         wait_for_services(&sandbox, 1);
-        wait_for_room(&sandbox, least());
+        wait_for_room(&sandbox, least_room());
         // A new agent uses the maps that are in force.
         write_others(&sandbox, 300, 10);
         wait_for_services(&sandbox, 301);
@@ -129,7 +129,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_notices() {
         drop(done);
         assert!(asked.join().unwrap() > 100);
     });
-    assert_eq!(served(&sandbox).len(), 301);
+    assert_eq!(served_services(&sandbox).len(), 301);
 }
 
 /// The agent was killed before it put a new map in force.
@@ -144,7 +144,7 @@ fn a_replacement_that_was_broken_off_is_no_harm() {
     let unused = ["FRONTENDS_0", "FRONTENDS_1"].map(|name| pins.object(name)).into_iter().find(|path| !path.exists());
     stray.pin(unused.as_ref().unwrap()).unwrap();
     ask();
-    assert_eq!(served(&sandbox).len(), 1, "whoever reads finds the map in force");
+    assert_eq!(served_services(&sandbox).len(), 1, "readers find the map in force");
     let _agent = start_agent(&sandbox);
     ask();
     write_others(&sandbox, 300, 1);
@@ -154,8 +154,35 @@ fn a_replacement_that_was_broken_off_is_no_harm() {
     assert_eq!(pinned, 1, "the stray one went with the next replacement");
 }
 
+/// The pin of a replaced map cannot be removed; it takes the name that the next replacement needs.
 #[test]
-fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
+fn a_replacement_that_fails_leaves_the_map_in_force_as_it_is() {
+    let sandbox = Sandbox::for_test();
+    let _server = serve(&sandbox);
+    let mut agent = start_agent(&sandbox);
+    let pins = PinDir::new(&sandbox.pin_dir());
+    let both = ["FRONTENDS_0", "FRONTENDS_1"].map(|name| pins.object(name));
+    let in_force = both.iter().find(|path| path.exists()).unwrap();
+    rustix::mount::mount_bind(in_force, in_force).unwrap();
+    write_others(&sandbox, 300, 1);
+    wait_for_services(&sandbox, 301);
+    ask();
+    assert!(both.iter().all(|path| path.exists()), "the first pin is busy");
+    // The agent writes the map that the programs read.
+    write_others(&sandbox, 301, 1);
+    wait_for_services(&sandbox, 302);
+    write_others(&sandbox, 600, 1);
+    agent.wait_log("the table is read back and written anew", SYNC);
+    assert!(served_services(&sandbox).len() >= 302);
+    ask();
+    rustix::mount::unmount(in_force, rustix::mount::UnmountFlags::empty()).unwrap();
+    wait_for_services(&sandbox, 601);
+    ask();
+    agent.kill();
+}
+
+#[test]
+fn without_memory_the_present_table_is_served_and_the_rest_is_named() {
     let sandbox = Sandbox::for_test();
     let _server = serve(&sandbox);
     start_agent(&sandbox).kill();
@@ -178,7 +205,7 @@ fn without_memory_what_is_there_is_served_and_the_rest_is_named() {
             write_others(&sandbox, 300, 1);
             agent.wait_log("no room for more than 256 frontends", SYNC);
             (0..20).for_each(|_| ask());
-            let served = served(&sandbox);
+            let served = served_services(&sandbox);
             assert!(served.contains("default/web") && served.len() > 100, "{served:?}");
             agent.kill();
         });

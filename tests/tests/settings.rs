@@ -140,7 +140,7 @@ fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
 }
 
 #[test]
-fn affinity_policy_and_what_serves_are_read_back_from_the_kernel() {
+fn affinity_policy_and_serving_backends_are_read_back_from_the_kernel() {
     let sandbox = Sandbox::for_test();
     let sticky = Service::new("sticky").cluster_ips([VIP]).tcp("http", 80, 8080).client_ip_affinity(60);
     let local = Service::new("local").cluster_ips(["10.96.0.11"]).tcp("http", 80, 8080);

@@ -1,4 +1,4 @@
-//! Closing of stale sockets, with real sockets of every form: the sockets that a pass closes, and above all those it
+//! ClosingAgent of stale sockets, with real sockets of every form: the sockets that a pass closes, and above all those it
 //! must not close.
 //!
 //! In the first half the tests connect to backends themselves and write the programs' state; in the second half the
@@ -30,7 +30,7 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{RunningAgent, eventually},
     sandbox::{Netns, Sandbox},
-    seccomp::forbid_netlink,
+    seccomp::{forbid_netlink, pause_before_sends},
     usage,
     world::{Form, PORT, SYNC, TCP, UDP, WEB, World, counter, pod, pod_name, rows, slices, start_agent, web},
 };
@@ -43,7 +43,7 @@ use rustix::{
 use serde_json::Value;
 
 /// A sandbox with pods 1 to 3 behind a Service, and an agent on the manifests.
-struct Stale {
+struct Fixture {
     world: World,
     pins: PinDir,
     states: SkStorage<MapData, SocketState>,
@@ -62,7 +62,7 @@ fn objects(conditions: impl Fn(u8) -> Option<Conditions>) -> Vec<Value> {
     std::iter::once(web().into()).chain(slices).collect()
 }
 
-impl Stale {
+impl Fixture {
     fn start() -> Self {
         let addresses = |sandbox: &Sandbox| {
             sandbox.add_addresses((1..=3).flat_map(|number| pod(number).addresses()));
@@ -131,18 +131,18 @@ impl Stale {
     /// A UDP socket that is connected to a pod, with the state of a connection to the VIP.
     fn translated_udp(&mut self, form: Form, pod: u8) -> UdpSocket {
         let socket = Self::udp(form, pod);
-        self.remember(&socket, form.web(), form.pod(pod, UDP));
+        self.store_translation(&socket, form.web(), form.pod(pod, UDP));
         socket
     }
 
     fn translated_tcp(&mut self, form: Form, pod: u8) -> TcpStream {
         let socket = TcpStream::connect(form.pod(pod, TCP)).unwrap();
-        self.remember(&socket, form.web(), form.pod(pod, TCP));
+        self.store_translation(&socket, form.web(), form.pod(pod, TCP));
         socket
     }
 
     /// Writes the programs' state for a socket that connects to `vip` and gets `backend`.
-    fn remember(&mut self, socket: &impl AsRawFd, vip: SocketAddr, backend: SocketAddr) {
+    fn store_translation(&mut self, socket: &impl AsRawFd, vip: SocketAddr, backend: SocketAddr) {
         let (vip, vip_port) = words(vip);
         let (backend, backend_port) = words(backend);
         let peer = Translation { vip, backend, vip_port, backend_port, slot: 0 };
@@ -202,10 +202,10 @@ fn assert_untouched(socket: &impl AsFd) {
 
 #[test]
 fn udp_sockets_of_every_form_are_closed_when_their_backend_goes() {
-    let mut stale = Stale::start();
+    let mut stale = Fixture::start();
     let gone = Form::ALL.map(|form| stale.translated_udp(form, 3));
     let serving = Form::ALL.map(|form| stale.translated_udp(form, 2));
-    assert_eq!(stale.closes(Mode::All), 0, "everybody serves");
+    assert_eq!(stale.closes(Mode::All), 0, "all serve");
     stale.keep_pods(&[1, 2]);
     assert_eq!(stale.closes(Mode::None), 0);
     assert_eq!(stale.closes(Mode::Udp), 3);
@@ -220,19 +220,19 @@ fn udp_sockets_of_every_form_are_closed_when_their_backend_goes() {
 
 #[test]
 fn a_blocked_receive_returns_when_its_socket_is_closed() {
-    let mut stale = Stale::start();
+    let mut stale = Fixture::start();
     let socket = stale.translated_udp(Form::V4, 3);
     socket.set_read_timeout(Some(SYNC)).unwrap();
     stale.keep_pods(&[1]);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| socket.recv(&mut [0; 16]));
-        eventually(SYNC, "somebody waits", || {
+        eventually(SYNC, "a thread waits in the call", || {
             let waits = fs::read_dir("/proc/self/task").unwrap().flatten().any(|thread| {
                 let call = fs::read_to_string(thread.path().join("syscall")).unwrap_or_default();
                 // The call is recvfrom(2) on this socket.
                 call.starts_with(&format!("45 {:#x} ", socket.as_raw_fd()))
             });
-            if waits || cfg!(not(target_arch = "x86_64")) { Ok(()) } else { Err("nobody") }
+            if waits || cfg!(not(target_arch = "x86_64")) { Ok(()) } else { Err("no thread does") }
         });
         assert_eq!(stale.closes(Mode::Udp), 1);
         assert_eq!(waiting.join().unwrap().unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
@@ -241,22 +241,22 @@ fn a_blocked_receive_returns_when_its_socket_is_closed() {
 
 #[test]
 fn sockets_that_are_not_connected_through_us_are_left_alone() {
-    let mut stale = Stale::start();
-    let never_through_us = Form::ALL.map(|form| Stale::udp(form, 3));
+    let mut stale = Fixture::start();
+    let never_through_us = Form::ALL.map(|form| Fixture::udp(form, 3));
     let reconnected = Form::ALL.map(|form| stale.translated_udp(form, 3));
     let to_itself = Form::ALL.map(|form| {
-        let socket = Stale::udp(form, 3);
-        stale.remember(&socket, form.pod(3, UDP), form.pod(3, UDP));
+        let socket = Fixture::udp(form, 3);
+        stale.store_translation(&socket, form.pod(3, UDP), form.pod(3, UDP));
         socket
     });
     let another_port = Form::ALL.map(|form| {
-        let socket = Stale::udp(form, 3);
-        stale.remember(&socket, form.web(), form.pod(3, UDP + 1));
+        let socket = Fixture::udp(form, 3);
+        stale.store_translation(&socket, form.web(), form.pod(3, UDP + 1));
         socket
     });
     let unconnected = Form::ALL.map(|form| {
         let socket = UdpSocket::bind(form.wildcard()).unwrap();
-        stale.remember(&socket, form.web(), form.pod(3, UDP));
+        stale.store_translation(&socket, form.web(), form.pod(3, UDP));
         socket
     });
     stale.keep_pods(&[1, 2]);
@@ -273,7 +273,7 @@ fn sockets_that_are_not_connected_through_us_are_left_alone() {
 /// Moves one backend of each frontend from the eligible ones to those that only serve, and back.
 #[test]
 fn a_backend_that_still_serves_keeps_its_sockets() {
-    let mut stale = Stale::start();
+    let mut stale = Fixture::start();
     let sockets: Vec<_> = Form::ALL.into_iter().flat_map(|form| [1, 2, 3].map(|pod| (form, pod))).collect();
     let sockets: Vec<_> = sockets.into_iter().map(|(form, pod)| stale.translated_udp(form, pod)).collect();
     let map = |name: &str| MapData::from_pin(stale.pins.object(name)).unwrap();
@@ -298,8 +298,8 @@ fn a_backend_that_still_serves_keeps_its_sockets() {
 }
 
 #[test]
-fn tcp_is_closed_where_that_is_asked_for() {
-    let mut stale = Stale::start();
+fn tcp_connections_are_closed_in_mode_all() {
+    let mut stale = Fixture::start();
     // The servers do not accept, so they do not answer the half-closed connections with a FIN.
     let pods = [2, 3].map(|pod| [Form::V4, Form::V6].map(|form| form.pod(pod, TCP)));
     let _listeners: Vec<_> = pods.as_flattened().iter().map(|pod| TcpListener::bind(pod).unwrap()).collect();
@@ -316,8 +316,8 @@ fn tcp_is_closed_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
-    let mut stale = Stale::start();
+fn a_deleted_service_ends_its_udp_sockets_but_no_tcp() {
+    let mut stale = Fixture::start();
     let _servers = stale.tcp_servers();
     let udp = Form::ALL.map(|form| stale.translated_udp(form, 1));
     let tcp = Form::ALL.map(|form| stale.translated_tcp(form, 1));
@@ -328,8 +328,8 @@ fn a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
 }
 
 #[test]
-fn sockets_with_the_same_addresses_are_told_apart() {
-    let mut stale = Stale::start();
+fn sockets_with_the_same_addresses_are_distinguished() {
+    let mut stale = Fixture::start();
     let twins: Vec<_> = [false, true, true, false, true]
         .map(|is_ours| {
             let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
@@ -337,7 +337,7 @@ fn sockets_with_the_same_addresses_are_told_apart() {
             rustix::net::bind(&socket, &"127.0.0.1:4660".parse::<SocketAddr>().unwrap()).unwrap();
             rustix::net::connect(&socket, &Form::V4.pod(3, UDP)).unwrap();
             if is_ours {
-                stale.remember(&socket, Form::V4.web(), Form::V4.pod(3, UDP));
+                stale.store_translation(&socket, Form::V4.web(), Form::V4.pod(3, UDP));
             }
             (is_ours, socket)
         })
@@ -353,7 +353,7 @@ fn sockets_with_the_same_addresses_are_told_apart() {
 
 #[test]
 fn a_socket_with_many_owners_is_closed_once() {
-    let mut stale = Stale::start();
+    let mut stale = Fixture::start();
     let shared = stale.translated_udp(Form::V6, 3);
     let twin = shared.try_clone().unwrap();
     let inherited = stale.translated_udp(Form::V4, 3);
@@ -388,20 +388,20 @@ fn in_another_netns<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 }
 
 #[test]
-fn every_network_namespace_is_looked_into() {
-    let mut stale = Stale::start();
+fn sockets_in_every_network_namespace_are_closed() {
+    let mut stale = Fixture::start();
     let here = stale.translated_udp(Form::V4, 3);
     let mount = stale.world.sandbox.dir().join("a netns");
     fs::write(&mount, "").unwrap();
     let mounted = in_another_netns(|| {
         rustix::mount::mount_bind("/proc/thread-self/ns/net", &mount).unwrap();
-        Stale::udp(Form::V4, 3)
+        Fixture::udp(Form::V4, 3)
     });
     let mount = Mounted(mount);
-    stale.remember(&mounted, Form::V4.web(), Form::V4.pod(3, UDP));
-    let (occupied, netns) = in_another_netns(|| ([2, 3].map(|pod| Stale::udp(Form::V4, pod)), Netns::current()));
+    stale.store_translation(&mounted, Form::V4.web(), Form::V4.pod(3, UDP));
+    let (occupied, netns) = in_another_netns(|| ([2, 3].map(|pod| Fixture::udp(Form::V4, pod)), Netns::current()));
     for (pod, socket) in [2, 3].into_iter().zip(&occupied) {
-        stale.remember(socket, Form::V4.web(), Form::V4.pod(pod, UDP));
+        stale.store_translation(socket, Form::V4.web(), Form::V4.pod(pod, UDP));
     }
     stale.keep_pods(&[1, 2]);
     let (leave, stay) = mpsc::channel::<()>();
@@ -432,7 +432,7 @@ fn every_network_namespace_is_looked_into() {
 fn one_pass_closes_thousands() {
     const MANY: usize = 5_000;
     setrlimit(Resource::Nofile, Rlimit { current: Some(2 * MANY as u64), ..getrlimit(Resource::Nofile) }).unwrap();
-    let mut stale = Stale::start();
+    let mut stale = Fixture::start();
     let mut measure = |count: usize| {
         let sockets: Vec<_> =
             (0..count).map(|index| stale.translated_udp(Form::ALL[index % 3], 2 + index as u8 % 2)).collect();
@@ -455,12 +455,12 @@ fn one_pass_closes_thousands() {
 
 #[test]
 fn sockets_that_a_kernel_cannot_close_are_counted() {
-    let mut stale = Stale::start();
+    let mut stale = Fixture::start();
     let _servers = stale.tcp_servers();
     let udp = Form::ALL.map(|form| stale.translated_udp(form, 3));
     let tcp = Form::ALL.map(|form| stale.translated_tcp(form, 3));
     let others =
-        Form::ALL.map(|form| (stale.translated_udp(form, 2), Stale::udp(form, 3), stale.translated_tcp(form, 2)));
+        Form::ALL.map(|form| (stale.translated_udp(form, 2), Fixture::udp(form, 3), stale.translated_tcp(form, 2)));
     stale.keep_pods(&[1, 2]);
     let pins = &stale.pins;
     let on_a_poor_kernel = || {
@@ -486,7 +486,7 @@ fn sockets_that_a_kernel_cannot_close_are_counted() {
 
 #[test]
 fn this_kernel_can_do_everything() {
-    let stale = Stale::start();
+    let stale = Fixture::start();
     for pins in [None, Some(&stale.pins), Some(&PinDir::new(&stale.world.sandbox.dir().join("nothing")))] {
         let can = probe(pins);
         for ability in [can.udp_diag, can.tcp_diag, can.destroy, can.storages] {
@@ -512,12 +512,12 @@ fn connect_udp(form: Form, pod: u8) -> UdpSocket {
 }
 
 #[test]
-fn vip_an_application_reconnects_and_reaches_who_serves_now() {
-    let stale = Stale::start();
+fn vip_an_application_reconnects_to_a_serving_backend() {
+    let stale = Fixture::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
     let sockets = Form::ALL.map(|form| connect_udp(form, 3));
-    let direct = Form::ALL.map(|form| Stale::udp(form, 3));
+    let direct = Form::ALL.map(|form| Fixture::udp(form, 3));
     stale.keep_pods(&[1]);
     assert_eq!(stale.closes(Mode::Udp), 3);
     for (form, socket) in Form::ALL.into_iter().zip(&sockets) {
@@ -535,11 +535,11 @@ fn vip_an_application_reconnects_and_reaches_who_serves_now() {
 /// The socket has a flow to the VIP with its connected backend, but was connected to that directly.
 #[test]
 fn vip_a_socket_that_only_sends_to_the_vip_as_well_is_left_alone() {
-    let stale = Stale::start();
+    let stale = Fixture::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
     let sockets = Form::ALL.map(|form| {
-        let socket = Stale::udp(form, 3);
+        let socket = Fixture::udp(form, 3);
         socket.send_to(b"who", form.web()).unwrap();
         socket
     });
@@ -549,8 +549,8 @@ fn vip_a_socket_that_only_sends_to_the_vip_as_well_is_left_alone() {
 }
 
 #[test]
-fn vip_readiness_comes_and_goes_without_harm() {
-    let stale = Stale::start();
+fn vip_a_change_of_readiness_closes_no_socket() {
+    let stale = Fixture::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
     let sockets = Form::ALL.map(|form| connect_udp(form, 3));
@@ -565,9 +565,56 @@ fn vip_readiness_comes_and_goes_without_harm() {
     assert_eq!(stale.closes(Mode::Udp), 3);
 }
 
+/// The local port of the socket that a netlink message asks to close.
+fn port_to_close(message: &[u8]) -> Option<u16> {
+    const SOCK_DESTROY: u16 = 21;
+    // `struct nlmsghdr` has the type at 4; `struct inet_diag_req_v2` follows, with the port at 8.
+    let field = |at: usize| message[at..at + 2].try_into().unwrap();
+    (u16::from_ne_bytes(field(4)) == SOCK_DESTROY).then(|| u16::from_be_bytes(field(24)))
+}
+
+/// Stops a pass at its first request to close a socket, when it has already chosen all of them.
+#[test]
+fn vip_a_backend_that_returns_during_a_pass_keeps_its_sockets() {
+    /// More than the age of the sets that a pass relies on.
+    const AGE: Duration = Duration::from_millis(50);
+    let stale = Fixture::start();
+    let _servers = stale.udp_servers();
+    stale.keep_pods(&[3]);
+    let connect = |form| {
+        let socket = connect_udp(form, 3);
+        (socket.local_addr().unwrap().port(), form, socket)
+    };
+    let mut sockets: Vec<_> = Form::ALL.repeat(4).into_iter().map(connect).collect();
+    stale.keep_pods(&[1]);
+    let mut closed = None;
+    let pass = || terminate_stale(&stale.pins, &any(Mode::Udp)).unwrap();
+    let outcome = pause_before_sends(pass, |message| {
+        let port = port_to_close(message);
+        if port.is_none() || closed.is_some() {
+            return;
+        }
+        closed = port;
+        stale.keep_pods(&[3]);
+        // Some applications connect the same socket again, and others use a new one.
+        let chosen = sockets.iter().filter(|(port, ..)| Some(*port) != closed);
+        chosen.step_by(2).for_each(|(_, form, socket)| socket.connect(form.web()).unwrap());
+        sockets.extend(Form::ALL.map(connect));
+        thread::sleep(AGE);
+    });
+    assert_eq!((outcome.closed, outcome.left), (1, 0), "only the socket that the pass was about to close");
+    for (port, form, socket) in &sockets {
+        if Some(*port) == closed {
+            assert_closed(socket);
+        } else {
+            assert_eq!(echo::ask_peer(socket).unwrap(), "pod-3", "{form:?}");
+        }
+    }
+}
+
 #[test]
 fn vip_sockets_that_have_moved_on_are_left_alone() {
-    let stale = Stale::start();
+    let stale = Fixture::start();
     let _servers = stale.udp_servers();
     stale.keep_pods(&[3]);
     let sockets = Form::ALL.map(|form| connect_udp(form, 3));
@@ -581,8 +628,8 @@ fn vip_sockets_that_have_moved_on_are_left_alone() {
 }
 
 #[test]
-fn vip_tcp_connections_end_where_that_is_asked_for() {
-    let stale = Stale::start();
+fn vip_tcp_connections_are_closed_in_mode_all() {
+    let stale = Fixture::start();
     let _servers = stale.tcp_servers();
     stale.keep_pods(&[3]);
     let mut streams = Form::ALL.map(|form| echo::connect_tcp(form.web()).unwrap().1);
@@ -596,8 +643,8 @@ fn vip_tcp_connections_end_where_that_is_asked_for() {
 }
 
 #[test]
-fn vip_a_service_that_goes_takes_its_udp_sockets_along_but_no_tcp() {
-    let stale = Stale::start();
+fn vip_a_deleted_service_ends_its_udp_sockets_but_no_tcp() {
+    let stale = Fixture::start();
     let _servers = [stale.tcp_servers(), stale.udp_servers()];
     stale.keep_pods(&[1]);
     let udp = Form::ALL.map(|form| connect_udp(form, 1));
@@ -641,7 +688,7 @@ fn listed_backends(sandbox: &Sandbox) -> Vec<(Value, Value)> {
 /// With a server without MPTCP, the connection continues and ends as TCP.
 #[test]
 fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
-    let stale = Stale::start();
+    let stale = Fixture::start();
     let _servers = stale.tcp_servers();
     stale.keep_pods(&[2, 3]);
     // With this many connections, both pods get some.
@@ -665,7 +712,7 @@ fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
 /// With a server that supports MPTCP, the kernel gives the connection some time for another subflow.
 #[test]
 fn vip_mptcp_connections_lose_all_their_subflows() {
-    let stale = Stale::start();
+    let stale = Fixture::start();
     let listeners = mptcp_listeners(3);
     let _others = mptcp_listeners(2);
     // The setting is of this network namespace, in seconds. Without it the time is a minute.
@@ -710,7 +757,7 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
 /// Their data is still under way.
 #[test]
 fn vip_connections_that_their_application_has_closed_end_by_themselves() {
-    let mut stale = Stale::start();
+    let mut stale = Fixture::start();
     let _listener = TcpListener::bind(Form::V4.pod(3, TCP)).unwrap();
     stale.keep_pods(&[3]);
     let stored = OwnedFd::from(stale.translated_tcp(Form::V4, 3));
@@ -738,12 +785,12 @@ fn retired(protocol: Protocol, pods: &[u8]) -> Retired {
 }
 
 #[test]
-fn only_sockets_to_backends_that_have_retired_are_asked_for() {
-    let mut stale = Stale::start();
+fn only_sockets_to_retired_backends_are_closed() {
+    let mut stale = Fixture::start();
     let _servers = stale.tcp_servers();
     let udp = [2, 3].map(|pod| Form::ALL.map(|form| stale.translated_udp(form, pod)));
     let tcp = [2, 3].map(|pod| Form::ALL.map(|form| stale.translated_tcp(form, pod)));
-    let pass = |stale: &Stale, retired| {
+    let pass = |stale: &Fixture, retired| {
         let Outcome { closed, left, .. } = terminate_stale(&stale.pins, &retired).unwrap();
         (closed, left)
     };
@@ -767,12 +814,12 @@ fn only_sockets_to_backends_that_have_retired_are_asked_for() {
 }
 
 /// An agent that closes sockets, with its own pods, and its number of passes so far.
-struct Closing<'s> {
+struct ClosingAgent<'s> {
     agent: RunningAgent,
     sandbox: &'s Sandbox,
 }
 
-impl<'s> Closing<'s> {
+impl<'s> ClosingAgent<'s> {
     fn start(sandbox: &'s Sandbox) -> Self {
         Self { agent: start_agent(sandbox), sandbox }
     }
@@ -817,8 +864,8 @@ impl<'s> Closing<'s> {
 #[test]
 fn no_pass_is_made_for_backends_that_close_no_socket() {
     let sandbox = Sandbox::for_test();
-    Closing::write(&sandbox, &[1, 2], &[1, 2]);
-    let closing = Closing::start(&sandbox);
+    ClosingAgent::write(&sandbox, &[1, 2], &[1, 2]);
+    let closing = ClosingAgent::start(&sandbox);
     // The wait is long enough for an unexpected pass to happen.
     let assert_passes = |expected: u64| {
         closing.wait_for("sockets_passes", expected);
@@ -834,7 +881,7 @@ fn no_pass_is_made_for_backends_that_close_no_socket() {
     assert_passes(1);
     let mut closing = closing;
     closing.agent.kill();
-    Closing::start(&sandbox).wait_for("sockets_passes", 1);
+    ClosingAgent::start(&sandbox).wait_for("sockets_passes", 1);
 }
 
 #[test]
@@ -845,8 +892,8 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) }).unwrap();
     let sandbox = Sandbox::for_test();
     sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
-    Closing::write(&sandbox, &[1], &[3]);
-    let closing = Closing::start(&sandbox);
+    ClosingAgent::write(&sandbox, &[1], &[3]);
+    let closing = ClosingAgent::start(&sandbox);
     let mut closed = 0;
     let [(few, _first), (many, sockets)] = MANY.map(|count| {
         closing.set(&[1], &[3]);
@@ -867,9 +914,9 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
     assert!(many < few + (1 << 20), "{few} bytes with {} sockets, {many} with {}", MANY[0], MANY[1]);
 
     // A pass after a restart checks all sockets.
-    let Closing { mut agent, .. } = closing;
+    let ClosingAgent { mut agent, .. } = closing;
     agent.kill();
-    let closing = Closing::start(&sandbox);
+    let closing = ClosingAgent::start(&sandbox);
     closing.wait_for("sockets_passes", 1);
     let restarted = usage::Memory::of(closing.agent.pid()).peak;
     assert!(restarted < few + (1 << 20), "{few} bytes before the restart, {restarted} with {} sockets", sockets.len());
@@ -879,10 +926,10 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
 fn sockets_left_open_are_counted_until_they_are_closed() {
     let sandbox = Sandbox::for_test();
     sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
-    Closing::write(&sandbox, &[1], &[3]);
+    ClosingAgent::write(&sandbox, &[1], &[3]);
     let on_a_poor_kernel = || {
         forbid_netlink();
-        let closing = Closing::start(&sandbox);
+        let closing = ClosingAgent::start(&sandbox);
         sandbox.enter();
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.connect(Form::V4.web()).unwrap();

@@ -75,7 +75,7 @@ fn wait_ends_when_the_table_is_complete() {
 }
 
 #[test]
-fn the_policy_decides_what_happens_when_the_time_is_over() {
+fn the_policy_decides_how_a_timeout_ends() {
     let sandbox = Sandbox::for_test();
     let (code, message) = wait(&sandbox, &["--timeout", "1ms", "--on-timeout", "start"]);
     assert_eq!(code, 0);
@@ -113,7 +113,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
     let (code, message) = wait("timeout = 1ms\nfor = web\non-timeout = start\n");
     assert_eq!((code, message.lines().count()), (0, 2), "{message}");
     assert!(
-        message.contains("for '--for <NAMESPACE/NAME>': it looks like default/web; waiting without it"),
+        message.contains("for '--for <NAMESPACE/NAME>': expected a name like default/web; waiting without it"),
         "{message}"
     );
     assert!(message.contains("not ready after 1ms: "), "{message}");
@@ -181,7 +181,7 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
 }
 
 #[test]
-fn the_init_system_is_told_when_the_agent_is_ready() {
+fn the_init_system_is_notified_when_the_agent_is_ready() {
     let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let path = sandbox.dir().join("notify");
@@ -196,7 +196,7 @@ fn the_init_system_is_told_when_the_agent_is_ready() {
 }
 
 #[test]
-fn settings_come_from_a_file_unless_somebody_nearer_says_otherwise() {
+fn settings_of_a_file_give_way_to_nearer_sources() {
     let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
     let file = sandbox.dir().join("cproxy.conf");
@@ -221,7 +221,7 @@ fn settings_come_from_a_file_unless_somebody_nearer_says_otherwise() {
     for (text, message) in [
         (
             "log-level = warn\nlog-lvl = warn\n",
-            ", line 2: \"log-lvl\" is no setting; they are named as the flags: apiserver, ",
+            ", line 2: \"log-lvl\" is no setting; settings are named like the flags: apiserver, ",
         ),
         ("apiserver\n", ", line 1: \"apiserver\" has no value; "),
         ("log-level = loud\n", "invalid value 'loud' for '--log-level <LEVEL>'"),

@@ -1,4 +1,4 @@
-//! Tells the init system that the agent is ready (sd_notify(3): one datagram to the socket that it names).
+//! Notification of the init system that the agent is ready (sd_notify(3)): one datagram to the socket that it names.
 
 use std::{
     env, io,
@@ -13,12 +13,12 @@ const READY: &[u8] = b"READY=1";
 
 /// Sends `READY=1` if the environment names a socket. A failure is only logged.
 pub(super) fn ready() {
-    if let Err(error) = tell(READY) {
+    if let Err(error) = send(READY) {
         tracing::warn!("{VARIABLE}: {error}");
     }
 }
 
-fn tell(message: &[u8]) -> io::Result<()> {
+fn send(message: &[u8]) -> io::Result<()> {
     let Some(path) = env::var_os(VARIABLE) else { return Ok(()) };
     let address = match path.as_bytes() {
         [b'@', name @ ..] => net::SocketAddr::from_abstract_name(name)?,

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 /// Phase of the agent's start, in this order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Phase {
-    /// Reads its input and looks at the machine.
+    /// Reads its input and checks the machine.
     Prepare,
     /// Has a child load and attach the programs.
     Install,
-    /// Opens the maps, reads back their content, serves `--bootstrap`, finds its own addresses.
+    /// Detects its own addresses, opens the maps, reads back their content, serves `--bootstrap`.
     Open,
     /// Waits for the first complete lists.
     List,

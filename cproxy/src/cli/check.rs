@@ -44,7 +44,7 @@ struct Requirement {
 }
 
 /// The state of a requirement, and its detail.
-type Answer = (State, String);
+type CheckResult = (State, String);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -56,28 +56,28 @@ enum State {
     Missing,
 }
 
-fn ok(detail: impl Display) -> Answer {
+fn ok(detail: impl Display) -> CheckResult {
     (State::Ok, one_line(&detail))
 }
 
-fn limited(detail: impl Display) -> Answer {
+fn limited(detail: impl Display) -> CheckResult {
     (State::Limited, one_line(&detail))
 }
 
-fn missing(detail: impl Display) -> Answer {
+fn missing(detail: impl Display) -> CheckResult {
     (State::Missing, one_line(&detail))
 }
 
-fn answer(result: Result<impl Display, impl Display>) -> Answer {
+fn from_result(result: Result<impl Display, impl Display>) -> CheckResult {
     result.map_or_else(missing, ok)
 }
 
-fn required(name: impl Into<String>, (state, detail): Answer) -> Requirement {
+fn required(name: impl Into<String>, (state, detail): CheckResult) -> Requirement {
     Requirement { name: name.into(), state, required: true, detail }
 }
 
-fn optional(name: impl Into<String>, answer: Answer) -> Requirement {
-    Requirement { required: false, ..required(name, answer) }
+fn optional(name: impl Into<String>, result: CheckResult) -> Requirement {
+    Requirement { required: false, ..required(name, result) }
 }
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
@@ -96,21 +96,21 @@ fn requirements(options: &Options) -> Vec<Requirement> {
     let (pin_dir, run_dir) = (&options.pin.pin_dir, &options.run.run_dir);
     let cgroup = Environment::cgroup2(options.cgroup.as_deref(), run_dir);
     let capabilities = Environment::capabilities();
-    let kernel = Kernel { answers: capabilities.is_ok() };
+    let kernel = Kernel { is_accessible: capabilities.is_ok() };
     let mut all = vec![
-        required("kernel", answer(Environment::kernel())),
-        required("capabilities", answer(capabilities.map(|()| "enough to load and attach programs"))),
+        required("kernel", from_result(Environment::kernel())),
+        required("capabilities", from_result(capabilities.map(|()| "enough to load and attach programs"))),
         required("cgroup2", cgroup.as_ref().map_or_else(missing, |(at, scope)| in_scope(*scope, mount(at)))),
-        required("bpffs", answer(Environment::bpffs(pin_dir).as_ref().map(mount))),
-        required("run_dir", answer(Environment::run_dir(run_dir).map(|()| run_dir.display()))),
-        required("cgroup_bpf", kernel.ask(hooks)),
+        required("bpffs", from_result(Environment::bpffs(pin_dir).as_ref().map(mount))),
+        required("run_dir", from_result(Environment::run_dir(run_dir).map(|()| run_dir.display()))),
+        required("cgroup_bpf", kernel.probe(hooks)),
     ];
-    all.extend(bpf::MAP_TYPES.map(|(name, of_type)| required(format!("map_{name}"), kernel.ask(|| map(of_type)))));
+    all.extend(bpf::MAP_TYPES.map(|(name, of_type)| required(format!("map_{name}"), kernel.probe(|| map(of_type)))));
     all.extend(programs(kernel));
-    all.push(optional("errno_helper", kernel.ask(errno_helper)));
+    all.push(optional("errno_helper", kernel.probe(errno_helper)));
     let pins = PinDir::new(pin_dir);
     all.extend(stale_sockets(&pins));
-    all.push(required("attached", kernel.ask(|| attached(&pins, cgroup.as_ref().ok()))));
+    all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all
 }
 
@@ -129,17 +129,17 @@ fn stale_sockets(pins: &PinDir) -> [Requirement; 4] {
     ]
 }
 
-const UNASKED: &str = "cannot be tried without the capabilities";
+const NO_ACCESS: &str = "cannot be tried without the capabilities";
 
 /// Access to `bpf(2)`, which needs privileges.
 #[derive(Clone, Copy)]
 struct Kernel {
-    answers: bool,
+    is_accessible: bool,
 }
 
 impl Kernel {
-    fn ask(self, question: impl FnOnce() -> Answer) -> Answer {
-        if self.answers { question() } else { missing(UNASKED) }
+    fn probe(self, check: impl FnOnce() -> CheckResult) -> CheckResult {
+        if self.is_accessible { check() } else { missing(NO_ACCESS) }
     }
 }
 
@@ -151,7 +151,7 @@ fn mount(mount: &Mount) -> String {
 }
 
 /// The place of the programs: `limited` where not all processes are served and `--cgroup` does not ask for that.
-fn in_scope(scope: Scope, place: String) -> Answer {
+fn in_scope(scope: Scope, place: String) -> CheckResult {
     match (scope, scope.caveat()) {
         (Scope::Confined, Some(caveat)) => limited(format!("{place}, {caveat}")),
         (_, Some(caveat)) => ok(format!("{place}, {caveat}")),
@@ -159,17 +159,17 @@ fn in_scope(scope: Scope, place: String) -> Answer {
     }
 }
 
-fn hooks() -> Answer {
+fn hooks() -> CheckResult {
     let advice = |error| {
         format!(
             "the kernel refuses the smallest program: {error}; build it with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF, \
              and run cproxy outside user namespaces and seccomp filters"
         )
     };
-    answer(bpf::has_hooks().map(|()| "the kernel has socket address hooks").map_err(advice))
+    from_result(bpf::has_hooks().map(|()| "the kernel has socket address hooks").map_err(advice))
 }
 
-fn map(map_type: MapType) -> Answer {
+fn map(map_type: MapType) -> CheckResult {
     match bpf::has_map_type(map_type) {
         Ok(true) => ok("can be made"),
         Ok(false) => {
@@ -181,12 +181,12 @@ fn map(map_type: MapType) -> Answer {
 
 /// The programs, loaded together because they share their maps.
 fn programs(kernel: Kernel) -> Vec<Requirement> {
-    let all = |answer: Answer| Program::ALL.map(|program| required(program_name(program), answer.clone())).into();
-    if !kernel.answers {
-        return all(missing(UNASKED));
+    let all = |result: CheckResult| Program::ALL.map(|program| required(program_name(program), result.clone())).into();
+    if !kernel.is_accessible {
+        return all(missing(NO_ACCESS));
     }
     let verified = |count| format!("loads, {count} instructions verified");
-    let one = |(program, count): (_, Result<u32, _>)| required(program_name(program), answer(count.map(verified)));
+    let one = |(program, count): (_, Result<u32, _>)| required(program_name(program), from_result(count.map(verified)));
     match bpf::try_load(Features::probe()) {
         Ok(programs) => programs.into_iter().map(one).collect(),
         Err(error) => all(missing(error)),
@@ -197,7 +197,7 @@ fn program_name(program: Program) -> String {
     format!("program_{}", program.link)
 }
 
-fn errno_helper() -> Answer {
+fn errno_helper() -> CheckResult {
     match bpf::has_errno_helper() {
         Ok(true) => ok("refused calls fail with ECONNREFUSED or EHOSTUNREACH"),
         Ok(false) => limited(
@@ -209,7 +209,7 @@ fn errno_helper() -> Answer {
 }
 
 /// Current cgroup of the hooks, if `cproxy run` attached them before.
-fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> Answer {
+fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
     match pins.check_installed() {
         Err(PinError::NotInstalled(_)) => return ok("not installed"),
         Err(error) => return missing(error),

@@ -4,7 +4,7 @@ use clap::Args;
 use cproxy_datapath::bpf::{Environment, PinDir, Program};
 
 use super::{PinDirOption, RunDirOption, print};
-use crate::agent;
+use crate::run_dir;
 
 /// Flags of `cproxy cleanup`.
 #[derive(Args, Debug)]
@@ -19,7 +19,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let dir = &options.pin.pin_dir;
     let (removed, foreign) = PinDir::new(dir).remove(&Program::links())?;
     // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
-    agent::clear_run_dir(&options.run.run_dir)?;
+    run_dir::clear_unused(&options.run.run_dir)?;
     for path in &foreign {
         eprintln!("cproxy: {}: not cproxy's; left alone", path.display());
     }

@@ -8,23 +8,28 @@ use std::{
     process::{Command, ExitCode},
 };
 
-/// The name of the command; the words after it are the program and its arguments.
-pub(super) const NAME: &str = "exec";
+use clap::Args;
+
+/// Arguments of `cproxy exec`.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Program to run
+    program: OsString,
+    /// Its arguments
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
 
 /// Exit codes that shells use, too.
 const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_NOT_RUN: u8 = 126;
 
-pub(super) fn run(mut words: impl Iterator<Item = OsString>) -> ExitCode {
-    let Some(program) = words.next() else {
-        super::complain(&"exec: no program is given");
-        return ExitCode::from(super::EXIT_USAGE);
-    };
+pub(super) fn run(options: &Options) -> ExitCode {
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: no handler is installed, only the default restored.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    let error = Command::new(&program).args(words).exec();
-    super::complain(&format_args!("{}: {error}", program.display()));
+    let error = Command::new(&options.program).args(&options.arguments).exec();
+    super::print_error(&format_args!("{}: {error}", options.program.display()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_RUN })
 }

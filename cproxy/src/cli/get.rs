@@ -7,13 +7,13 @@ use cproxy_datapath::{
     sockets,
 };
 
-use super::{Format, PinDirOption, RunDirOption, complain, print, print_rows};
+use super::{Format, PinDirOption, RunDirOption, print, print_error, print_rows};
 use crate::{
-    admin,
     report::{
-        Names, ReportRow, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
+        FrontendRow, Names, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
         sockets_json, sockets_text,
     },
+    run_dir::{RESPONSE_TIMEOUT, fetch_gauges, fetch_services},
 };
 
 /// Flags of `cproxy get`.
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Options {
     /// State to print
     #[arg(value_enum)]
-    what: What,
+    state: State,
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
@@ -32,25 +32,25 @@ pub(super) struct Options {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
+enum State {
     /// Frontends and their backends
     Services,
-    /// Backends and the frontends that lead to them
+    /// Backends and their frontends
     Backends,
-    /// Sockets connected through cproxy, of all processes, and whether their backends still serve
+    /// Sockets connected through cproxy, and whether their backends still serve
     Sockets,
-    /// Counters of the programs since their installation, and gauges of the running agent
+    /// Counters of the programs, and gauges of a running agent
     Counters,
 }
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let pins = PinDir::new(&options.pin.pin_dir);
     pins.check_installed()?;
-    match options.what {
-        What::Services => services(options, &pins),
-        What::Backends => backends(options, &pins),
-        What::Sockets => sockets(options, &pins),
-        What::Counters => counters(options, &pins),
+    match options.state {
+        State::Services => services(options, &pins),
+        State::Backends => backends(options, &pins),
+        State::Sockets => sockets(options, &pins),
+        State::Counters => counters(options, &pins),
     }
 }
 
@@ -60,11 +60,8 @@ fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     frontends.sort_unstable();
     let names = names(options);
     let empty = KernelSet::default();
-    let named = |(frontend, set): &(Frontend, u32)| ReportRow {
-        service: names.get(frontend).and_then(|row| row.service.clone()),
-        port_name: names.get(frontend).and_then(|row| row.port_name.clone()),
-        source: names.get(frontend).and_then(|row| row.source.clone()),
-        ..ReportRow::unnamed(*frontend, kernel.sets.get(set).unwrap_or(&empty))
+    let named = |(frontend, set): &(Frontend, u32)| {
+        FrontendRow::named(*frontend, kernel.sets.get(set).unwrap_or(&empty), &names)
     };
     print_rows(frontends.iter().map(named), options.output)
 }
@@ -87,7 +84,7 @@ fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     })?;
     if listing.unseen != 0 {
         let unseen = listing.unseen;
-        complain(&format!(
+        print_error(&format!(
             "network namespaces and processes that may not be looked into, whose sockets are missing: {unseen}"
         ));
     }
@@ -97,7 +94,7 @@ fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
-    counters.extend(admin::ask_gauges(&options.run.run_dir, admin::TIMEOUT).unwrap_or_default());
+    counters.extend(fetch_gauges(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
     print(&match options.output {
         Format::Table => counters_text(&counters),
         Format::Json => format!("{}\n", counters_json(&counters)?),
@@ -106,6 +103,6 @@ fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 
 /// Names from the agent; without one there are none, which is no error.
 fn names(options: &Options) -> Names {
-    let rows = admin::ask_services(&options.run.run_dir, admin::TIMEOUT).unwrap_or_default();
-    rows.into_iter().filter_map(|row| Some((row.frontend()?, row))).collect()
+    let rows = fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
+    rows.into_iter().collect()
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 use cproxy_datapath::bpf::InstallError;
 
-use super::{complain, print};
+use super::{print, print_error};
 use crate::agent;
 
 /// Flags of `cproxy install`.
@@ -18,7 +18,7 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> ExitCode {
-    let installed = agent::install_here(&options.pin_dir, &options.cgroup).inspect_err(|error| {
+    let installed = agent::install_programs(&options.pin_dir, &options.cgroup).inspect_err(|error| {
         if let InstallError::Load { verifier_log, .. } = error {
             eprintln!("{verifier_log}");
         }
@@ -33,6 +33,6 @@ pub(super) fn run(options: &Options) -> ExitCode {
             (anyhow::Error::from(error), is_lasting)
         }
     };
-    complain(&format_args!("{error:#}"));
-    if is_lasting { ExitCode::FAILURE } else { ExitCode::from(agent::INSTALL_AGAIN) }
+    print_error(&format_args!("{error:#}"));
+    if is_lasting { ExitCode::FAILURE } else { ExitCode::from(agent::EXIT_RETRY) }
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{RunDirOption, print};
-use crate::admin;
+use crate::run_dir::request_reseed;
 
 /// Flags of `cproxy reseed`.
 #[derive(Args, Debug)]
@@ -14,9 +14,9 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let dir = &options.run.run_dir;
-    let answer = admin::ask_to_reseed(dir);
-    let answer = answer.map_err(|error| anyhow::anyhow!("no agent answers at {}: {error}", dir.display()))?;
-    match answer.trim().strip_prefix("error: ") {
+    let response = request_reseed(dir);
+    let response = response.map_err(|error| anyhow::anyhow!("no agent answers at {}: {error}", dir.display()))?;
+    match response.trim().strip_prefix("error: ") {
         Some(error) => anyhow::bail!("{error}"),
         None => print("endpoints are chosen from a new seed\n"),
     }

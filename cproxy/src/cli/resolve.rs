@@ -13,22 +13,23 @@ use cproxy_core::{
 };
 use cproxy_datapath::bpf::KernelMaps;
 
-use super::{Format, OwnOptions, print, print_rows};
+use super::{Format, NodeOptions, print, print_rows};
 use crate::{
-    manifests::{Files, Wanted, Whole},
-    report::{ReportRow, explanations_json, explanations_text},
+    manifests::{Files, ParseOptions, WholeObject},
+    report::{FrontendRow, explanations_json, explanations_text},
 };
 
 /// Flags of `cproxy resolve`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
     /// Files or directories with Services, EndpointSlices and Nodes, separated by commas
-    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',', required = true)]
+    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
+          required = true)]
     manifests: Vec<PathBuf>,
     #[command(flatten)]
-    own: OwnOptions,
-    /// Explain for each endpoint of this Service why it is used or not
-    #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = super::service_name)]
+    own: NodeOptions,
+    /// Explain why each endpoint of this Service is used or not
+    #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = super::parse_service_name)]
     explain: Option<ServiceName>,
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
@@ -36,9 +37,10 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
-    let mut store = Store::new(options.own.own());
-    let wanted = Wanted { node: store.node_name().map(str::to_owned), whole: options.explain.clone() };
-    let files = Files::read(&options.manifests, wanted)?;
+    let mut store = Store::new(options.own.context());
+    let parse_options =
+        ParseOptions { node_name: store.node_name().map(str::to_owned), whole_service: options.explain.clone() };
+    let files = Files::read(&options.manifests, parse_options)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // Plans as the agent does, to find problems between Services.
     let mut table = TablePlanner::new(KernelMaps::LIMITS, KernelTable::default());
@@ -56,11 +58,11 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
         }
         None => {
             report(&all, None);
-            print_rows(table.each_row().map(|row| ReportRow::from(&row)), options.output)?;
+            print_rows(table.each_row().map(|row| FrontendRow::from(&row)), options.output)?;
         }
     }
-    if files.has_unread() {
-        bail!("not all manifests could be read; the table is of the others");
+    if files.has_unread_file() {
+        bail!("some manifests could not be read; the table is that of the others");
     }
     Ok(())
 }
@@ -75,10 +77,10 @@ struct Objects<'a> {
 impl<'a> Objects<'a> {
     fn of(files: &'a Files) -> Self {
         let mut objects = Self::default();
-        for ((_, name), object) in files.whole() {
+        for ((_, name), object) in files.whole_objects() {
             match object {
-                Whole::Service(service) => objects.service = Some(service),
-                Whole::Slice(slice) => drop(objects.slices.insert(name, slice)),
+                WholeObject::Service(service) => objects.service = Some(service),
+                WholeObject::Slice(slice) => drop(objects.slices.insert(name, slice)),
             }
         }
         objects
@@ -87,7 +89,7 @@ impl<'a> Objects<'a> {
 
 /// Prints all problems; or those of one Service and its slices, and of files.
 fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objects<'_>)>) {
-    let (told, others): (Vec<_>, Vec<_>) = match explained {
+    let (shown, others): (Vec<_>, Vec<_>) = match explained {
         None => (problems.iter().collect(), Vec::new()),
         Some((name, objects)) => {
             let mut objects: BTreeSet<_> = objects.slices.keys().map(|name| format!("EndpointSlice {name}")).collect();
@@ -99,9 +101,9 @@ fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objec
             problems.iter().partition(|problem| !is_other(problem))
         }
     };
-    told.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
+    shown.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
     if !others.is_empty() {
-        eprintln!("cproxy: {} problems of other objects; without --explain they are shown", others.len());
+        eprintln!("cproxy: {} problems of other objects not shown; omit --explain to see them", others.len());
     }
 }
 
@@ -123,11 +125,11 @@ fn explain(
         bail!("--explain {name}: the Service is not served: {skipped}");
     }
     if cproxy_core::desired_rows(store, name).is_empty() {
-        bail!("--explain {name}: the Service is not served: it has no address and port that can be");
+        bail!("--explain {name}: the Service is not served: it has no usable address and port");
     }
     let explanations = cproxy_core::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
     let rows = table.rows();
-    let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(ReportRow::from).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(FrontendRow::from).collect();
     match output {
         Format::Json => print(&format!("{}\n", explanations_json(&rows, &explanations)?)),
         Format::Table => {

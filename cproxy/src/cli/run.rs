@@ -9,7 +9,7 @@ use cproxy_wire::ApiServer;
 use http::Uri;
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use super::{OwnOptions, PinDirOption, RunDirOption};
+use super::{NodeOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
     config::{Config, Exclude, ObjectSource},
@@ -24,36 +24,40 @@ pub(super) struct Options {
     #[arg(long, env = "CPROXY_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
     kubeconfig: Option<PathBuf>,
     /// Files or directories to follow instead of an API server, separated by commas
-    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
+          conflicts_with_all = ["kubeconfig", "apiserver", "tls_server_name"])]
     manifests: Vec<PathBuf>,
-    /// Real URL of the API server; default: the kubeconfig's, or KUBERNETES_SERVICE_HOST, which is a ClusterIP
-    #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", conflicts_with = "manifests", value_parser = api_server_url)]
+    /// Real URL of the API server, not a ClusterIP; default: from kubeconfig or environment
+    #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", conflicts_with = "manifests",
+          value_parser = parse_api_server_url)]
     apiserver: Option<Uri>,
-    /// Name that the API server's certificate must have; default: the kubeconfig's, or the host in the URL
+    /// Name expected in the API server's certificate; default: from kubeconfig or URL
     #[arg(long, env = "CPROXY_TLS_SERVER_NAME", value_name = "NAME", conflicts_with = "manifests")]
     tls_server_name: Option<String>,
     /// File with Services and EndpointSlices to serve until the first complete sync
     #[arg(long, env = "CPROXY_BOOTSTRAP", value_name = "FILE")]
     bootstrap: Option<PathBuf>,
     #[command(flatten)]
-    own: OwnOptions,
-    /// cgroup2 directory whose processes are served; default: the cgroup2 root, mounted if need be
+    own: NodeOptions,
+    /// cgroup2 directory whose processes are served; default: the cgroup2 root
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
-    /// Leave processes in or below these cgroup2 directories alone; at most 4, separated by commas
+    /// Ignore processes in or below these cgroup2 directories; at most 4, separated by commas
     #[arg(long, env = "CPROXY_EXCLUDE_CGROUP", value_name = "DIR", num_args = 1.., value_delimiter = ',')]
     exclude_cgroup: Vec<PathBuf>,
-    /// Leave processes of these user ids alone; at most 8, separated by commas
-    #[arg(long, env = "CPROXY_EXCLUDE_UID", value_name = "UID", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..u32::MAX as i64))]
+    /// Ignore processes of these user IDs; at most 8, separated by commas
+    #[arg(long, env = "CPROXY_EXCLUDE_UID", value_name = "UID", num_args = 1.., value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(..u32::MAX as i64))]
     exclude_uid: Vec<u32>,
-    /// Leave calls to these destination ports alone; at most 8, separated by commas
-    #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    /// Ignore calls to these destination ports; at most 8, separated by commas
+    #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',',
+          value_parser = clap::value_parser!(u16).range(1..))]
     exclude_port: Vec<u16>,
-    /// Choice of a backend for a new connection
-    #[arg(long, env = "CPROXY_BALANCE", value_name = "HOW", value_enum, default_value_t)]
+    /// How to choose a backend for a new connection
+    #[arg(long, env = "CPROXY_BALANCE", value_name = "METHOD", value_enum, default_value_t)]
     balance: Choice,
-    /// Stale sockets to close: those connected through cproxy to a backend that no longer serves
-    #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "WHICH", value_enum, default_value_t)]
+    /// Sockets to close when their backend no longer serves
+    #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "SOCKETS", value_enum, default_value_t)]
     terminate_sockets: Terminate,
     #[command(flatten)]
     pin: PinDirOption,
@@ -62,7 +66,7 @@ pub(super) struct Options {
     /// Least severe level to log
     #[arg(long, env = "CPROXY_LOG_LEVEL", value_name = "LEVEL", value_enum, default_value_t)]
     log_level: LogLevel,
-    /// Format of log lines: text, or one JSON object each
+    /// Log lines as text, or as one JSON object each
     #[arg(long, env = "CPROXY_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -76,10 +80,10 @@ enum LogFormat {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Choice {
-    /// Any backend, each with the same chance
+    /// Any backend, all with the same chance
     #[default]
     Random,
-    /// One backend after the other, which spreads few connections more evenly
+    /// One backend after another, which spreads few connections more evenly
     RoundRobin,
 }
 
@@ -122,16 +126,16 @@ enum LogLevel {
     Debug,
 }
 
-fn api_server_url(text: &str) -> Result<Uri, String> {
-    let url: Uri = text.parse().map_err(|error| format!("{error}; it looks like https://10.0.0.1:6443"))?;
+fn parse_api_server_url(text: &str) -> Result<Uri, String> {
+    let url: Uri = text.parse().map_err(|error| format!("{error}; expected a URL like https://10.0.0.1:6443"))?;
     match (url.scheme_str(), url.host()) {
         (Some("https" | "http"), Some(_)) => Ok(url),
-        _ => Err("not a URL; it looks like https://10.0.0.1:6443".to_owned()),
+        _ => Err("expected a URL like https://10.0.0.1:6443".to_owned()),
     }
 }
 
 pub(super) fn run(options: Options) -> anyhow::Result<()> {
-    memory::keep_little();
+    memory::limit_spare_memory();
     start_log(options.log_level, options.log_format);
     let config = config(options)?;
     tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
@@ -153,7 +157,7 @@ fn config(options: Options) -> Result<Config, clap::Error> {
     Ok(Config {
         source,
         bootstrap: options.bootstrap,
-        own: options.own.own(),
+        node: options.own.context(),
         cgroup: options.cgroup,
         exclude,
         balance: options.balance.into(),
@@ -170,7 +174,7 @@ fn exclude(options: &Options) -> Result<Exclude, clap::Error> {
         ("--exclude-port", options.exclude_port.len(), EXCLUSIONS_MAX),
     ];
     if let Some((flag, count, most)) = counts.into_iter().find(|(_, count, most)| count > most) {
-        let message = format!("{flag}: {count} values; at most {most} can be left alone");
+        let message = format!("{flag}: {count} values; at most {most} are allowed");
         return Err(clap::Error::raw(ErrorKind::TooManyValues, message));
     }
     Ok(Exclude {

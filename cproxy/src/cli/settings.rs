@@ -1,38 +1,45 @@
-//! Settings from the machine, so that one read-only image fits all VMs: parameters of the kernel's command line
+//! Settings of the machine, so that one read-only image fits all VMs: parameters of the kernel's command line
 //! (`cproxy.apiserver=https://10.0.0.1:6443`) and a file (`apiserver = https://10.0.0.1:6443`).
 //!
 //! The flag comes first, then the environment, the kernel's command line and the file.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     env, fs, io,
     path::{Path, PathBuf},
 };
+
+use clap::{
+    Arg, Command,
+    builder::{ArgPredicate, Resettable},
+};
+
+use super::summary;
 
 const KERNEL_COMMAND_LINE: &str = "/proc/cmdline";
 const KERNEL_PREFIX: &str = "cproxy.";
 const FILE: &str = "/etc/cproxy/cproxy.conf";
 /// Variable with the path of another file.
 const FILE_VARIABLE: &str = "CPROXY_CONFIG";
-const VARIABLE_PREFIX: &str = "CPROXY_";
+
+/// Commands whose flags are settings. Other commands use the settings of the flags that they share.
+const COMMANDS: [&str; 2] = ["run", "wait"];
 
 const LINE_CHARS_MAX: usize = 80;
-
-/// Settings that select the source. One of them is ignored where a nearer place selects another source.
-const API_SERVER: [&str; 3] = ["CPROXY_KUBECONFIG", "CPROXY_APISERVER", "CPROXY_TLS_SERVER_NAME"];
-const MANIFESTS: &str = "CPROXY_MANIFESTS";
 
 /// Reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SettingsError {
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
-    #[error("{0}: {1:?} is no setting; they are named as the flags: {2}")]
+    #[error("{0}: {1:?} is no setting; settings are named like the flags: {2}")]
     Unknown(String, String, String),
-    #[error("{0}: {1:?} has no value; it looks like apiserver = https://10.0.0.1:6443")]
+    #[error("{0}: {1:?} has no value; write it like apiserver = https://10.0.0.1:6443")]
     NoValue(String, String),
-    #[error("{0}: the value has a zero byte in it")]
+    #[error("{0}: the value contains a zero byte")]
     ZeroByte(String),
+    #[error("{0}: {1}")]
+    InvalidValue(String, String),
 }
 
 /// Setting and its origin.
@@ -45,55 +52,37 @@ struct Setting {
 }
 
 impl Setting {
-    fn variable(&self) -> String {
-        format!("{VARIABLE_PREFIX}{}", self.name.replace('-', "_").to_uppercase())
+    /// As to the kernel, dashes and underscores are the same.
+    fn new(place: String, name: &str, value: &str) -> Self {
+        Self { place, name: name.replace('_', "-"), value: value.to_owned() }
     }
 }
 
-/// Turns settings that no flag or variable gives into environment variables. `known` are the existing variables.
+/// Reads the settings and makes them the defaults of the flags with their names.
 ///
-/// To be called while there is one thread.
-///
-/// # Errors
-/// A setting without a value or with an unknown name, or a file that cannot be read. The other settings take effect all
-/// the same.
-#[expect(clippy::disallowed_methods, reason = "nothing else runs yet")]
-pub(super) fn apply(known: impl FnOnce() -> BTreeSet<String>) -> Result<(), SettingsError> {
-    let (file, wrong) = of_files(env::var_os(FILE_VARIABLE).map(PathBuf::from));
+/// The error is that of the first setting without a value, with an unknown name or an invalid value, or of a file that
+/// cannot be read. The other settings take effect all the same.
+pub(super) fn with_settings(cli: Command) -> (Command, Result<(), SettingsError>) {
+    let (file, broken) = read_file(env::var_os(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from));
     let kernel = fs::read(KERNEL_COMMAND_LINE).unwrap_or_default();
-    let found = nearest_first(of_kernel(&String::from_utf8_lossy(&kernel)), file);
-    if found.is_empty() {
-        return wrong.map_or(Ok(()), Err);
-    }
-    let known = known();
-    let (settings, unknown): (Vec<_>, Vec<_>) =
-        found.into_iter().partition(|setting| known.contains(&setting.variable()));
-    let arguments = || env::args_os().map(|argument| argument.to_string_lossy().into_owned());
-    let given = |variable: &str| env::var_os(variable).is_some() || is_flag_given(variable, arguments());
-    for (variable, value) in defaults(&settings, given) {
-        // SAFETY: nothing has started a thread yet.
-        unsafe { env::set_var(variable, value) };
-    }
-    let unknown = unknown.into_iter().next().map(|setting| {
-        let names: Vec<_> = known.iter().map(|variable| flag_of(variable)).collect();
-        SettingsError::Unknown(setting.place, cut(&setting.name), names.join(", "))
-    });
-    wrong.or(unknown).map_or(Ok(()), Err)
+    let settings = nearest_first(parse_command_line(&String::from_utf8_lossy(&kernel)), file);
+    let (valid, invalid) = validate(&cli, settings);
+    (cli.mut_subcommands(|command| with_defaults(command, &valid)), broken.or(invalid).map_or(Ok(()), Err))
 }
 
 /// Settings of the file, and its first error. Only a file that is named by the variable must exist.
-fn of_files(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
+fn read_file(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| FILE.into());
     match fs::read(&path) {
-        Ok(text) => of_file(&path, &String::from_utf8_lossy(&text)),
+        Ok(text) => parse_file(&path, &String::from_utf8_lossy(&text)),
         Err(error) if !is_named && error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
         Err(error) => (Vec::new(), Some(SettingsError::Io(path, error))),
     }
 }
 
 /// Part of a line that an error shows.
-fn cut(line: &str) -> String {
+fn shorten(line: &str) -> String {
     line.chars().take(LINE_CHARS_MAX).collect()
 }
 
@@ -102,34 +91,51 @@ fn nearest_first(kernel: Vec<Setting>, file: Vec<Setting>) -> Vec<Setting> {
     kernel.into_iter().rev().chain(file.into_iter().rev()).collect()
 }
 
-/// Settings that become variables: the first of each name, unless a flag or variable is `given`.
-fn defaults(settings: &[Setting], given: impl Fn(&str) -> bool) -> BTreeMap<String, &str> {
-    let mut defaults = BTreeMap::new();
-    let is_manifests = |variable: &str| variable == MANIFESTS;
-    let is_api_server = |variable: &str| API_SERVER.contains(&variable);
-    for setting in settings {
-        let variable = setting.variable();
-        let has = |variable: &str| given(variable) || defaults.contains_key(variable);
-        let contradicts =
-            is_manifests(&variable) && API_SERVER.into_iter().any(has) || is_api_server(&variable) && has(MANIFESTS);
-        if !given(&variable) && !contradicts {
-            defaults.entry(variable).or_insert(&*setting.value);
+/// Settings that name a flag and have a value for it, and the first error of the others.
+fn validate(cli: &Command, settings: Vec<Setting>) -> (Vec<Setting>, Option<SettingsError>) {
+    let flags = COMMANDS.iter().filter_map(|name| cli.find_subcommand(name)).flat_map(Command::get_arguments);
+    let flags: BTreeMap<_, _> = flags.filter_map(|flag| Some((flag.get_long()?, flag))).collect();
+    let check = |setting: Setting| {
+        let Some(&flag) = flags.get(&*setting.name) else {
+            let names = flags.keys().copied().collect::<Vec<_>>().join(", ");
+            return Err(SettingsError::Unknown(setting.place, shorten(&setting.name), names));
+        };
+        let parser = Command::new("").no_binary_name(true).arg(flag.clone().conflicts_with(Resettable::Reset));
+        match parser.try_get_matches_from([format!("--{}={}", setting.name, setting.value)]) {
+            Ok(_) => Ok(setting),
+            Err(error) => Err(SettingsError::InvalidValue(setting.place, summary(&error))),
         }
+    };
+    partition(settings.into_iter().map(check))
+}
+
+fn partition(settings: impl Iterator<Item = Result<Setting, SettingsError>>) -> (Vec<Setting>, Option<SettingsError>) {
+    let (good, wrong): (Vec<_>, Vec<_>) = settings.partition(Result::is_ok);
+    (good.into_iter().flatten().collect(), wrong.into_iter().find_map(Result::err))
+}
+
+/// Makes the first setting of each flag its default. A setting is ignored where a nearer place has a flag that
+/// conflicts with it: API server and manifests exclude each other.
+fn with_defaults(mut command: Command, settings: &[Setting]) -> Command {
+    let mut nearer = Vec::new();
+    for Setting { name, value, .. } in settings {
+        let Some(flag) = command.get_arguments().find(|flag| flag.get_long() == Some(name)) else { continue };
+        let id = flag.get_id().clone();
+        let conflicts = command.get_arg_conflicts_with(flag).into_iter().map(|other| other.get_id().clone());
+        let conflicts: Vec<_> = conflicts.collect();
+        if nearer.contains(&id) || conflicts.iter().any(|other| nearer.contains(other)) {
+            continue;
+        }
+        let none = conflicts.into_iter().map(|other| (other, ArgPredicate::IsPresent, None));
+        let set = |flag: Arg| flag.required(false).default_value_ifs(none).default_value(value.clone());
+        command = command.mut_arg(&id, set);
+        nearer.push(id);
     }
-    defaults
-}
-
-fn flag_of(variable: &str) -> String {
-    variable.trim_start_matches(VARIABLE_PREFIX).replace('_', "-").to_lowercase()
-}
-
-fn is_flag_given(variable: &str, mut arguments: impl Iterator<Item = String>) -> bool {
-    let flag = format!("--{}", flag_of(variable));
-    arguments.any(|argument| argument.split('=').next() == Some(&flag))
+    command
 }
 
 /// Parameters for cproxy, up to `--`. A value with spaces is in double quotes, as in the kernel.
-fn of_kernel(command_line: &str) -> Vec<Setting> {
+fn parse_command_line(command_line: &str) -> Vec<Setting> {
     let mut is_quoted = false;
     let parameters = command_line.split(|char: char| {
         is_quoted ^= char == '"';
@@ -139,43 +145,46 @@ fn of_kernel(command_line: &str) -> Vec<Setting> {
     let setting = |parameter: String| {
         let (name, value) = parameter.strip_prefix(KERNEL_PREFIX)?.split_once('=')?;
         let place = format!("kernel parameter {KERNEL_PREFIX}{name}");
-        // To the kernel, too, dashes and underscores are the same.
-        (!value.is_empty()).then(|| Setting { place, name: name.replace('_', "-"), value: value.to_owned() })
+        (!value.is_empty()).then(|| Setting::new(place, name, value))
     };
     parameters.filter_map(setting).collect()
 }
 
-fn of_file(path: &Path, text: &str) -> (Vec<Setting>, Option<SettingsError>) {
+fn parse_file(path: &Path, text: &str) -> (Vec<Setting>, Option<SettingsError>) {
     let text = text.trim_start_matches('\u{feff}');
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
-    let settings = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
+    partition(lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
         let place = format!("{}, line {number}", path.display());
         match line.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
             Some((_, value)) if value.contains('\0') => Err(SettingsError::ZeroByte(place)),
-            Some((name, value)) if !value.is_empty() => {
-                Ok(Setting { place, name: name.to_owned(), value: value.to_owned() })
-            }
-            _ => Err(SettingsError::NoValue(place, cut(line))),
+            Some((name, value)) if !value.is_empty() => Ok(Setting::new(place, name, value)),
+            _ => Err(SettingsError::NoValue(place, shorten(line))),
         }
-    });
-    let (good, wrong): (Vec<_>, Vec<_>) = settings.partition(Result::is_ok);
-    (good.into_iter().flatten().collect(), wrong.into_iter().find_map(Result::err))
+    }))
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::cli::Cli;
 
     fn pairs(settings: &[Setting]) -> Vec<(&str, &str)> {
         settings.iter().map(|setting| (&*setting.name, &*setting.value)).collect()
     }
 
+    fn setting((name, value): (&str, &str)) -> Setting {
+        Setting::new("f, line 7".to_owned(), name, value)
+    }
+
     #[test]
     fn kernel_parameters_may_be_quoted() {
-        let line = "console=ttyS0 cproxy.apiserver=https://10.0.0.1:6443 \"cproxy.bootstrap=/a b\" cproxy.node_name=\"n 1\" \
-                    xcproxy.a=1 cproxy.pod-ip= cproxy.exclude-port=53,54 -- /app cproxy.mode=fast\n";
+        let line = "console=ttyS0 cproxy.apiserver=https://10.0.0.1:6443 \"cproxy.bootstrap=/a b\" \
+                    cproxy.node_name=\"n 1\" xcproxy.a=1 cproxy.pod-ip= \
+                    cproxy.exclude-port=53,54 -- /app cproxy.mode=fast\n";
         assert_eq!(
-            pairs(&of_kernel(line)),
+            pairs(&parse_command_line(line)),
             [
                 ("apiserver", "https://10.0.0.1:6443"),
                 ("bootstrap", "/a b"),
@@ -187,7 +196,7 @@ mod tests {
 
     #[test]
     fn lines_of_a_file_have_names_and_values() {
-        let file = |text: &str| of_file(Path::new("f"), text);
+        let file = |text: &str| parse_file(Path::new("f"), text);
         let (settings, wrong) = file("\u{feff}# comment\r\n\r\napiserver = https://h?a=b\r\n  node-name=n\n");
         assert_eq!(pairs(&settings), [("apiserver", "https://h?a=b"), ("node-name", "n")]);
         assert!(wrong.is_none());
@@ -199,36 +208,55 @@ mod tests {
         assert!(file(&"x".repeat(1 << 20)).1.unwrap().to_string().len() < 200);
     }
 
-    #[test]
-    fn what_is_nearer_counts_and_no_source_is_named_beside_another() {
-        let setting =
-            |name: &str, value: &str| Setting { place: String::new(), name: name.into(), value: value.into() };
-        let settings = [setting("apiserver", "kernel"), setting("apiserver", "file"), setting("manifests", "file")];
-        let variables = |given: &[&str]| {
-            let defaults = defaults(&settings, |variable| given.contains(&variable));
-            defaults.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+    /// Some flags of `run`, from the command line and the settings.
+    fn parsed(arguments: &[&str], settings: &[(&str, &str)]) -> Vec<String> {
+        let settings: Vec<_> = settings.iter().copied().map(setting).collect();
+        let cli = Cli::command().mut_subcommands(|command| with_defaults(command, &settings));
+        let matches = cli.try_get_matches_from([&["cproxy", "run"], arguments].concat()).unwrap();
+        let flag = |id: &str| {
+            let values = matches.subcommand_matches("run")?.get_raw(id)?.map(|value| value.to_str().unwrap());
+            Some(format!("{id}={}", values.collect::<Vec<_>>().join("+")))
         };
-        assert_eq!(variables(&[]), ["CPROXY_APISERVER=kernel"]);
-        assert_eq!(variables(&["CPROXY_MANIFESTS"]), [""; 0]);
-        assert_eq!(variables(&["CPROXY_APISERVER"]), [""; 0]);
-        assert_eq!(variables(&["CPROXY_NODE_NAME"]), ["CPROXY_APISERVER=kernel"]);
+        ["apiserver", "manifests", "exclude_port", "node_name"].into_iter().filter_map(flag).collect()
+    }
+
+    #[test]
+    fn the_nearest_setting_counts_and_no_source_is_set_beside_another() {
+        let (kernel, file) = ("https://kernel", "https://file");
+        let settings = [("apiserver", kernel), ("apiserver", file), ("manifests", "file")];
+        assert_eq!(parsed(&[], &settings), ["apiserver=https://kernel"]);
+        assert_eq!(parsed(&["--manifests", "flag"], &settings), ["manifests=flag"]);
+        assert_eq!(parsed(&["--apiserver", "https://flag"], &settings), ["apiserver=https://flag"]);
+        assert_eq!(parsed(&["--kubeconfig", "flag"], &settings[2..]), [""; 0]);
+        assert_eq!(parsed(&["--node-name", "n"], &settings), ["apiserver=https://kernel", "node_name=n"]);
+        assert_eq!(parsed(&[], &[("manifests", "a,b"), ("apiserver", file)]), ["manifests=a+b"]);
+    }
+
+    #[test]
+    fn settings_are_parsed_like_flags() {
+        let settings = [("exclude-port", "53,54"), ("node-name", "n")];
+        assert_eq!(parsed(&[], &settings), ["exclude_port=53+54", "node_name=n"]);
+        assert_eq!(parsed(&["--exclude-port", "80", "--node-name=m"], &settings), ["exclude_port=80", "node_name=m"]);
     }
 
     #[test]
     fn of_two_in_one_place_the_last_counts() {
-        let kernel = of_kernel("cproxy.timeout=3s cproxy.for=a/b cproxy.timeout=9s");
-        let (file, _) = of_file(Path::new("f"), "timeout = 1s\nlog-level = info\nlog-level = warn\n");
+        let kernel = parse_command_line("cproxy.node-name=k cproxy.exclude-port=1 cproxy.node-name=l");
+        let (file, _) = parse_file(Path::new("f"), "node-name = f\nmanifests = a\nmanifests = b\n");
         let settings = nearest_first(kernel, file);
-        let defaults: Vec<_> = defaults(&settings, |_| false).into_values().collect();
-        assert_eq!(defaults, ["a/b", "warn", "9s"]);
+        assert_eq!(parsed(&[], &pairs(&settings)), ["manifests=b", "exclude_port=1", "node_name=l"]);
     }
 
     #[test]
-    fn flags_are_found_in_either_form() {
-        let given = |arguments: &[&str]| {
-            is_flag_given("CPROXY_TLS_SERVER_NAME", arguments.iter().map(|argument| (*argument).to_owned()))
-        };
-        assert!(given(&["cproxy", "run", "--tls-server-name", "n"]) && given(&["--tls-server-name=n"]));
-        assert!(!given(&["--tls-server", "--tls-server-names=n"]));
+    fn an_invalid_setting_is_left_out_and_its_place_named() {
+        let settings = [("balance", "hope"), ("apiserver", "https://1.2.3.4"), ("for", "web"), ("api-server", "x")];
+        let (valid, error) = validate(&Cli::command(), settings.map(setting).into());
+        // `wait` checks values of --for and --timeout itself.
+        assert_eq!(pairs(&valid), [("apiserver", "https://1.2.3.4"), ("for", "web")]);
+        let error = error.unwrap().to_string();
+        assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <METHOD>' [possible"), "{error}");
+        let (_, error) = validate(&Cli::command(), vec![setting(("api-server", "x"))]);
+        let error = error.unwrap().to_string();
+        assert!(error.starts_with("f, line 7: \"api-server\" is no setting; ") && error.contains(": apiserver, "));
     }
 }

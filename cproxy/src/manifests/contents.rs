@@ -1,4 +1,4 @@
-//! Contents of a manifest file: rows, which the store then shares. Whole objects are kept only on request.
+//! Contents of a manifest file: rows, which the store then shares. WholeObject objects are kept only on request.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,28 +11,28 @@ use cproxy_core::{
     object_name,
 };
 
-/// Parts of the files that the reader needs.
+/// Choices of the reader of files.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct ParseOptions {
     /// Name of the pod's node: rows are relative to it, and other Nodes do not count.
-    pub node: Option<String>,
+    pub node_name: Option<String>,
     /// Service that is kept whole with its slices, besides their rows.
-    pub whole: Option<ServiceName>,
+    pub whole_service: Option<ServiceName>,
 }
 
 /// Contents of a file.
 #[derive(Debug, Default)]
 pub struct Contents {
-    objects: Vec<Kept>,
+    objects: Vec<FileObject>,
     problems: BTreeSet<Problem>,
 }
 
 /// Object of a file.
 #[derive(Debug)]
-pub(super) enum Kept {
+pub(super) enum FileObject {
     Row(ObjectRow),
-    /// Requested whole object, besides its row.
-    Whole(Box<(ObjectRow, Whole)>),
+    /// Row, and the whole object that was requested.
+    Whole(Box<(ObjectRow, WholeObject)>),
     /// Node of the pod.
     Node(Box<(ObjectName, Node)>),
     Unreadable(Box<(ResourceKind, ObjectName, String)>),
@@ -40,7 +40,7 @@ pub(super) enum Kept {
 
 /// Object as it was written.
 #[derive(Debug)]
-pub enum Whole {
+pub enum WholeObject {
     /// A Service.
     Service(Service),
     /// An EndpointSlice.
@@ -48,12 +48,12 @@ pub enum Whole {
 }
 
 /// Identity of an object.
-pub(super) type Id<'a> = (ResourceKind, &'a ObjectName);
+pub(super) type ObjectId<'a> = (ResourceKind, &'a ObjectName);
 
 impl Contents {
     /// The file as complete lists of all kinds.
     pub fn events(&self) -> impl Iterator<Item = Event> {
-        lists(&self.objects)
+        list_events(&self.objects)
     }
 
     /// Problems of the file's objects, except those that their rows or the store report.
@@ -63,38 +63,38 @@ impl Contents {
 
     /// Requested whole objects.
     #[must_use]
-    pub fn whole(&self) -> BTreeMap<(ResourceKind, &ObjectName), &Whole> {
-        whole(&self.objects)
+    pub fn whole_objects(&self) -> BTreeMap<(ResourceKind, &ObjectName), &WholeObject> {
+        whole_objects(&self.objects)
     }
 
-    pub(super) fn objects(&self) -> &[Kept] {
+    pub(super) fn objects(&self) -> &[FileObject] {
         &self.objects
     }
 
-    pub(super) fn service(&mut self, service: Service, wanted: &Wanted) {
-        let Some(row) = ObjectRow::of_service(&service, wanted.node.as_deref()) else { return };
-        let is_whole = wanted.whole.is_some() && object_name(&service.metadata) == wanted.whole;
-        self.objects.push(Kept::new(row, is_whole.then_some(Whole::Service(service))));
+    pub(super) fn add_service(&mut self, service: Service, options: &ParseOptions) {
+        let Some(row) = ObjectRow::of_service(&service, options.node_name.as_deref()) else { return };
+        let is_whole = options.whole_service.is_some() && object_name(&service.metadata) == options.whole_service;
+        self.objects.push(FileObject::new(row, is_whole.then_some(WholeObject::Service(service))));
     }
 
-    pub(super) fn slice(&mut self, slice: EndpointSlice, wanted: &Wanted) {
-        let slice = defaulted(slice);
-        let Some(row) = ObjectRow::of_slice(&slice, wanted.node.as_deref()) else { return };
-        let is_whole = wanted.whole.as_ref().is_some_and(|service| cproxy_core::is_slice_of(&slice, service));
-        self.objects.push(Kept::new(row, is_whole.then_some(Whole::Slice(slice))));
+    pub(super) fn add_slice(&mut self, slice: EndpointSlice, options: &ParseOptions) {
+        let slice = with_defaults(slice);
+        let Some(row) = ObjectRow::of_slice(&slice, options.node_name.as_deref()) else { return };
+        let is_whole = options.whole_service.as_ref().is_some_and(|service| cproxy_core::is_slice_of(&slice, service));
+        self.objects.push(FileObject::new(row, is_whole.then_some(WholeObject::Slice(slice))));
     }
 
-    pub(super) fn node(&mut self, node: Node, wanted: &Wanted) {
-        if let Some(own) = wanted.node.as_deref().filter(|own| node.metadata.name.as_deref() == Some(own)) {
-            self.objects.push(Kept::Node(Box::new((ObjectName::new("", own), node))));
+    pub(super) fn add_node(&mut self, node: Node, options: &ParseOptions) {
+        if let Some(own) = options.node_name.as_deref().filter(|own| node.metadata.name.as_deref() == Some(own)) {
+            self.objects.push(FileObject::Node(Box::new((ObjectName::new("", own), node))));
         }
     }
 
-    pub(super) fn unreadable(&mut self, kind: ResourceKind, name: ObjectName, message: String) {
-        self.objects.push(Kept::Unreadable(Box::new((kind, name, message))));
+    pub(super) fn add_unreadable(&mut self, kind: ResourceKind, name: ObjectName, message: String) {
+        self.objects.push(FileObject::Unreadable(Box::new((kind, name, message))));
     }
 
-    pub(super) fn problem(&mut self, object: impl fmt::Display, message: &str) {
+    pub(super) fn add_problem(&mut self, object: impl fmt::Display, message: &str) {
         self.problems.insert(Problem::new(object, "", message));
     }
 
@@ -111,7 +111,7 @@ impl Contents {
 }
 
 /// Slice with the API server's defaults: an unnamed port has the name "".
-fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
+fn with_defaults(mut slice: EndpointSlice) -> EndpointSlice {
     for port in slice.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();
     }
@@ -119,34 +119,36 @@ fn defaulted(mut slice: EndpointSlice) -> EndpointSlice {
 }
 
 /// Objects as complete lists of all kinds. Of several definitions the last counts, readable or not.
-pub(super) fn lists<'a>(objects: impl IntoIterator<Item = &'a Kept>) -> impl Iterator<Item = Event> {
+pub(super) fn list_events<'a>(objects: impl IntoIterator<Item = &'a FileObject>) -> impl Iterator<Item = Event> {
     let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
-    let objects = objects.into_iter().map(Kept::event);
+    let objects = objects.into_iter().map(FileObject::event);
     kinds.into_iter().map(Event::ListStarted).chain(objects).chain(kinds.into_iter().map(Event::ListDone))
 }
 
 /// Requested whole objects. Of several readable definitions the last counts.
-pub(super) fn whole<'a>(objects: impl IntoIterator<Item = &'a Kept>) -> BTreeMap<Id<'a>, &'a Whole> {
+pub(super) fn whole_objects<'a>(
+    objects: impl IntoIterator<Item = &'a FileObject>,
+) -> BTreeMap<ObjectId<'a>, &'a WholeObject> {
     let mut all = BTreeMap::new();
     for object in objects {
         match object {
-            Kept::Whole(whole) => drop(all.insert(object.id(), &whole.1)),
-            Kept::Row(_) => drop(all.remove(&object.id())),
-            Kept::Node(_) | Kept::Unreadable(_) => {}
+            FileObject::Whole(whole) => drop(all.insert(object.id(), &whole.1)),
+            FileObject::Row(_) => drop(all.remove(&object.id())),
+            FileObject::Node(_) | FileObject::Unreadable(_) => {}
         }
     }
     all
 }
 
-impl Kept {
-    fn new(row: ObjectRow, whole: Option<Whole>) -> Self {
+impl FileObject {
+    fn new(row: ObjectRow, whole: Option<WholeObject>) -> Self {
         match whole {
             Some(whole) => Self::Whole(Box::new((row, whole))),
             None => Self::Row(row),
         }
     }
 
-    pub(super) fn id(&self) -> Id<'_> {
+    pub(super) fn id(&self) -> ObjectId<'_> {
         match self {
             Self::Row(row) => (row.kind(), row.name()),
             Self::Whole(object) => (object.0.kind(), object.0.name()),

@@ -16,19 +16,19 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use super::contents::{Contents, Wanted};
+use super::contents::{Contents, ParseOptions};
 
 /// Maximum nesting of Lists.
 const LIST_DEPTH_MAX: usize = 4;
 
 /// Position in a file.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum Location<'a> {
     Document { file: &'a str, number: usize },
     Item { list: &'a Self, index: usize },
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for Location<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Document { file, number } => write!(f, "{file} (document {number})"),
@@ -39,11 +39,11 @@ impl fmt::Display for Place<'_> {
 
 /// Reads one document, or one item of a List.
 #[derive(Clone, Copy)]
-pub(super) struct Reader<'a> {
-    place: Place<'a>,
+pub(super) struct DocumentReader<'a> {
+    location: Location<'a>,
     /// Number of further levels of Lists that are allowed.
     depth: usize,
-    wanted: &'a Wanted,
+    options: &'a ParseOptions,
 }
 
 /// A document, or an item of a List.
@@ -68,16 +68,16 @@ enum Content {
     Untyped(Map<String, Value>),
     /// List with its items, if it has any.
     List(Option<Items>),
-    Service(Object<Service>),
-    Slice(Object<EndpointSlice>),
-    Node(Object<Node>),
+    Service(Parsed<Service>),
+    Slice(Parsed<EndpointSlice>),
+    Node(Parsed<Node>),
 }
 
 /// Object, or the reason why it cannot be used.
-type Object<T> = Result<T, Refused>;
+type Parsed<T> = Result<T, ObjectError>;
 
 /// Reason why an object cannot be used.
-enum Refused {
+enum ObjectError {
     /// Missing name, with the message.
     Nameless(String),
     /// Unreadable object: its name and the message.
@@ -88,12 +88,13 @@ enum Refused {
 #[derive(Default)]
 struct Items {
     /// Items without a kind that came before their list's kind.
-    untyped: Vec<Untyped>,
+    untyped: Vec<UntypedItem>,
     /// Contents of the items after the last untyped one.
     contents: Contents,
 }
 
-struct Untyped {
+/// Item without a kind, with what is before it.
+struct UntypedItem {
     /// Contents of the items before this one, from the last untyped one on.
     before: Contents,
     index: usize,
@@ -117,9 +118,11 @@ impl Document {
     fn new(fields: Map<String, Value>, items: Option<Items>) -> Self {
         let (version, kind) = (text(&fields, "apiVersion").to_owned(), text(&fields, "kind").to_owned());
         let content = match (version.as_str(), kind.as_str()) {
-            ("v1", "Service") => Content::Service(object(fields, ResourceKind::Services)),
-            ("discovery.k8s.io/v1", "EndpointSlice") => Content::Slice(object(fields, ResourceKind::EndpointSlices)),
-            ("v1", "Node") => Content::Node(object(fields, ResourceKind::Nodes)),
+            ("v1", "Service") => Content::Service(parse_object(fields, ResourceKind::Services)),
+            ("discovery.k8s.io/v1", "EndpointSlice") => {
+                Content::Slice(parse_object(fields, ResourceKind::EndpointSlices))
+            }
+            ("v1", "Node") => Content::Node(parse_object(fields, ResourceKind::Nodes)),
             (_, kind) if kind.ends_with("List") => Content::List(items),
             ("", _) | (_, "") => Content::Untyped(fields),
             _ => Content::Unused,
@@ -132,7 +135,7 @@ impl Document {
     }
 
     /// Gives the items of a typed list (`kind: ServiceList`), which need not name their kind, the list's type.
-    fn typed(self, item_type: ItemType<'_>) -> Self {
+    fn with_item_type(self, item_type: ItemType<'_>) -> Self {
         match self.content {
             Content::Untyped(mut fields) if !item_type.kind.is_empty() => {
                 fields.entry("kind").or_insert_with(|| item_type.kind.into());
@@ -148,13 +151,13 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> &'a str {
     fields.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceKind) -> Object<T> {
+fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceKind) -> Parsed<T> {
     let document = Value::Object(fields);
     let value = |name: &str| document.pointer(&format!("/metadata/{name}"));
     let metadata = |name: &str| value(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let Some(name) = metadata("name") else {
         let kind = kind.singular();
-        return Err(Refused::Nameless(match value("name") {
+        return Err(ObjectError::Nameless(match value("name") {
             Some(name) if !name.is_null() && !name.is_string() => {
                 format!("{kind} with metadata.name {name}, which is no string (put it in quotes); ignored")
             }
@@ -162,40 +165,40 @@ fn object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceKind) -
         }));
     };
     let name = ObjectName::new(metadata("namespace").unwrap_or("default"), name);
-    serde_path_to_error::deserialize(document).map_err(|error| Refused::Unreadable(name, error.to_string()))
+    serde_path_to_error::deserialize(document).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
 }
 
-impl<'a> Reader<'a> {
+impl<'a> DocumentReader<'a> {
     /// Reader of a document of `file`; the first has the number 1.
-    pub(super) fn new(file: &'a str, number: usize, wanted: &'a Wanted) -> Self {
-        Self { place: Place::Document { file, number }, depth: LIST_DEPTH_MAX, wanted }
+    pub(super) fn new(file: &'a str, number: usize, options: &'a ParseOptions) -> Self {
+        Self { location: Location::Document { file, number }, depth: LIST_DEPTH_MAX, options }
     }
 
     /// Reader of an item of this reader's List.
-    fn item(&self, index: usize) -> Reader<'_> {
-        Reader {
-            place: Place::Item { list: &self.place, index },
+    fn item(&self, index: usize) -> DocumentReader<'_> {
+        DocumentReader {
+            location: Location::Item { list: &self.location, index },
             depth: self.depth.saturating_sub(1),
-            wanted: self.wanted,
+            options: self.options,
         }
     }
 
     /// Adds the contents of a document of this reader.
-    pub(super) fn take(&self, document: Document, contents: &mut Contents) {
+    pub(super) fn collect(&self, document: Document, contents: &mut Contents) {
         let Document { version, kind, content } = document;
         let message = match content {
             Content::Null => return,
             Content::List(Some(items)) if self.depth > 0 => {
-                return self.take_items(items, ItemType::of_list(&version, &kind), contents);
+                return self.collect_items(items, ItemType::of_list(&version, &kind), contents);
             }
             Content::List(None) if self.depth > 0 => "the list has no items; ignored".to_owned(),
             Content::Service(service) => {
-                return self.take_object(service, ResourceKind::Services, contents, Contents::service);
+                return self.collect_object(service, ResourceKind::Services, contents, Contents::add_service);
             }
             Content::Slice(slice) => {
-                return self.take_object(slice, ResourceKind::EndpointSlices, contents, Contents::slice);
+                return self.collect_object(slice, ResourceKind::EndpointSlices, contents, Contents::add_slice);
             }
-            Content::Node(node) => return self.take_object(node, ResourceKind::Nodes, contents, Contents::node),
+            Content::Node(node) => return self.collect_object(node, ResourceKind::Nodes, contents, Contents::add_node),
             Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
                 ("", "") => "apiVersion and kind are missing; ignored".to_owned(),
                 ("", kind) => format!("{kind} without apiVersion; ignored"),
@@ -207,40 +210,40 @@ impl<'a> Reader<'a> {
                 (version, kind) => {
                     // One problem for all objects of a kind that is not used.
                     let message = format!("{version} {kind} is not used by cproxy; ignored");
-                    return contents.problem(format_args!("kind {kind}"), &message);
+                    return contents.add_problem(format_args!("kind {kind}"), &message);
                 }
             },
         };
-        contents.problem(self.place, &message);
+        contents.add_problem(self.location, &message);
     }
 
-    fn take_items(&self, items: Items, item_type: ItemType<'_>, contents: &mut Contents) {
-        for Untyped { before, index, document } in items.untyped {
+    fn collect_items(&self, items: Items, item_type: ItemType<'_>, contents: &mut Contents) {
+        for UntypedItem { before, index, document } in items.untyped {
             contents.append(before);
-            self.item(index).take(document.typed(item_type), contents);
+            self.item(index).collect(document.with_item_type(item_type), contents);
         }
         contents.append(items.contents);
     }
 
-    fn take_object<T>(
+    fn collect_object<T>(
         &self,
-        object: Object<T>,
+        object: Parsed<T>,
         kind: ResourceKind,
         contents: &mut Contents,
-        take: fn(&mut Contents, T, &Wanted),
+        add: fn(&mut Contents, T, &ParseOptions),
     ) {
         match object {
-            Ok(object) => take(contents, object, self.wanted),
-            Err(Refused::Nameless(message)) => contents.problem(self.place, &message),
-            Err(Refused::Unreadable(name, message)) => {
-                contents.unreadable(kind, name, format!("{message} ({})", self.place));
+            Ok(object) => add(contents, object, self.options),
+            Err(ObjectError::Nameless(message)) => contents.add_problem(self.location, &message),
+            Err(ObjectError::Unreadable(name, message)) => {
+                contents.add_unreadable(kind, name, format!("{message} ({})", self.location));
             }
         }
     }
 }
 
 /// Accepts values that are neither map nor null as unused.
-macro_rules! nothing {
+macro_rules! accept_unused {
     ($type:ty: $($visit:ident($($value:ty)?),)*) => {
         $(
             fn $visit<E>(self $(, _: $value)?) -> Result<$type, E> {
@@ -250,7 +253,7 @@ macro_rules! nothing {
     };
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_> {
+impl<'de> DeserializeSeed<'de> for DocumentReader<'_> {
     type Value = Document;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Document, D::Error> {
@@ -258,7 +261,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_> {
+impl<'de> Visitor<'de> for DocumentReader<'_> {
     type Value = Document;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -290,13 +293,13 @@ impl<'de> Visitor<'de> for Reader<'_> {
         Ok(Document { content: Content::Null, ..Document::default() })
     }
 
-    nothing!(Document: visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str),);
+    accept_unused!(Document: visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str),);
 }
 
 /// Reader of `items`, if the object is a list.
 struct ItemsReader<'a> {
     /// Reader of the object that contains the items.
-    list: &'a Reader<'a>,
+    list: &'a DocumentReader<'a>,
     /// Type of items that do not name their own; `None` if it is not known yet.
     item_type: Option<ItemType<'a>>,
     is_used: bool,
@@ -304,7 +307,7 @@ struct ItemsReader<'a> {
 
 impl<'a> ItemsReader<'a> {
     /// Reader for a list with these `fields` before `items`.
-    fn new(list: &'a Reader<'a>, fields: &'a Map<String, Value>) -> Self {
+    fn new(list: &'a DocumentReader<'a>, fields: &'a Map<String, Value>) -> Self {
         let (version, kind) = (text(fields, "apiVersion"), text(fields, "kind"));
         let is_known = !version.is_empty() && !kind.is_empty();
         Self {
@@ -340,9 +343,9 @@ impl<'de> Visitor<'de> for ItemsReader<'_> {
             let Some(document) = seq.next_element_seed(item)? else { break };
             if self.item_type.is_none() && matches!(document.content, Content::Untyped(_)) {
                 let before = mem::take(&mut items.contents);
-                items.untyped.push(Untyped { before, index, document });
+                items.untyped.push(UntypedItem { before, index, document });
             } else {
-                item.take(document.typed(self.item_type.unwrap_or_default()), &mut items.contents);
+                item.collect(document.with_item_type(self.item_type.unwrap_or_default()), &mut items.contents);
             }
         }
         Ok(Some(items))
@@ -353,7 +356,7 @@ impl<'de> Visitor<'de> for ItemsReader<'_> {
         Ok(None)
     }
 
-    nothing!(
+    accept_unused!(
         Option<Items>: visit_unit(), visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str),
     );
 }

@@ -9,14 +9,14 @@ use std::{
 use cproxy_core::{Event, ObjectName, Problem, ResourceKind};
 
 use super::{
-    contents::{Contents, Id, Kept, Wanted, Whole, lists, whole},
+    contents::{Contents, FileObject, ObjectId, ParseOptions, WholeObject, list_events, whole_objects},
     parse::parse,
 };
 
 /// Reason why a path cannot be a source.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// The path does not exist or may not be read.
+    /// The path does not exist or cannot be read.
     #[error("--manifests {0}: {1}")]
     Io(PathBuf, io::Error),
 }
@@ -43,7 +43,7 @@ impl Change {
 #[derive(Debug)]
 pub struct Files {
     paths: Vec<PathBuf>,
-    wanted: Wanted,
+    options: ParseOptions,
     files: BTreeMap<PathBuf, Option<Contents>>,
     problems: BTreeMap<PathBuf, Problem>,
 }
@@ -54,12 +54,12 @@ impl Files {
     ///
     /// # Errors
     /// A path cannot be read at all. A file that is read but cannot be parsed is a problem, not an error.
-    pub fn read(paths: &[PathBuf], wanted: Wanted) -> Result<Self, ManifestError> {
+    pub fn read(paths: &[PathBuf], options: ParseOptions) -> Result<Self, ManifestError> {
         for path in paths {
             let readable = if path.is_dir() { fs::read_dir(path).map(drop) } else { fs::File::open(path).map(drop) };
             readable.map_err(|error| ManifestError::Io(path.clone(), error))?;
         }
-        let mut files = Self { paths: paths.to_vec(), wanted, files: BTreeMap::new(), problems: BTreeMap::new() };
+        let mut files = Self { paths: paths.to_vec(), options, files: BTreeMap::new(), problems: BTreeMap::new() };
         files.refresh(&Change::Everything);
         Ok(files)
     }
@@ -69,10 +69,10 @@ impl Files {
         let mut found = BTreeSet::new();
         for path in self.paths.clone() {
             self.problems.remove(&path);
-            match expand(&path) {
+            match manifests_at(&path) {
                 Ok(files) => found.extend(files),
                 Err(error) => {
-                    self.problem(&path, &format!("{error}; its last content stays"));
+                    self.record_problem(&path, &format!("{error}; its last content stays"));
                     found.extend(self.files.keys().filter(|file| file.starts_with(&path)).cloned().collect::<Vec<_>>());
                 }
             }
@@ -84,26 +84,26 @@ impl Files {
 
     /// The files as complete lists of all kinds.
     pub fn events(&self) -> impl Iterator<Item = Event> {
-        lists(self.objects())
+        list_events(self.objects())
     }
 
     /// Requested whole objects.
     #[must_use]
-    pub fn whole(&self) -> BTreeMap<(ResourceKind, &ObjectName), &Whole> {
-        whole(self.objects())
+    pub fn whole_objects(&self) -> BTreeMap<(ResourceKind, &ObjectName), &WholeObject> {
+        whole_objects(self.objects())
     }
 
-    fn objects(&self) -> impl Iterator<Item = &Kept> {
+    fn objects(&self) -> impl Iterator<Item = &FileObject> {
         self.files.values().flatten().flat_map(Contents::objects)
     }
 
     /// Problem of a missing Node: the pod's node has a name that no object has.
     #[must_use]
     pub fn missing_node(&self) -> Option<Problem> {
-        let is_there = self.objects().any(|object| matches!(object, Kept::Node(_)));
-        let own = self.wanted.node.as_ref().filter(|_| !is_there)?;
-        let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node ports \
-                       are not served";
+        let is_there = self.objects().any(|object| matches!(object, FileObject::Node(_)));
+        let own = self.options.node_name.as_ref().filter(|_| !is_there)?;
+        let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node \
+                       ports are not served";
         Some(Problem::new(format_args!("Node {own}"), "", message))
     }
 
@@ -111,8 +111,8 @@ impl Files {
     #[must_use]
     pub fn has_unreadable_service(&self, name: &ObjectName) -> bool {
         self.objects().any(|object| match object {
-            Kept::Unreadable(object) => object.0 == ResourceKind::Services && object.1 == *name,
-            Kept::Row(_) | Kept::Whole(_) | Kept::Node(_) => false,
+            FileObject::Unreadable(object) => object.0 == ResourceKind::Services && object.1 == *name,
+            FileObject::Row(_) | FileObject::Whole(_) | FileObject::Node(_) => false,
         })
     }
 
@@ -123,7 +123,7 @@ impl Files {
 
     /// Whether a file could not be read or parsed.
     #[must_use]
-    pub fn has_unread(&self) -> bool {
+    pub fn has_unread_file(&self) -> bool {
         !self.problems.is_empty()
     }
 
@@ -131,16 +131,16 @@ impl Files {
         self.problems.remove(&file);
         let is_known = matches!(self.files.get(&file), Some(Some(_)));
         let stays =
-            if is_known { "; its last content stays" } else { "; its objects are not there until it can be read" };
+            if is_known { "; its last content stays" } else { "; its objects are missing until it can be read" };
         let text = match self.read_text(&file) {
             Ok(text) if text.is_empty() && is_known => Err("it is empty (delete it to remove its objects)".to_owned()),
             Ok(text) => Ok(text),
             Err(error) => Err(error.to_string()),
         };
-        match text.and_then(|text| parse(&file.display().to_string(), &text, &self.wanted)) {
+        match text.and_then(|text| parse(&file.display().to_string(), &text, &self.options)) {
             Ok(contents) => drop(self.files.insert(file, Some(contents))),
             Err(message) => {
-                self.problem(&file, &format!("{message}{stays}"));
+                self.record_problem(&file, &format!("{message}{stays}"));
                 self.files.entry(file).or_default();
             }
         }
@@ -148,14 +148,14 @@ impl Files {
 
     /// Reads a file. Reading a FIFO or a device may never end: such a file counts only if its path was given, and once.
     fn read_text(&self, file: &Path) -> io::Result<String> {
-        let is_asked_for = self.paths.iter().any(|path| path == file) && !self.files.contains_key(file);
-        if !is_asked_for && !fs::metadata(file)?.is_file() {
+        let is_given = self.paths.iter().any(|path| path == file) && !self.files.contains_key(file);
+        if !is_given && !fs::metadata(file)?.is_file() {
             return Err(io::Error::other("not a regular file"));
         }
         fs::read_to_string(file)
     }
 
-    fn problem(&mut self, path: &Path, message: &str) {
+    fn record_problem(&mut self, path: &Path, message: &str) {
         self.problems.insert(path.to_owned(), Problem::new(path.display(), "", message));
     }
 
@@ -171,11 +171,11 @@ impl Files {
             .collect();
         all.sort_unstable();
         let same = all.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
-        same.filter_map(duplicate).collect()
+        same.filter_map(duplicate_problem).collect()
     }
 }
 
-fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
+fn duplicate_problem(same: &[(ObjectId<'_>, &Path)]) -> Option<Problem> {
     let mut list: Vec<_> = same.iter().map(|(_, file)| file.display().to_string()).collect();
     list.dedup();
     let ((kind, name), last) = (same.first()?.0, list.last()?);
@@ -187,7 +187,7 @@ fn duplicate(same: &[(Id<'_>, &Path)]) -> Option<Problem> {
 }
 
 /// Manifests of a path: the file itself, or those in the directory.
-pub(super) fn expand(path: &Path) -> io::Result<Vec<PathBuf>> {
+pub(super) fn manifests_at(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return fs::metadata(path).map(|_| vec![path.to_owned()]);
     }

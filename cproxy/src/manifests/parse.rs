@@ -3,8 +3,8 @@
 use serde::de::{DeserializeSeed, Deserializer};
 
 use super::{
-    contents::{Contents, Wanted},
-    document::Reader,
+    contents::{Contents, ParseOptions},
+    document::DocumentReader,
     yaml,
 };
 
@@ -17,11 +17,11 @@ const REPEATED_MAX: usize = 100_000;
 ///
 /// # Errors
 /// The text is neither YAML nor JSON: the first line of the parser's message.
-pub fn parse(file: &str, text: &str, wanted: &Wanted) -> Result<Contents, String> {
-    let json = text.trim_start().starts_with('{').then(|| Attempt::new(file, wanted).json(text));
+pub fn parse(file: &str, text: &str, options: &ParseOptions) -> Result<Contents, String> {
+    let json = text.trim_start().starts_with('{').then(|| Attempt::new(file, options).json(text));
     let mut contents = match json {
         Some(Ok(contents)) => contents,
-        None | Some(Err(_)) => Attempt::new(file, wanted).yaml(text)?,
+        None | Some(Err(_)) => Attempt::new(file, options).yaml(text)?,
     };
     contents.shrink_to_fit();
     Ok(contents)
@@ -30,15 +30,15 @@ pub fn parse(file: &str, text: &str, wanted: &Wanted) -> Result<Contents, String
 /// Contents that have been read so far. They do not count if the text is broken further on.
 struct Attempt<'a> {
     file: &'a str,
-    wanted: &'a Wanted,
+    options: &'a ParseOptions,
     /// Number of documents.
     documents: usize,
     contents: Contents,
 }
 
 impl<'a> Attempt<'a> {
-    fn new(file: &'a str, wanted: &'a Wanted) -> Self {
-        Self { file, wanted, documents: 0, contents: Contents::default() }
+    fn new(file: &'a str, options: &'a ParseOptions) -> Self {
+        Self { file, options, documents: 0, contents: Contents::default() }
     }
 
     fn json(mut self, text: &str) -> Result<Contents, serde_json::Error> {
@@ -59,11 +59,11 @@ impl<'a> Attempt<'a> {
     }
 
     fn read_document<'de, D: Deserializer<'de>>(&mut self, deserializer: D) -> Result<(), D::Error> {
-        let reader = Reader::new(self.file, self.documents + 1, self.wanted);
+        let reader = DocumentReader::new(self.file, self.documents + 1, self.options);
         let document = reader.deserialize(deserializer)?;
         // Empty documents only separate others and do not count.
         self.documents += usize::from(!document.is_null());
-        reader.take(document, &mut self.contents);
+        reader.collect(document, &mut self.contents);
         Ok(())
     }
 }
@@ -96,14 +96,14 @@ mod tests {
     use cproxy_core::{Event, ObjectName, Problem, ResourceKind};
 
     use super::*;
-    use crate::manifests::Whole;
+    use crate::manifests::WholeObject;
 
     const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.0.0.1}\n";
     const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
          metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\nports: [{port: 80}]\n";
 
     fn contents(text: &str) -> Contents {
-        parse("f", text, &Wanted::default()).unwrap()
+        parse("f", text, &ParseOptions::default()).unwrap()
     }
 
     /// Numbers of Services, slices and problems.
@@ -122,7 +122,13 @@ mod tests {
             (format!("---\n{SERVICE}---\n{SLICE}"), (1, 1, 0)),
             (format!("# only a comment\n---\n{SERVICE}---\n"), (1, 0, 0)),
             (r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#.to_owned(), (1, 0, 0)),
-            (r#"{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}},{"apiVersion":"v1","kind":"Pod"},{"apiVersion":"v1","kind":"Service"}]}"#.to_owned(), (1, 0, 2)),
+            (
+                r#"{"apiVersion":"v1","kind":"List","items":[
+                    {"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}},
+                    {"apiVersion":"v1","kind":"Pod"},{"apiVersion":"v1","kind":"Service"}]}"#
+                    .to_owned(),
+                (1, 0, 2),
+            ),
             (r#"{"apiVersion":"v1","kind":"ServiceList","items":[{"metadata":{"name":"a"}}]}"#.to_owned(), (1, 0, 0)),
             ("kind: Service\napiVersion: v1\nmetadata: {name: a}\nspec: {ports: [{port: high}]}".to_owned(), (0, 0, 1)),
             ("apiVersion: v1\nkind: Node\nmetadata: {name: n}".to_owned(), (0, 0, 0)),
@@ -135,9 +141,9 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_yaml_is_an_error_of_one_line() {
+    fn invalid_text_is_an_error_of_one_line() {
         for text in ["{", "a: [", "\t: :\n- x: {", "kind: \"Service"] {
-            let error = parse("f", text, &Wanted::default()).unwrap_err();
+            let error = parse("f", text, &ParseOptions::default()).unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{text:?}: {error:?}");
         }
     }
@@ -145,20 +151,20 @@ mod tests {
     #[test]
     fn the_line_of_an_error_is_that_of_the_file() {
         for (before, line) in [("", 1), ("a: 1\n---\n", 3), ("a: 1\r\n...\r\n# b\r\n", 4), ("a: 1\r---\r", 3)] {
-            let error = parse("f", &format!("{before}kind: [\n"), &Wanted::default()).unwrap_err();
+            let error = parse("f", &format!("{before}kind: [\n"), &ParseOptions::default()).unwrap_err();
             assert_eq!(error, format!("unclosed bracket '[' at line {line}, column 7"), "{before:?}");
         }
     }
 
     /// Summary of a list's items in the order of the file.
-    fn said(fields: [&str; 3]) -> Vec<String> {
+    fn summaries(fields: [&str; 3]) -> Vec<String> {
         let contents = contents(&format!("{{{}}}", fields.join(", ")));
-        let said = contents.events().filter_map(|event| match event {
+        let events = contents.events().filter_map(|event| match event {
             Event::Row(row) => Some(format!("{row:?}")),
             Event::Unreadable { name, message, .. } => Some(format!("{}: {message}", name?)),
             _ => None,
         });
-        said.chain(contents.problems().map(Problem::to_string)).collect()
+        events.chain(contents.problems().map(Problem::to_string)).collect()
     }
 
     #[test]
@@ -181,13 +187,13 @@ mod tests {
         ] {
             let version = r#""apiVersion": "v1""#;
             for fields in [[version, kind, items], [version, items, kind], [items, kind, version]] {
-                assert_eq!(said(fields), expected, "{fields:?}");
+                assert_eq!(summaries(fields), expected, "{fields:?}");
             }
         }
     }
 
     #[test]
-    fn a_kind_of_another_version_is_named_with_its_place() {
+    fn a_kind_of_another_version_is_named_with_its_location() {
         let text = "{kind: EndpointSlice, apiVersion: v1}\n---\n{kind: Service, apiVersion: v2}\n";
         let problems: Vec<_> = contents(text).problems().map(Problem::to_string).collect();
         assert_eq!(
@@ -202,15 +208,15 @@ mod tests {
     #[test]
     fn a_list_with_items_twice_is_refused() {
         for text in [r#"{"kind": "List", "items": [], "items": []}"#, "kind: List\nitems: []\nitems: []\n"] {
-            assert!(parse("f", text, &Wanted::default()).is_err(), "{text}");
+            assert!(parse("f", text, &ParseOptions::default()).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn what_is_broken_further_on_says_nothing() {
+    fn nothing_of_a_file_counts_that_is_broken_further_on() {
         let service = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#;
         for text in [format!(r#"{{"kind":"List","items":[{service},"#), format!("{service}\n{{")] {
-            assert!(parse("f", &text, &Wanted::default()).is_err(), "{text}");
+            assert!(parse("f", &text, &ParseOptions::default()).is_err(), "{text}");
         }
         // The text is valid YAML.
         let twice = format!("{{kind: List, items: [{service}]}}");
@@ -219,29 +225,30 @@ mod tests {
 
     /// A few hundred bytes must not take seconds and most of a microVM's memory.
     #[test]
-    fn aliases_of_aliases_end_somewhere() {
+    fn repeated_aliases_are_bounded() {
         let bomb = |levels: u8| {
             let name = |level: u8| char::from(b'a' + level);
             let list = |item: &str| [item; 9].join(",");
             let level = |n: u8| format!("{}: &{} [{}]\n", name(n), name(n), list(&format!("*{}", name(n - 1))));
             format!("a: &a [{}]\n{}", list("x"), (1..levels).map(level).collect::<String>())
         };
-        assert!(parse("f", &bomb(3), &Wanted::default()).is_ok());
-        let error = parse("f", &bomb(6), &Wanted::default()).unwrap_err();
+        assert!(parse("f", &bomb(3), &ParseOptions::default()).is_ok());
+        let error = parse("f", &bomb(6), &ParseOptions::default()).unwrap_err();
         assert!(error.contains("budget") && !error.contains('\n'), "{error}");
     }
 
     #[test]
     fn a_port_without_a_name_is_the_unnamed_port() {
-        let wanted = Wanted { whole: Some(ObjectName::new("default", "web")), ..Wanted::default() };
-        let contents = parse("f", SLICE, &wanted).unwrap();
-        let whole: Vec<_> = contents.whole().into_values().collect();
-        let [Whole::Slice(slice)] = whole[..] else { panic!("{whole:?}") };
+        let options =
+            ParseOptions { whole_service: Some(ObjectName::new("default", "web")), ..ParseOptions::default() };
+        let contents = parse("f", SLICE, &options).unwrap();
+        let whole: Vec<_> = contents.whole_objects().into_values().collect();
+        let [WholeObject::Slice(slice)] = whole[..] else { panic!("{whole:?}") };
         assert_eq!(slice.ports.as_ref().unwrap()[0].name.as_deref(), Some(""));
     }
 
     #[test]
-    fn lists_in_lists_end_somewhere() {
+    fn nested_lists_are_bounded() {
         let mut text = "{}".to_owned();
         for _ in 0..40 {
             text = format!(r#"{{"kind":"List","items":[{text}]}}"#);

@@ -1,5 +1,5 @@
 //! Follows manifest files: inotify on their directories, so that replacing a file by renaming is seen too. Where
-//! inotify cannot tell all changes, the files are polled besides.
+//! inotify does not report all changes, the files are polled besides.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,14 +14,15 @@ use std::{
     time::Duration,
 };
 
-use cproxy_core::{Event, Problem};
+use cproxy_core::Event;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
 use super::{
     files::{Change, Files, ManifestError},
-    rescan::Rescan,
+    poller::Poller,
 };
+use crate::problem_log::ProblemLog;
 
 /// Several files are often written together: their changes become one.
 const QUIET: Duration = Duration::from_millis(10);
@@ -37,7 +38,7 @@ pub struct Watcher {
     paths: Vec<PathBuf>,
     directories: HashMap<i32, PathBuf>,
     /// Polling of paths that other machines can change.
-    rescan: Option<Rescan>,
+    poller: Option<Poller>,
 }
 
 /// A file that is created is not written yet; see [`is_complete_at_once`].
@@ -60,7 +61,7 @@ impl Watcher {
         // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and no other owner closes it.
         let inotify = unsafe { AsyncFd::register(inotify) };
         let inotify = inotify.map_err(|error| ManifestError::Io("inotify".into(), error.into()))?;
-        let mut watcher = Self { inotify, paths: paths.to_vec(), directories: HashMap::new(), rescan: None };
+        let mut watcher = Self { inotify, paths: paths.to_vec(), directories: HashMap::new(), poller: None };
         watcher.add_watches().map_err(|(dir, error)| ManifestError::Io(dir, error.into()))?;
         Ok(watcher)
     }
@@ -73,7 +74,7 @@ impl Watcher {
             let watch = inotify::add_watch(self.inotify.get_ref(), dir, EVENTS).map_err(|error| (dir.into(), error))?;
             self.directories.insert(watch, dir.to_owned());
         }
-        self.rescan = Rescan::of(&self.paths);
+        self.poller = Poller::for_shared(&self.paths);
         Ok(())
     }
 
@@ -81,16 +82,13 @@ impl Watcher {
     async fn changed(&mut self) -> io::Result<Change> {
         let mut change = Change::Paths(BTreeSet::new());
         loop {
-            let is_told = tokio::select! {
-                result = self.read(&mut change) => result.map(|()| true)?,
-                () = due(self.rescan.as_ref()) => false,
-            };
-            if is_told {
-                break;
+            tokio::select! {
+                result = self.read(&mut change) => break result?,
+                () = next_poll(self.poller.as_ref()) => {}
             }
-            let found = self.rescan.as_mut().map(Rescan::look).unwrap_or_default();
-            if !found.is_empty() {
-                return Ok(Change::Paths(found));
+            let changed = self.poller.as_mut().map(Poller::poll).unwrap_or_default();
+            if !changed.is_empty() {
+                return Ok(Change::Paths(changed));
             }
         }
         let deadline = tokio::time::Instant::now() + DELAY_MAX;
@@ -117,7 +115,7 @@ impl Watcher {
             let mut reader = Reader::new(ready.get_inner(), &mut buffer);
             loop {
                 match reader.next() {
-                    Ok(event) => self.note(&event, change),
+                    Ok(event) => self.record(&event, change),
                     Err(rustix::io::Errno::WOULDBLOCK) => break,
                     Err(error) => return Err(error.into()),
                 }
@@ -130,7 +128,7 @@ impl Watcher {
         }
     }
 
-    fn note(&self, event: &inotify::Event<'_>, change: &mut Change) {
+    fn record(&self, event: &inotify::Event<'_>, change: &mut Change) {
         let Change::Paths(paths) = change else { return };
         let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
         let path = self.directories.get(&event.wd()).and_then(|dir| Some(dir.join(name?)));
@@ -149,10 +147,10 @@ impl Watcher {
     }
 }
 
-/// Time of the next poll, if there is anything to poll; otherwise nothing wakes the idle agent.
-async fn due(rescan: Option<&Rescan>) {
-    match rescan {
-        Some(rescan) => rescan.due().await,
+/// Waits until the next poll, if there is anything to poll; otherwise nothing wakes the idle agent.
+async fn next_poll(poller: Option<&Poller>) {
+    match poller {
+        Some(poller) => poller.next_poll().await,
         None => std::future::pending().await,
     }
 }
@@ -172,9 +170,11 @@ fn directory(path: &Path) -> &Path {
 /// # Errors
 /// inotify fails.
 pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) -> io::Result<()> {
-    let mut reported = BTreeSet::new();
+    let mut problem_log = ProblemLog::default();
     loop {
-        report(&files, &mut reported);
+        for problem in problem_log.update(files.problems().cloned().chain(files.duplicates())) {
+            tracing::warn!("{problem}");
+        }
         if send(&files, &events).await.is_err() {
             return Ok(());
         }
@@ -193,13 +193,4 @@ async fn send(files: &Files, events: &mpsc::Sender<Vec<Event>>) -> Result<(), mp
         }
         events.send(batch).await?;
     }
-}
-
-/// Logs the problems that are new.
-fn report(files: &Files, reported: &mut BTreeSet<Problem>) {
-    let problems: BTreeSet<_> = files.problems().cloned().chain(files.duplicates()).collect();
-    for problem in problems.iter().filter(|problem| !reported.contains(problem)) {
-        tracing::warn!("{problem}");
-    }
-    *reported = problems;
 }

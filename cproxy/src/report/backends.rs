@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, net::IpAddr};
 use cproxy_core::{Backend, Frontend, KernelTable, Protocol};
 use serde::Serialize;
 
-use super::{Names, ReportRow, aligned, or_dash, some_of};
+use super::{
+    columns::{align_columns, list_first, or_dash},
+    names::{FrontendLabel, Names},
+};
 
 /// Backend in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -56,15 +59,9 @@ pub fn backend_rows(kernel: &KernelTable, names: &Names) -> Vec<BackendRow> {
 fn row(backend: Backend, protocol: Protocol, mut frontends: Vec<(Frontend, bool)>, names: &Names) -> BackendRow {
     frontends.sort_unstable();
     let leading = |(frontend, eligible): &(Frontend, bool)| {
-        let named = |part: fn(&ReportRow) -> &Option<String>| names.get(frontend).and_then(|row| part(row).clone());
-        BackendFrontend {
-            service: named(|row| &row.service),
-            port_name: named(|row| &row.port_name),
-            address: frontend.address.into(),
-            port: frontend.port,
-            source: named(|row| &row.source),
-            eligible: *eligible,
-        }
+        let FrontendLabel { service, port_name, source } = names.label(frontend);
+        let (address, port) = (frontend.address.into(), frontend.port);
+        BackendFrontend { service, port_name, address, port, source, eligible: *eligible }
     };
     BackendRow {
         protocol: protocol.to_string(),
@@ -87,7 +84,7 @@ pub fn backends_json(rows: &[BackendRow]) -> serde_json::Result<String> {
 #[must_use]
 pub fn backends_text(rows: &[BackendRow]) -> String {
     let header = ["BACKEND", "ELIGIBLE", "FRONTENDS", "SERVICES"].map(str::to_owned);
-    aligned(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
+    align_columns(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
 }
 
 fn cells(row: &BackendRow) -> [String; 4] {
@@ -95,7 +92,7 @@ fn cells(row: &BackendRow) -> [String; 4] {
     let mut services: Vec<_> = row.frontends.iter().filter_map(|frontend| frontend.service.as_deref()).collect();
     services.sort_unstable();
     services.dedup();
-    let services = some_of(services.len(), services.into_iter().map(|service| or_dash(Some(service))));
+    let services = list_first(services.len(), services.into_iter().map(|service| or_dash(Some(service))));
     [format!("{backend}/{}", row.protocol), eligible(row), row.frontends.len().to_string(), services]
 }
 
@@ -114,6 +111,7 @@ mod tests {
     use cproxy_core::{KernelSet, Members, parse_address};
 
     use super::*;
+    use crate::report::FrontendRow;
 
     fn frontend(address: &str, protocol: Protocol) -> Frontend {
         Frontend { address: parse_address(address).unwrap(), port: 53, protocol }
@@ -148,21 +146,16 @@ mod tests {
 
     fn names() -> Names {
         let row = |frontend, service: &str| {
-            let named = Some(service.to_owned());
-            let unnamed = ReportRow::unnamed(frontend, &KernelSet::default());
-            (
-                frontend,
-                ReportRow {
-                    service: named,
-                    port_name: Some(String::new()),
-                    source: Some("ClusterIP".into()),
-                    ..unnamed
-                },
-            )
+            let [service, port_name, source] = [service, "", "ClusterIP"].map(|name| Some(name.to_owned()));
+            let unnamed = FrontendRow::unnamed(frontend, &KernelSet::default());
+            FrontendRow { service, port_name, source, ..unnamed }
         };
         let udp = |address| frontend(address, Protocol::Udp);
-        [row(udp("10.96.0.11"), "default/b"), row(udp("10.96.0.10"), "default/a"), row(udp("fd00::1"), "default/a")]
-            .into()
+        Names::from_iter([
+            row(udp("10.96.0.11"), "default/b"),
+            row(udp("10.96.0.10"), "default/a"),
+            row(udp("fd00::1"), "default/a"),
+        ])
     }
 
     #[test]
@@ -187,19 +180,21 @@ BACKEND             ELIGIBLE     FRONTENDS   SERVICES
         let value: serde_json::Value = serde_json::from_str(&backends_json(&rows[1..3]).unwrap()).unwrap();
         let of = |service: &str, address: &str, eligible: bool| {
             serde_json::json!({
-                "service": service, "port_name": "", "address": address, "port": 53, "source": "ClusterIP", "eligible": eligible,
+                "service": service, "port_name": "", "address": address, "port": 53, "source": "ClusterIP",
+                "eligible": eligible,
             })
         };
         let expected = serde_json::json!([
             {"protocol": "UDP", "address": "10.0.0.2", "port": 5353, "eligible": true, "frontends": [
-                of("default/a", "10.96.0.10", true), of("default/b", "10.96.0.11", true), of("default/a", "fd00::1", false),
+                of("default/a", "10.96.0.10", true), of("default/b", "10.96.0.11", true),
+                of("default/a", "fd00::1", false),
             ]},
             {"protocol": "UDP", "address": "10.0.0.9", "port": 5353, "eligible": false, "frontends": [
                 of("default/a", "10.96.0.10", false), of("default/b", "10.96.0.11", false),
             ]},
         ]);
         assert_eq!(value, expected);
-        let unnamed = backend_rows(&table(), &Names::new());
+        let unnamed = backend_rows(&table(), &Names::default());
         assert!(unnamed.iter().flat_map(|row| &row.frontends).all(|frontend| frontend.service.is_none()));
     }
 }

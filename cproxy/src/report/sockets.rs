@@ -2,11 +2,14 @@
 
 use std::net::IpAddr;
 
-use cproxy_core::Backend;
 use cproxy_datapath::sockets::TranslatedSocket;
 use serde::Serialize;
 
-use super::{Names, ReportBackend, ReportRow, aligned, or_dash};
+use super::{
+    address::BackendAddress,
+    columns::{align_columns, or_dash},
+    names::{FrontendLabel, Names},
+};
 
 /// Socket in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -24,11 +27,11 @@ pub struct SocketRow {
     /// Source, such as ClusterIP; `None` as `service`.
     pub source: Option<String>,
     /// Backend that the socket is connected to.
-    pub backend: ReportBackend,
+    pub backend: BackendAddress,
     /// serving, stale or no-frontend.
     pub state: String,
     /// Local address of the socket.
-    pub local: ReportBackend,
+    pub local: BackendAddress,
     /// Inode number of its network namespace.
     pub netns: u64,
     /// User that owns the socket.
@@ -44,14 +47,14 @@ impl SocketRow {
     #[must_use]
     pub fn new(socket: &TranslatedSocket, names: &Names) -> Self {
         let TranslatedSocket { frontend, backend, local, netns, state, uid, pid, command } = socket;
-        let named = |part: fn(&ReportRow) -> &Option<String>| names.get(frontend).and_then(|row| part(row).clone());
+        let FrontendLabel { service, port_name, source } = names.label(frontend);
         Self {
-            service: named(|row| &row.service),
-            port_name: named(|row| &row.port_name),
+            service,
+            port_name,
             protocol: frontend.protocol.to_string(),
             address: frontend.address.into(),
             port: frontend.port,
-            source: named(|row| &row.source),
+            source,
             backend: backend.into(),
             state: state.as_str().to_owned(),
             local: local.into(),
@@ -76,17 +79,16 @@ pub fn sockets_json(rows: &[SocketRow]) -> serde_json::Result<String> {
 pub fn sockets_text(rows: &[SocketRow]) -> String {
     let header = ["PROTOCOL", "LOCAL", "FRONTEND", "BACKEND", "STATE", "SERVICE", "NETNS", "UID", "PROCESS"];
     let lines = std::iter::once(header.map(str::to_owned)).chain(rows.iter().map(cells));
-    aligned(&lines.collect::<Vec<_>>())
+    align_columns(&lines.collect::<Vec<_>>())
 }
 
 fn cells(row: &SocketRow) -> [String; 9] {
-    let text = |address: IpAddr, port| Backend { address: address.into(), port }.to_string();
     let process = format!("{}/{}", row.pid, or_dash(row.command.as_deref()));
     [
         row.protocol.clone(),
-        text(row.local.address, row.local.port),
-        text(row.address, row.port),
-        text(row.backend.address, row.backend.port),
+        row.local.to_string(),
+        BackendAddress { address: row.address, port: row.port }.to_string(),
+        row.backend.to_string(),
         row.state.clone(),
         or_dash(row.service.as_deref()),
         row.netns.to_string(),
@@ -97,10 +99,11 @@ fn cells(row: &SocketRow) -> [String; 9] {
 
 #[cfg(test)]
 mod tests {
-    use cproxy_core::{Frontend, KernelSet, Protocol, parse_address};
+    use cproxy_core::{Backend, Frontend, KernelSet, Protocol, parse_address};
     use cproxy_datapath::sockets::BackendState;
 
     use super::*;
+    use crate::report::FrontendRow;
 
     fn socket(state: BackendState, command: Option<&str>) -> TranslatedSocket {
         let at = |address: &str, port| Backend { address: parse_address(address).unwrap(), port };
@@ -118,14 +121,14 @@ mod tests {
 
     fn names() -> Names {
         let frontend = socket(BackendState::Stale, None).frontend;
-        let unnamed = ReportRow::unnamed(frontend, &KernelSet::default());
+        let unnamed = FrontendRow::unnamed(frontend, &KernelSet::default());
         let [service, port_name, source] = ["kube-system/dns", "dns", "ClusterIP"].map(|name| Some(name.to_owned()));
-        [(frontend, ReportRow { service, port_name, source, ..unnamed })].into()
+        Names::from_iter([FrontendRow { service, port_name, source, ..unnamed }])
     }
 
     #[test]
     fn json_is_the_contract() {
-        let row = SocketRow::new(&socket(BackendState::NoFrontend, Some("dig")), &Names::new());
+        let row = SocketRow::new(&socket(BackendState::NoFrontend, Some("dig")), &Names::default());
         let value: serde_json::Value = serde_json::from_str(&sockets_json(&[row]).unwrap()).unwrap();
         let expected = serde_json::json!([{
             "service": null, "port_name": null, "protocol": "UDP", "address": "fd00::a", "port": 53, "source": null,
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_one_line_whatever_a_process_calls_itself() {
+    fn a_process_name_never_breaks_its_line() {
         let sockets = [socket(BackendState::Stale, Some("a\n\u{1b}[2Jb")), socket(BackendState::Serving, None)];
         let text = sockets_text(&sockets.map(|socket| SocketRow::new(&socket, &names())));
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();

@@ -44,6 +44,9 @@ use super::{
 const DESIRED_KEPT_MAX: usize = 64;
 /// Operations that are written together.
 const OPS_AT_ONCE: usize = 256;
+/// Maximum number of rounds of one update. Each after the first retries Services with room that the one before has
+/// freed, which mostly ends after one or two; the bound keeps the events that wait meanwhile from waiting long.
+const ROUNDS_MAX: usize = 9;
 
 /// Planner of the writes that make the kernel's table equal to the store.
 ///
@@ -135,7 +138,7 @@ impl TablePlanner {
             frontends: self.claims.frontends.each_written().map(|(frontend, _)| frontend).collect(),
             cluster_ips: self.claims.cluster_ips.addresses().collect(),
             frees_orphans: true,
-            ..Batch::new(write)
+            ..Batch::new(&mut *write)
         };
         if self.phase == Phase::Bootstrap {
             self.make_room_for(store, &mut batch);
@@ -144,13 +147,31 @@ impl TablePlanner {
         self.grant(&names, &|name| DesiredService::of(store, name), batch);
         self.claims.refill();
         self.sets.refill();
+        self.update_by(store, BTreeSet::new(), write);
     }
 
-    /// Follows changes of some Services, and retries those for which room was freed.
+    /// Follows changes of some Services, and retries those that did not fit as long as that frees room.
     pub fn update(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>) -> Vec<Op> {
+        collected(|write| self.update_by(store, dirty, write))
+    }
+
+    /// As [`TablePlanner::update`], in small portions.
+    pub fn update_by(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>, write: Write<'_>) {
         let mut names = dirty;
-        names.append(&mut self.starved.relieve());
-        collected(|write| self.grant(&names, &|name| DesiredService::of(store, name), Batch::new(write)))
+        for _ in 0..ROUNDS_MAX {
+            names.append(&mut self.starved.with_freed_room());
+            let mut has_written = false;
+            let mut write = |ops| {
+                has_written = true;
+                write(ops);
+            };
+            self.grant(&names, &|name| DesiredService::of(store, name), Batch::new(&mut write));
+            // Only a write frees room.
+            if !has_written {
+                break;
+            }
+            names.clear();
+        }
     }
 
     /// Rows of the table in force, sorted by frontend.
@@ -230,6 +251,7 @@ impl TablePlanner {
         let mut kept = Vec::new();
         for &name in &names {
             let desired = desire(name);
+            self.starved.remove(name);
             batch.add(self.claims.replace(name, &desired));
             if names.len() <= DESIRED_KEPT_MAX {
                 kept.push((name, desired));

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// Longest pause, without its jitter.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Time without a failure after which pauses are short again, as in client-go. A success does not reset them: if a server
-/// calls every watch too old, each list succeeds.
+/// Time without a failure after which pauses are short again, as in client-go. A success does not reset them, because
+/// lists may succeed while the server calls every watch too old.
 const RESET: Duration = Duration::from_secs(120);
 
 /// Exponential back-off with jitter.
@@ -24,7 +25,7 @@ impl Backoff {
         Self { first, next: first, last: None }
     }
 
-    /// The next pause. Up to half of it is jitter: agents that have failed together do not come back together.
+    /// The next pause. Up to half of it is jitter, so that many agents that fail together do not retry together.
     pub(super) fn next(&mut self) -> Duration {
         let now = Instant::now();
         if self.last.is_some_and(|last| now.saturating_duration_since(last) > RESET) {
@@ -38,10 +39,10 @@ impl Backoff {
     }
 }
 
-/// Random duration up to `longest`.
+/// Random duration of less than `longest`.
 pub(super) fn jitter(longest: Duration) -> Duration {
     let mut bytes = [0; 2];
-    // Without randomness (early in a boot) there is no jitter.
+    // Early in a boot there may be no random numbers, hence no jitter.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK).ok();
     longest * u32::from(u16::from_ne_bytes(bytes)) / (1 << 16)
 }

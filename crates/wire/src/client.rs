@@ -1,16 +1,17 @@
 //! Configuration of the API server, and a client for it.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use cproxy_network::SocketSetup;
 use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use kube::{
     Client, Config,
     client::ConfigExt,
-    config::{AuthInfo, Cluster, KubeConfigOptions, KubeconfigError},
+    config::{AuthInfo, Cluster},
 };
 use tower::ServiceBuilder;
 
@@ -19,7 +20,6 @@ use super::{
     error_text::{chain, first_line},
     kubeconfig,
     rate_limit::RateLimited,
-    socket_setup::SocketSetup,
 };
 
 /// Directory of a pod's ServiceAccount.
@@ -63,13 +63,14 @@ pub enum ClientError {
     Kubeconfig(PathBuf, String),
     /// There is neither a kubeconfig nor a ServiceAccount.
     #[error(
-        "no API server is known: pass --kubeconfig FILE, --apiserver URL or --manifests PATH, or run in a pod with a ServiceAccount \
-         ({0})"
+        "no API server is known: pass --kubeconfig FILE, --apiserver URL or --manifests PATH, or run in a pod with a \
+         ServiceAccount ({0})"
     )]
     NoServiceAccount(String),
     /// There is an address, but there are no credentials.
     #[error(
-        "no credentials for {0}: token and ca.crt are wanted in {dir}, or --kubeconfig FILE ({1})", dir = SERVICE_ACCOUNT_DIR
+        "no credentials for {0}: put token and ca.crt into {dir}, or pass --kubeconfig FILE ({1})",
+        dir = SERVICE_ACCOUNT_DIR
     )]
     NoCredentials(Uri, String),
     /// The token cannot be read.
@@ -86,7 +87,7 @@ pub enum ClientError {
 /// The configuration is incomplete or invalid.
 pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
     let mut config = match &server.kubeconfig {
-        Some(path) => from_kubeconfig(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
+        Some(path) => kubeconfig::read(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
         None => in_cluster(server.url.as_ref()).await?,
     };
     if let Some(url) = &server.url {
@@ -107,23 +108,8 @@ pub fn client(config: &Config, setup: SocketSetup) -> Result<Client, ClientError
     build(config, setup).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
 }
 
-async fn from_kubeconfig(path: &Path) -> Result<Config, String> {
-    let (cluster, user) = kubeconfig::read(path)?;
-    config_of(cluster, user).await.map_err(|error| chain(&error))
-}
-
-/// Configuration for a cluster and user, without a proxy. Where the cluster names none, kube uses the proxy of the
-/// environment, which is the pod's.
-async fn config_of(cluster: Cluster, user: AuthInfo) -> Result<Config, KubeconfigError> {
-    let cluster = Cluster { proxy_url: Some("none".to_owned()), ..cluster };
-    let kubeconfig = kubeconfig::minimal(cluster, user);
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    config.proxy_url = None;
-    Ok(config)
-}
-
-/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that only
-/// cproxy serves.
+/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that
+/// only cproxy serves.
 async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let Some(url) = url else {
         let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
@@ -137,7 +123,7 @@ async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
     let cluster =
         Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
     let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
-    config_of(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), chain(&error)))
+    kubeconfig::build(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), error))
 }
 
 fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
@@ -155,8 +141,8 @@ fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and treats a
-/// line feed as a part of the token.
+/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and
+/// treats a line feed as a part of the token.
 #[derive(Clone)]
 struct TokenFile {
     path: PathBuf,

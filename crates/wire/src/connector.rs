@@ -8,20 +8,21 @@ use std::{
     time::Duration,
 };
 
+use cproxy_network::SocketSetup;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
 use tokio::net::{TcpSocket, TcpStream};
 use tower::Service;
 
-use super::{dns, socket_setup::SocketSetup};
+use super::dns;
 
-/// A peer that has vanished silently is noticed after idle + interval x probes.
+/// A peer that has vanished without a FIN or RST is noticed after idle + interval x probes: 30 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Connector to the host of a URI. Each socket is set up before it connects.
+/// Connector to the host of a URI. Applies `setup` to each socket before it connects.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     pub(super) setup: SocketSetup,
@@ -66,7 +67,7 @@ impl Connector {
 /// Addresses of a URI's host that are known without a nameserver.
 #[must_use]
 pub fn known_addresses(uri: &Uri) -> Vec<IpAddr> {
-    dns::known(host(uri))
+    dns::local_addresses(host(uri))
 }
 
 fn host(uri: &Uri) -> &str {

@@ -1,4 +1,4 @@
-//! Decoding of one object. An object that cannot be decoded does not end its list or watch, and does not affect others.
+//! Decoding of one object. An object that cannot be decoded neither ends its list or watch nor affects other objects.
 
 use cproxy_core::{
     api::{Metadata, Object},
@@ -7,18 +7,18 @@ use cproxy_core::{
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
-use super::failure::Cause;
+use super::failure::ApiError;
 
-/// Result of decoding an object.
+/// Object, as far as it could be decoded.
 #[derive(Debug)]
 pub(super) enum Decoded<T> {
     /// The object.
     Object(Box<T>),
-    /// Its names, as far as it has any, and the field that is wrong.
+    /// Names and version, if it has any, and the error with the path of its field.
     Unreadable(Box<Metadata>, String),
 }
 
-/// Names and version of an object, whatever else is wrong with it.
+/// Names and version of an object that cannot be decoded.
 fn names(object: &Value) -> Metadata {
     let field = |name: &str| {
         let value = object.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
@@ -41,7 +41,7 @@ impl<T: Object> Decoded<T> {
     /// Decodes an object.
     ///
     /// # Errors
-    /// The text is not JSON, or the object is of another kind: such a response cannot be trusted.
+    /// The text is not JSON, or the object is of another kind. Such a response cannot be trusted.
     pub(super) fn read(json: &str) -> serde_json::Result<Self> {
         match serde_json::from_str(json) {
             Ok(object) => Ok(Self::Object(object)),
@@ -57,18 +57,18 @@ impl<T: Object> Decoded<T> {
         }
     }
 
-    /// Object that is too long to be decoded, with the names in its beginning.
+    /// Object that is too long to be decoded. `names` are from its beginning.
     ///
     /// # Errors
-    /// The beginning has no name.
-    pub(super) fn too_long(names: Metadata, longest_bytes: usize) -> Result<Self, Cause> {
+    /// There is no name.
+    pub(super) fn too_long(names: Metadata, longest_bytes: usize) -> Result<Self, ApiError> {
         if object_name(&names).is_none() {
-            return Err(Cause::too_long(longest_bytes));
+            return Err(ApiError::too_long(longest_bytes));
         }
         Ok(Self::Unreadable(Box::new(names), format!("longer than {longest_bytes} bytes")))
     }
 
-    /// Its metadata; only names and version if it is unreadable.
+    /// Metadata of the object: only names and version if it is unreadable.
     pub(super) fn meta(&self) -> &Metadata {
         match self {
             Self::Object(object) => object.metadata(),
@@ -87,7 +87,8 @@ mod tests {
     fn an_unreadable_object_keeps_its_name() {
         let read = |json| Decoded::<Service>::read(json).unwrap();
         let a = read(
-            r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"}, "spec": {"ports": [{"port": "high"}]}}"#,
+            r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"},
+                "spec": {"ports": [{"port": "high"}]}}"#,
         );
         assert!(
             matches!(&a, Decoded::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type"))

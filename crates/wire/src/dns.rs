@@ -1,7 +1,8 @@
 //! DNS client for the API server's name, over sockets that are never translated.
 //!
-//! The C library's resolver does not fit: its sockets cannot be marked, so a ClusterIP in resolv.conf would make the agent
-//! depend on its own table; and in a static binary it needs shared libraries that a small guest does not have.
+//! The C library's resolver cannot be used. Its sockets cannot be marked, so with a ClusterIP in resolv.conf the agent
+//! would depend on its own table. In a static binary it also needs shared libraries, which a small guest lacks.
+//!
 //! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers.
 
 use std::{
@@ -10,13 +11,12 @@ use std::{
     time::Duration,
 };
 
+use cproxy_network::SocketSetup;
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, TYPE, rdata::RData};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, UdpSocket},
 };
-
-use super::socket_setup::SocketSetup;
 
 const HOSTS: &str = "/etc/hosts";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -41,22 +41,22 @@ struct Resolver {
     attempts: u32,
 }
 
-/// Addresses of a host that are known without a nameserver: the host itself if it is an address, else those in /etc/hosts.
-pub(super) fn known(host: &str) -> Vec<IpAddr> {
+/// Addresses of a host without a query: the host itself if it is an address, else those in /etc/hosts.
+pub(super) fn local_addresses(host: &str) -> Vec<IpAddr> {
     match host.parse() {
         Ok(address) => vec![address],
         Err(_) => hosts_addresses(&std::fs::read_to_string(HOSTS).unwrap_or_default(), host),
     }
 }
 
-/// Addresses of a host, IPv4 first: the known ones, else those from the nameservers.
+/// Addresses of a host, IPv4 first: the local ones, else those of the nameservers.
 pub(super) async fn resolve(host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}"));
-    let addresses = known(host);
+    let addresses = local_addresses(host);
     if !addresses.is_empty() {
         return Ok(addresses);
     }
-    // Without the file the nameserver is on this host (resolv.conf(5)).
+    // Without the file, the nameserver is on this machine (resolv.conf(5)).
     let resolver = Resolver::parse(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default());
     resolver.resolve(host, setup).await.map_err(named)
 }
@@ -110,7 +110,7 @@ impl Resolver {
         }
     }
 
-    /// The full names to ask for, in order.
+    /// Full names to query, in order.
     fn candidates(&self, host: &str) -> Vec<String> {
         if let Some(absolute) = host.strip_suffix('.') {
             return vec![absolute.to_owned()];
@@ -122,10 +122,10 @@ impl Resolver {
         names
     }
 
-    /// Resolves a host. A failure of one name or family does not hide the addresses of another. But when no nameserver has
-    /// answered the first query in time, the rest are not sent, so that the failure is logged soon.
+    /// Resolves a host. A failure for one name or family does not hide the addresses of another. If no nameserver
+    /// answers the first query in time, no others are sent, so that the failure is logged soon.
     async fn resolve(&self, host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver knows an address of it");
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver has an address for it");
         let mut has_answer = false;
         for name in self.candidates(host) {
             let mut found = Vec::new();
@@ -146,13 +146,13 @@ impl Resolver {
         Err(last)
     }
 
-    /// Queries each nameserver in turn until one answers. "No such name" is an answer without addresses.
+    /// Queries the nameservers in turn until one answers. "No such name" is an answer without addresses.
     async fn query_all(&self, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
         let mut last = io::Error::other("no nameserver");
         for _ in 0..self.attempts {
             for &server in &self.nameservers {
-                let asked = tokio::time::timeout(self.timeout, query_server(server, name, kind, setup)).await;
-                match asked.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))) {
+                let answer = tokio::time::timeout(self.timeout, query_server(server, name, kind, setup)).await;
+                match answer.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))) {
                     Ok(addresses) => return Ok(addresses),
                     Err(error) => last = io::Error::new(error.kind(), format!("nameserver {}: {error}", server.ip())),
                 }
@@ -164,10 +164,10 @@ impl Resolver {
 
 async fn query_server(server: SocketAddr, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
     let id = random_id()?;
-    let query = query(id, name, kind)?;
-    match parse_answer(&over_udp(server, &query, setup).await?, id)? {
+    let query = encode_query(id, name, kind)?;
+    match parse_answer(&query_over_udp(server, &query, setup).await?, id)? {
         DnsAnswer::Addresses(addresses) => Ok(addresses),
-        DnsAnswer::Truncated => match parse_answer(&over_tcp(server, &query, setup).await?, id)? {
+        DnsAnswer::Truncated => match parse_answer(&query_over_tcp(server, &query, setup).await?, id)? {
             DnsAnswer::Addresses(addresses) => Ok(addresses),
             DnsAnswer::Truncated => Err(io::Error::other("the answer is truncated even over TCP")),
         },
@@ -180,7 +180,7 @@ fn random_id() -> io::Result<u16> {
     Ok(u16::from_ne_bytes(id))
 }
 
-fn query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
+fn encode_query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
     let name = Name::new(name).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
     let mut packet = Packet::new_query(id);
     packet.set_flags(PacketFlag::RECURSION_DESIRED);
@@ -188,8 +188,9 @@ fn query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
     packet.build_bytes_vec().map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// Exchanges messages over UDP. A connected socket receives from its server only; datagrams with another id are ignored.
-async fn over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
+/// Sends a query over UDP and returns its answer. The connected socket receives from the server only. Datagrams with
+/// another id are ignored.
+async fn query_over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
     let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let socket = UdpSocket::bind((any, 0)).await?;
     setup.apply(&socket)?;
@@ -205,8 +206,8 @@ async fn over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::
     }
 }
 
-/// Exchanges messages over TCP, each after its length (RFC 1035, 4.2.2).
-async fn over_tcp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
+/// Sends a query over TCP and returns its answer. Each message follows its length (RFC 1035, 4.2.2).
+async fn query_over_tcp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     setup.apply(&socket)?;
     let mut stream = socket.connect(server).await?;
@@ -226,7 +227,7 @@ enum DnsAnswer {
 fn parse_answer(bytes: &[u8], id: u16) -> io::Result<DnsAnswer> {
     let packet = Packet::parse(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
     if packet.id() != id || !packet.has_flags(PacketFlag::RESPONSE) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer to the question"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer to this query"));
     }
     match packet.rcode() {
         _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(DnsAnswer::Truncated),
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_lines_are_matched_by_any_of_their_names() {
+    fn a_hosts_line_matches_by_any_of_its_names() {
         let hosts = "127.0.0.1 localhost\n# 10.0.0.9 api\n10.0.0.1 api.example API # the first\nfd00::1 api\nbroken\n";
         assert_eq!(hosts_addresses(hosts, "api"), [ip("10.0.0.1"), ip("fd00::1")]);
         assert_eq!(hosts_addresses(hosts, "Api.Example."), [ip("10.0.0.1")]);
@@ -262,10 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn resolv_conf_is_parsed_as_its_manual_says() {
+    fn resolv_conf_is_parsed_by_the_rules_of_its_manual() {
         let resolver = Resolver::parse(
             "; comment\nnameserver 10.96.0.10\nnameserver fd00::a # second\nnameserver nonsense\nnameserver 1.1.1.1\n\
-             nameserver 2.2.2.2\ndomain old\nsearch ns.svc.cluster.local svc.cluster.local.\noptions ndots:5 timeout:0 rotate attempts:9\n",
+             nameserver 2.2.2.2\ndomain old\nsearch ns.svc.cluster.local svc.cluster.local.\n\
+             options ndots:5 timeout:0 rotate attempts:9\n",
         );
         let servers: Vec<_> = resolver.nameservers.iter().map(SocketAddr::ip).collect();
         assert_eq!(servers, [ip("10.96.0.10"), ip("fd00::a"), ip("1.1.1.1")]);
@@ -297,7 +299,7 @@ mod tests {
 
     #[test]
     fn only_a_complete_answer_to_this_query_counts() {
-        let question = query(7, "api.example", TYPE::A).unwrap();
+        let question = encode_query(7, "api.example", TYPE::A).unwrap();
         assert!(parse_answer(&question, 7).is_err(), "a question is no answer");
         let mut answer = question.clone();
         answer[2] |= 0x80;

@@ -1,6 +1,7 @@
 //! Error messages of one line.
 
-/// An error and its causes in one line. Only the first line of each counts: parsers print excerpts of the source below it.
+/// An error and its causes in one line. Of each, only the first line is used: parsers print excerpts of their input
+/// below it.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     for error in std::iter::successors(Some(error), |error| error.source()) {

@@ -1,4 +1,4 @@
-//! Failures of lists and watches: causes, remedies, messages.
+//! Failures of lists and watches: errors, recovery, messages.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use kube::core::Status;
 
 use super::{error_text::chain, resources::WatchedResource, split::SplitError};
 
-/// Status of a watch from a version that the server no longer has.
+/// Status code for a watch from a version that the server no longer has.
 const GONE: u16 = 410;
 
-/// Longest pause that a server can ask for.
+/// Longest Retry-After that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// Kind of a request.
+/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// A list as the start of a watch.
+    /// A list as the initial events of a watch.
     StreamedList,
     /// A list, or a page of one, from the server's cache.
     CachedList,
@@ -25,44 +25,44 @@ pub(super) enum Operation {
     Watch,
 }
 
-/// Failed request or response.
+/// Failed list or watch.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) operation: Operation,
-    pub(super) cause: Cause,
+    pub(super) error: ApiError,
 }
 
-/// Cause of a failure.
+/// Error of a request to the API server, or of its response.
 #[derive(Debug)]
-pub(super) enum Cause {
-    /// No response.
+pub(super) enum ApiError {
+    /// The server did not respond.
     Connection(kube::Error),
     /// The response broke off with an error.
     Interrupted(kube::Error),
     /// The connection was closed in the middle of the response.
     Cut,
-    /// Nothing was received for this long.
+    /// The server sent nothing for this long.
     Silent(Duration),
-    /// A response with a status other than 200.
+    /// The response has a status other than 200.
     Refused(Box<Status>),
-    /// An error event in a watch.
+    /// The watch ended with an error event.
     ErrorEvent(Box<Status>),
     /// The response cannot be split into objects.
     Split(SplitError),
-    /// A part of the response is not JSON, or not of the expected form; with the object's name if it can be read.
+    /// A part of the response is not JSON, or not in the expected form. With the object's name if that can be read.
     Unreadable(serde_json::Error, Option<String>),
-    /// No resourceVersion in the response.
+    /// The response has no resourceVersion.
     NoVersion,
-    /// A response that ended before the list was complete.
+    /// The response ended before the list was complete.
     Incomplete,
-    /// The server streams changes, but not lists.
+    /// The server ignored the request for a streamed list and sent changes only.
     NotStreamed,
 }
 
-/// Next move after a failure.
+/// Way to recover from a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Remedy {
-    /// Resume the watch at once, as after its regular end.
+pub(super) enum Recovery {
+    /// Resume the watch at once, as after a regular end.
     Resume,
     /// Repeat the request at once without the optional field selector.
     DropFieldSelector,
@@ -70,24 +70,24 @@ pub(super) enum Remedy {
     ListFromCache,
     /// List again: the watch is too old to be resumed, which is not an error.
     Relist,
-    /// Do without the resource, and request it ever more seldom.
+    /// Do without the resource, and request it again after growing pauses.
     DoWithout,
     /// Retry after a pause.
     Retry(RetryFrom),
 }
 
-/// Place where a retry begins.
+/// Start of a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RetryFrom {
-    /// The same place.
+    /// The same list or version.
     Here,
-    /// The same place; a list if the watch has failed there before.
+    /// The same version; a list if a watch from that version has failed before.
     HereOnce,
-    /// A list.
+    /// A new list.
     List,
 }
 
-impl Cause {
+impl ApiError {
     pub(super) fn unreadable<K: WatchedResource>(error: serde_json::Error, names: &Metadata) -> Self {
         let name = object_name(names).map(|name| printable(&format!("{} {name}", K::KIND)));
         Self::Unreadable(error, name)
@@ -113,58 +113,58 @@ impl Cause {
 }
 
 impl Failure {
-    /// The next move (docs/decisions/021). `has_optional_fields`: the request had a field selector that can be dropped;
-    /// `is_optional`: the agent can do without the resource.
+    /// Chooses how to recover (docs/decisions/021). `has_optional_fields`: the request carried a field selector that
+    /// can be dropped. `is_optional`: the agent can do without the resource.
     ///
-    /// As in client-go, a failure that a retry may mend changes nothing else, and a streamed list that fails otherwise
-    /// comes from the cache. After a watch with unreadable data client-go lists; here it is listed the second time, since
-    /// a proxy may have caused the first.
-    pub(super) fn remedy(&self, has_optional_fields: bool, is_optional: bool) -> Remedy {
-        let (refused, event) = (self.cause.refused_code(), self.cause.event_code());
+    /// As in client-go, an error that may pass is only retried, and a streamed list that fails otherwise comes from the
+    /// cache. After unreadable data in a watch, client-go lists at once. Here the watch is resumed first and only the
+    /// second error leads to a list, since a proxy may have caused the first.
+    pub(super) fn recovery(&self, has_optional_fields: bool, is_optional: bool) -> Recovery {
+        let (refused, event) = (self.error.refused_code(), self.error.event_code());
         let is_refused = matches!(refused.or(event), Some(403 | 404));
-        match (self.operation, &self.cause) {
-            (_, Cause::Refused(_)) if refused == Some(400) && has_optional_fields => Remedy::DropFieldSelector,
-            (Operation::StreamedList, _) if !self.is_mended_by_retry() => Remedy::ListFromCache,
-            _ if is_refused && is_optional => Remedy::DoWithout,
-            (Operation::Watch, Cause::Cut) => Remedy::Resume,
-            (Operation::Watch, _) if refused.or(event) == Some(GONE) => Remedy::Relist,
-            (Operation::Watch, Cause::NoVersion | Cause::Silent(_)) => Remedy::Retry(RetryFrom::List),
-            (Operation::Watch, Cause::ErrorEvent(_)) if event == Some(429) => Remedy::Retry(RetryFrom::Here),
-            (Operation::Watch, Cause::ErrorEvent(_) | Cause::Split(_) | Cause::Unreadable(..)) => {
-                Remedy::Retry(RetryFrom::HereOnce)
+        match (self.operation, &self.error) {
+            (_, ApiError::Refused(_)) if refused == Some(400) && has_optional_fields => Recovery::DropFieldSelector,
+            (Operation::StreamedList, _) if !self.may_pass() => Recovery::ListFromCache,
+            _ if is_refused && is_optional => Recovery::DoWithout,
+            (Operation::Watch, ApiError::Cut) => Recovery::Resume,
+            (Operation::Watch, _) if refused.or(event) == Some(GONE) => Recovery::Relist,
+            (Operation::Watch, ApiError::NoVersion | ApiError::Silent(_)) => Recovery::Retry(RetryFrom::List),
+            (Operation::Watch, ApiError::ErrorEvent(_)) if event == Some(429) => Recovery::Retry(RetryFrom::Here),
+            (Operation::Watch, ApiError::ErrorEvent(_) | ApiError::Split(_) | ApiError::Unreadable(..)) => {
+                Recovery::Retry(RetryFrom::HereOnce)
             }
-            _ => Remedy::Retry(RetryFrom::Here),
+            _ => Recovery::Retry(RetryFrom::Here),
         }
     }
 
-    /// The same request may succeed the next time: there was no response, or its status says nothing about streaming.
-    fn is_mended_by_retry(&self) -> bool {
-        match &self.cause {
-            Cause::Connection(_) => true,
-            // Not 501, which like 400 and 422 can mean that the server does not stream lists.
-            Cause::Refused(status) => {
+    /// True if the same request may succeed later: there was no response, or its status says nothing about streaming.
+    fn may_pass(&self) -> bool {
+        match &self.error {
+            ApiError::Connection(_) => true,
+            // Not 501: like 400 and 422, it can mean that the server does not stream lists.
+            ApiError::Refused(status) => {
                 matches!(status.code, 401 | 403 | 404 | 408 | 429 | 500 | 502..600)
             }
             _ => false,
         }
     }
 
-    /// The server does not stream lists. A server that does not know `sendInitialEvents` calls the request invalid or
-    /// forbids the parameter; one that ignores it never sends the bookmark that ends a list.
-    pub(super) fn is_of_streaming(&self) -> bool {
+    /// True if the server does not stream lists. A server that does not know `sendInitialEvents` refuses the request;
+    /// one that ignores it never sends the bookmark that ends a list.
+    pub(super) fn is_lack_of_streaming(&self) -> bool {
         self.operation == Operation::StreamedList
-            && matches!(self.cause, Cause::Refused(_) | Cause::NotStreamed | Cause::Silent(_))
+            && matches!(self.error, ApiError::Refused(_) | ApiError::NotStreamed | ApiError::Silent(_))
     }
 
-    /// The connection failed, before or during the response.
-    pub(super) fn is_of_connection(&self) -> bool {
-        matches!(self.cause, Cause::Connection(_) | Cause::Interrupted(_))
+    /// True if the connection failed, before or during the response.
+    pub(super) fn is_connection_failure(&self) -> bool {
+        matches!(self.error, ApiError::Connection(_) | ApiError::Interrupted(_))
     }
 
-    /// The pause that the server asks for, bounded.
+    /// Pause that the server asks for, at most [`RETRY_AFTER_MAX`]; zero if it asks for none.
     pub(super) fn retry_after(&self) -> Duration {
-        match &self.cause {
-            Cause::Refused(status) | Cause::ErrorEvent(status) => {
+        match &self.error {
+            ApiError::Refused(status) | ApiError::ErrorEvent(status) => {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
                 Duration::from_secs(seconds.into()).min(RETRY_AFTER_MAX)
             }
@@ -172,9 +172,9 @@ impl Failure {
         }
     }
 
-    /// Message of one line that names the resource and, for a missing permission, the verb.
+    /// Message of one line that names the resource, the server and, if a permission is missing, the verbs to grant.
     pub(super) fn describe<K: WatchedResource>(&self, url: &Uri) -> String {
-        // The message of a server, or of a proxy before it, may be long.
+        // The message of a server, or of a proxy in front of it, may be long.
         shortened(self.describe_in_full::<K>(url))
     }
 
@@ -184,40 +184,42 @@ impl Failure {
             Operation::CachedList => "list",
             Operation::StreamedList | Operation::Watch => "watch",
         };
-        let cause = match &self.cause {
-            Cause::Refused(status) if status.code == 403 => {
+        let error = match &self.error {
+            ApiError::Refused(status) if status.code == 403 => {
                 return format!(
                     "not permitted to {verb} {resource}: grant the verbs list and watch on resource {resource:?} of \
                      apiGroup {group:?} to cproxy's identity ({})",
                     status.message
                 );
             }
-            Cause::Refused(status) if status.code == 401 => {
+            ApiError::Refused(status) if status.code == 401 => {
                 return format!(
-                    "cannot {verb} {resource}: the API server at {url} does not accept the credentials (401); check the \
-                     token or certificate of the kubeconfig or ServiceAccount"
+                    "cannot {verb} {resource}: the API server at {url} does not accept the credentials (401); check \
+                     the token or certificate of the kubeconfig or ServiceAccount"
                 );
             }
-            Cause::ErrorEvent(status) => return format!("{verb} of {resource} ended: {}", status.message),
-            Cause::NoVersion => return format!("the API server sent {resource} without resourceVersion"),
-            Cause::Silent(silence) => return format!("no data about {resource} from {url} for {silence:?}"),
-            Cause::Refused(status) => format!("{} ({})", status.message, status.code),
-            Cause::Connection(kube::Error::Service(error)) | Cause::Interrupted(kube::Error::Service(error)) => {
+            ApiError::ErrorEvent(status) => return format!("{verb} of {resource} ended: {}", status.message),
+            ApiError::NoVersion => return format!("the API server sent {resource} without resourceVersion"),
+            ApiError::Silent(silence) => return format!("no data about {resource} from {url} for {silence:?}"),
+            ApiError::Refused(status) => format!("{} ({})", status.message, status.code),
+            ApiError::Connection(kube::Error::Service(error)) | ApiError::Interrupted(kube::Error::Service(error)) => {
                 chain(&**error)
             }
-            Cause::Connection(error) | Cause::Interrupted(error) => chain(error),
-            Cause::Cut => "the connection was closed in the middle of the answer".to_owned(),
-            Cause::Split(error) => chain(error),
-            Cause::Unreadable(error, None) => format!("the answer cannot be read: {}", chain(error)),
-            Cause::Unreadable(error, Some(name)) => format!("the answer cannot be read at {name}: {}", chain(error)),
-            Cause::Incomplete => "the answer ended before the list was complete".to_owned(),
-            Cause::NotStreamed => "lists are not streamed".to_owned(),
+            ApiError::Connection(error) | ApiError::Interrupted(error) => chain(error),
+            ApiError::Cut => "the connection was closed in the middle of the response".to_owned(),
+            ApiError::Split(error) => chain(error),
+            ApiError::Unreadable(error, None) => format!("the response cannot be read: {}", chain(error)),
+            ApiError::Unreadable(error, Some(name)) => {
+                format!("the response cannot be read at {name}: {}", chain(error))
+            }
+            ApiError::Incomplete => "the response ended before the list was complete".to_owned(),
+            ApiError::NotStreamed => "lists are not streamed".to_owned(),
         };
-        format!("cannot {verb} {resource} at {url}: {cause}")
+        format!("cannot {verb} {resource} at {url}: {error}")
     }
 }
 
-impl From<SplitError> for Cause {
+impl From<SplitError> for ApiError {
     fn from(error: SplitError) -> Self {
         Self::Split(error)
     }
@@ -235,57 +237,57 @@ mod tests {
     }
 
     fn refused(operation: Operation, code: u16) -> Failure {
-        Failure { operation, cause: Cause::Refused(status(code)) }
+        Failure { operation, error: ApiError::Refused(status(code)) }
     }
 
     fn event(operation: Operation, code: u16) -> Failure {
-        Failure { operation, cause: Cause::ErrorEvent(status(code)) }
+        Failure { operation, error: ApiError::ErrorEvent(status(code)) }
     }
 
-    fn remedy(failure: &Failure) -> Remedy {
-        failure.remedy(false, false)
+    fn recovery(failure: &Failure) -> Recovery {
+        failure.recovery(false, false)
     }
 
     fn connection() -> kube::Error {
         kube::Error::Service("no route".into())
     }
 
-    fn unreadable() -> Cause {
-        Cause::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
+    fn unreadable() -> ApiError {
+        ApiError::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
     }
 
-    const RETRY: Remedy = Remedy::Retry(RetryFrom::Here);
+    const RETRY: Recovery = Recovery::Retry(RetryFrom::Here);
 
     #[test]
-    fn a_stream_comes_from_the_cache_unless_a_retry_may_mend_it() {
+    fn a_failed_stream_comes_from_the_cache_unless_the_error_may_pass() {
         for code in [401, 403, 404, 408, 429, 500, 502, 503, 504] {
-            assert_eq!(remedy(&refused(Operation::StreamedList, code)), RETRY, "{code}");
+            assert_eq!(recovery(&refused(Operation::StreamedList, code)), RETRY, "{code}");
         }
         for code in [204, 302, 400, 405, 406, 410, 422, 501] {
-            assert_eq!(remedy(&refused(Operation::StreamedList, code)), Remedy::ListFromCache, "{code}");
-            assert!(refused(Operation::StreamedList, code).is_of_streaming());
+            assert_eq!(recovery(&refused(Operation::StreamedList, code)), Recovery::ListFromCache, "{code}");
+            assert!(refused(Operation::StreamedList, code).is_lack_of_streaming());
         }
         for code in [0, 403, 410, 429, 500] {
             assert_eq!(
-                remedy(&event(Operation::StreamedList, code)),
-                Remedy::ListFromCache,
+                recovery(&event(Operation::StreamedList, code)),
+                Recovery::ListFromCache,
                 "{code}, when it had begun"
             );
         }
-        for cause in [
-            Cause::Interrupted(connection()),
-            Cause::Cut,
-            Cause::Silent(Duration::from_secs(60)),
-            Cause::Split(SplitError::TooLong(7)),
+        for error in [
+            ApiError::Interrupted(connection()),
+            ApiError::Cut,
+            ApiError::Silent(Duration::from_secs(60)),
+            ApiError::Split(SplitError::TooLong(7)),
             unreadable(),
-            Cause::NoVersion,
-            Cause::Incomplete,
-            Cause::NotStreamed,
+            ApiError::NoVersion,
+            ApiError::Incomplete,
+            ApiError::NotStreamed,
         ] {
-            assert_eq!(remedy(&Failure { operation: Operation::StreamedList, cause }), Remedy::ListFromCache);
+            assert_eq!(recovery(&Failure { operation: Operation::StreamedList, error }), Recovery::ListFromCache);
         }
         assert_eq!(
-            remedy(&Failure { operation: Operation::StreamedList, cause: Cause::Connection(connection()) }),
+            recovery(&Failure { operation: Operation::StreamedList, error: ApiError::Connection(connection()) }),
             RETRY
         );
     }
@@ -293,58 +295,65 @@ mod tests {
     #[test]
     fn a_list_from_the_cache_is_only_ever_retried() {
         for code in [400, 401, 403, 404, 410, 422, 429, 500] {
-            assert_eq!(remedy(&refused(Operation::CachedList, code)), RETRY, "{code}");
+            assert_eq!(recovery(&refused(Operation::CachedList, code)), RETRY, "{code}");
         }
-        for cause in [Cause::Connection(connection()), Cause::Cut, unreadable(), Cause::NoVersion] {
-            assert_eq!(remedy(&Failure { operation: Operation::CachedList, cause }), RETRY);
+        for error in [ApiError::Connection(connection()), ApiError::Cut, unreadable(), ApiError::NoVersion] {
+            assert_eq!(recovery(&Failure { operation: Operation::CachedList, error }), RETRY);
         }
     }
 
     #[test]
     fn a_watch_is_resumed_unless_its_version_is_in_doubt() {
-        let of = |cause| remedy(&Failure { operation: Operation::Watch, cause });
-        assert_eq!(of(Cause::Cut), Remedy::Resume);
+        let of = |error| recovery(&Failure { operation: Operation::Watch, error });
+        assert_eq!(of(ApiError::Cut), Recovery::Resume);
         for failure in [refused(Operation::Watch, 410), event(Operation::Watch, 410)] {
-            assert_eq!(remedy(&failure), Remedy::Relist);
+            assert_eq!(recovery(&failure), Recovery::Relist);
         }
         for code in [400, 401, 403, 404, 422, 429, 500, 503] {
-            assert_eq!(remedy(&refused(Operation::Watch, code)), RETRY, "{code}");
+            assert_eq!(recovery(&refused(Operation::Watch, code)), RETRY, "{code}");
         }
-        assert_eq!(of(Cause::ErrorEvent(status(429))), RETRY);
-        for cause in [Cause::Connection(connection()), Cause::Interrupted(connection())] {
-            assert_eq!(of(cause), RETRY);
+        assert_eq!(of(ApiError::ErrorEvent(status(429))), RETRY);
+        for error in [ApiError::Connection(connection()), ApiError::Interrupted(connection())] {
+            assert_eq!(of(error), RETRY);
         }
-        for cause in [Cause::ErrorEvent(status(500)), unreadable(), Cause::Split(SplitError::TooLong(7))] {
-            assert_eq!(of(cause), Remedy::Retry(RetryFrom::HereOnce));
+        for error in [ApiError::ErrorEvent(status(500)), unreadable(), ApiError::Split(SplitError::TooLong(7))] {
+            assert_eq!(of(error), Recovery::Retry(RetryFrom::HereOnce));
         }
-        for cause in [Cause::NoVersion, Cause::Silent(Duration::from_secs(310))] {
-            assert_eq!(of(cause), Remedy::Retry(RetryFrom::List));
+        for error in [ApiError::NoVersion, ApiError::Silent(Duration::from_secs(310))] {
+            assert_eq!(of(error), Recovery::Retry(RetryFrom::List));
         }
     }
 
     #[test]
     fn only_an_invalid_request_loses_its_optional_selector() {
         for operation in [Operation::StreamedList, Operation::CachedList, Operation::Watch] {
-            assert_eq!(refused(operation, 400).remedy(true, false), Remedy::DropFieldSelector);
-            assert_ne!(refused(operation, 422).remedy(true, false), Remedy::DropFieldSelector);
-            assert_ne!(event(operation, 400).remedy(true, false), Remedy::DropFieldSelector);
+            assert_eq!(refused(operation, 400).recovery(true, false), Recovery::DropFieldSelector);
+            assert_ne!(refused(operation, 422).recovery(true, false), Recovery::DropFieldSelector);
+            assert_ne!(event(operation, 400).recovery(true, false), Recovery::DropFieldSelector);
         }
     }
 
     #[test]
-    fn the_agent_does_without_only_after_403_or_404() {
-        for (code, is) in [(403, true), (404, true), (401, false), (410, false), (429, false), (500, false)] {
+    fn an_optional_resource_is_given_up_only_after_403_or_404() {
+        for (code, is_given_up) in [(403, true), (404, true), (401, false), (410, false), (429, false), (500, false)] {
             for failure in [
                 refused(Operation::StreamedList, code),
                 refused(Operation::CachedList, code),
                 refused(Operation::Watch, code),
             ] {
-                assert_eq!(failure.remedy(false, true) == Remedy::DoWithout, is, "{code}");
-                assert_ne!(failure.remedy(false, false), Remedy::DoWithout, "{code}");
+                assert_eq!(failure.recovery(false, true) == Recovery::DoWithout, is_given_up, "{code}");
+                assert_ne!(failure.recovery(false, false), Recovery::DoWithout, "{code}");
             }
-            assert_eq!(event(Operation::Watch, code).remedy(false, true) == Remedy::DoWithout, is, "{code}");
+            assert_eq!(
+                event(Operation::Watch, code).recovery(false, true) == Recovery::DoWithout,
+                is_given_up,
+                "{code}"
+            );
         }
-        assert_eq!(Failure { operation: Operation::CachedList, cause: Cause::NoVersion }.remedy(false, true), RETRY);
+        assert_eq!(
+            Failure { operation: Operation::CachedList, error: ApiError::NoVersion }.recovery(false, true),
+            RETRY
+        );
     }
 
     #[test]
@@ -352,7 +361,7 @@ mod tests {
         let asks = |seconds: u32| {
             let mut status = status(429);
             status.details = serde_json::from_value(serde_json::json!({"retryAfterSeconds": seconds})).unwrap();
-            Failure { operation: Operation::CachedList, cause: Cause::Refused(status) }.retry_after()
+            Failure { operation: Operation::CachedList, error: ApiError::Refused(status) }.retry_after()
         };
         assert_eq!([0, 7, u32::MAX].map(asks), [0, 7, 60].map(Duration::from_secs));
     }
@@ -368,13 +377,13 @@ mod tests {
     #[test]
     fn unreadable_data_is_named_with_resource_server_and_object() {
         let url = Uri::from_static("https://api:6443");
-        let line = |cause| Failure { operation: Operation::Watch, cause }.describe::<EndpointSlice>(&url);
+        let line = |error| Failure { operation: Operation::Watch, error }.describe::<EndpointSlice>(&url);
         let start = "cannot watch endpointslices at https://api:6443/: ";
-        assert_eq!(line(Cause::too_long(8 << 20)), format!("{start}one object is longer than 8388608 bytes"));
+        assert_eq!(line(ApiError::too_long(8 << 20)), format!("{start}one object is longer than 8388608 bytes"));
         let names = Metadata { name: Some("web\n".to_owned()), ..Metadata::default() };
         let error = serde_json::from_str::<u8>("x").unwrap_err();
-        let unreadable = line(Cause::unreadable::<EndpointSlice>(error, &names));
-        let named = "the answer cannot be read at EndpointSlice default/web\u{fffd}: expected value";
+        let unreadable = line(ApiError::unreadable::<EndpointSlice>(error, &names));
+        let named = "the response cannot be read at EndpointSlice default/web\u{fffd}: expected value";
         assert!(unreadable.starts_with(&format!("{start}{named}")), "{unreadable}");
     }
 }

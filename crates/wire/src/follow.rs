@@ -1,22 +1,25 @@
-//! Loop of one resource's list and watch: carries out what [`WatchState::step`] decides, over a source that tests script.
+//! Loop of one resource's list and watch: carries out the decisions of [`WatchState::step`]. Its I/O is a trait, so
+//! that tests can script it.
 
 use std::time::Duration;
 
 use super::{
-    failure::Cause,
+    failure::ApiError,
     resources::WatchedResource,
-    watch_state::{Collection, History, Input, Log, Next, Pause, Request, WatchEvent, WatchState},
+    step::{Collection, Input, Log, Next, Pause, Request},
+    watch_event::WatchEvent,
+    watch_state::{History, WatchState},
 };
 
 /// I/O of a watch.
 pub(super) trait ApiSource<K> {
-    /// Sends a request. Returns when the server has accepted it; [`Self::receive`] reads the response.
-    async fn request(&mut self, request: Request) -> Result<(), Cause>;
+    /// Sends a request and waits until the server has accepted it. [`Self::receive`] reads the response.
+    async fn request(&mut self, request: Request) -> Result<(), ApiError>;
 
-    /// Reads on in the response. From one object to the next, the server may be silent for `silence_max`.
-    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, Cause>;
+    /// Reads the next part of the response. Between two objects, the server may be silent for `silence_max`.
+    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, ApiError>;
 
-    /// Hands on an event; waits for room.
+    /// Publishes an event. Waits while the receiver's queue is full.
     async fn publish(&mut self, event: WatchEvent<K>);
 
     async fn pause(&mut self, pause: Pause);
@@ -24,7 +27,7 @@ pub(super) trait ApiSource<K> {
     fn log(&mut self, log: Log);
 }
 
-/// Follows a collection for ever.
+/// Follows a collection. Never returns.
 pub(super) async fn follow<K: WatchedResource>(source: &mut impl ApiSource<K>, collection: Collection<'_>) {
     let (mut state, mut history) = (WatchState::new(), History::new());
     let mut next = Next::Request;
@@ -53,9 +56,10 @@ async fn send<K: WatchedResource>(
     source: &mut impl ApiSource<K>,
     state: &WatchState,
     collection: Collection<'_>,
-) -> Result<Input<K>, Cause> {
+) -> Result<Input<K>, ApiError> {
     source.request(state.request::<K>(collection.selectors)).await.map(|()| Input::Accepted)
 }
+
 #[cfg(test)]
 mod tests {
     use std::{collections::VecDeque, future::pending};
@@ -68,28 +72,28 @@ mod tests {
     use crate::{
         decode::Decoded,
         message::{ListMetadata, Message},
-        selectors::{Fields, Selectors},
+        selectors::{FieldSelector, Selectors},
     };
 
-    type Response = Result<Vec<Result<Input<Service>, Cause>>, Cause>;
+    type Response = Result<Vec<Result<Input<Service>, ApiError>>, ApiError>;
 
-    /// Server whose responses are a script, and the transcript of what is done with them.
+    /// Server with scripted responses, and a transcript of what the loop did.
     #[derive(Default)]
     struct Script {
         responses: VecDeque<Response>,
-        response: VecDeque<Result<Input<Service>, Cause>>,
+        response: VecDeque<Result<Input<Service>, ApiError>>,
         transcript: Vec<String>,
     }
 
     impl ApiSource<Service> for Script {
-        async fn request(&mut self, request: Request) -> Result<(), Cause> {
+        async fn request(&mut self, request: Request) -> Result<(), ApiError> {
             self.transcript.push(format!("{:?} {}", request.operation, brief(&request.target)));
             let Some(response) = self.responses.pop_front() else { return pending().await };
             self.response = response?.into();
             Ok(())
         }
 
-        async fn receive(&mut self, _: Duration) -> Result<Input<Service>, Cause> {
+        async fn receive(&mut self, _: Duration) -> Result<Input<Service>, ApiError> {
             let Some(input) = self.response.pop_front() else { return pending().await };
             input
         }
@@ -105,8 +109,8 @@ mod tests {
         }
 
         async fn pause(&mut self, pause: Pause) {
-            let what = if pause.ends_on_network_change { "or the network" } else { "" };
-            self.transcript.push(format!("pause {what}").trim_end().to_owned());
+            let end = if pause.ends_on_network_change { "or the network" } else { "" };
+            self.transcript.push(format!("pause {end}").trim_end().to_owned());
         }
 
         fn log(&mut self, log: Log) {
@@ -118,7 +122,7 @@ mod tests {
         }
     }
 
-    /// The parameters that tell requests apart.
+    /// Query of a request, without the parameters that all have.
     fn brief(target: &str) -> String {
         let is_brief = |parameter: &&str| {
             ["fieldSelector", "resourceVersion=", "continue"].iter().any(|name| parameter.starts_with(name))
@@ -139,36 +143,36 @@ mod tests {
         Decoded::Object(service)
     }
 
-    fn applied(name: &str, version: &str) -> Result<Input<Service>, Cause> {
+    fn applied(name: &str, version: &str) -> Result<Input<Service>, ApiError> {
         Ok(Input::Received(Message::Applied(object(name, version))))
     }
 
-    fn deleted(name: &str, version: &str) -> Result<Input<Service>, Cause> {
+    fn deleted(name: &str, version: &str) -> Result<Input<Service>, ApiError> {
         Ok(Input::Received(Message::Deleted(object(name, version))))
     }
 
-    fn bookmark(version: &str, ends_list: bool) -> Result<Input<Service>, Cause> {
+    fn bookmark(version: &str, ends_list: bool) -> Result<Input<Service>, ApiError> {
         Ok(Input::Received(Message::Bookmark { version: Some(version.to_owned()), ends_list }))
     }
 
-    fn end() -> Result<Input<Service>, Cause> {
+    fn end() -> Result<Input<Service>, ApiError> {
         Ok(Input::Ended(ListMetadata::default()))
     }
 
-    fn page(version: &str, next: Option<&str>) -> Result<Input<Service>, Cause> {
+    fn page(version: &str, next: Option<&str>) -> Result<Input<Service>, ApiError> {
         let metadata = ListMetadata { resource_version: Some(version.to_owned()), next: next.map(str::to_owned) };
         Ok(Input::Ended(metadata))
     }
 
-    fn refused(code: u16) -> Cause {
-        Cause::Refused(Box::new(Status::failure("m", "r").with_code(code)))
+    fn refused(code: u16) -> ApiError {
+        ApiError::Refused(Box::new(Status::failure("m", "r").with_code(code)))
     }
 
-    /// Plays the script to its end, and returns the transcript.
+    /// Plays the script to its end and returns the transcript.
     async fn play(responses: impl IntoIterator<Item = Response>) -> Vec<String> {
         let mut script = Script { responses: responses.into_iter().collect(), ..Script::default() };
         let url = Uri::from_static("https://api:6443");
-        let selectors = Selectors { labels: "", fields: Fields::Optional("a=b") };
+        let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
         let following = follow::<Service>(&mut script, Collection { url: &url, selectors });
         tokio::time::timeout(Duration::from_secs(1), following).await.unwrap_err();
         script.transcript
@@ -177,7 +181,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_streamed_list_goes_on_as_a_watch_that_is_resumed_where_it_ended() {
         let stream = vec![applied("a", "3"), deleted("a", "4"), bookmark("5", true), applied("b", "6"), end()];
-        let watch = vec![deleted("b", "7"), bookmark("9", false), Err(Cause::Cut)];
+        let watch = vec![deleted("b", "7"), bookmark("9", false), Err(ApiError::Cut)];
         assert_eq!(
             play([Ok(stream), Ok(watch)]).await,
             [
@@ -203,8 +207,8 @@ mod tests {
             play([Err(refused(400)), Err(refused(422)), Ok(first), Ok(second)]).await,
             [
                 "StreamedList fieldSelector=a%3Db resourceVersion=0",
-                "info cannot watch services at https://api:6443/: m (400): asking without fieldSelector a=b, \
-                 as Kubernetes before 1.31 wants it",
+                "info cannot watch services at https://api:6443/: m (400); trying again without fieldSelector a=b, \
+                 for Kubernetes before 1.31",
                 "StreamedList resourceVersion=0",
                 "info the API server does not stream lists of services: listing from its cache",
                 "CachedList resourceVersion=0",
@@ -220,7 +224,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_is_logged_before_the_pause_and_a_list_starts_from_its_first_page() {
-        let no_route = || Cause::Connection(kube::Error::Service("no route".into()));
+        let no_route = || ApiError::Connection(kube::Error::Service("no route".into()));
         let first = || Ok(vec![applied("a", "3"), page("5", Some("c"))]);
         assert_eq!(
             play([Err(no_route()), Err(refused(422)), first(), Err(refused(503)), first()]).await,
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_is_too_old_is_followed_by_a_list() {
+    async fn after_a_watch_that_is_too_old_comes_a_list() {
         let stream = || Ok(vec![bookmark("5", true), end()]);
         assert_eq!(
             play([stream(), Err(refused(410)), stream()]).await,

@@ -1,5 +1,5 @@
-//! Name of an object that is cut off or broken, read from its beginning. The API server writes it before
-//! anything that is long.
+//! Names of an object that is too long or broken, read from its beginning. The API server writes them before any long
+//! field.
 
 use std::{borrow::Cow, fmt};
 
@@ -9,10 +9,10 @@ use serde::{
     de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
 };
 
-/// Fields found so far.
+/// Fields at the beginning of an object or of a line.
 #[derive(Debug, Default)]
 pub(super) struct Head {
-    /// Type of a watch event.
+    /// Type of the watch event.
     pub(super) change: Option<String>,
     pub(super) names: Metadata,
 }
@@ -25,22 +25,23 @@ enum Level {
     Metadata,
 }
 
+/// Visitor of the members of a JSON object at this level.
 struct Members<'a>(&'a mut Head, Level);
 
 impl Head {
-    /// Reads the line of a watch as far as it goes.
+    /// Reads a line of a watch up to its end or to an error.
     pub(super) fn of_line(json: &[u8]) -> Self {
         Self::read(json, Level::Line)
     }
 
-    /// Reads an object as far as it goes.
+    /// Reads an object up to its end or to an error.
     pub(super) fn of_object(json: &[u8]) -> Self {
         Self::read(json, Level::Object)
     }
 
     fn read(json: &[u8], level: Level) -> Self {
         let mut head = Self::default();
-        // An error is the end of what can be read.
+        // The fields before an error count.
         Members(&mut head, level).deserialize(&mut serde_json::Deserializer::from_slice(json)).ok();
         head
     }
@@ -86,7 +87,7 @@ mod tests {
         "uid":"1","resourceVersion":"7","annotations":{"name":"long"}},"spec":{}}}"#;
 
     #[test]
-    fn names_are_read_wherever_the_text_breaks_off() {
+    fn names_are_read_up_to_the_end_of_the_text() {
         let of = |end| Head::of_line(LINE.as_bytes().get(..end).unwrap());
         let end_of = |text: &str| LINE.find(text).unwrap() + text.len();
         for end in 0..=LINE.len() {
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_has_no_name() {
+    fn text_that_is_not_an_object_has_no_name() {
         for text in ["", "\0", "<html>", "[]", "7", r#"{"object":7}"#, r#"{"object":{"metadata":{"name":["#] {
             assert_eq!(Head::of_line(text.as_bytes()).names, Metadata::default(), "{text}");
         }

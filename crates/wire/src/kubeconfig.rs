@@ -1,158 +1,147 @@
-//! Cluster and user of a kubeconfig's current context. The file is read as plain data first, as manifests are: kube's
-//! reader compiles the YAML parser once for each of a dozen types, most of which are not needed here.
+//! Configuration from a kubeconfig's current context, as kube reads it, but without proxies.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use kube::{
+    Config,
+    config::{
+        AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedAuthInfo, NamedCluster,
+        NamedContext,
+    },
+};
 
-use super::error_text::first_line;
+use super::error_text::chain;
 
-/// Reads the current context's cluster and user from a file. Paths in the file are relative to its directory.
-pub(super) fn read(path: &Path) -> Result<(Cluster, AuthInfo), String> {
-    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let (mut cluster, mut user) = parse(&text)?;
-    if cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty()) {
-        return Err(
-            "its cluster has a proxy-url, which is not supported: cproxy reaches the API server directly".to_owned()
-        );
-    }
-    let directory = path.parent().unwrap_or(Path::new(""));
-    let command = user.exec.as_mut().and_then(|exec| exec.command.as_mut());
-    let files = [
-        cluster.certificate_authority.as_mut(),
-        user.client_certificate.as_mut(),
-        user.client_key.as_mut(),
-        user.token_file.as_mut(),
-        // A command without a slash is searched for in PATH.
-        command.filter(|command| command.contains('/')),
-    ];
-    for file in files.into_iter().flatten().filter(|file| !file.is_empty()) {
-        *file =
-            directory.join(&*file).into_os_string().into_string().map_err(|_| "its path is not UTF-8".to_owned())?;
-    }
-    Ok((cluster, user))
+/// Stands for no proxy: where a cluster has none, kube takes the one of the environment, which is the pod's.
+const NO_PROXY: &str = "none";
+
+/// Reads the current context of a file. Paths in the file are relative to its directory.
+pub(super) async fn read(path: &Path) -> Result<Config, String> {
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| describe(&error))?;
+    configure(kubeconfig).await
 }
 
-/// Kubeconfig with one cluster and one user.
-pub(super) fn minimal(cluster: Cluster, user: AuthInfo) -> Kubeconfig {
+/// Configuration for one cluster and one user.
+pub(super) async fn build(cluster: Cluster, user: AuthInfo) -> Result<Config, String> {
     let name = "current".to_owned();
     let context = Context { cluster: name.clone(), user: Some(name.clone()), ..Context::default() };
-    Kubeconfig {
+    let kubeconfig = Kubeconfig {
         clusters: vec![NamedCluster { name: name.clone(), cluster: Some(cluster), ..NamedCluster::default() }],
         auth_infos: vec![NamedAuthInfo { name: name.clone(), auth_info: Some(user), ..NamedAuthInfo::default() }],
         contexts: vec![NamedContext { name: name.clone(), context: Some(context), ..NamedContext::default() }],
         current_context: Some(name),
         ..Kubeconfig::default()
+    };
+    configure(kubeconfig).await
+}
+
+async fn configure(mut kubeconfig: Kubeconfig) -> Result<Config, String> {
+    for cluster in kubeconfig.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
+        cluster.proxy_url.take_if(|url| url.is_empty());
+        cluster.proxy_url.get_or_insert_with(|| NO_PROXY.to_owned());
+    }
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    let mut config = config.map_err(|error| describe(&error))?;
+    match config.proxy_url.take() {
+        Some(url) if url != NO_PROXY => Err("its cluster has a proxy-url, which cproxy does not support".to_owned()),
+        _ => Ok(config),
     }
 }
 
-/// Parses the documents of a file. The first one that sets a field wins, as with several files.
-fn parse(text: &str) -> Result<(Cluster, AuthInfo), String> {
-    // In YAML 1.1 the names n and yes would be booleans.
-    let options = serde_saphyr::options! { strict_booleans: true };
-    let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text.trim_start_matches('\u{feff}'), options)
-        .map_err(|error| format!("not YAML: {}", first_line(&error)))?;
-    let current = documents.iter().find_map(|document| name(document, "current-context"));
-    let current = current.ok_or("it names no current-context")?;
-    let context =
-        entry(&documents, "contexts", "context", current).ok_or_else(|| format!("it has no context {current}"))?;
-    let cluster = name(context, "cluster").ok_or_else(|| format!("its context {current} names no cluster"))?;
-    let found = entry(&documents, "clusters", "cluster", cluster);
-    let found = found.ok_or_else(|| format!("it has no cluster {cluster}, which its context {current} names"))?;
-    let found = typed(found, || format!("cluster {cluster}"))?;
-    // As in kubectl, a missing user is one without credentials.
-    let user = name(context, "user").and_then(|user| Some((user, entry(&documents, "users", "user", user)?)));
-    let user = user.map(|(user, found)| typed(found, || format!("user {user}"))).transpose()?;
-    Ok((found, user.unwrap_or_default()))
-}
-
-/// Text of a field, unless it is empty.
-fn name<'a>(value: &'a Value, field: &str) -> Option<&'a str> {
-    value.get(field).and_then(Value::as_str).filter(|text| !text.is_empty())
-}
-
-/// Entry of this name in a list of named entries.
-fn entry<'a>(documents: &'a [Value], list: &str, field: &str, name: &str) -> Option<&'a Value> {
-    let mut entries = documents.iter().filter_map(|document| document.get(list)?.as_array()).flatten();
-    let entry = entries.find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
-    entry.get(field).filter(|value| !value.is_null())
-}
-
-fn typed<T: DeserializeOwned>(value: &Value, owner: impl Fn() -> String) -> Result<T, String> {
-    serde_json::from_value(value.clone()).map_err(|error| format!("{}: {error}", owner()))
+/// An error in one line, without the name of the file.
+fn describe(error: &KubeconfigError) -> String {
+    match error {
+        KubeconfigError::ReadConfig(error, _) => error.to_string(),
+        KubeconfigError::CurrentContextNotSet => "it has no current-context".to_owned(),
+        KubeconfigError::LoadContext(context) => format!("it has no context {context}, which is its current-context"),
+        KubeconfigError::LoadClusterOfContext(cluster) => {
+            format!("it has no cluster {cluster}, which its current context names")
+        }
+        error => chain(error),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const CONTEXT: &str = "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n";
     const CLUSTER: &str = "clusters: [{name: other}, {name: k, cluster: {server: 'https://1.2.3.4'}}]\n";
 
-    #[test]
-    fn the_current_context_leads_to_cluster_and_user() {
-        let users = "users: [{name: other, user: {token: [a]}}, {name: u, user: {token: t}}]\n";
+    /// Reads a file of this text in a directory of this name, which it returns, too.
+    async fn read_text(directory: &str, text: &str) -> (Result<Config, String>, std::path::PathBuf) {
+        let directory = std::env::temp_dir().join(format!("cproxy-kubeconfig-{directory}-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("config");
+        fs::write(&file, text).unwrap();
+        let config = read(&file).await;
+        fs::remove_dir_all(&directory).unwrap();
+        (config, directory)
+    }
+
+    #[tokio::test]
+    async fn the_current_context_leads_to_cluster_and_user() {
+        let users = "users: [{name: other}, {name: u, user: {token: t}}]\n";
         for text in [
             format!("{CONTEXT}{CLUSTER}{users}"),
             format!("\u{feff}{CONTEXT}---\n{CLUSTER}---\n{users}clusters: [{{name: k, cluster: {{server: later}}}}]\n"),
         ] {
-            let (cluster, user) = parse(&text).unwrap();
-            assert_eq!(cluster.server.as_deref(), Some("https://1.2.3.4"));
-            assert!(user.token.is_some());
+            let config = read_text("context", &text).await.0.unwrap();
+            assert_eq!(config.cluster_url, "https://1.2.3.4");
+            assert!(config.auth_info.token.is_some() && config.proxy_url.is_none());
         }
     }
 
-    #[test]
-    fn a_user_may_be_missing_or_empty() {
+    #[tokio::test]
+    async fn a_user_may_be_missing_or_empty() {
         for users in ["", "users: []\n", "users: [{name: u}]\n", "users: [{name: u, user: {}}]\n", "users: null\n"] {
-            assert!(parse(&format!("{CONTEXT}{CLUSTER}{users}")).unwrap().1.token.is_none(), "{users}");
+            let config = read_text("user", &format!("{CONTEXT}{CLUSTER}{users}")).await.0.unwrap();
+            assert!(config.auth_info.token.is_none(), "{users}");
         }
     }
 
-    #[test]
-    fn errors_name_the_entry_that_is_wrong() {
+    #[tokio::test]
+    async fn errors_name_the_missing_entry_or_the_line() {
         let context = "current-context: c\n";
         for (text, words) in [
-            ("clusters: [{".to_owned(), &["not YAML"][..]),
+            ("clusters: [{".to_owned(), &["YAML", "line 1"][..]),
             (String::new(), &["current-context"]),
             (context.to_owned(), &["no context c"]),
-            (format!("{context}contexts: [{{name: c, context: {{}}}}]\n"), &["context c", "no cluster"]),
-            (CONTEXT.to_owned(), &["no cluster k", "context c"]),
-            (format!("{CONTEXT}clusters: [{{name: k, cluster: x}}]\n"), &["cluster k", "invalid type"]),
-            (format!("{CONTEXT}{CLUSTER}users: [{{name: u, user: {{token: [t]}}}}]\n"), &["user u", "invalid type"]),
+            (format!("{context}contexts: [{{name: c, context: {{}}}}]\n"), &["cluster", "line 2"]),
+            (CONTEXT.to_owned(), &["no cluster k", "context"]),
+            (format!("{CONTEXT}clusters: [{{name: k, cluster: x}}]\n"), &["line 3"]),
+            (format!("{CONTEXT}clusters: [{{name: k, cluster: {{}}}}]\n"), &["cluster url is missing"]),
+            (format!("{CONTEXT}{CLUSTER}users: [{{name: u, user: {{token: [t]}}}}]\n"), &["line 4"]),
         ] {
-            let error = parse(&text).unwrap_err();
+            let error = read_text("errors", &text).await.0.unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{text}: {error}");
         }
     }
 
-    #[test]
-    fn paths_are_relative_to_the_file() {
-        let directory = std::env::temp_dir().join(format!("cproxy-kubeconfig-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
+    #[tokio::test]
+    async fn paths_are_relative_to_the_file() {
         let users = "users: [{name: u, user: {tokenFile: token, client-key: /key, exec: {command: bin/login}}}]\n";
-        let file = directory.join("config");
-        fs::write(&file, format!("{CONTEXT}clusters: [{{name: k, cluster: {{certificate-authority: ca}}}}]\n{users}"))
-            .unwrap();
-        let (cluster, user) = read(&file).unwrap();
-        fs::remove_dir_all(&directory).unwrap();
+        let (config, directory) = read_text("paths", &format!("{CONTEXT}{CLUSTER}{users}")).await;
+        let user = config.unwrap().auth_info;
         let path = |name: &str| Some(directory.join(name).display().to_string());
-        assert_eq!(cluster.certificate_authority, path("ca"));
         assert_eq!((user.token_file, user.client_key), (path("token"), Some("/key".to_owned())));
         assert_eq!(user.exec.unwrap().command, path("bin/login"));
+        let cluster = CLUSTER.replace("cluster: {", "cluster: {certificate-authority: ca, ");
+        let (config, directory) = read_text("authority", &format!("{CONTEXT}{cluster}")).await;
+        let error = config.unwrap_err();
+        assert!(error.contains(&directory.join("ca").display().to_string()), "{error}");
     }
 
-    #[test]
-    fn a_proxy_is_refused() {
-        let file = std::env::temp_dir().join(format!("cproxy-kubeconfig-proxy-{}", std::process::id()));
-        let read = |proxy: &str| {
-            fs::write(&file, format!("{CONTEXT}clusters: [{{name: k, cluster: {{proxy-url: '{proxy}'}}}}]\n")).unwrap();
-            read(&file)
+    #[tokio::test]
+    async fn a_proxy_is_refused() {
+        let read = async |proxy: &str| {
+            let cluster = CLUSTER.replace("cluster: {", &format!("cluster: {{proxy-url: '{proxy}', "));
+            read_text("proxy", &format!("{CONTEXT}{cluster}")).await.0
         };
-        let (refused, accepted) = (read("http://1.2.3.4").unwrap_err(), read("").is_ok());
-        fs::remove_file(&file).unwrap();
-        assert!(refused.contains("proxy-url, which is not supported") && accepted, "{refused}");
+        let refused = read("http://1.2.3.4").await.unwrap_err();
+        assert!(refused.contains("proxy-url, which cproxy does not support"), "{refused}");
+        assert!(read("").await.is_ok());
     }
 }

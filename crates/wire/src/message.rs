@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::{
     decode::Decoded,
-    failure::Cause,
+    failure::ApiError,
     head::Head,
     resources::WatchedResource,
     split::{LONGEST_BYTES, Piece, SplitError},
@@ -17,22 +17,22 @@ use super::{
 /// Annotation of the bookmark that ends a streamed list.
 const LIST_END: &str = "k8s.io/initial-events-end";
 
-/// One message.
+/// Message of the API server.
 #[derive(Debug)]
 pub(super) enum Message<K> {
-    /// Object as it is now.
+    /// Object that was listed, added or changed.
     Applied(Decoded<K>),
     /// Object that was deleted.
     Deleted(Decoded<K>),
     /// All changes up to this version have been sent.
     Bookmark {
         version: Option<String>,
-        /// The list with which the watch began is complete.
+        /// The streamed list is complete.
         ends_list: bool,
     },
 }
 
-/// Metadata of a list, or of a page of it.
+/// Metadata of a list or page.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ListMetadata {
@@ -74,20 +74,20 @@ struct BookmarkMetadata {
 }
 
 impl ListMetadata {
-    pub(super) fn read<K: WatchedResource>(piece: Piece<'_>) -> Result<Self, Cause> {
-        let Piece::Whole(json) = piece else { return Err(Cause::too_long(LONGEST_BYTES)) };
-        serde_json::from_slice(json).map_err(|error| Cause::unreadable::<K>(error, &<_>::default()))
+    pub(super) fn read<K: WatchedResource>(piece: Piece<'_>) -> Result<Self, ApiError> {
+        let Piece::Whole(json) = piece else { return Err(ApiError::too_long(LONGEST_BYTES)) };
+        serde_json::from_slice(json).map_err(|error| ApiError::unreadable::<K>(error, &<_>::default()))
     }
 }
 
 impl<K: WatchedResource> Message<K> {
     /// Reads an item of a list.
-    pub(super) fn read_item(piece: Piece<'_>) -> Result<Self, Cause> {
+    pub(super) fn read_item(piece: Piece<'_>) -> Result<Self, ApiError> {
         let object = match piece {
             Piece::Whole(json) => {
-                let json = str::from_utf8(json).map_err(|_| SplitError::NoList("it is not UTF-8"))?;
+                let json = str::from_utf8(json).map_err(|_| SplitError::NotAList("it is not UTF-8"))?;
                 Decoded::read(json)
-                    .map_err(|error| Cause::unreadable::<K>(error, &Head::of_object(json.as_bytes()).names))?
+                    .map_err(|error| ApiError::unreadable::<K>(error, &Head::of_object(json.as_bytes()).names))?
             }
             Piece::Head(json) => Decoded::too_long(Head::of_object(json).names, json.len())?,
         };
@@ -95,7 +95,7 @@ impl<K: WatchedResource> Message<K> {
     }
 
     /// Reads a line of a watch; `None` if it is empty.
-    pub(super) fn read_line(piece: Piece<'_>) -> Result<Option<Self>, Cause> {
+    pub(super) fn read_line(piece: Piece<'_>) -> Result<Option<Self>, ApiError> {
         match piece {
             Piece::Whole(line) if line.trim_ascii().is_empty() => Ok(None),
             Piece::Whole(line) => Self::whole_line(line).map(Some),
@@ -103,8 +103,8 @@ impl<K: WatchedResource> Message<K> {
         }
     }
 
-    fn whole_line(line: &[u8]) -> Result<Self, Cause> {
-        let unreadable = |error| Cause::unreadable::<K>(error, &Head::of_line(line).names);
+    fn whole_line(line: &[u8]) -> Result<Self, ApiError> {
+        let unreadable = |error| ApiError::unreadable::<K>(error, &Head::of_line(line).names);
         let RawLine { change, object } = serde_json::from_slice(line).map_err(unreadable)?;
         let decode = || Decoded::read(object.get()).map_err(unreadable);
         Ok(match change {
@@ -116,18 +116,20 @@ impl<K: WatchedResource> Message<K> {
                 Self::Bookmark { version: metadata.resource_version, ends_list }
             }
             Change::Error => {
-                return Err(Cause::ErrorEvent(serde_json::from_str::<Box<Status>>(object.get()).map_err(unreadable)?));
+                return Err(ApiError::ErrorEvent(
+                    serde_json::from_str::<Box<Status>>(object.get()).map_err(unreadable)?,
+                ));
             }
         })
     }
 
-    fn long_line(line: &[u8]) -> Result<Self, Cause> {
+    fn long_line(line: &[u8]) -> Result<Self, ApiError> {
         let Head { change, names } = Head::of_line(line);
         let decoded = Decoded::too_long(names, line.len())?;
         match change.as_deref() {
             Some("ADDED" | "MODIFIED") => Ok(Self::Applied(decoded)),
             Some("DELETED") => Ok(Self::Deleted(decoded)),
-            _ => Err(Cause::too_long(line.len())),
+            _ => Err(ApiError::too_long(line.len())),
         }
     }
 }
@@ -138,11 +140,11 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Option<Message<Service>>, Cause> {
+    fn read(text: &str) -> Result<Option<Message<Service>>, ApiError> {
         Message::read_line(Piece::Whole(text.as_bytes()))
     }
 
-    fn head(text: &str) -> Result<Option<Message<Service>>, Cause> {
+    fn head(text: &str) -> Result<Option<Message<Service>>, ApiError> {
         Message::read_line(Piece::Head(text.as_bytes()))
     }
 
@@ -164,29 +166,29 @@ mod tests {
         };
         assert!(!bookmark("") && bookmark(r#""k8s.io/initial-events-end":"true""#));
         let error = read(r#"{"type":"ERROR","object":{"kind":"Status","code":410}}"#);
-        assert!(matches!(error, Err(Cause::ErrorEvent(status)) if status.code == 410));
+        assert!(matches!(error, Err(ApiError::ErrorEvent(status)) if status.code == 410));
         assert!(matches!(read(" \r"), Ok(None)));
     }
 
     #[test]
-    fn an_unreadable_line_is_named_if_it_has_a_name() {
+    fn the_error_of_an_unreadable_line_has_the_objects_name_if_it_can_be_read() {
         for (text, expected) in [
             (r#"{"type":"ADDED","object":{"metadata":{"name":"a"#, None),
             (r#"{"type":"ADDED","object":{"metadata":{"name":"a","#, Some("Service default/a")),
             (r#"{"type":"SHOUTED","object":{"metadata":{"name":"a"}}}"#, Some("Service default/a")),
             ("<html>", None),
         ] {
-            let Err(Cause::Unreadable(_, name)) = read(text) else { panic!("{text} was read") };
+            let Err(ApiError::Unreadable(_, name)) = read(text) else { panic!("{text} was read") };
             assert_eq!(name.as_deref(), expected, "{text}");
         }
     }
 
     #[test]
-    fn a_line_that_is_too_long_needs_only_a_name() {
+    fn a_line_that_is_too_long_is_an_unreadable_object_if_it_has_a_name() {
         let named = |change: &str| head(&format!(r#"{{"type":"{change}","object":{{"metadata":{{"name":"a","x":""#));
         assert!(matches!(named("ADDED"), Ok(Some(Message::Applied(Decoded::Unreadable(..))))));
         assert!(matches!(named("DELETED"), Ok(Some(Message::Deleted(Decoded::Unreadable(..))))));
-        let is_too_long = |line| matches!(line, Err(Cause::Split(SplitError::TooLong(_))));
+        let is_too_long = |line| matches!(line, Err(ApiError::Split(SplitError::TooLong(_))));
         assert!(is_too_long(named("BOOKMARK")) && is_too_long(head(r#"{"type":"ADDED","object":{"x":""#)));
     }
 }

@@ -1,31 +1,31 @@
-//! Reads a response as messages, one at a time.
+//! Reader of a response, one message at a time.
 
 use std::time::Duration;
 
 use super::{
-    failure::{Cause, Operation},
+    failure::{ApiError, Operation},
     message::{ListMetadata, Message},
     resources::WatchedResource,
     response::{Chunk, Response},
     split::{Items, LONGEST_BYTES, Lines, Part},
-    watch_state::Input,
+    step::Input,
 };
 
 /// Response of a list or watch.
 pub(super) struct MessageReader {
     response: Response,
     splitter: Splitter,
-    /// Last chunk of the body, of which `read_bytes` are done.
+    /// Last chunk of the body, of which `read_bytes` have been read.
     chunk: Chunk,
     read_bytes: usize,
-    /// A message was returned; silence is measured from the next call on.
+    /// A message was returned. From the next call on, silence is measured between messages.
     has_returned: bool,
     has_ended: bool,
 }
 
 /// Form of the body.
 enum Splitter {
-    /// One list, or a page of it, and its metadata as far as it has come.
+    /// List, or a page of it, and its metadata once received.
     List(Items, ListMetadata),
     /// Lines of a watch.
     Watch(Lines),
@@ -41,7 +41,7 @@ impl MessageReader {
     }
 
     /// The next message, or the end of the response.
-    pub(super) async fn next<K: WatchedResource>(&mut self, silence_max: Duration) -> Result<Input<K>, Cause> {
+    pub(super) async fn next<K: WatchedResource>(&mut self, silence_max: Duration) -> Result<Input<K>, ApiError> {
         if std::mem::replace(&mut self.has_returned, true) {
             self.response.allow_silence(silence_max);
         }
@@ -68,8 +68,9 @@ impl MessageReader {
 }
 
 impl Splitter {
-    /// The next part of `chunk`: a message, or `Some(None)` for a part that is none; `None` if the part is not complete.
-    fn next<K: WatchedResource>(&mut self, chunk: &mut &[u8]) -> Result<Option<Option<Message<K>>>, Cause> {
+    /// Reads the next part of `chunk`. `Some(None)` is a part without a message; `None` means that more chunks are
+    /// needed.
+    fn next<K: WatchedResource>(&mut self, chunk: &mut &[u8]) -> Result<Option<Option<Message<K>>>, ApiError> {
         Ok(match self {
             Self::Watch(lines) => match lines.next(chunk)? {
                 Some(line) => Some(Message::read_line(line)?),
@@ -86,8 +87,8 @@ impl Splitter {
         })
     }
 
-    /// Handles the end of the body: a watch may end with a line that has no line feed.
-    fn finish<K: WatchedResource>(&mut self) -> Result<Option<Message<K>>, Cause> {
+    /// Reads the end of the body. The last line of a watch may have no line feed.
+    fn finish<K: WatchedResource>(&mut self) -> Result<Option<Message<K>>, ApiError> {
         match self {
             Self::Watch(lines) => Message::read_line(lines.rest()),
             Self::List(items, _) => {

@@ -1,7 +1,7 @@
 //! Rate limit for requests to the API server.
 //!
-//! There are pauses after errors, but none after the regular end of a watch, or between the pages of a list. Without a
-//! limit, a server or proxy that closes each watch at once would get thousands of requests per second.
+//! There are pauses after errors, but not after the regular end of a watch or between the pages of a list. Without a
+//! limit, a server or proxy that ends each watch at once would get thousands of requests per second.
 
 use std::{
     pin::Pin,
@@ -13,8 +13,9 @@ use std::{
 use tokio::time::Instant;
 use tower::Service;
 
-/// Enough to list all kinds by pages, and more requests than a healthy server ever gets at once.
+/// Requests that pass without a delay: enough for a start with lists by pages.
 const BURST: u32 = 20;
+/// Interval between requests after the burst.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Service that passes requests on at a bounded rate.
@@ -25,8 +26,9 @@ pub(super) struct RateLimited<S> {
 }
 
 struct Schedule {
-    /// When the next request would be due if there were no burst.
+    /// Time at which the next request would be due without a burst.
     due: Instant,
+    /// The last request was delayed.
     is_slowed: bool,
 }
 
@@ -63,12 +65,10 @@ where
         let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         let pause = schedule.pause(Instant::now());
         if !pause.is_zero() && !schedule.is_slowed {
-            tracing::warn!(
-                "the API server ends each request at once; cproxy sends one request every {INTERVAL:?} until it does not"
-            );
+            tracing::warn!("the API server ends each request at once: slowing down to one request every {INTERVAL:?}");
         }
         schedule.is_slowed = !pause.is_zero();
-        // Only the instance that was polled ready may be called.
+        // Only the instance that has returned ready may be called.
         let next = self.inner.clone();
         let mut ready = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_passes_and_then_one_at_a_time() {
+    fn after_a_burst_requests_pass_one_at_a_time() {
         let start = Instant::now();
         let mut schedule = Schedule { due: start, is_slowed: false };
         let free = (0..BURST).filter(|_| schedule.pause(start).is_zero()).count();

@@ -1,15 +1,15 @@
-//! Resources that are watched, and their events.
+//! Resources that the agent watches, and the store's events for their objects.
 
 use cproxy_core::{
     Event, ObjectName, ResourceKind,
     api::{EndpointSlice, Metadata, Node, Object, Service},
 };
 
-/// Resource that can be watched.
+/// Resource that the agent watches.
 pub(super) trait WatchedResource: Object + Send + 'static {
-    /// Its kind in the store.
+    /// Kind in the store.
     const RESOURCE: ResourceKind;
-    /// Features lost without this resource; `None`: the agent cannot do without it.
+    /// Features that are lost without this resource, if it is optional; `None` if the agent cannot do without it.
     const LOST_WITHOUT: Option<&'static str> = None;
 
     /// Event of an object that was added or changed.

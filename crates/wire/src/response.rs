@@ -1,4 +1,4 @@
-//! GET request to the API server, and its response as it comes in.
+//! GET request to the API server, and its response as it arrives.
 
 use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 
@@ -14,15 +14,15 @@ use kube::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use super::failure::Cause;
+use super::failure::ApiError;
 
-/// Bytes read of a response that is only an error.
+/// Bytes that are read of an error response.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
-/// Some bytes of a response.
+/// Part of a response's body.
 pub(super) type Chunk = <Body as http_body::Body>::Data;
 
-/// Response whose body is still coming in.
+/// Response whose body is still arriving.
 pub(super) struct Response {
     body: Body,
     silence_max: Duration,
@@ -31,30 +31,31 @@ pub(super) struct Response {
 
 impl Response {
     /// Requests `target`, a path with a query. The first object must come within `silence_max`.
-    pub(super) async fn get(client: &Client, target: &str, silence_max: Duration) -> Result<Self, Cause> {
+    pub(super) async fn get(client: &Client, target: &str, silence_max: Duration) -> Result<Self, ApiError> {
         let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
-        let request = request.body(Body::empty()).map_err(|error| Cause::Connection(kube::Error::HttpError(error)))?;
+        let request =
+            request.body(Body::empty()).map_err(|error| ApiError::Connection(kube::Error::HttpError(error)))?;
         let silent_until = Instant::now() + silence_max;
-        let response = timeout_at(silent_until, client.send(request)).await;
-        let response = response.map_err(|_| Cause::Silent(silence_max))?.map_err(Cause::Connection)?;
-        let (code, retry_after) = (response.status(), retry_after(response.headers()));
-        let answer = Self { body: response.into_body(), silence_max, silent_until };
+        let received = timeout_at(silent_until, client.send(request)).await;
+        let received = received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
+        let (code, retry_after) = (received.status(), retry_after(received.headers()));
+        let response = Self { body: received.into_body(), silence_max, silent_until };
         if code == StatusCode::OK {
-            return Ok(answer);
+            return Ok(response);
         }
-        Err(Cause::Refused(Box::new(answer.error(code, retry_after).await)))
+        Err(ApiError::Refused(Box::new(response.error(code, retry_after).await)))
     }
 
-    /// Restarts the timeout: from now on the server may be silent for `silence_max`.
+    /// Restarts the timeout for silence with `silence_max`.
     pub(super) fn allow_silence(&mut self, silence_max: Duration) {
         (self.silence_max, self.silent_until) = (silence_max, Instant::now() + silence_max);
     }
 
     /// The next chunk; `None` at the end.
-    pub(super) async fn chunk(&mut self) -> Result<Option<Chunk>, Cause> {
+    pub(super) async fn chunk(&mut self) -> Result<Option<Chunk>, ApiError> {
         loop {
             let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
-            let frame = timeout_at(self.silent_until, frame).await.map_err(|_| Cause::Silent(self.silence_max))?;
+            let frame = timeout_at(self.silent_until, frame).await.map_err(|_| ApiError::Silent(self.silence_max))?;
             let Some(frame) = frame.transpose().map_err(interruption)? else { return Ok(None) };
             // Trailers are ignored.
             if let Ok(chunk) = frame.into_data() {
@@ -63,7 +64,7 @@ impl Response {
         }
     }
 
-    /// The status in an error response. A proxy before the server may send text instead.
+    /// Status in an error response. A proxy in front of the server may send text instead.
     async fn error(mut self, code: StatusCode, retry_after: Option<u32>) -> Status {
         let mut text = Vec::new();
         while text.len() < ERROR_BYTES_MAX
@@ -92,12 +93,13 @@ fn details(retry_after_seconds: u32) -> StatusDetails {
     StatusDetails { name, group, kind, uid, causes: Vec::new(), retry_after_seconds }
 }
 
-/// Cause of a broken response. A server, or a proxy before it, that closes the connection is nothing unusual.
-fn interruption(error: kube::Error) -> Cause {
+/// Error of a broken response: [`ApiError::Cut`] for a closed connection, with which servers and proxies often end a
+/// watch.
+fn interruption(error: kube::Error) -> ApiError {
     let is_eof = |error: &(dyn Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
     };
     let first: &(dyn Error + 'static) = &error;
     let is_cut = std::iter::successors(Some(first), |&error| error.source()).any(is_eof);
-    if is_cut { Cause::Cut } else { Cause::Interrupted(error) }
+    if is_cut { ApiError::Cut } else { ApiError::Interrupted(error) }
 }

@@ -6,40 +6,40 @@ use super::resources::WatchedResource;
 #[derive(Clone, Copy)]
 pub(super) struct Selectors<'a> {
     pub(super) labels: &'a str,
-    pub(super) fields: Fields<'a>,
+    pub(super) fields: FieldSelector<'a>,
 }
 
-/// Field selector.
+/// Field selector of a list or watch.
 #[derive(Clone, Copy)]
-pub(super) enum Fields<'a> {
+pub(super) enum FieldSelector<'a> {
     /// None.
     Any,
-    /// It only leaves out objects that the agent ignores. A server that refuses it is asked without it.
+    /// It only leaves out objects that the agent ignores. It is dropped if the server refuses it.
     Optional(&'a str),
-    /// Without it, too many objects would come.
+    /// It keeps away objects of which there are too many.
     Required(&'a str),
 }
 
 impl Selectors<'_> {
-    /// There is a field selector that can be dropped.
+    /// True if there is a field selector that can be dropped.
     pub(super) fn has_optional_fields(self) -> bool {
-        matches!(self.fields, Fields::Optional(_))
+        matches!(self.fields, FieldSelector::Optional(_))
     }
 
-    /// The same without an optional field selector.
+    /// These selectors without an optional field selector.
     pub(super) fn without_optional_fields(self) -> Self {
         match self.fields {
-            Fields::Optional(_) => Self { fields: Fields::Any, ..self },
-            Fields::Any | Fields::Required(_) => self,
+            FieldSelector::Optional(_) => Self { fields: FieldSelector::Any, ..self },
+            FieldSelector::Any | FieldSelector::Required(_) => self,
         }
     }
 
-    /// Path and query of a request.
-    pub(super) fn target<K: WatchedResource>(self, more: &[(&str, &str)]) -> String {
+    /// Path and query of a request with these selectors and `parameters`.
+    pub(super) fn target<K: WatchedResource>(self, parameters: &[(&str, &str)]) -> String {
         let mut target = path::<K>();
         let selectors = [("labelSelector", self.labels), ("fieldSelector", self.fields.text())];
         let selectors = selectors.into_iter().filter(|(_, value)| !value.is_empty());
-        for (index, (name, value)) in selectors.chain(more.iter().copied()).enumerate() {
+        for (index, (name, value)) in selectors.chain(parameters.iter().copied()).enumerate() {
             target.push(if index == 0 { '?' } else { '&' });
             target.push_str(name);
             target.push('=');
@@ -49,8 +49,8 @@ impl Selectors<'_> {
     }
 }
 
-impl<'a> Fields<'a> {
-    /// The selector; empty if there is none.
+impl<'a> FieldSelector<'a> {
+    /// Text of the selector; empty if there is none.
     pub(super) fn text(self) -> &'a str {
         match self {
             Self::Any => "",
@@ -84,20 +84,20 @@ mod tests {
 
     #[test]
     fn selectors_and_parameters_are_encoded() {
-        let services = Selectors { labels: "!a/b", fields: Fields::Optional("spec.clusterIP!=None") };
+        let services = Selectors { labels: "!a/b", fields: FieldSelector::Optional("spec.clusterIP!=None") };
         assert_eq!(
             services.target::<Service>(&[("limit", "500"), ("continue", "e+/=&é")]),
             "/api/v1/services?labelSelector=%21a%2Fb&fieldSelector=spec.clusterIP%21%3DNone&limit=500\
              &continue=e%2B%2F%3D%26%C3%A9"
         );
-        let slices = Selectors { labels: "", fields: Fields::Any };
+        let slices = Selectors { labels: "", fields: FieldSelector::Any };
         assert_eq!(slices.target::<EndpointSlice>(&[("a", "b")]), "/apis/discovery.k8s.io/v1/endpointslices?a=b");
     }
 
     #[test]
     fn only_an_optional_field_selector_is_dropped() {
         let target = |fields| Selectors { labels: "!a", fields }.without_optional_fields().target::<Node>(&[]);
-        assert_eq!(target(Fields::Optional("x=y")), "/api/v1/nodes?labelSelector=%21a");
-        assert_eq!(target(Fields::Required("x=y")), "/api/v1/nodes?labelSelector=%21a&fieldSelector=x%3Dy");
+        assert_eq!(target(FieldSelector::Optional("x=y")), "/api/v1/nodes?labelSelector=%21a");
+        assert_eq!(target(FieldSelector::Required("x=y")), "/api/v1/nodes?labelSelector=%21a&fieldSelector=x%3Dy");
     }
 }

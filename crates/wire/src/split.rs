@@ -1,14 +1,14 @@
-//! Splits responses into single objects as they come in, so that never more than one object is held: a watch into lines,
-//! a list into items.
+//! Splitters of responses into single objects: a watch into lines, a list into items. They work on chunks as these
+//! arrive and hold one object at most.
 
-/// Longest object: five times what etcd stores by default, since JSON is longer than the stored form.
+/// Longest object: five times etcd's default limit, since JSON is longer than the stored form.
 pub const LONGEST_BYTES: usize = 8 << 20;
 
-/// Bytes that a buffer keeps allocated between objects. Few objects are longer.
+/// Capacity that a buffer keeps between objects. Few objects are longer.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// Bytes that may be skipped of an object that is too long, as a multiple of the bound. Beyond that, the object is taken
-/// for endless.
+/// Bytes of an object that is too long that are skipped, as a multiple of the bound. Beyond that, the splitter gives
+/// up: the object may be endless.
 const SKIPPED_TIMES: usize = 3;
 
 /// Error in splitting a response.
@@ -18,8 +18,8 @@ pub enum SplitError {
     #[error("one object is longer than {0} bytes")]
     TooLong(usize),
     /// The response is not a list.
-    #[error("this is no list: {0}")]
-    NoList(&'static str),
+    #[error("not a list: {0}")]
+    NotAList(&'static str),
 }
 
 /// Bytes of one object.
@@ -96,7 +96,7 @@ impl Lines {
         Ok(self.is_whole.then(|| self.buffer.piece()))
     }
 
-    /// Bytes after the last line feed.
+    /// Line after the last line feed.
     #[must_use]
     pub fn rest(&self) -> Piece<'_> {
         if self.is_whole { Piece::Whole(&[]) } else { self.buffer.piece() }
@@ -112,7 +112,7 @@ pub enum Part<'a> {
     Item(Piece<'a>),
 }
 
-/// Splitter of a list into items. It finds their beginnings and ends, and does not parse them.
+/// Splitter of a list into items. It only finds where they begin and end.
 #[derive(Debug)]
 pub struct Items {
     place: Place,
@@ -165,7 +165,7 @@ impl Value {
         Self { is_scalar: !matches!(byte, b'"' | b'{' | b'['), ..Self::default() }
     }
 
-    /// Offset of the value's end; `None` if it is not in these bytes.
+    /// Offset of the value's end; `None` if the value goes on after these bytes.
     fn end(&mut self, bytes: &[u8]) -> Option<usize> {
         if self.is_scalar {
             return bytes.iter().position(|byte| matches!(byte, b',' | b'}' | b']') || byte.is_ascii_whitespace());
@@ -223,16 +223,16 @@ impl Items {
     /// Checks that the list is complete at the end of the response.
     ///
     /// # Errors
-    /// It is not complete, or has no member `items`, which an empty list has, too.
+    /// The list is not complete, or has no member `items`. An empty list has that member, too.
     pub fn finish(&self) -> Result<(), SplitError> {
         match (self.place, self.has_items) {
             (Place::End, true) => Ok(()),
-            (Place::End, false) => Err(SplitError::NoList("it has no items")),
-            _ => Err(SplitError::NoList("it ends in the middle")),
+            (Place::End, false) => Err(SplitError::NotAList("it has no items")),
+            _ => Err(SplitError::NotAList("it ends in the middle")),
         }
     }
 
-    /// Reads on in a name or value. Returns its member at its end.
+    /// Reads more of a name or value. Returns the member at the end of a value.
     fn read_value(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
         let end = self.value.end(chunk);
         let (head, tail) = chunk.split_at(end.unwrap_or(chunk.len()));
@@ -255,12 +255,12 @@ impl Items {
         if self.place == Place::Comma && self.member == Member::Items {
             // Go writes an empty list as null.
             self.has_items = self.buffer.bytes == b"null";
-            return if self.has_items { Ok(None) } else { Err(SplitError::NoList("its items are none")) };
+            return if self.has_items { Ok(None) } else { Err(SplitError::NotAList("its items are not an array")) };
         }
         Ok(Some(self.member))
     }
 
-    /// Reads one mark between names and values.
+    /// Reads one punctuation mark, or the first byte of a name or value.
     fn read_mark(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
         *chunk = chunk.trim_ascii_start();
         let Some((byte, rest)) = chunk.split_first() else { return Ok(None) };
@@ -276,12 +276,12 @@ impl Items {
             (Place::Item | Place::ItemComma, b']') => Place::Comma,
             (Place::Name, b'"') => return Ok(self.begin(Place::InName, *byte)),
             (Place::Value | Place::Item, b',' | b':' | b'}' | b']') => {
-                return Err(SplitError::NoList("a value is missing"));
+                return Err(SplitError::NotAList("a value is missing"));
             }
             (Place::Value, _) => return Ok(self.begin(Place::InValue, *byte)),
             (Place::Item, _) => return Ok(self.begin(Place::InItem, *byte)),
-            (Place::End, _) => return Err(SplitError::NoList("something comes after its end")),
-            _ => return Err(SplitError::NoList("it is not JSON")),
+            (Place::End, _) => return Err(SplitError::NotAList("there is text after its end")),
+            _ => return Err(SplitError::NotAList("it is not JSON")),
         };
         (self.place, *chunk) = (place, rest);
         Ok(None)
@@ -333,7 +333,8 @@ mod tests {
         }
     }
 
-    const LIST: &str = r#" {"kind" : "L\"[ist", "metadata":{"resourceVersion":"7", "items": [1]}, "unknown": [[{}], "]"],
+    const LIST: &str = r#" {"kind" : "L\"[ist", "metadata":{"resourceVersion":"7", "items": [1]},
+        "unknown": [[{}], "]"],
         "items": [ {"a":[1,{"b":"}]\\"}],"c":"\"]"} ,[],"s,]}\\", 7 , null,{}, true],"more": -1.5e3 } "#;
     const PARTS: [&str; 8] = [
         r#"metadata {"resourceVersion":"7", "items": [1]}"#,
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_may_be_empty_in_three_ways_and_in_any_order() {
+    fn an_empty_list_has_three_forms_and_members_any_order() {
         for list in [r#"{"items":[]}"#, r#"{"items":null}"#, r#"{"items":[ ] , "x":null}"#] {
             assert_eq!(split(&[list.as_bytes()], 100).unwrap(), [""; 0], "{list}");
         }
@@ -377,23 +378,23 @@ mod tests {
             ("<html>", "it is not JSON"),
             ("{}", "it has no items"),
             (r#"{"kind":"Status","code":404}"#, "it has no items"),
-            (r#"{"items":{}}"#, "its items are none"),
-            (r#"{"items":5}"#, "its items are none"),
+            (r#"{"items":{}}"#, "its items are not an array"),
+            (r#"{"items":5}"#, "its items are not an array"),
             (r#"{"items":[1"#, "it ends in the middle"),
             (r#"{"items":[1 2]}"#, "it is not JSON"),
             (r#"{"items":[,]}"#, "a value is missing"),
             (r#"{"items":}"#, "a value is missing"),
             (r#"{"items":[]"#, "it ends in the middle"),
-            (r#"{"items":[]}}"#, "something comes after its end"),
-            (r#"{"items":[]} {"items":[]}"#, "something comes after its end"),
+            (r#"{"items":[]}}"#, "there is text after its end"),
+            (r#"{"items":[]} {"items":[]}"#, "there is text after its end"),
             (r#"{items:[]}"#, "it is not JSON"),
         ] {
-            assert_eq!(split(&[text.as_bytes()], 100), Err(SplitError::NoList(why)), "{text}");
+            assert_eq!(split(&[text.as_bytes()], 100), Err(SplitError::NotAList(why)), "{text}");
         }
     }
 
     #[test]
-    fn nothing_grows_without_end() {
+    fn no_buffer_grows_without_bound() {
         let endless = |start: &str, more: &[u8], rounds: usize| {
             let mut items = Items::new(1000);
             let mut chunks = std::iter::once(start.as_bytes()).chain(std::iter::repeat_n(more, rounds));
@@ -431,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_is_too_long_leaves_its_head_and_the_rest_goes_on() {
+    fn an_object_that_is_too_long_is_cut_and_the_next_one_is_whole() {
         let list = r#"{"metadata":{"a":"0123456789"},"items":[{"b":"0123456789"},{},"01234567890"]}"#;
         let parts = [r#"metadata {"a":"012345..."#, r#"{"b":"012345..."#, "{}", r#""01234567890..."#];
         let single: Vec<_> = list.as_bytes().chunks(1).collect();
@@ -484,14 +485,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn items_come_out_as_they_went_in(
+        fn items_are_split_unchanged(
             items in prop::collection::vec(json(), 0..6),
             metadata in json(),
             is_pretty in any::<bool>(),
             sizes in prop::collection::vec(1..9_usize, 1..9),
         ) {
             let list = serde_json::json!({"apiVersion": "v1", "items": items, "metadata": metadata, "z": items});
-            let text = if is_pretty { serde_json::to_string_pretty(&list) } else { serde_json::to_string(&list) }.unwrap();
+            let to_string = if is_pretty { serde_json::to_string_pretty } else { serde_json::to_string };
+            let text = to_string(&list).unwrap();
             let mut rest = text.as_bytes();
             let mut chunks = Vec::new();
             for size in sizes.iter().cycle() {
@@ -511,7 +513,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_refused_and_never_exceeds_the_bound(bytes in prop::collection::vec(prop_oneof![
+        fn no_part_of_garbage_exceeds_the_bound(bytes in prop::collection::vec(prop_oneof![
             prop::sample::select(&b"{}[]\",:\\ \nnul1"[..]), any::<u8>()], 0..60)) {
             let mut items = Items::new(16);
             let mut chunk = &bytes[..];

@@ -1,11 +1,11 @@
-//! Watches of Services, EndpointSlices and, where its name is known, the agent's own Node, as one stream of events.
+//! Watches of Services, EndpointSlices and, if its name is known, this Node, as one stream of events.
 //!
-//! Lists are streamed where the server can: as the events with which a watch begins. Otherwise they come from the
-//! server's cache, never as a quorum read from etcd. Either way each object is decoded and handed on by itself, so the
-//! longest object bounds the memory that a list takes.
+//! If the server can stream lists, they are the initial events of a watch. Otherwise they come from the server's cache.
+//! They are never a quorum read from etcd. Objects are decoded and published one by one, so the memory that a list
+//! takes is bounded by its longest object.
 //!
-//! The agent can do without the Node: where the server forbids to read it, or has no Nodes, an empty list stands for it. A
-//! server that cannot be reached decides nothing of the kind: then the agent waits, as for the other resources.
+//! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
+//! instead. If the server cannot be reached, the agent waits, as for the other resources.
 
 use std::time::Duration;
 
@@ -13,52 +13,53 @@ use cproxy_core::{
     Event,
     api::{EndpointSlice, Node, Service},
 };
+use cproxy_network::NetworkChanges;
 use http::Uri;
 use kube::Client;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
-    failure::Cause,
+    failure::ApiError,
     follow::{ApiSource, follow},
-    last_heard::LastHeard,
+    last_contact::LastContact,
     message_reader::MessageReader,
-    network_changes::NetworkChanges,
     resources::WatchedResource,
     response::Response,
-    selectors::{Fields, Selectors},
-    watch_state::{Collection, Input, Log, Pause, Request, WatchEvent},
+    selectors::{FieldSelector, Selectors},
+    step::{Collection, Input, Log, Pause, Request},
+    watch_event::WatchEvent,
 };
 
-/// Minimum retry interval while the network keeps changing.
+/// Shortest pause while the network keeps changing.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 
-/// Follows the API server for ever, with back-off; ends when the receiver of `events` is closed. Without a node name, no
-/// Node is watched.
+/// Follows the API server until the receiver of `events` is closed. Without a node name, no Node is watched.
 pub async fn watch(
     client: Client,
     url: Uri,
     node_name: Option<String>,
-    heard: LastHeard,
+    last_contact: LastContact,
     events: mpsc::Sender<Vec<Event>>,
 ) {
-    let watcher = ApiWatcher { client, url, heard, events, is_served: Notify::new() };
+    let watcher = ApiWatcher { client, url, last_contact, events, list_done: Notify::new() };
     // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go). Headless Services have no frontends anyway, and
     // Kubernetes before 1.31 cannot leave them out.
     let services = Selectors {
         labels: "!service.kubernetes.io/service-proxy-name",
-        fields: Fields::Optional("spec.clusterIP!=None"),
+        fields: FieldSelector::Optional("spec.clusterIP!=None"),
     };
-    let slices = Selectors { labels: "!service.kubernetes.io/headless", fields: Fields::Any };
+    let slices = Selectors { labels: "!service.kubernetes.io/headless", fields: FieldSelector::Any };
     let node = async {
         let Some(name) = node_name else { return };
-        // A server that is just starting refuses everything. Only a refusal after another list was served means that the
-        // agent may not read Nodes.
-        watcher.is_served.notified().await;
-        let own = Selectors { labels: "", fields: Fields::Required(&format!("metadata.name={name}")) };
-        watcher.follow::<Node>(own).await;
+        // A server that is just starting refuses every request. Only after it has served another list does a refusal
+        // mean that the agent may not read Nodes.
+        watcher.list_done.notified().await;
+        let own_node = Selectors { labels: "", fields: FieldSelector::Required(&format!("metadata.name={name}")) };
+        watcher.follow::<Node>(own_node).await;
     };
+    let (services, slices) = (watcher.follow::<Service>(services), watcher.follow::<EndpointSlice>(slices));
     tokio::select! {
-        _ = async { tokio::join!(watcher.follow::<Service>(services), watcher.follow::<EndpointSlice>(slices), node) } => {}
+        _ = async { tokio::join!(services, slices, node) } => {}
         () = watcher.events.closed() => {}
     }
 }
@@ -67,10 +68,10 @@ pub async fn watch(
 struct ApiWatcher {
     client: Client,
     url: Uri,
-    heard: LastHeard,
+    last_contact: LastContact,
     events: mpsc::Sender<Vec<Event>>,
-    /// Notified whenever a list is complete.
-    is_served: Notify,
+    /// Notified when a list is complete.
+    list_done: Notify,
 }
 
 impl ApiWatcher {
@@ -80,7 +81,7 @@ impl ApiWatcher {
     }
 }
 
-/// API server as the source of one resource's watch.
+/// API server as the source of one resource.
 struct HttpSource<'a> {
     watcher: &'a ApiWatcher,
     /// Reader of the last response.
@@ -88,26 +89,26 @@ struct HttpSource<'a> {
 }
 
 impl<K: WatchedResource> ApiSource<K> for HttpSource<'_> {
-    async fn request(&mut self, request: Request) -> Result<(), Cause> {
-        // A connection whose response is given up is closed before the next request.
+    async fn request(&mut self, request: Request) -> Result<(), ApiError> {
+        // An unfinished response is dropped first, which closes its connection.
         self.reader = None;
         let response = Response::get(&self.watcher.client, &request.target, request.silence_max).await?;
         self.reader = Some(MessageReader::new(request.operation, response));
         Ok(())
     }
 
-    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, Cause> {
-        let Some(reader) = &mut self.reader else { return Err(Cause::Incomplete) };
+    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, ApiError> {
+        let Some(reader) = &mut self.reader else { return Err(ApiError::Incomplete) };
         reader.next(silence_max).await
     }
 
-    /// Without a receiver, [`watch`] ends by itself.
+    /// Ignores a closed receiver, which ends [`watch`].
     async fn publish(&mut self, event: WatchEvent<K>) {
         if event.is_confirmation() {
-            self.watcher.heard.record(K::RESOURCE);
+            self.watcher.last_contact.record(K::RESOURCE);
         }
         if matches!(event, WatchEvent::ListDone) {
-            self.watcher.is_served.notify_one();
+            self.watcher.list_done.notify_one();
         }
         let events = event.into_events();
         if !events.is_empty() {
@@ -116,7 +117,7 @@ impl<K: WatchedResource> ApiSource<K> for HttpSource<'_> {
     }
 
     async fn pause(&mut self, pause: Pause) {
-        // The connection is not kept open meanwhile.
+        // An unfinished response does not keep its connection open during the pause.
         self.reader = None;
         if pause.ends_on_network_change {
             pause_unless_network_changes(pause.duration).await;
@@ -141,7 +142,7 @@ async fn pause_unless_network_changes(pause: Duration) {
     let changed = async {
         match changes {
             Ok(changes) if changes.wait().await.is_ok() => {}
-            // Without news of changes, the pause takes its full time.
+            // If changes cannot be followed, the pause takes its full time.
             _ => std::future::pending().await,
         }
     };

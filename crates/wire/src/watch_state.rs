@@ -1,71 +1,63 @@
 //! State machine of one resource's list and watch.
 //!
-//! [`WatchState::step`] decides everything and does no I/O: it reads the clock, for growing pauses, and random bytes, for
-//! jitter. The loop that carries out its decisions is in `follow.rs`.
+//! [`WatchState::step`] makes all decisions and does no I/O. It reads only the clock, for growing pauses, and random
+//! bytes, for jitter. The loop that carries out the decisions is in `follow.rs`.
+
+mod history;
 
 use std::time::Duration;
 
-use cproxy_core::{Event, object_name};
-use http::Uri;
-
+pub(super) use self::history::History;
 use super::{
-    backoff::{Backoff, jitter},
-    decode::Decoded,
-    failure::{Cause, Failure, Operation, Remedy, RetryFrom},
-    message::{ListMetadata, Message},
+    backoff::jitter,
+    failure::{ApiError, Failure, Operation, Recovery, RetryFrom},
+    message::Message,
     resources::WatchedResource,
     selectors::Selectors,
+    step::{Collection, Input, Log, Next, Output, Pause, Request},
+    watch_event::WatchEvent,
 };
 
-/// The server ends each watch after this time; until then it sends bookmarks.
+/// Time after which the server ends a watch. Until then it sends bookmarks.
 const WATCH_SECONDS: &str = "290";
+/// Longest silence in a watch: a little more than [`WATCH_SECONDS`].
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
-/// In the middle of a list, a server that is alive hardly pauses.
+/// Longest silence in a list, during which a server that is alive hardly pauses.
 const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Objects per page, for servers that send lists by pages. Pages do not bound memory here, and each costs a request.
+/// Objects per page, for servers that send lists by pages. Objects are read one by one, so a page need not be small.
 const PAGE_ITEMS: &str = "500";
 
-/// After an error; client-go's.
-const RETRY_PAUSE: Duration = Duration::from_millis(800);
-/// After a watch that was too old: no error by itself, but it may repeat itself.
-const EXPIRED_PAUSE: Duration = Duration::from_millis(250);
-
-/// First pause after a refusal of a resource that the agent can do without; it doubles.
-const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(300);
-const REFUSED_JITTER_MAX: Duration = Duration::from_millis(500);
-
-/// Keeps agents with the same Retry-After from coming back together.
+/// Longest jitter that is added to a Retry-After, so that many agents with the same one do not return together.
 const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
 
 /// Phase of a list and watch.
 ///
-/// A feature that the server lacks is left out until a list is complete and has been watched. The next list asks for all
-/// features again, as client-go does.
+/// Streamed lists and the optional field selector are dropped if the server lacks them. A new list after a watch tries
+/// both again, as in client-go.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum WatchState {
     /// The list is not complete.
     Listing {
         mode: ListMode,
-        /// The optional field selector is sent.
-        is_narrowed: bool,
-        /// The list has an object so far.
+        /// The requests carry the optional field selector.
+        sends_optional_fields: bool,
+        /// The list has an object, as far as it was received.
         has_objects: bool,
     },
     /// The list is complete; changes follow.
     Watching {
-        /// Version of the last change or bookmark, from which the watch can be resumed.
+        /// Version of the last change or bookmark, from which a new watch resumes.
         version: String,
-        /// The optional field selector is sent.
-        is_narrowed: bool,
+        /// The requests carry the optional field selector.
+        sends_optional_fields: bool,
     },
 }
 
 /// Source of a list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ListMode {
-    /// The events with which a watch begins.
+    /// The initial events of a watch.
     Streamed,
     /// The server's cache, which may send pages.
     Cached {
@@ -74,111 +66,10 @@ pub(super) enum ListMode {
     },
 }
 
-/// Input of a step.
-pub(super) enum Input<K> {
-    /// The server has accepted the request.
-    Accepted,
-    /// Object or bookmark in the response.
-    Received(Message<K>),
-    /// Regular end of the response. A watch has no list metadata.
-    Ended(ListMetadata),
-    /// The request or its response has failed.
-    Failed(Cause),
-}
-
-/// Output of a step, to be carried out in the order of the fields.
-#[derive(Debug)]
-pub(super) struct Output<K> {
-    pub(super) log: Option<Log>,
-    pub(super) event: Option<WatchEvent<K>>,
-    pub(super) next: Next,
-}
-
-/// Move that follows a step.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Read on in the response.
-    Read,
-    /// Send the request of the new state.
-    Request,
-    /// The same after a pause.
-    RequestAfter(Pause),
-}
-
-/// Time without requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pause {
-    pub(super) duration: Duration,
-    /// The server may become reachable as soon as the VM has its network.
-    pub(super) ends_on_network_change: bool,
-}
-
-/// Log message with its level.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Log {
-    Debug(String),
-    Info(String),
-    Warn(String),
-}
-
-/// Progress of a list or watch.
-#[derive(Debug)]
-pub(super) enum WatchEvent<K> {
-    /// A list begins.
-    ListStarted,
-    /// Object of a list.
-    Listed(Decoded<K>),
-    /// Object that was deleted while the list was under way.
-    Unlisted(Decoded<K>),
-    /// The list is complete.
-    ListDone,
-    /// Object that was added or changed.
-    Applied(Decoded<K>),
-    /// Object that was deleted.
-    Deleted(Decoded<K>),
-    /// No other changes until now.
-    Bookmark,
-    /// The resource is not available: an empty list stands for it.
-    Unavailable,
-}
-
-/// Request of a state.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) operation: Operation,
-    /// Path and query.
-    pub(super) target: String,
-    /// Longest silence until the response begins, and until its first object.
-    pub(super) silence_max: Duration,
-}
-
-/// Objects that a watch follows.
-#[derive(Clone, Copy)]
-pub(super) struct Collection<'a> {
-    /// Address of the API server, for messages.
-    pub(super) url: &'a Uri,
-    pub(super) selectors: Selectors<'a>,
-}
-
-/// Facts that outlive a phase.
-pub(super) struct History {
-    /// A list was published, be it an empty one for a resource that is not available.
-    has_list: bool,
-    /// Objects of the resource are known.
-    has_objects: bool,
-    /// Version from which a watch ended with an error event or unreadable data.
-    bad_version: Option<String>,
-    retry: Backoff,
-    expired: Backoff,
-    refused_pause: Duration,
-    /// Last warning about a resource that the agent can do without.
-    warning: Option<String>,
-}
-
 impl WatchState {
     /// Start of a list with all features.
     pub(super) fn new() -> Self {
-        Self::Listing { mode: ListMode::Streamed, is_narrowed: true, has_objects: false }
+        Self::Listing { mode: ListMode::Streamed, sends_optional_fields: true, has_objects: false }
     }
 
     pub(super) fn operation(&self) -> Operation {
@@ -189,7 +80,7 @@ impl WatchState {
         }
     }
 
-    /// Longest silence of a server that is alive.
+    /// Longest silence of a server that is still alive.
     pub(super) fn silence_max(&self) -> Duration {
         match self {
             Self::Listing { .. } => LIST_SILENCE_MAX,
@@ -197,7 +88,7 @@ impl WatchState {
         }
     }
 
-    /// The request that this state calls for. None is a quorum read: a list without a version comes from the cache.
+    /// Request of this state. It is never a quorum read: version 0 means any version that the server's cache has.
     pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>) -> Request {
         let watch = [("watch", "true"), ("timeoutSeconds", WATCH_SECONDS), ("allowWatchBookmarks", "true")];
         let stream = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
@@ -215,12 +106,12 @@ impl WatchState {
         };
         Request {
             operation: self.operation(),
-            target: self.narrow(selectors).target::<K>(&parameters),
+            target: self.sent_selectors(selectors).target::<K>(&parameters),
             silence_max: self.silence_max(),
         }
     }
 
-    /// Next state, with what is to be published, logged and done.
+    /// Next state and output for an input.
     pub(super) fn step<K: WatchedResource>(
         mut self,
         input: Input<K>,
@@ -228,20 +119,23 @@ impl WatchState {
         history: &mut History,
     ) -> (Self, Output<K>) {
         let output = match self.advance(input, history) {
-            Ok((event, next)) => Output { log: history.missing::<K>(&event, collection), event, next },
-            Err(cause) => self.recover(cause, collection, history),
+            Ok((event, next)) => {
+                let log = warn_if_not_found(event.as_ref(), collection, history);
+                Output { log, event, next }
+            }
+            Err(error) => self.recover(error, collection, history),
         };
         (self, output)
     }
 
-    /// Follows a response. A failure leaves the state as it is.
+    /// Follows a response. An error leaves the state unchanged.
     fn advance<K: WatchedResource>(
         &mut self,
         input: Input<K>,
         history: &mut History,
-    ) -> Result<(Option<WatchEvent<K>>, Next), Cause> {
+    ) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
         let event = match (&mut *self, input) {
-            (_, Input::Failed(cause)) => return Err(cause),
+            (_, Input::Failed(error)) => return Err(error),
 
             (Self::Listing { mode: ListMode::Cached { page: Some(_) }, .. }, Input::Accepted) => {
                 return Ok((None, Next::Read));
@@ -255,17 +149,17 @@ impl WatchState {
                 WatchEvent::Listed(object)
             }
             (Self::Listing { has_objects, .. }, Input::Received(Message::Deleted(object))) => {
-                // It only matters for the Node, of which there is one.
+                // Exact only for a list of one object, the Node. The others are never optional.
                 *has_objects = false;
                 WatchEvent::Unlisted(object)
             }
             (Self::Listing { .. }, Input::Received(Message::Bookmark { ends_list: false, .. })) => {
-                return Err(Cause::NotStreamed);
+                return Err(ApiError::NotStreamed);
             }
             (Self::Listing { .. }, Input::Received(Message::Bookmark { version, .. })) => {
                 return self.complete_list(version, history).map(|event| (Some(event), Next::Read));
             }
-            (Self::Listing { mode: ListMode::Streamed, .. }, Input::Ended(_)) => return Err(Cause::Incomplete),
+            (Self::Listing { mode: ListMode::Streamed, .. }, Input::Ended(_)) => return Err(ApiError::Incomplete),
             (Self::Listing { mode: ListMode::Cached { page }, .. }, Input::Ended(metadata)) => {
                 if let Some(next) = metadata.next.filter(|next| !next.is_empty()) {
                     *page = Some(next);
@@ -278,17 +172,17 @@ impl WatchState {
 
             (Self::Watching { .. }, Input::Accepted) => return Ok((None, Next::Read)),
             (Self::Watching { version, .. }, Input::Received(Message::Applied(object))) => {
-                *version = present(object.meta().resource_version.clone())?;
-                history.changed(true);
+                *version = required_version(object.meta().resource_version.clone())?;
+                history.record_change(true);
                 WatchEvent::Applied(object)
             }
             (Self::Watching { version, .. }, Input::Received(Message::Deleted(object))) => {
-                *version = present(object.meta().resource_version.clone())?;
-                history.changed(false);
+                *version = required_version(object.meta().resource_version.clone())?;
+                history.record_change(false);
                 WatchEvent::Deleted(object)
             }
             (Self::Watching { version, .. }, Input::Received(Message::Bookmark { version: now, .. })) => {
-                *version = present(now)?;
+                *version = required_version(now)?;
                 WatchEvent::Bookmark
             }
             (Self::Watching { .. }, Input::Ended(_)) => return Ok((None, Next::Request)),
@@ -296,11 +190,11 @@ impl WatchState {
         Ok((Some(event), Next::Read))
     }
 
-    fn complete_list<K>(&mut self, version: Option<String>, history: &mut History) -> Result<WatchEvent<K>, Cause> {
-        let version = present(version)?;
-        if let Self::Listing { mode, is_narrowed, has_objects } = self {
-            history.listed(*has_objects, *mode == ListMode::Streamed);
-            *self = Self::Watching { version, is_narrowed: *is_narrowed };
+    fn complete_list<K>(&mut self, version: Option<String>, history: &mut History) -> Result<WatchEvent<K>, ApiError> {
+        let version = required_version(version)?;
+        if let Self::Listing { mode, sends_optional_fields, has_objects } = self {
+            history.record_list(*has_objects, *mode == ListMode::Streamed);
+            *self = Self::Watching { version, sends_optional_fields: *sends_optional_fields };
         }
         Ok(WatchEvent::ListDone)
     }
@@ -308,68 +202,69 @@ impl WatchState {
     /// Handles a failure: chooses the next request and the pause before it.
     fn recover<K: WatchedResource>(
         &mut self,
-        cause: Cause,
+        error: ApiError,
         collection: Collection<'_>,
         history: &mut History,
     ) -> Output<K> {
-        let failure = Failure { operation: self.operation(), cause };
+        let failure = Failure { operation: self.operation(), error };
         let message = failure.describe::<K>(collection.url);
-        let selectors = self.narrow(collection.selectors);
+        let selectors = self.sent_selectors(collection.selectors);
         if let Self::Listing { mode: ListMode::Cached { page }, .. } = self {
             *page = None;
         }
         let (mut event, resource) = (None, K::PLURAL);
-        let (log, next) = match failure.remedy(selectors.has_optional_fields(), K::LOST_WITHOUT.is_some()) {
-            Remedy::Resume => (None, Next::Request),
-            Remedy::DropFieldSelector => {
-                self.widen();
+        let (log, next) = match failure.recovery(selectors.has_optional_fields(), K::LOST_WITHOUT.is_some()) {
+            Recovery::Resume => (None, Next::Request),
+            Recovery::DropFieldSelector => {
+                self.drop_optional_fields();
                 let fields = selectors.fields.text();
                 let message =
-                    format!("{message}: asking without fieldSelector {fields}, as Kubernetes before 1.31 wants it");
+                    format!("{message}; trying again without fieldSelector {fields}, for Kubernetes before 1.31");
                 (Some(Log::Info(message)), Next::Request)
             }
-            Remedy::ListFromCache => {
+            Recovery::ListFromCache => {
                 self.list_from_cache();
-                let log = if failure.is_of_streaming() {
+                let log = if failure.is_lack_of_streaming() {
                     Log::Info(format!("the API server does not stream lists of {resource}: listing from its cache"))
                 } else {
                     Log::Warn(format!("{message}; trying again with a list from its cache"))
                 };
                 (Some(log), Next::Request)
             }
-            Remedy::Relist => {
+            Recovery::Relist => {
                 *self = Self::new();
                 let message = format!("the watch of {resource} is too old to be resumed: listing anew");
-                (Some(Log::Info(message)), Next::after(history.expired.next()))
+                (Some(Log::Info(message)), Next::request_after(history.expired.next()))
             }
-            Remedy::DoWithout => {
-                event = history.stand_in().then_some(WatchEvent::Unavailable);
+            Recovery::DoWithout => {
+                event = history.record_unavailable().then_some(WatchEvent::Unavailable);
                 let lost = K::LOST_WITHOUT.unwrap_or_default();
-                let meanwhile = if history.has_objects { "what is known of them stays" } else { lost };
-                (Some(history.warn(format!("{message}; until then {meanwhile}"))), Next::after(history.refused()))
+                let meanwhile = if history.has_objects { "the last known state stays" } else { lost };
+                let log = history.warn_once(format!("{message}; until then {meanwhile}"));
+                (Some(log), Next::request_after(history.next_refused_pause()))
             }
-            Remedy::Retry(from) => {
-                let is_relist = self.restart(from, history);
+            Recovery::Retry(from) => {
+                let is_relist = self.retry_from(from, history);
                 let pause = Pause {
                     duration: history.retry.next().max(retry_after(&failure)),
-                    ends_on_network_change: failure.is_of_connection(),
+                    ends_on_network_change: failure.is_connection_failure(),
                 };
-                let what = if is_relist { "listing anew" } else { "trying again" };
-                (Some(Log::Warn(format!("{message}; {what}"))), Next::RequestAfter(pause))
+                let action = if is_relist { "listing anew" } else { "trying again" };
+                (Some(Log::Warn(format!("{message}; {action}"))), Next::RequestAfter(pause))
             }
         };
         Output { log, event, next }
     }
 
-    /// The selectors of the request.
-    fn narrow<'a>(&self, selectors: Selectors<'a>) -> Selectors<'a> {
-        let (Self::Listing { is_narrowed, .. } | Self::Watching { is_narrowed, .. }) = self;
-        if *is_narrowed { selectors } else { selectors.without_optional_fields() }
+    /// Selectors that the state's request carries.
+    fn sent_selectors<'a>(&self, selectors: Selectors<'a>) -> Selectors<'a> {
+        let (Self::Listing { sends_optional_fields, .. } | Self::Watching { sends_optional_fields, .. }) = self;
+        if *sends_optional_fields { selectors } else { selectors.without_optional_fields() }
     }
 
-    fn widen(&mut self) {
-        let (Self::Listing { is_narrowed, .. } | Self::Watching { is_narrowed, .. }) = self;
-        *is_narrowed = false;
+    fn drop_optional_fields(&mut self) {
+        let (Self::Listing { sends_optional_fields, .. } | Self::Watching { sends_optional_fields, .. }) = self;
+        *sends_optional_fields = false;
     }
 
     fn list_from_cache(&mut self) {
@@ -378,12 +273,12 @@ impl WatchState {
         }
     }
 
-    /// Goes back to where a retry begins. True if that is a list instead of a watch.
-    fn restart(&mut self, from: RetryFrom, history: &mut History) -> bool {
+    /// Goes back to the start of a retry. Returns true if that is a list after a watch.
+    fn retry_from(&mut self, from: RetryFrom, history: &mut History) -> bool {
         let Self::Watching { version, .. } = self else { return false };
         let is_relist = match from {
             RetryFrom::Here => false,
-            RetryFrom::HereOnce => history.is_bad_again(version),
+            RetryFrom::HereOnce => history.record_bad_watch(version),
             RetryFrom::List => true,
         };
         if is_relist {
@@ -393,119 +288,26 @@ impl WatchState {
     }
 }
 
-impl History {
-    pub(super) fn new() -> Self {
-        Self {
-            has_list: false,
-            has_objects: false,
-            bad_version: None,
-            retry: Backoff::new(RETRY_PAUSE),
-            expired: Backoff::new(EXPIRED_PAUSE),
-            refused_pause: REFUSED_PAUSE,
-            warning: None,
-        }
+/// Warning about a complete list of an optional resource that has no object.
+fn warn_if_not_found<K: WatchedResource>(
+    event: Option<&WatchEvent<K>>,
+    collection: Collection<'_>,
+    history: &mut History,
+) -> Option<Log> {
+    let lost = K::LOST_WITHOUT?;
+    if history.has_objects || !matches!(event, Some(WatchEvent::ListDone)) {
+        return None;
     }
-
-    /// Records a complete list. After a list that was not streamed, the watch may still be refused.
-    fn listed(&mut self, has_objects: bool, is_streamed: bool) {
-        (self.has_list, self.has_objects) = (true, has_objects);
-        if is_streamed {
-            self.settle();
-        }
-    }
-
-    /// Records a change that a watch has reported.
-    fn changed(&mut self, has_objects: bool) {
-        self.has_objects = has_objects;
-        self.settle();
-    }
-
-    /// Ends a series of refusals: the server serves watches of the resource.
-    fn settle(&mut self) {
-        self.refused_pause = REFUSED_PAUSE;
-        if self.has_objects {
-            self.warning = None;
-        }
-    }
-
-    /// Records a watch that ended with an error event or unreadable data. True if the last one began at the same version.
-    fn is_bad_again(&mut self, version: &str) -> bool {
-        let is_again = self.bad_version.as_deref() == Some(version);
-        self.bad_version = Some(version.to_owned());
-        is_again
-    }
-
-    /// The pause before a refused resource is requested again.
-    fn refused(&mut self) -> Duration {
-        let pause = self.refused_pause + jitter(REFUSED_JITTER_MAX);
-        self.refused_pause = (self.refused_pause * 2).min(REFUSED_PAUSE_MAX);
-        pause
-    }
-
-    /// Lets an empty list stand for a resource that is not available. True unless there was a list before.
-    fn stand_in(&mut self) -> bool {
-        !std::mem::replace(&mut self.has_list, true)
-    }
-
-    /// A warning, or a debug message if it is the last warning again.
-    fn warn(&mut self, message: String) -> Log {
-        if self.warning.as_ref() == Some(&message) {
-            return Log::Debug(format!("still {message}"));
-        }
-        self.warning = Some(message.clone());
-        Log::Warn(message)
-    }
-
-    /// Warning about a complete list without an object that the agent could use.
-    fn missing<K: WatchedResource>(
-        &mut self,
-        event: &Option<WatchEvent<K>>,
-        collection: Collection<'_>,
-    ) -> Option<Log> {
-        let lost = K::LOST_WITHOUT?;
-        if self.has_objects || !matches!(event, Some(WatchEvent::ListDone)) {
-            return None;
-        }
-        let fields = collection.selectors.fields.text();
-        Some(self.warn(format!("there is no {} with {fields}: until there is, {lost}", K::KIND)))
-    }
+    let fields = collection.selectors.fields.text();
+    Some(history.warn_once(format!("there is no {} with {fields}: until there is, {lost}", K::KIND)))
 }
 
-impl Next {
-    fn after(duration: Duration) -> Self {
-        Self::RequestAfter(Pause { duration, ends_on_network_change: false })
-    }
+/// A version that is there and not empty.
+fn required_version(version: Option<String>) -> Result<String, ApiError> {
+    version.filter(|version| !version.is_empty()).ok_or(ApiError::NoVersion)
 }
 
-impl<K: WatchedResource> WatchEvent<K> {
-    /// The server has confirmed the present state: an event, a bookmark, the end of a list.
-    pub(super) fn is_confirmation(&self) -> bool {
-        matches!(self, Self::ListDone | Self::Applied(_) | Self::Deleted(_) | Self::Bookmark)
-    }
-
-    /// Events for the store.
-    pub(super) fn into_events(self) -> Vec<Event> {
-        match self {
-            Self::ListStarted => vec![Event::ListStarted(K::RESOURCE)],
-            Self::ListDone => vec![Event::ListDone(K::RESOURCE)],
-            Self::Listed(Decoded::Object(object)) | Self::Applied(Decoded::Object(object)) => vec![K::applied(object)],
-            Self::Listed(Decoded::Unreadable(metadata, message))
-            | Self::Applied(Decoded::Unreadable(metadata, message)) => {
-                vec![Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }]
-            }
-            Self::Unlisted(object) | Self::Deleted(object) => K::deleted(object.meta()).into_iter().collect(),
-            Self::Bookmark => Vec::new(),
-            Self::Unavailable => vec![Event::ListStarted(K::RESOURCE), Event::ListDone(K::RESOURCE)],
-        }
-    }
-}
-
-/// A version; one that is empty counts as missing.
-fn present(version: Option<String>) -> Result<String, Cause> {
-    version.filter(|version| !version.is_empty()).ok_or(Cause::NoVersion)
-}
-
-/// The pause that the server asks for, with jitter.
+/// Pause that the server asks for, with jitter; zero if it asks for none.
 fn retry_after(failure: &Failure) -> Duration {
     let pause = failure.retry_after();
     if pause.is_zero() { pause } else { pause + jitter(RETRY_AFTER_JITTER_MAX) }
@@ -514,10 +316,14 @@ fn retry_after(failure: &Failure) -> Duration {
 #[cfg(test)]
 mod tests {
     use cproxy_core::api::{Metadata, Node, Service};
+    use http::Uri;
     use kube::core::Status;
 
-    use super::*;
-    use crate::selectors::Fields;
+    use super::{
+        history::{EXPIRED_PAUSE, REFUSED_JITTER_MAX, REFUSED_PAUSE, REFUSED_PAUSE_MAX, RETRY_PAUSE},
+        *,
+    };
+    use crate::{decode::Decoded, message::ListMetadata, selectors::FieldSelector};
 
     /// State and history of one resource.
     struct Machine {
@@ -531,13 +337,13 @@ mod tests {
             Self { url: Uri::from_static("https://api:6443"), state: Some(WatchState::new()), history: History::new() }
         }
 
-        fn watching(version: &str, is_narrowed: bool) -> Self {
-            let state = WatchState::Watching { version: version.to_owned(), is_narrowed };
+        fn watching(version: &str, sends_optional_fields: bool) -> Self {
+            let state = WatchState::Watching { version: version.to_owned(), sends_optional_fields };
             Self { state: Some(state), ..Self::new() }
         }
 
         fn step<K: WatchedResource>(&mut self, input: Input<K>) -> Output<K> {
-            let selectors = Selectors { labels: "", fields: Fields::Optional("a=b") };
+            let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
             let collection = Collection { url: &self.url, selectors };
             let (state, output) = self.state.take().unwrap().step(input, collection, &mut self.history);
             self.state = Some(state);
@@ -548,8 +354,8 @@ mod tests {
             self.state.as_ref().unwrap()
         }
 
-        fn fail(&mut self, cause: Cause) -> Output<Service> {
-            self.step(Input::Failed(cause))
+        fn fail(&mut self, error: ApiError) -> Output<Service> {
+            self.step(Input::Failed(error))
         }
     }
 
@@ -557,7 +363,7 @@ mod tests {
         Decoded::Object(Box::default())
     }
 
-    /// An object of this version that cannot be decoded: its metadata can be set for every resource.
+    /// Unreadable object of this version. Its metadata can be set for every resource.
     fn versioned<K>(version: &str) -> Decoded<K> {
         let metadata = Metadata { resource_version: Some(version.to_owned()), ..Metadata::default() };
         Decoded::Unreadable(Box::new(metadata), "wrong".to_owned())
@@ -575,20 +381,24 @@ mod tests {
         Box::new(Status::failure("m", "r").with_code(code))
     }
 
-    fn unreadable() -> Cause {
-        Cause::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
+    fn unreadable() -> ApiError {
+        ApiError::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
     }
 
     fn streamed() -> WatchState {
         WatchState::new()
     }
 
-    fn cached(page: Option<&str>, is_narrowed: bool, has_objects: bool) -> WatchState {
-        WatchState::Listing { mode: ListMode::Cached { page: page.map(str::to_owned) }, is_narrowed, has_objects }
+    fn cached(page: Option<&str>, sends_optional_fields: bool, has_objects: bool) -> WatchState {
+        WatchState::Listing {
+            mode: ListMode::Cached { page: page.map(str::to_owned) },
+            sends_optional_fields,
+            has_objects,
+        }
     }
 
     fn watching(version: &str) -> WatchState {
-        WatchState::Watching { version: version.to_owned(), is_narrowed: true }
+        WatchState::Watching { version: version.to_owned(), sends_optional_fields: true }
     }
 
     #[test]
@@ -638,7 +448,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_page_that_fails_is_followed_by_the_first_page() {
         let mut machine = Machine { state: Some(cached(Some("c"), true, true)), ..Machine::new() };
-        let output = machine.fail(Cause::Cut);
+        let output = machine.fail(ApiError::Cut);
         assert!(matches!(output, Output { log: Some(Log::Warn(_)), event: None, next: Next::RequestAfter(_) }));
         assert_eq!(*machine.state(), cached(None, true, true));
         let output = machine.step::<Service>(Input::Accepted);
@@ -671,14 +481,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_none_is_followed_by_a_list_from_the_cache() {
+    fn a_list_that_is_not_streamed_is_repeated_from_the_cache() {
         for (input, level) in [
             (bookmark("7", false), "info"),
             (bookmark("", true), "warn"),
             (Input::Ended(ListMetadata::default()), "warn"),
-            (Input::Failed(Cause::Refused(status(422))), "info"),
-            (Input::Failed(Cause::Silent(LIST_SILENCE_MAX)), "info"),
-            (Input::Failed(Cause::ErrorEvent(status(500))), "warn"),
+            (Input::Failed(ApiError::Refused(status(422))), "info"),
+            (Input::Failed(ApiError::Silent(LIST_SILENCE_MAX)), "info"),
+            (Input::Failed(ApiError::ErrorEvent(status(500))), "warn"),
         ] {
             let mut machine = Machine::new();
             let Output { log: Some(log), event: None, next: Next::Request } = machine.step::<Service>(input) else {
@@ -703,23 +513,23 @@ mod tests {
     fn an_invalid_request_is_repeated_without_the_optional_selector() {
         let mut machine = Machine::watching("7", true);
         let fields = |machine: &Machine| {
-            let selectors = Selectors { labels: "", fields: Fields::Optional("a=b") };
+            let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
             machine.state().request::<Service>(selectors).target.contains("fieldSelector=a%3Db")
         };
         assert!(fields(&machine));
-        let output = machine.fail(Cause::Refused(status(400)));
+        let output = machine.fail(ApiError::Refused(status(400)));
         assert!(matches!(output, Output { log: Some(Log::Info(_)), event: None, next: Next::Request }));
-        assert_eq!(*machine.state(), WatchState::Watching { version: "7".to_owned(), is_narrowed: false });
+        assert_eq!(*machine.state(), WatchState::Watching { version: "7".to_owned(), sends_optional_fields: false });
         assert!(!fields(&machine));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_is_cut_is_resumed_and_one_that_is_too_old_is_listed() {
+    async fn a_watch_that_is_cut_is_resumed_and_one_that_is_too_old_becomes_a_list() {
         let mut machine = Machine::watching("7", false);
-        let output = machine.fail(Cause::Cut);
+        let output = machine.fail(ApiError::Cut);
         assert!(matches!(output, Output { log: None, event: None, next: Next::Request }));
-        assert_eq!(*machine.state(), WatchState::Watching { version: "7".to_owned(), is_narrowed: false });
-        let output = machine.fail(Cause::ErrorEvent(status(410)));
+        assert_eq!(*machine.state(), WatchState::Watching { version: "7".to_owned(), sends_optional_fields: false });
+        let output = machine.fail(ApiError::ErrorEvent(status(410)));
         let Output { log: Some(Log::Info(message)), event: None, next: Next::RequestAfter(pause) } = output else {
             panic!("no pause")
         };
@@ -731,21 +541,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_a_failed_connection_waits_for_the_network() {
         let no_route = || kube::Error::Service("no route".into());
-        for (cause, expected) in [
-            (Cause::Connection(no_route()), true),
-            (Cause::Interrupted(no_route()), true),
-            (Cause::Refused(status(503)), false),
+        for (error, expected) in [
+            (ApiError::Connection(no_route()), true),
+            (ApiError::Interrupted(no_route()), true),
+            (ApiError::Refused(status(503)), false),
         ] {
-            let Next::RequestAfter(pause) = Machine::watching("7", true).fail(cause).next else { panic!("no pause") };
+            let Next::RequestAfter(pause) = Machine::watching("7", true).fail(error).next else { panic!("no pause") };
             assert_eq!(pause.ends_on_network_change, expected);
             assert!(pause.duration >= RETRY_PAUSE);
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_empty_list_stands_once_for_a_refused_resource() {
+    async fn a_refused_resource_is_published_once_as_an_empty_list() {
         let mut machine = Machine::new();
-        let refuse = |machine: &mut Machine| machine.step::<Node>(Input::Failed(Cause::Refused(status(403))));
+        let refuse = |machine: &mut Machine| machine.step::<Node>(Input::Failed(ApiError::Refused(status(403))));
         let first = refuse(&mut machine);
         let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::Unavailable), .. } = first else {
             panic!("{first:?}")
@@ -764,11 +574,11 @@ mod tests {
         let Output { log: Some(Log::Warn(message)), event: None, .. } = refuse(&mut machine) else {
             panic!("no new warning")
         };
-        assert!(message.ends_with("; until then what is known of them stays"), "{message}");
+        assert!(message.ends_with("; until then the last known state stays"), "{message}");
     }
 
     #[test]
-    fn a_complete_list_without_the_node_is_a_warning() {
+    fn a_complete_list_without_the_node_logs_a_warning() {
         let mut machine = Machine::new();
         machine.step::<Node>(Input::Accepted);
         let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::ListDone), next: Next::Read } =
@@ -780,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_is_new_again_after_the_resource_was_there() {
+    fn a_refusal_is_a_warning_again_once_the_resource_was_served() {
         let mut machine = Machine::new();
         let after = |machine: &mut Machine, input| {
             machine.history.warning = Some("not permitted".to_owned());
@@ -816,15 +626,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_second_failure_at_the_same_place_is_listed_anew_with_all_features() {
-        let less = |version: &str| WatchState::Watching { version: version.to_owned(), is_narrowed: false };
+    async fn a_second_failure_at_the_same_version_leads_to_a_list_with_all_features() {
+        let less = |version: &str| WatchState::Watching { version: version.to_owned(), sends_optional_fields: false };
         let mut machine = Machine::watching("7", false);
         machine.fail(unreadable());
         assert_eq!(*machine.state(), less("7"));
         machine.step::<Service>(bookmark("8", false));
         machine.fail(unreadable());
         assert_eq!(*machine.state(), less("8"), "the watch has made progress");
-        machine.fail(Cause::Refused(status(503)));
+        machine.fail(ApiError::Refused(status(503)));
         assert_eq!(*machine.state(), less("8"));
         machine.fail(unreadable());
         assert_eq!(*machine.state(), streamed());
@@ -833,19 +643,19 @@ mod tests {
         machine.fail(unreadable());
         assert_eq!(*machine.state(), streamed(), "a list that ends at the same place has not helped");
         machine.state = Some(cached(None, false, true));
-        for cause in [unreadable(), unreadable(), Cause::NoVersion, Cause::Silent(LIST_SILENCE_MAX)] {
-            machine.fail(cause);
+        for error in [unreadable(), unreadable(), ApiError::NoVersion, ApiError::Silent(LIST_SILENCE_MAX)] {
+            machine.fail(error);
             assert_eq!(*machine.state(), cached(None, false, true), "features return with the next complete list");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watches_that_are_always_too_old_are_listed_ever_more_seldom() {
+    async fn lists_after_watches_that_are_always_too_old_become_rare() {
         let mut machine = Machine::new();
         let pauses: Vec<_> = (0..9)
             .map(|_| {
                 machine.state = Some(watching("7"));
-                let Next::RequestAfter(pause) = machine.fail(Cause::Refused(status(410))).next else {
+                let Next::RequestAfter(pause) = machine.fail(ApiError::Refused(status(410))).next else {
                     panic!("no pause")
                 };
                 pause.duration

@@ -72,13 +72,13 @@ fn a_refusal_does_not_count_as_contact() {
         simulation.converge().await;
         simulation.server.set_outage(Some((401, None)));
         sleep(hours(1)).await;
-        let silent = simulation.heard.silent_seconds().unwrap();
+        let silent = simulation.last_contact.silent_seconds().unwrap();
         assert!(silent >= 3600 - 60, "refused for an hour, and silent for {silent} s");
         let asked = simulation.server.asked().len();
         assert!((100..600).contains(&asked), "{asked} requests, every 30 s to a minute for each kind");
         simulation.server.set_outage(None);
         sleep(Duration::from_secs(130)).await;
-        let silent = simulation.heard.silent_seconds().unwrap();
+        let silent = simulation.last_contact.silent_seconds().unwrap();
         assert!(silent <= 60, "a bookmark each minute, and silent for {silent} s");
     });
 }

@@ -98,7 +98,7 @@ fn demonstrate(cluster: bool) -> Result {
         sandbox.dir().display()
     );
     let traces = [sandbox.cgroup().to_owned(), sandbox.dir().to_owned()];
-    tell(&sandbox, cluster)?;
+    introduce(&sandbox, cluster)?;
     drop(sandbox);
     let mounts = cproxy_mountinfo::list().map_err(|error| format!("cannot list mounts: {error}"))?;
     for trace in traces {
@@ -106,12 +106,12 @@ fn demonstrate(cluster: bool) -> Result {
         ensure(!trace.exists() && !mounted, || format!("{} should be gone and is not", trace.display()))?;
     }
     ensure(network_namespace()? == outside, || "the sandbox's network namespace is still in use".to_owned())?;
-    say("The sandbox's processes, cgroup, network namespace, mounts and files are removed: nothing is left.");
+    print_line("The sandbox's processes, cgroup, network namespace, mounts and files are removed: nothing is left.");
     Ok(())
 }
 
 /// Runs all steps.
-fn tell(sandbox: &Sandbox, cluster: bool) -> Result {
+fn introduce(sandbox: &Sandbox, cluster: bool) -> Result {
     let _servers = step_1_backends(sandbox)?;
     let (source, mut agent) = step_2_agent(sandbox, cluster)?;
     step_3_ask(sandbox)?;
@@ -133,8 +133,8 @@ fn step_1_backends(sandbox: &Sandbox) -> Result<Vec<Server>> {
     }
     let [first, _, last] = BACKENDS;
     let [v4, v6] = [format!("{} to {}", first.v4, last.v4), format!("{} to {}", first.v6, last.v6)];
-    say(format!("{} to {} listen on {v4} and {v6}, port {BACKEND_PORT}.", first.name, last.name));
-    say(format!("No route leads to {VIP}, which is to be the Service's address:"));
+    print_line(format!("{} to {} listen on {v4} and {v6}, port {BACKEND_PORT}.", first.name, last.name));
+    print_line(format!("No route leads to {VIP}, which is to be the Service's address:"));
     let failure = expect_failure(sandbox, URL, NOWHERE)?;
     show_failure(URL, NOWHERE, &failure);
     Ok(servers)
@@ -150,7 +150,7 @@ fn step_2_agent<'s>(sandbox: &'s Sandbox, cluster: bool) -> Result<(Source<'s>, 
         Source::Manifests(sandbox.manifest_dir())
     };
     source.put(&BACKENDS);
-    say(source.done(&BACKENDS));
+    print_line(source.done(&BACKENDS));
     let agent = start(sandbox, &source)?;
     follow(sandbox, &BACKENDS);
     show_table(sandbox)?;
@@ -161,7 +161,7 @@ fn step_2_agent<'s>(sandbox: &'s Sandbox, cluster: bool) -> Result<(Source<'s>, 
 fn start_control_plane(sandbox: &Sandbox) -> Result<ControlPlane<'_>> {
     let started = Instant::now();
     let control_plane = ControlPlane::start(sandbox);
-    say(format!("etcd and kube-apiserver are ready after {:.1} s.", started.elapsed().as_secs_f64()));
+    print_line(format!("etcd and kube-apiserver are ready after {:.1} s.", started.elapsed().as_secs_f64()));
     for (resource, allowed) in [("services", true), ("endpointslices", true), ("pods", false), ("secrets", false)] {
         let output = control_plane.try_kubectl("cproxy", &["get", resource], "");
         let as_said = if allowed { output.code == 0 } else { output.stderr.contains("(Forbidden)") };
@@ -169,7 +169,7 @@ fn start_control_plane(sandbox: &Sandbox) -> Result<ControlPlane<'_>> {
             format!("`kubectl get {resource}` as the agent's user: {}{}", output.stdout, output.stderr)
         })?;
     }
-    say("cproxy's user may read Services and EndpointSlices; Pods and Secrets are forbidden.");
+    print_line("cproxy's user may read Services and EndpointSlices; Pods and Secrets are forbidden.");
     Ok(control_plane)
 }
 
@@ -198,7 +198,7 @@ fn step_5_restart(sandbox: &Sandbox, source: &Source<'_>, agent: &mut RunningAge
     table_is(sandbox, &[first, second])?;
     ask(sandbox, URL, REQUESTS, &[first, second])?;
     source.put(&[first]);
-    say(format!("{} goes away while nobody looks. cproxy is started again and catches up:", second.name));
+    print_line(format!("{} leaves while no agent runs. cproxy is started again and catches up:", second.name));
     *agent = start(sandbox, source)?;
     follow(sandbox, &[first]);
     ask(sandbox, URL, REQUESTS, &[first])
@@ -212,7 +212,7 @@ fn step_6_last_leaves(sandbox: &Sandbox, source: &Source<'_>) -> Result {
     let failure = expect_failure(sandbox, URL, REFUSED)?;
     expect_failure(sandbox, URL_V6, REFUSED)?;
     show_failure(URL, REFUSED, &failure);
-    say(format!("curl's exit code is {CURL_CANNOT_CONNECT}, here and for {URL_V6} too."));
+    print_line(format!("curl's exit code is {CURL_CANNOT_CONNECT}, here and for {URL_V6} too."));
     Ok(())
 }
 
@@ -225,7 +225,7 @@ fn step_7_clean_up(sandbox: &Sandbox, agent: &mut RunningAgent) -> Result {
     output.stdout.lines().chain(output.stderr.lines()).for_each(print_indented);
     ensure(!sandbox.pin_dir().exists(), || format!("{} should be gone and is not", sandbox.pin_dir().display()))?;
     expect_failure(sandbox, URL, NOWHERE)?;
-    say(format!("No route leads to {VIP}, as before."));
+    print_line(format!("No route leads to {VIP}, as before."));
     Ok(())
 }
 
@@ -288,7 +288,7 @@ fn start(sandbox: &Sandbox, source: &Source<'_>) -> Result<RunningAgent> {
     agent.wait_ready(PATIENCE);
     // The time of the file itself, since the wait polls less and less often.
     let ready = fs::metadata(sandbox.run_dir().join("ready")).and_then(|file| file.modified());
-    let ready = ready.map_err(|error| format!("cannot tell when cproxy was ready: {error}"))?;
+    let ready = ready.map_err(|error| format!("cannot find the time when cproxy was ready: {error}"))?;
     print_indented(format!("ready after {}", milliseconds(ready.duration_since(started).unwrap_or_default())));
     Ok(agent)
 }
@@ -306,7 +306,7 @@ fn change(sandbox: &Sandbox, source: &Source<'_>, backends: &[Backend]) {
     let changed = Instant::now();
     follow(sandbox, backends);
     let followed = milliseconds(changed.elapsed());
-    say(format!("{} The kernel's table follows within {followed}.", source.done(backends)));
+    print_line(format!("{} The kernel's table follows within {followed}.", source.done(backends)));
 }
 
 /// Waits until the kernel's table forwards to `backends`.
@@ -371,7 +371,7 @@ fn ask(sandbox: &Sandbox, url: &str, requests: usize, backends: &[Backend]) -> R
     let mut total = 0;
     while total < requests || counts.iter().any(|(_, count)| *count == 0) {
         ensure(total < REQUESTS_MAX, || {
-            format!("of {total} requests to {url}, one backend got none: {}", spread(&counts))
+            format!("of {total} requests to {url}, one backend got none: {}", shares(&counts))
         })?;
         let output = curl(sandbox, url);
         ensure(output.code == 0, || format!("curl {url} exits with {}: {}", output.code, output.stderr.trim()))?;
@@ -383,12 +383,12 @@ fn ask(sandbox: &Sandbox, url: &str, requests: usize, backends: &[Backend]) -> R
         total += 1;
     }
     let more = if total > requests { format!("   ({total} requests, until each had answered)") } else { String::new() };
-    print_indented(format!("{}{more}", spread(&counts)));
+    print_indented(format!("{}{more}", shares(&counts)));
     Ok(())
 }
 
 /// A text with the number of answers of each backend.
-fn spread(counts: &[(&str, usize)]) -> String {
+fn shares(counts: &[(&str, usize)]) -> String {
     counts.iter().map(|(name, count)| format!("{name}: {count}")).collect::<Vec<_>>().join("   ")
 }
 
@@ -465,7 +465,7 @@ fn step(number: u32, title: impl Display) {
 }
 
 /// Prints a sentence within a step.
-fn say(sentence: impl Display) {
+fn print_line(sentence: impl Display) {
     println!("   {sentence}");
 }
 

@@ -15,7 +15,7 @@ impl Figures {
         Self { exceeded: Vec::new() }
     }
 
-    pub(crate) fn note(&self, what: &str) {
+    pub(crate) fn heading(&self, what: &str) {
         eprintln!("{what}");
     }
 

@@ -63,7 +63,7 @@ fn a_small_cluster_takes_little_kernel_memory() {
 }
 
 #[test]
-fn a_large_cluster_takes_no_more_than_its_share_and_gives_it_back() {
+fn a_large_cluster_stays_within_its_budget_and_frees_its_memory() {
     require_shipped();
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
@@ -76,13 +76,13 @@ fn a_large_cluster_takes_no_more_than_its_share_and_gives_it_back() {
     figures.maps(&sandbox, LARGE_MAPS_BYTES);
     cluster.delete(LARGE, SMALL.services..LARGE.services);
     cluster.wait_until_maps_shrink(SHRUNK_MAPS_BYTES);
-    figures.note("after all but 100 Services were deleted");
+    figures.heading("after all but 100 Services were deleted");
     figures.maps(&sandbox, SHRUNK_MAPS_BYTES);
     figures.check();
 }
 
 #[test]
-fn no_program_is_too_much_for_the_verifier() {
+fn every_program_stays_within_the_budget_of_the_verifier() {
     let sandbox = Sandbox::for_test();
     let requirements = cproxy(&sandbox, &["check", "-o", "json"]).json();
     let details = requirements.as_array().unwrap().iter().filter_map(|requirement| {

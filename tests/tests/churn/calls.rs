@@ -27,7 +27,7 @@ impl Control {
 }
 
 /// Enables the destinations of received datagrams, and sending from addresses that no interface has.
-pub(crate) fn tell_destinations(socket: &UdpSocket) -> io::Result<()> {
+pub(crate) fn enable_destinations(socket: &UdpSocket) -> io::Result<()> {
     for option in [libc::IPV6_RECVPKTINFO, libc::IPV6_FREEBIND] {
         let on: i32 = 1;
         let length = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;

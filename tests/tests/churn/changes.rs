@@ -22,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SIZES: [(usize, u32); 3] = [(60, 5), (25, 100), (15, MANY)];
 const MANY: u32 = 1_000;
 
+/// Probability in percent that backends return.
+const RETURN: usize = 30;
+
 /// Limit on the number of crowds of other Services.
 const CROWDS: usize = 6;
 const CROWDS_IN_SOAK: usize = 16;
@@ -34,7 +37,7 @@ const HURRY: Duration = Duration::from_millis(30);
 enum Change {
     /// Some Services get entirely different backends.
     Replace,
-    /// Some Services lose some backends and get new ones.
+    /// Some Services lose some backends, at once or after their termination, and get new or former ones.
     Shift,
     /// A Service goes from one backend to a thousand and back.
     Scale,
@@ -107,7 +110,7 @@ pub(crate) struct Changes<'s> {
 impl<'s> Changes<'s> {
     /// Starts with a table that is complete in the kernel.
     pub(crate) fn start(sandbox: &'s Sandbox, storm: &'s Storm, random: Random) -> Self {
-        let agent = start_agent(sandbox);
+        let agent = start_agent(sandbox, storm);
         let (names, made) = ([0; SERVICES], Made::default());
         let mut changes = Self { sandbox, storm, random, agent, names, crowds: 0, made };
         changes.agent.wait_ready(PATIENCE);
@@ -198,16 +201,24 @@ impl<'s> Changes<'s> {
     /// Replaces the set by one without common backends.
     fn replace(&mut self, service: usize) {
         let before = self.latest(service);
-        let count = self.count();
-        self.put(service, Set { first: before.first + before.count, count, port: before.port ^ 1 });
+        let (first, count) = (before.first + before.count, self.count());
+        self.put(service, Set { terminating: 0, first, count, port: before.port ^ 1 });
     }
 
-    /// Replaces the set by one with common backends, if there are any.
+    /// Replaces the set by one with common backends, if there are any. The first ones leave, and some of them terminate
+    /// before that; or the last ones leave, and earlier ones return.
     fn shift(&mut self, service: usize) {
         let before = self.latest(service);
         let gone = 1 + self.random.below(before.count as usize) as u32;
         let come = self.count();
-        self.put(service, Set { first: before.first + gone, count: before.count - gone + come, ..before });
+        let earlier = come.min(before.first - first_of(service));
+        let set = if earlier > 0 && self.random.percent(RETURN) {
+            Set { terminating: 0, first: before.first - earlier, count: before.count - gone + earlier, ..before }
+        } else {
+            let terminating = self.random.below(gone as usize + 1) as u32;
+            Set { terminating, first: before.first + gone, count: before.count - gone + come, ..before }
+        };
+        self.put(service, set);
     }
 
     /// A random number of backends for a Service.
@@ -218,12 +229,12 @@ impl<'s> Changes<'s> {
 
     fn resize(&mut self, service: usize, count: u32) {
         let before = self.latest(service);
-        self.put(service, Set { count, ..before });
+        self.put(service, Set { terminating: 0, count, ..before });
     }
 
     /// The current set, or the last one of a deleted Service, or an empty one.
     fn latest(&self, service: usize) -> Set {
-        let nothing = Set { first: service as u32 * BACKENDS_OF_SERVICE, count: 1, port: 0 };
+        let nothing = Set { terminating: 0, first: first_of(service), count: 1, port: 0 };
         self.storm.history.latest_set(service).unwrap_or(nothing)
     }
 
@@ -234,9 +245,10 @@ impl<'s> Changes<'s> {
 
     /// Records a set, within the backends of the Service.
     fn announce(&self, service: usize, set: Set) {
-        let base = service as u32 * BACKENDS_OF_SERVICE;
+        let base = first_of(service);
         let first = base + (set.first - base) % (BACKENDS_OF_SERVICE - MANY);
-        self.storm.history.announce(service, Some(Set { first, count: set.count.min(MANY), ..set }));
+        let (terminating, count) = (set.terminating.min(first - base), set.count.min(MANY));
+        self.storm.history.announce(service, Some(Set { terminating, first, count, ..set }));
     }
 
     fn write(&self, service: usize, file: &str) {
@@ -251,7 +263,7 @@ impl<'s> Changes<'s> {
         for &service in services {
             self.names[service] ^= 1;
             let before = self.latest(service);
-            self.announce(service, Set { first: before.first + before.count, ..before });
+            self.announce(service, Set { terminating: 0, first: before.first + before.count, ..before });
             self.write(service, &heir(&service));
         }
         kernel::wait_until_contested(self.sandbox);
@@ -293,7 +305,7 @@ impl<'s> Changes<'s> {
     }
 
     fn start_again(&mut self) {
-        self.agent = start_agent(self.sandbox);
+        self.agent = start_agent(self.sandbox, self.storm);
         self.agent.wait_ready(PATIENCE);
     }
 
@@ -317,7 +329,13 @@ fn file(service: usize) -> String {
     format!("web-{service}.json")
 }
 
-/// Starts an agent that closes no sockets: backends that have left their Service still answer.
-fn start_agent(sandbox: &Sandbox) -> RunningAgent {
-    Agent::new(sandbox).manifests(sandbox.manifest_dir()).args(["--terminate-sockets", "none"]).start()
+/// First backend that is reserved for a Service.
+fn first_of(service: usize) -> u32 {
+    service as u32 * BACKENDS_OF_SERVICE
+}
+
+/// Starts an agent. Every other one closes no sockets: backends that have left their Service still answer.
+fn start_agent(sandbox: &Sandbox, storm: &Storm) -> RunningAgent {
+    let agent = Agent::new(sandbox).manifests(sandbox.manifest_dir());
+    if storm.next_agent_closes() { agent.start() } else { agent.args(["--terminate-sockets", "none"]).start() }
 }

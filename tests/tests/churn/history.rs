@@ -1,22 +1,26 @@
-//! Sets of each Service with the times when they were in force, and the check whether they explain a connect's backend.
+//! Sets of each Service with the times when they were in force, and the checks whether they explain the outcome of a
+//! call.
 
-use std::{
-    sync::RwLock,
-    time::{Duration, Instant},
-};
+use std::{sync::RwLock, time::Instant};
 
 use crate::world::{Backend, SERVICES, Set};
 
-/// Time for which a connect may meet a set after its successor was seen in the kernel.
-pub(crate) const GRACE: Duration = Duration::from_millis(100);
-
-/// The outcome of a connect.
+/// Outcome of a call that leads to a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meeting {
+pub(crate) enum Outcome {
     /// A backend answered.
     Reached(Backend),
     /// The call failed as if there were no Service, or one that is not yet in force.
-    Turned,
+    NoService,
+    /// The agent closed the socket.
+    Closed,
+}
+
+/// The times before and after a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Period {
+    pub(crate) from: Instant,
+    pub(crate) to: Instant,
 }
 
 /// A set in force: from just before it is written to the source until its successor is seen in the kernel.
@@ -26,20 +30,11 @@ struct Epoch {
     set: Option<Set>,
     from: Instant,
     to: Option<Instant>,
-    is_met: bool,
 }
 
 impl Epoch {
-    fn is_over_before(&self, moment: Instant) -> bool {
-        self.to.is_some_and(|to| to + GRACE < moment)
-    }
-
-    fn explains(&self, meeting: Meeting) -> bool {
-        match (self.set, meeting) {
-            (Some(set), Meeting::Reached(backend)) => set.has(backend),
-            (None, Meeting::Turned) => true,
-            _ => false,
-        }
+    fn serves(&self, backend: Backend) -> bool {
+        self.set.is_some_and(|set| set.serves(backend))
     }
 }
 
@@ -50,7 +45,7 @@ pub(crate) struct History([RwLock<Vec<Epoch>>; SERVICES]);
 impl History {
     /// Records a set that is about to be written to the source.
     pub(crate) fn announce(&self, service: usize, set: Option<Set>) {
-        self.0[service].write().unwrap().push(Epoch { set, from: Instant::now(), to: None, is_met: false });
+        self.0[service].write().unwrap().push(Epoch { set, from: Instant::now(), to: None });
     }
 
     /// Records that the kernel has the set announced last.
@@ -71,43 +66,54 @@ impl History {
         self.0[service].read().unwrap().iter().rev().find_map(|epoch| epoch.set)
     }
 
-    /// Fails if no set in force between the two moments explains the meeting.
-    pub(crate) fn judge(&self, service: usize, from: Instant, to: Instant, meeting: Meeting) -> Result<(), String> {
-        if self.explain(service, from, to, meeting) {
-            return Ok(());
+    /// The number of sets so far.
+    pub(crate) fn sets(&self) -> usize {
+        self.0.iter().map(|epochs| epochs.read().unwrap().iter().filter(|epoch| epoch.set.is_some()).count()).sum()
+    }
+
+    /// Fails if no set in force during the call explains the outcome of a call by a new client.
+    pub(crate) fn check_new(&self, service: usize, period: Period, outcome: Outcome) -> Result<(), String> {
+        self.in_force(service, period, |epochs| {
+            let is_explained = match outcome {
+                Outcome::Reached(backend) => epochs.iter().any(|epoch| epoch.set.is_some_and(|set| set.has(backend))),
+                Outcome::NoService => epochs.iter().any(|epoch| epoch.set.is_none()),
+                Outcome::Closed => epochs.array_windows().any(|[before, after]| {
+                    before.set.is_some_and(|before| !after.set.is_some_and(|after| after.serves_all_of(before)))
+                }),
+            };
+            if is_explained { Ok(()) } else { Err(format!("{outcome:?}, in force were {epochs:?}")) }
+        })
+    }
+
+    /// Fails if a flow, which reached `last` at the given time, has not stayed there although it could, or stays
+    /// although it may not. Returns whether it has stayed.
+    pub(crate) fn check_flow(
+        &self,
+        service: usize,
+        (last, since): (Backend, Instant),
+        period: Period,
+        outcome: Outcome,
+    ) -> Result<bool, String> {
+        if outcome == Outcome::Reached(last) {
+            return self.in_force(service, period, |epochs| {
+                let is_served = epochs.iter().any(|epoch| epoch.serves(last));
+                if is_served { Ok(true) } else { Err(format!("stays with {last:?}, in force were {epochs:?}")) }
+            });
         }
+        self.check_new(service, period, outcome)?;
+        self.in_force(service, Period { from: since, ..period }, |epochs| {
+            let has_left = epochs.iter().any(|epoch| !epoch.serves(last));
+            if has_left { Ok(false) } else { Err(format!("{outcome:?}, though {last:?} has served all the time")) }
+        })
+    }
+
+    /// Passes on the epochs that overlap with the period, earliest first.
+    fn in_force<R>(&self, service: usize, period: Period, check: impl FnOnce(&[Epoch]) -> R) -> R {
         let epochs = self.0[service].read().unwrap();
-        let in_force = epochs.iter().rev().take_while(|epoch| !epoch.is_over_before(from)).collect::<Vec<_>>();
-        let before = epochs.iter().rev().skip(in_force.len()).find(|epoch| epoch.explains(meeting));
-        let before = before.and_then(|epoch| Some(from - epoch.to?));
-        Err(format!("{meeting:?}, in force were {in_force:?}; it would have been right {before:?} earlier"))
-    }
-
-    fn explain(&self, service: usize, from: Instant, to: Instant, meeting: Meeting) -> bool {
-        let is_known = |epochs: &[Epoch]| {
-            let mut in_force = epochs.iter().enumerate().rev().take_while(|(_, epoch)| !epoch.is_over_before(from));
-            in_force.find(|(_, epoch)| epoch.from <= to && epoch.explains(meeting)).map(|(index, e)| (index, e.is_met))
-        };
-        let Some((index, is_met)) = is_known(&self.0[service].read().unwrap()) else { return false };
-        if !is_met {
-            self.0[service].write().unwrap()[index].is_met = true;
-        }
-        true
-    }
-
-    /// Whether the Service had this backend during the whole interval.
-    pub(crate) fn always_has(&self, service: usize, from: Instant, to: Instant, backend: Backend) -> bool {
-        let epochs = self.0[service].read().unwrap();
-        let mut in_force = epochs.iter().rev().take_while(|epoch| !epoch.is_over_before(from));
-        in_force.all(|epoch| epoch.from > to || epoch.explains(Meeting::Reached(backend)))
-    }
-
-    /// The number of sets so far, and of those that a connect has met.
-    pub(crate) fn sets(&self) -> (usize, usize) {
-        let count = |condition: fn(&Epoch) -> bool| {
-            self.0.iter().map(|epochs| epochs.read().unwrap().iter().filter(|epoch| condition(epoch)).count()).sum()
-        };
-        (count(|epoch| epoch.set.is_some()), count(|epoch| epoch.set.is_some() && epoch.is_met))
+        let end = epochs.iter().rposition(|epoch| epoch.from <= period.to).map_or(0, |last| last + 1);
+        let is_over = |epoch: &Epoch| epoch.to.is_some_and(|to| to < period.from);
+        let start = epochs[..end].iter().rposition(is_over).map_or(0, |last| last + 1);
+        check(&epochs[start..end])
     }
 }
 
@@ -115,43 +121,59 @@ impl History {
 mod tests {
     use super::*;
 
-    const OLD: Set = Set { first: 0, count: 2, port: 0 };
-    const NEW: Set = Set { first: 1, count: 2, port: 0 };
+    const OLD: Set = Set { terminating: 0, first: 0, count: 2, port: 0 };
+    /// Backend 0 terminates, 1 stays and 2 is new.
+    const NEW: Set = Set { terminating: 1, first: 1, count: 2, port: 0 };
+    /// Backend 0 has left.
+    const LATE: Set = Set { terminating: 0, ..NEW };
 
-    fn reached(number: u32) -> Meeting {
-        Meeting::Reached(Backend { number, port: 0 })
+    fn backend(number: u32) -> Backend {
+        Backend { number, port: 0 }
+    }
+
+    fn now() -> Period {
+        Period { from: Instant::now(), to: Instant::now() }
     }
 
     #[test]
-    fn a_meeting_is_explained_by_what_was_in_force() {
+    fn a_set_in_force_explains_an_outcome() {
         let history = History::default();
-        let judge = |from, to, meeting| history.judge(0, from, to, meeting).is_ok();
+        let is_explained = |period, outcome| history.check_new(0, period, outcome).is_ok();
+        let reached = |number| Outcome::Reached(backend(number));
         history.announce(0, Some(OLD));
-        let early = Instant::now();
-        assert!(judge(early, early, reached(0)) && !judge(early, early, reached(2)), "not yet announced");
-        assert!(!judge(early, early, Meeting::Turned), "the Service is there");
-        assert!(!judge(early, early, Meeting::Reached(Backend { number: 0, port: 1 })), "another port");
+        let early = now();
+        assert!(is_explained(early, reached(0)) && !is_explained(early, reached(2)), "not yet announced");
+        assert!(!is_explained(early, Outcome::NoService), "the Service is there");
+        assert!(!is_explained(early, Outcome::Reached(Backend { number: 0, port: 1 })), "another port");
         history.announce(0, Some(NEW));
-        let between = Instant::now();
-        assert!(judge(between, between, reached(0)) && judge(between, between, reached(2)), "either");
+        let between = now();
+        assert!(is_explained(between, reached(0)) && is_explained(between, reached(2)), "either");
+        assert!(!is_explained(between, Outcome::Closed), "all serve");
         history.confirm(0);
-        std::thread::sleep(GRACE * 2);
-        let late = Instant::now();
-        assert!(!judge(late, late, reached(0)) && judge(late, late, reached(2)), "only the new one");
-        assert!(judge(between, late, reached(0)), "it began before");
-        assert_eq!(history.sets(), (2, 2));
+        let late = now();
+        assert!(!is_explained(late, reached(0)) && is_explained(late, reached(2)), "only the new one");
+        let long = Period { from: between.from, ..late };
+        assert!(is_explained(long, reached(0)), "it began before");
+        history.announce(0, Some(LATE));
+        assert!(is_explained(now(), Outcome::Closed) && !is_explained(long, Outcome::Closed), "a backend has left");
+        assert_eq!(history.sets(), 3);
     }
 
     #[test]
-    fn a_backend_that_was_gone_for_a_moment_was_not_there_always() {
+    fn a_flow_stays_exactly_while_its_backend_serves() {
         let history = History::default();
         history.announce(0, Some(OLD));
         let start = Instant::now();
+        let flow = |from, to| history.check_flow(0, (backend(from), start), now(), Outcome::Reached(backend(to)));
+        assert!(flow(0, 0) == Ok(true) && flow(0, 1).is_err(), "it serves");
         history.announce(0, Some(NEW));
         history.confirm(0);
-        let has = |number| history.always_has(0, start, Instant::now(), Backend { number, port: 0 });
-        assert!(has(1) && !has(0) && !has(2));
+        assert!(flow(0, 0) == Ok(true) && flow(0, 1).is_err(), "it serves while it terminates");
+        assert!(flow(2, 1) == Ok(false) && flow(2, 0).is_err(), "a terminating backend gets no other flows");
+        history.announce(0, Some(LATE));
+        history.confirm(0);
+        assert!(flow(0, 0).is_err() && flow(0, 1) == Ok(false), "it has left");
         history.announce(0, None);
-        assert!(!has(1));
+        assert_eq!(history.check_flow(0, (backend(1), start), now(), Outcome::NoService), Ok(false));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
-use cproxy::report::ReportRow;
+use cproxy::report::FrontendRow;
 use cproxy_tests::{
     process::{cproxy, eventually},
     sandbox::Sandbox,
@@ -17,9 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) fn wait(sandbox: &Sandbox, wanted: &[(usize, Option<Set>)], frontends: usize) {
     eventually(PATIENCE, "the table follows", || {
         let json = cproxy(sandbox, &["get", "services", "-o", "json"]).success().stdout;
-        let rows: Vec<ReportRow> = serde_json::from_str(&json).unwrap();
+        let rows: Vec<FrontendRow> = serde_json::from_str(&json).unwrap();
         let count = rows.len();
-        let key = |row: &ReportRow| (row.protocol == "TCP", SocketAddr::new(row.address, row.port));
+        let key = |row: &FrontendRow| (row.protocol == "TCP", SocketAddr::new(row.address, row.port));
         let table: HashMap<_, _> = rows.into_iter().map(|row| (key(&row), row)).collect();
         for (service, set) in wanted {
             for (family, is_tcp) in FAMILIES.into_iter().flat_map(|family| [(family, true), (family, false)]) {
@@ -50,14 +50,14 @@ fn problems(sandbox: &Sandbox) -> Result<u64, String> {
     counters["object_problems"].as_u64().ok_or("the agent does not answer".to_owned())
 }
 
-fn check(row: Option<&ReportRow>, set: Option<Set>, family: Family, is_tcp: bool) -> Result<(), String> {
+fn check(row: Option<&FrontendRow>, set: Option<Set>, family: Family, is_tcp: bool) -> Result<(), String> {
     let (row, set) = match (row, set) {
         (Some(row), Some(set)) => (row, set),
         (None, None) => return Ok(()),
         (row, set) => return Err(format!("{row:?} instead of {set:?}")),
     };
     let port = if is_tcp { TCP_PORTS } else { UDP_PORTS }[set.port];
-    let wanted = set.numbers().map(|number| (family.backend(number), port));
+    let wanted = set.ready().map(|number| (family.backend(number), port));
     if wanted.eq(row.backends.iter().map(|backend| (backend.address, backend.port))) {
         return Ok(());
     }

@@ -1,7 +1,7 @@
-//! Servers that answer at every backend's address and return it.
+//! Servers that answer at every backend's address and return it with the question.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut, Write},
+    io::{self, IoSlice, IoSliceMut, Read, Write},
     net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     os::fd::AsFd,
     sync::{
@@ -20,15 +20,22 @@ use crate::{
     world::{TCP_PORTS, UDP_PORTS},
 };
 
-/// Number of threads for each port.
-const THREADS: usize = 2;
+/// Number of threads for each port. One serves a connection at a time.
+const THREADS: usize = 8;
+
+/// Space for the questions of all clients.
+const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
 /// Pause between two checks for the end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Length of an answer: the server's address in 16 bytes, then its port. A UDP server repeats the question before it.
-pub(crate) const ANSWER_BYTES: usize = 18;
+/// Limit on the wait for the question on a connection.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A client's number for a question.
 pub(crate) const QUESTION_BYTES: usize = 8;
+/// Length of an answer: the question, the server's address in 16 bytes, and its port.
+pub(crate) const ANSWER_BYTES: usize = QUESTION_BYTES + 18;
 
 /// All servers; they end when this is dropped.
 pub(crate) struct Servers {
@@ -43,11 +50,12 @@ impl Servers {
         let anywhere = |port| SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
         for port in TCP_PORTS {
             let listener = Arc::new(sandbox.netns().run(|| TcpListener::bind(anywhere(port))).unwrap());
-            servers.threads(&listener, |listener| drop(greet(listener)));
+            servers.threads(&listener, |listener| drop(accept(listener)));
         }
         for port in UDP_PORTS {
             let socket = Arc::new(sandbox.netns().run(|| UdpSocket::bind(anywhere(port))).unwrap());
-            calls::tell_destinations(&socket).unwrap();
+            calls::enable_destinations(&socket).unwrap();
+            sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).unwrap();
             servers.threads(&socket, move |socket| drop(answer(socket, port)));
         }
         servers
@@ -78,9 +86,12 @@ impl Drop for Servers {
 }
 
 /// Serves one connection. An error means that the client has gone, or that there was no connection.
-fn greet(listener: &TcpListener) -> io::Result<()> {
+fn accept(listener: &TcpListener) -> io::Result<()> {
     let (mut stream, _) = listener.accept()?;
-    stream.write_all(&encode(stream.local_addr()?))
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut question = [0; QUESTION_BYTES];
+    stream.read_exact(&mut question)?;
+    stream.write_all(&encode(question, stream.local_addr()?))
 }
 
 /// Answers one datagram from the address it was sent to.
@@ -88,25 +99,26 @@ fn answer(socket: &UdpSocket, port: u16) -> io::Result<()> {
     let mut question = [0; QUESTION_BYTES];
     let mut control = Control::default();
     let client = calls::receive(socket, IoSliceMut::new(&mut question), &mut control)?;
-    let destination = SocketAddr::new(control.destination().into(), port);
-    let answer = [&question[..], &encode(destination)].concat();
+    let answer = encode(question, SocketAddr::new(control.destination().into(), port));
     calls::send(socket, IoSlice::new(&answer), &client, &control)
 }
 
-fn encode(address: SocketAddr) -> [u8; ANSWER_BYTES] {
-    let octets = match address.ip() {
+fn encode(question: [u8; QUESTION_BYTES], server: SocketAddr) -> [u8; ANSWER_BYTES] {
+    let octets = match server.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),
     };
     let mut answer = [0; ANSWER_BYTES];
-    answer[..16].copy_from_slice(&octets);
-    answer[16..].copy_from_slice(&address.port().to_be_bytes());
+    answer[..QUESTION_BYTES].copy_from_slice(&question);
+    answer[QUESTION_BYTES..ANSWER_BYTES - 2].copy_from_slice(&octets);
+    answer[ANSWER_BYTES - 2..].copy_from_slice(&server.port().to_be_bytes());
     answer
 }
 
-/// The server's address, with IPv4 unmapped.
-pub(crate) fn decode(answer: [u8; ANSWER_BYTES]) -> SocketAddr {
-    let (octets, port) = answer.split_first_chunk::<16>().unwrap();
+/// The question, and the server's address with IPv4 unmapped.
+pub(crate) fn decode(answer: [u8; ANSWER_BYTES]) -> (u64, SocketAddr) {
+    let (question, server) = answer.split_first_chunk().unwrap();
+    let (octets, port) = server.split_first_chunk::<16>().unwrap();
     let address = Ipv6Addr::from_octets(*octets).to_canonical();
-    SocketAddr::new(address, u16::from_be_bytes(port.try_into().unwrap()))
+    (u64::from_be_bytes(*question), SocketAddr::new(address, u16::from_be_bytes(port.try_into().unwrap())))
 }

@@ -1,10 +1,11 @@
-//! Threads that connect without a pause and judge each connect.
+//! Threads that call without a pause, and the record that all share.
 
 use std::{
-    fmt,
+    collections::BTreeMap,
+    fmt, io,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -13,35 +14,59 @@ use std::{
 use cproxy_tests::{Done, random::Random, sandbox::Sandbox};
 
 use crate::{
-    client::{Attempt, Client, FORMS, Form, KINDS, Kind},
-    history::{History, Meeting},
+    client::Form,
+    connects::{self, Kind},
+    flows::{Flows, Step},
+    history::{History, Outcome},
     world::SERVICES,
 };
 
-/// Number of connecting threads.
-const THREADS: u64 = 6;
+/// Number of threads, half of them with flows. The agent needs time, too.
+const THREADS: u64 = 8;
+
+/// Number of rounds of a socket with flows before it is replaced. Every other thread keeps its socket.
+const ROUNDS_OF_SOCKET: usize = 40;
+
+/// Least number of each event in each form.
+const EVENTS_LEAST: u64 = 50;
 
 /// State shared by the threads.
 #[derive(Debug, Default)]
 pub(crate) struct Storm {
     pub(crate) history: History,
+    /// Number of agents so far. Those with odd numbers close the sockets of backends that have left.
+    agents: AtomicUsize,
     has_begun: AtomicBool,
     is_over: AtomicBool,
     failure: Mutex<Option<String>>,
-    counts: [[AtomicU64; FORMS.len()]; KINDS.len()],
-    /// Calls that failed because there was no Service at that moment.
-    turned: AtomicU64,
+    /// Numbers of events, for each form of addresses.
+    counts: Mutex<BTreeMap<Event, [u64; Form::ALL.len()]>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Connect(Kind),
+    /// A connect without a Service.
+    NoService,
+    /// A connected UDP socket was closed, as a backend has left.
+    Closed,
+    Flow(Step),
 }
 
 impl Storm {
     /// Runs the threads for as long as `work` takes. They wait for [`Storm::begin`].
-    pub(crate) fn rage<R>(&self, sandbox: &Sandbox, seed: u64, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn run<R>(&self, sandbox: &Sandbox, seed: u64, work: impl FnOnce() -> R) -> R {
         thread::scope(|scope| {
             let _done = Done(&self.is_over);
             for thread in 1..=THREADS {
                 scope.spawn(move || {
                     sandbox.enter();
-                    self.connect_until_over(Random::new(seed.wrapping_add(thread)));
+                    while !self.has_begun.load(Ordering::Relaxed) && !self.is_over() {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    if let Err(reason) = self.call_until_over(thread, Random::new(seed.wrapping_add(thread))) {
+                        self.failure.lock().unwrap().get_or_insert(reason);
+                    }
                 });
             }
             work()
@@ -53,8 +78,21 @@ impl Storm {
         self.has_begun.store(true, Ordering::Relaxed);
     }
 
+    /// Counts an agent that is about to start; its predecessor has ended. Returns whether it is to close sockets.
+    pub(crate) fn next_agent_closes(&self) -> bool {
+        self.agents.fetch_add(1, Ordering::SeqCst).is_multiple_of(2)
+    }
+
     pub(crate) fn connects(&self) -> u64 {
-        self.counts.iter().flatten().map(|count| count.load(Ordering::Relaxed)).sum()
+        let counts = self.counts.lock().unwrap();
+        Kind::ALL.iter().filter_map(|kind| counts.get(&Event::Connect(*kind))).flatten().sum()
+    }
+
+    /// Whether all events that prove something have happened often enough.
+    pub(crate) fn has_seen_everything(&self) -> bool {
+        let counts = self.counts.lock().unwrap();
+        let mut events = Kind::ALL.map(Event::Connect).into_iter().chain(Step::ANSWERED.map(Event::Flow));
+        events.all(|event| counts.get(&event).is_some_and(|counts| counts.iter().all(|count| *count >= EVENTS_LEAST)))
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -65,59 +103,68 @@ impl Storm {
         self.failure.lock().unwrap().clone().unwrap_or_default()
     }
 
-    fn connect_until_over(&self, mut random: Random) {
-        let mut client = Client::new();
-        while !self.is_over.load(Ordering::Relaxed) && !self.has_failed() {
-            if !self.has_begun.load(Ordering::Relaxed) {
-                thread::sleep(Duration::from_millis(1));
-                continue;
-            }
-            let (kind, form, service) = (random.pick(&KINDS), random.pick(&FORMS), random.below(SERVICES));
-            let attempt = client.attempt(kind, form, service);
-            match self.judge(&mut client, kind, form, service, &attempt) {
-                Ok(Meeting::Reached(_)) => &self.counts[kind as usize][form as usize],
-                Ok(Meeting::Turned) => &self.turned,
-                Err(reason) => {
-                    let text = format!("{kind:?} {form:?} to Service {service}: {reason}");
-                    self.failure.lock().unwrap().get_or_insert(text);
-                    return;
-                }
-            }
-            .fetch_add(1, Ordering::Relaxed);
-        }
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed) || self.has_failed()
     }
 
-    fn judge(
-        &self,
-        client: &mut Client,
-        kind: Kind,
-        form: Form,
-        service: usize,
-        attempt: &Attempt,
-    ) -> Result<Meeting, String> {
-        let meeting = attempt.meeting.clone()?;
-        self.history.judge(service, attempt.from, attempt.to, meeting)?;
-        if kind != Kind::UdpLasting {
-            return Ok(meeting);
+    fn count(&self, event: Event, form: Form) {
+        self.counts.lock().unwrap().entry(event).or_default()[form as usize] += 1;
+    }
+
+    fn call_until_over(&self, thread: u64, mut random: Random) -> Result<(), String> {
+        let forms: &[Form] = match thread % 4 {
+            0 => &[Form::V4],
+            1 => &[Form::V6, Form::Mapped],
+            _ => return self.connect_until_over(&mut random),
+        };
+        let rounds = if thread % 8 < 4 { usize::MAX } else { ROUNDS_OF_SOCKET };
+        while !self.is_over() {
+            let mut flows = Flows::open(forms, &mut random).map_err(|error| error.to_string())?;
+            let mut round = 0;
+            while round < rounds && !self.is_over() {
+                flows.ask_all(&self.history, |step, form| self.count(Event::Flow(step), form))?;
+                round += 1;
+            }
         }
-        let Some((before, since)) = client.succeed(form, service, attempt) else { return Ok(meeting) };
-        let is_kept = meeting == Meeting::Reached(before);
-        if is_kept || !self.history.always_has(service, since, attempt.to, before) {
-            return Ok(meeting);
+        Ok(())
+    }
+
+    fn connect_until_over(&self, random: &mut Random) -> Result<(), String> {
+        for question in 0.. {
+            if self.is_over() {
+                break;
+            }
+            let (kind, form, service) = (random.pick(&Kind::ALL), random.pick(&Form::ALL), random.below(SERVICES));
+            let event = self.connect(kind, form, service, question);
+            self.count(event.map_err(|reason| format!("{kind:?} {form:?} to Service {service}: {reason}"))?, form);
         }
-        Err(format!("{meeting:?}, though the socket had {before:?}, which has served all the time"))
+        Ok(())
+    }
+
+    fn connect(&self, kind: Kind, form: Form, service: usize, question: u64) -> Result<Event, String> {
+        let agent = self.agents.load(Ordering::SeqCst);
+        let (outcome, period) = connects::call(kind, form, service, question).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => "no answer".to_owned(),
+            _ => error.to_string(),
+        })?;
+        self.history.check_new(service, period, outcome)?;
+        match outcome {
+            Outcome::Reached(_) => Ok(Event::Connect(kind)),
+            Outcome::NoService => Ok(Event::NoService),
+            Outcome::Closed if agent.is_multiple_of(2) && agent == self.agents.load(Ordering::SeqCst) => {
+                Err("closed, though the agent closes no sockets".to_owned())
+            }
+            Outcome::Closed => Ok(Event::Closed),
+        }
     }
 }
 
 impl fmt::Display for Storm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} connects", self.connects())?;
-        for (kind, counts) in KINDS.iter().zip(&self.counts) {
-            let counts = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
-            write!(f, ", {kind:?} {counts:?}")?;
+        for (event, counts) in &*self.counts.lock().unwrap() {
+            write!(f, ", {event:?} {counts:?}")?;
         }
-        let (sets, met) = self.history.sets();
-        let turned = self.turned.load(Ordering::Relaxed);
-        write!(f, " as {FORMS:?}; {turned} calls without a Service; {sets} sets, {met} of them met")
+        write!(f, " as {:?}; {} sets", Form::ALL, self.history.sets())
     }
 }

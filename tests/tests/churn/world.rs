@@ -3,10 +3,13 @@
 //! One route for each family makes all backend addresses local at once, so that one server answers for all of them. A
 //! ClusterIP has no route: a connect without translation fails with EACCES, which nothing else does.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::Range,
+};
 
 use cproxy_tests::{
-    manifest::{Service, Slice},
+    manifest::{Endpoint, Service, Slice},
     sandbox::Sandbox,
 };
 use serde_json::Value;
@@ -30,22 +33,45 @@ pub(crate) const BACKENDS_OF_SERVICE: u32 = 0x2000;
 /// First backend that belongs to none of the Services under test.
 const FIRST_OTHER: u32 = BACKENDS_OF_SERVICE * SERVICES as u32;
 
-/// Backends of a Service with consecutive numbers.
+/// A backend that belongs to no Service.
+pub(crate) const LONER: u32 = FIRST_OTHER + CROWD_LARGEST;
+
+/// Backends of a Service with consecutive numbers: those that terminate, then those that are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Set {
+    /// Number of backends that keep their flows and get no new ones.
+    pub(crate) terminating: u32,
+    /// First ready backend.
     pub(crate) first: u32,
+    /// Number of ready backends.
     pub(crate) count: u32,
     /// Index of their port.
     pub(crate) port: usize,
 }
 
 impl Set {
+    /// Whether new clients get this backend.
     pub(crate) fn has(&self, backend: Backend) -> bool {
-        (self.first..self.first + self.count).contains(&backend.number) && self.port == backend.port
+        self.ready().contains(&backend.number) && self.port == backend.port
     }
 
-    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + use<> {
+    /// Whether clients keep this backend.
+    pub(crate) fn serves(&self, backend: Backend) -> bool {
+        self.serving().contains(&backend.number) && self.port == backend.port
+    }
+
+    /// Whether the clients of every backend of `before` keep it.
+    pub(crate) fn serves_all_of(&self, before: Self) -> bool {
+        let (kept, now) = (before.serving(), self.serving());
+        now.start <= kept.start && kept.end <= now.end && self.port == before.port
+    }
+
+    pub(crate) fn ready(&self) -> Range<u32> {
         self.first..self.first + self.count
+    }
+
+    fn serving(&self) -> Range<u32> {
+        self.first - self.terminating..self.first + self.count
     }
 }
 
@@ -116,7 +142,9 @@ pub(crate) fn objects(service: usize, name: usize, set: Set) -> [Value; 3] {
     let (tcp, udp) = (TCP_PORTS[set.port], UDP_PORTS[set.port]);
     let object = Service::new(&name).cluster_ips(FAMILIES.map(|family| family.cluster_ip(service)));
     let slice = |slice: Slice, family: Family| {
-        Value::from(slice.tcp("tcp", tcp).udp("udp", udp).ready(set.numbers().map(|number| family.backend(number))))
+        let terminating = (set.first - set.terminating..set.first).map(|number| family.backend(number));
+        let slice = slice.tcp("tcp", tcp).udp("udp", udp).ready(set.ready().map(|number| family.backend(number)));
+        terminating.fold(slice, |slice, address| slice.endpoint(Endpoint::terminating(address, true))).into()
     };
     [
         object.tcp("tcp", PORT, tcp).udp("udp", PORT, udp).into(),

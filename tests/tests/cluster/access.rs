@@ -15,7 +15,7 @@ use crate::fixture::{Cluster, PATIENCE};
 const RESOURCES: [(&str, &str); 2] = [("services", ""), ("endpointslices", "discovery.k8s.io")];
 
 /// Waits until the agent has logged a line with all `words` about both resources, at least `times` times.
-fn wait_complaints(agent: &mut RunningAgent, times: usize, words: &[&str]) {
+fn wait_for_warnings(agent: &mut RunningAgent, times: usize, words: &[&str]) {
     for (resource, _) in RESOURCES {
         agent.wait_until(PATIENCE, &format!("{times} lines about {resource} and {words:?}"), |agent| {
             let log = agent.log();
@@ -30,7 +30,7 @@ fn missing_rights_are_named_and_used_once_they_are_granted() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let mut agent = Agent::new(&sandbox).kubeconfig(cluster.control_plane.kubeconfig_for("nobody")).start();
-    wait_complaints(&mut agent, 1, &["not permitted", "list", "watch"]);
+    wait_for_warnings(&mut agent, 1, &["not permitted", "list", "watch"]);
     for (resource, group) in RESOURCES {
         let line = agent.wait_log(&format!("not permitted to watch {resource}"), PATIENCE);
         assert!(line.contains(&format!("{group:?}")), "the line names the group {group:?}: {line}");
@@ -41,7 +41,7 @@ fn missing_rights_are_named_and_used_once_they_are_granted() {
     cluster.control_plane.apply([json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
-        "metadata": {"name": "nobody-is-somebody"},
+        "metadata": {"name": "nobody-as-agent"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cproxy"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "nobody"}],
     })]);
@@ -129,7 +129,7 @@ fn credentials_may_come_from_a_file_or_a_command() {
 /// Checks that the agent reports the error, tries again, and ends on request.
 fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str]) {
     let mut agent = Agent::new(cluster.sandbox).kubeconfig(kubeconfig).start();
-    wait_complaints(&mut agent, 2, words);
+    wait_for_warnings(&mut agent, 2, words);
     assert!(!agent.is_ready());
     agent.signal(Signal::TERM);
     let status = agent.wait(Duration::from_secs(2)).expect("the agent ends within two seconds");

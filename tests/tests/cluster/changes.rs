@@ -45,8 +45,8 @@ fn a_service_is_followed_from_creation_to_deletion() {
     cluster.expect(&rows);
     assert_names(&sandbox);
 
-    another_port(&cluster, &rows);
-    a_port_goes(&cluster, &rows);
+    change_a_port_number(&cluster, &rows);
+    remove_and_restore_a_port(&cluster, &rows);
 
     cluster.delete("Service", "web");
     cluster.expect(&[]);
@@ -58,7 +58,7 @@ fn a_service_is_followed_from_creation_to_deletion() {
     cluster.apply(dual_stack_service());
     cluster.expect(&rows);
 
-    the_address_goes_to_another_service(&cluster);
+    give_the_address_to_another_service(&cluster);
 }
 
 /// The row of the same frontend without backends.
@@ -79,7 +79,7 @@ fn assert_names(sandbox: &Sandbox) {
 }
 
 /// Changes the port's number in both families; its name and its backends stay.
-fn another_port(cluster: &Cluster<'_>, rows: &[&str; 6]) {
+fn change_a_port_number(cluster: &Cluster<'_>, rows: &[&str; 6]) {
     let service = Service::new("web").cluster_ips([VIP, VIP_V6]);
     cluster.apply(service.tcp("http", 79, 8080).tcp("admin", 8081, 9090).udp("dns", 80, 5353));
     let changed =
@@ -91,7 +91,7 @@ fn another_port(cluster: &Cluster<'_>, rows: &[&str; 6]) {
 }
 
 /// Removes and restores one of the ports; the UDP port of the same number stays.
-fn a_port_goes(cluster: &Cluster<'_>, rows: &[&str; 6]) {
+fn remove_and_restore_a_port(cluster: &Cluster<'_>, rows: &[&str; 6]) {
     let service = Service::new("web").cluster_ips([VIP, VIP_V6]);
     cluster.apply(service.tcp("admin", 8081, 9090).udp("dns", 80, 5353));
     cluster.expect(&[rows[1], rows[2], rows[4], rows[5]]);
@@ -100,7 +100,7 @@ fn a_port_goes(cluster: &Cluster<'_>, rows: &[&str; 6]) {
 }
 
 /// Deletes a Service and gives its address to another one at once.
-fn the_address_goes_to_another_service(cluster: &Cluster<'_>) {
+fn give_the_address_to_another_service(cluster: &Cluster<'_>) {
     cluster.apply(Slice::v4("next").tcp("http", 8080).ready(["10.244.0.3"]));
     cluster.delete("Service", "web");
     cluster.apply(Service::new("next").cluster_ips([VIP]).tcp("http", 80, 8080));
@@ -147,7 +147,7 @@ fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
     cluster.apply(part("web-a", 8080).ready(["10.244.0.1"]));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.3:8080"]);
 
-    readiness(&cluster);
+    change_readiness(&cluster);
 
     cluster.delete("EndpointSlice", "web-b");
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
@@ -157,11 +157,11 @@ fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
     cluster.apply(part("web-a", 8080).ready(["10.244.0.1"]));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080"]);
 
-    moved_slices(&cluster);
+    move_slices(&cluster);
 }
 
 /// Endpoints that are not ready, terminating, and ready again.
-fn readiness(cluster: &Cluster<'_>) {
+fn change_readiness(cluster: &Cluster<'_>) {
     let both = "TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.3:8080";
     let set = |endpoint: Endpoint| cluster.apply(part("web-a", 8080).endpoint(endpoint));
     set(Endpoint::not_ready("10.244.0.1"));
@@ -181,7 +181,7 @@ fn readiness(cluster: &Cluster<'_>) {
 }
 
 /// Slices that change the label with their Service's name, which alone counts.
-fn moved_slices(cluster: &Cluster<'_>) {
+fn move_slices(cluster: &Cluster<'_>) {
     cluster.apply(Service::new("other").cluster_ips(["10.96.0.11"]).tcp("http", 80, 8080));
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 refuse"]);
     let label = |service: Value| json!({"metadata": {"labels": {"kubernetes.io/service-name": service}}});
@@ -230,14 +230,14 @@ fn objects_that_are_not_ours_are_left_out_while_they_are_not() {
 
     // The label counts with any value.
     for value in ["another-proxy", ""] {
-        hidden_service(&cluster, value, &rows);
-        hidden_slice(&cluster, value, &rows);
+        hide_service(&cluster, value, &rows);
+        hide_slice(&cluster, value, &rows);
     }
     // None of this deserves a warning.
     assert!(!agent.log().contains("WARN") && !agent.log().contains("ERROR"), "{}", agent.log());
 }
 
-fn hidden_service(cluster: &Cluster<'_>, value: &str, rows: &[&str]) {
+fn hide_service(cluster: &Cluster<'_>, value: &str, rows: &[&str]) {
     let label = |value: Value| json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": value}}});
     cluster.patch("Service", "web", label(json!(value)));
     cluster.expect(&[]);
@@ -246,7 +246,7 @@ fn hidden_service(cluster: &Cluster<'_>, value: &str, rows: &[&str]) {
     cluster.expect(rows);
 }
 
-fn hidden_slice(cluster: &Cluster<'_>, value: &str, rows: &[&str; 3]) {
+fn hide_slice(cluster: &Cluster<'_>, value: &str, rows: &[&str; 3]) {
     let label = |value: Value| json!({"metadata": {"labels": {"service.kubernetes.io/headless": value}}});
     cluster.patch("EndpointSlice", "web-ipv4", label(json!(value)));
     cluster.expect(&rows.map(without_backends).each_ref().map(String::as_str));

@@ -13,7 +13,7 @@ fn rendered(control_plane: &ControlPlane<'_>, directory: &str) -> String {
 }
 
 /// Whether the API server would allow the account's request.
-fn may(control_plane: &ControlPlane<'_>, request: &[&str]) -> bool {
+fn is_permitted(control_plane: &ControlPlane<'_>, request: &[&str]) -> bool {
     let arguments = [&["auth", "can-i", "--as", ACCOUNT], request].concat();
     let output = control_plane.try_kubectl("admin", &arguments, "");
     match output.stdout.trim() {
@@ -24,12 +24,12 @@ fn may(control_plane: &ControlPlane<'_>, request: &[&str]) -> bool {
 }
 
 #[test]
-fn the_overlays_are_taken_by_the_api_server_and_give_just_the_rights_that_are_needed() {
+fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
     let sandbox = Sandbox::for_test();
     let control_plane = ControlPlane::start(&sandbox);
     // The harness has rights of the same name for its own user.
     control_plane.kubectl(&["delete", "clusterrole,clusterrolebinding", "cproxy"], "");
-    assert!(!may(&control_plane, &["watch", "services", "--all-namespaces"]));
+    assert!(!is_permitted(&control_plane, &["watch", "services", "--all-namespaces"]));
     control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "base"));
     for overlay in ["overlays/baked-in", "overlays/sidecar"] {
         let text = rendered(&control_plane, overlay);
@@ -40,16 +40,16 @@ fn the_overlays_are_taken_by_the_api_server_and_give_just_the_rights_that_are_ne
 
     for verb in ["list", "watch"] {
         for kind in ["services", "endpointslices.discovery.k8s.io"] {
-            assert!(may(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+            assert!(is_permitted(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
         }
-        assert!(may(&control_plane, &[verb, "nodes/virtual-kubelet"]), "{verb} the own Node");
+        assert!(is_permitted(&control_plane, &[verb, "nodes/virtual-kubelet"]), "{verb} the own Node");
         for kind in ["nodes", "nodes/other", "pods", "secrets", "configmaps", "endpoints"] {
-            assert!(!may(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+            assert!(!is_permitted(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
         }
     }
     for verb in ["get", "create", "update", "patch", "delete"] {
         for kind in ["services", "endpointslices.discovery.k8s.io", "nodes", "secrets", "pods"] {
-            assert!(!may(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+            assert!(!is_permitted(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
         }
     }
 }

@@ -37,7 +37,7 @@ fn expect(cluster: &Cluster<'_>, rows: &[String]) {
 }
 
 #[test]
-fn a_server_that_streams_lists_is_asked_for_nothing_else() {
+fn a_server_that_streams_lists_gets_no_other_list_requests() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start_with(&sandbox, &[LOG_REQUESTS]);
     let rows = apply_some(&cluster);

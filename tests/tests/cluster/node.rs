@@ -152,7 +152,7 @@ fn an_agent_that_may_not_read_its_node_does_without_until_it_may() {
     cluster.control_plane.apply(rights(json!(rules)));
     cluster.control_plane.kill_api_server();
     cluster.start_api_server();
-    let line = agent.wait_log("what is known of them stays", PATIENCE);
+    let line = agent.wait_log("the last known state stays", PATIENCE);
     assert!(line.contains("WARN not permitted to watch nodes"), "{line}");
     cluster.expect(&IN_ZONE_A);
 }

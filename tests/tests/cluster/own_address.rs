@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::fixture::{Cluster, PATIENCE};
 
 #[test]
-fn the_route_to_the_api_server_says_which_address_is_the_own_one() {
+fn the_route_to_the_api_server_determines_the_own_address() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);

@@ -40,7 +40,7 @@ fn the_agents_own_connections_are_never_translated() {
 }
 
 #[test]
-fn default_kubernetes_is_for_everybody_but_the_agent() {
+fn default_kubernetes_is_translated_for_all_but_the_agent() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let vip = format!("https://{KUBERNETES_VIP}");

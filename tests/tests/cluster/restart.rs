@@ -26,7 +26,7 @@ fn end(agent: &mut RunningAgent, signal: Signal) {
 }
 
 #[test]
-fn a_restarted_agent_catches_up_and_nobody_notices() {
+fn a_restarted_agent_catches_up_without_a_failed_connect() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let mut agent = cluster.start_agent();

@@ -94,7 +94,7 @@ fn the_address_of_the_default_route_is_found_and_followed() {
 
 /// This holds even if IPv6 sends no event for it.
 #[test]
-fn a_link_that_goes_takes_its_routes_along_without_a_word() {
+fn own_addresses_are_lost_with_their_link() {
     let no_ipv6 = |sandbox: &Sandbox| {
         sandbox.ip("link add own0 type veth peer name own1\n");
         std::fs::write("/proc/sys/net/ipv6/conf/own0/disable_ipv6", "1").unwrap();
@@ -126,14 +126,14 @@ fn given_addresses_are_the_only_ones() {
 }
 
 #[test]
-fn where_changes_cannot_be_seen_what_was_found_at_the_start_stays() {
+fn without_netlink_the_addresses_found_at_the_start_stay() {
     let sandbox = Sandbox::for_test();
     sandbox.ip(LINK);
     manifest::write(&sandbox.manifest_dir(), "web.json", restricted_to(INSIDE));
     let without_netlink = || {
         forbid_netlink();
         let mut agent = start_agent(&sandbox);
-        agent.wait_log("changes of the own addresses are not seen", SYNC);
+        agent.wait_log("changes of the VM's addresses are not seen", SYNC);
         agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
         assert!(all_are(&rows(&sandbox), BALANCER_IP, "forward"));
     };

@@ -157,7 +157,7 @@ impl Standing {
 }
 
 #[test]
-fn established_flows_are_not_judged_again() {
+fn established_flows_are_not_checked_again() {
     let flags = [NODE.as_slice(), &OWN, &CLOSE_ALL].concat();
     let world = start(PODS, with(service()), &flags, |_| ());
     let standing = Standing::open();

@@ -112,11 +112,11 @@ fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
     // The Service's port is no port of the Node, and the node port is no port of any other address.
     for to in NODE_IP.forms(PORT) {
         let error = echo::ask_tcp(to).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: nobody listens");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: no server listens");
     }
     for to in EXTERNAL_IP.forms(NODE_PORTS[0]) {
         let error = echo::ask_tcp(to).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: nobody listens");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: no server listens");
     }
 }
 

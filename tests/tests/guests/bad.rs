@@ -7,7 +7,7 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::common::{PATIENCE, said};
+use crate::common::{PATIENCE, values_of};
 
 const WORKLOAD: &str = "#!/bin/sh\necho 'workload: running'\n";
 
@@ -15,7 +15,7 @@ const WORKLOAD: &str = "#!/bin/sh\necho 'workload: running'\n";
 fn console(image: GuestImage<'_>, on_timeout: &str) -> String {
     let image = image.parameter("cproxy.timeout=4s").parameter(format!("cproxy.on-timeout={on_timeout}"));
     let console = image.program("etc/cproxy/workload", WORKLOAD).start().wait_end(PATIENCE);
-    let is_running = !said(&console, "workload: ").is_empty();
+    let is_running = !values_of(&console, "workload: ").is_empty();
     assert_eq!(is_running, on_timeout == "start", "{console}");
     let code = if is_running { 0 } else { 1 };
     assert!(console.contains(&format!("init: ending with {code}")), "{console}");
@@ -23,26 +23,26 @@ fn console(image: GuestImage<'_>, on_timeout: &str) -> String {
 }
 
 #[track_caller]
-fn assert_said(console: &str, words: &[&str]) {
+fn assert_logged(console: &str, words: &[&str]) {
     assert!(console.lines().any(|line| words.iter().all(|words| line.contains(words))), "{words:?}:\n{console}");
 }
 
 #[test]
-fn a_guest_without_what_it_needs_says_what_is_missing() {
+fn a_guest_names_each_missing_requirement() {
     let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
 
     let without_network = || outside.guest().parameter("cproxy.apiserver=https://192.0.2.1:6443").without_network();
     for policy in ["fail", "start"] {
         let console = console(without_network(), policy);
-        assert_said(&console, &["WARN", "192.0.2.1:6443", "etwork"]);
-        assert_said(&console, &["cproxy: not ready after 4s: ", "has heard nothing from its source yet"]);
+        assert_logged(&console, &["WARN", "192.0.2.1:6443", "etwork"]);
+        assert_logged(&console, &["cproxy: not ready after 4s: ", "has received nothing from its source yet"]);
     }
 
     let other_authority = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap().cert.pem();
     let wrong_ca = outside.guest().parameter(API_SERVER).file(&format!("{SECRETS}/ca.crt"), other_authority);
     let console_of_wrong_ca = console(wrong_ca, "fail");
-    assert_said(&console_of_wrong_ca, &["WARN", "api.test:6443", "certificate"]);
+    assert_logged(&console_of_wrong_ca, &["WARN", "api.test:6443", "certificate"]);
 
     for (parameter, words) in [
         ("nothing=said", "--apiserver"),
@@ -50,7 +50,7 @@ fn a_guest_without_what_it_needs_says_what_is_missing() {
         ("cproxy.api-server=https://api.test:6443", "kernel parameter cproxy.api-server: \"api-server\" is no setting"),
     ] {
         let console = console(outside.guest().parameter(parameter), "start");
-        assert_said(&console, &["cproxy: not ready after 4s: the agent has ended: ", words]);
+        assert_logged(&console, &["cproxy: not ready after 4s: the agent has ended: ", words]);
     }
 }
 

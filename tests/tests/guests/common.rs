@@ -15,6 +15,6 @@ pub(crate) fn report(what: &str, is: &str) {
 }
 
 /// Texts after `label` on the console's lines.
-pub(crate) fn said<'t>(console: &'t str, label: &str) -> Vec<&'t str> {
+pub(crate) fn values_of<'t>(console: &'t str, label: &str) -> Vec<&'t str> {
     console.lines().filter_map(|line| line.strip_prefix(label)).map(str::trim).collect()
 }

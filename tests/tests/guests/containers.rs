@@ -13,7 +13,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::common::{PATIENCE, said};
+use crate::common::{PATIENCE, values_of};
 
 const VIP: &str = "10.96.0.20";
 const POD: &str = "10.244.0.1";
@@ -195,7 +195,7 @@ fn with_manifests(mut config: Value) -> Value {
 
 /// The configuration with the machine's cgroups at the runtime's path of the container's own. containerd then leaves
 /// out its own mount.
-fn in_its_place(mut config: Value) -> Value {
+fn with_replaced_cgroup(mut config: Value) -> Value {
     mounts(&mut config).retain(|mount| mount["destination"] != CGROUP);
     let volume = mounts(&mut config).iter_mut().find(|mount| mount["destination"] == OVERLAY).unwrap();
     volume["destination"] = CGROUP.into();
@@ -210,8 +210,8 @@ fn replaced(mut config: Value) -> Value {
 
 /// The configuration of older versions in that case: the container's own cgroup is mounted over the machine's, and both
 /// are listed.
-fn covered(config: Value) -> Value {
-    let mut config = in_its_place(config);
+fn with_covered_cgroup(config: Value) -> Value {
+    let mut config = with_replaced_cgroup(config);
     mounts(&mut config).push(own_cgroup("ro"));
     config
 }
@@ -247,9 +247,9 @@ fn guest<'s>(sandbox: &'s Sandbox, image: &OciImage) -> GuestImage<'s> {
     [
         ("unreachable", self::config("unreachable", image)),
         ("as-is", config("as-is")),
-        ("in-its-place", in_its_place(config("in-its-place"))),
+        ("in-its-place", with_replaced_cgroup(config("in-its-place"))),
         ("replaced", replaced(config("replaced"))),
-        ("covered", covered(config("covered"))),
+        ("covered", with_covered_cgroup(config("covered"))),
         ("privileged", privileged(config("privileged"))),
     ]
     .into_iter()
@@ -257,15 +257,15 @@ fn guest<'s>(sandbox: &'s Sandbox, image: &OciImage) -> GuestImage<'s> {
 }
 
 #[test]
-fn the_sidecar_serves_processes_outside_of_its_container_or_says_that_it_does_not() {
+fn the_sidecar_serves_other_containers_or_reports_that_it_cannot() {
     let sandbox = Sandbox::for_test();
     sandbox.add_address(POD);
     let _pod = http::serve(&sandbox, (POD, 8080), "pod-1");
     let console = guest(&sandbox, &OciImage::from_env()).start().wait_end(PATIENCE);
     let answer =
-        |name: &str, what: &str| said(&console, &format!("{name} {what}:")).first().map(|line| (*line).to_owned());
+        |name: &str, what: &str| values_of(&console, &format!("{name} {what}:")).first().map(|line| (*line).to_owned());
     let unreachable = answer("unreachable", "probe").unwrap_or_default();
-    assert!(unreachable.starts_with("1 cproxy: not ready after 0ns: the agent has heard nothing"), "{console}");
+    assert!(unreachable.starts_with("1 cproxy: not ready after 0ns: the agent has received nothing"), "{console}");
 
     // The root and the container's own cgroup, as the container sees them.
     let (root, own) = ("/../../..", "/");

@@ -7,7 +7,7 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-use crate::common::{PATIENCE, report, said};
+use crate::common::{PATIENCE, report, values_of};
 
 /// Workload that prints its environment.
 const WORKLOAD: &str = r#"
@@ -25,7 +25,7 @@ fn the_workload_finds_services_by_name_from_its_first_moment() {
     let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
     let console = pod(outside.guest().parameter(API_SERVER), WORKLOAD).start().wait_end(PATIENCE);
-    let found = said(&console, "workload: ");
+    let found = values_of(&console, "workload: ");
     assert_eq!(found[0], "the table is complete", "{console}");
     assert!(["web is pod-1", "web is pod-2"].contains(&found[1]), "{console}");
     assert!(console.contains("init: ending with 0"), "{console}");
@@ -33,7 +33,7 @@ fn the_workload_finds_services_by_name_from_its_first_moment() {
     assert!(ready < console.find("init: running").unwrap(), "{console}");
     assert!(!console.contains('\u{1b}'), "no colours: {console}");
 
-    let services: Value = serde_json::from_str(said(&console, "get: ")[0]).unwrap();
+    let services: Value = serde_json::from_str(values_of(&console, "get: ")[0]).unwrap();
     let names: Vec<_> = services.as_array().unwrap().iter().map(|row| row["service"].as_str().unwrap()).collect();
     assert_eq!(names, ["default/kubernetes", "kube-system/kube-dns", "kube-system/kube-dns", "default/web"]);
     report_kernel(&console);
@@ -41,15 +41,15 @@ fn the_workload_finds_services_by_name_from_its_first_moment() {
 
 /// Reports the kernel's features and cproxy's use of them.
 fn report_kernel(console: &str) {
-    let checks: Vec<Value> = serde_json::from_str(said(console, "check: ")[0]).unwrap();
+    let checks: Vec<Value> = serde_json::from_str(values_of(console, "check: ")[0]).unwrap();
     let text = |check: &Value, field: &str| check[field].as_str().unwrap_or_default().to_owned();
     let is_required = |check: &&Value| check["required"] == true;
     let failed: Vec<_> = checks.iter().filter(is_required).filter(|check| check["state"] != "ok").collect();
     assert_eq!(failed, [&Value::Null; 0]);
     let yes = |is: bool| if is { "yes" } else { "no" };
-    report("1 version", said(console, "kernel: ")[0]);
-    report("2 BPF JIT", yes(said(console, "jit: ") != ["0"]));
-    report("3 kernel BTF", said(console, "btf: ")[0]);
+    report("1 version", values_of(console, "kernel: ")[0]);
+    report("2 BPF JIT", yes(values_of(console, "jit: ") != ["0"]));
+    report("3 kernel BTF", values_of(console, "btf: ")[0]);
     let missing: Vec<_> =
         checks.iter().filter(|check| check["state"] != "ok").map(|check| text(check, "detail")).collect();
     report("4 degrades", if missing.is_empty() { "nothing".to_owned() } else { missing.join("; ") }.as_str());
@@ -76,6 +76,6 @@ fn bootstrap_services_are_served_before_the_first_sync() {
     let workload = "echo \"workload: $(nslookup web.default.svc.cluster.local | tr '\\n' ' ')\"";
     let console = pod(image, workload).start().wait_end(PATIENCE);
     assert!(console.contains("; going on without it (--on-timeout start)"), "{console}");
-    assert!(said(&console, "workload: ")[0].contains("10.96.0.20"), "{console}");
+    assert!(values_of(&console, "workload: ")[0].contains("10.96.0.20"), "{console}");
     assert!(console.find("serving 2 frontends of --bootstrap").is_some(), "{console}");
 }

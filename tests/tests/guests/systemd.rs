@@ -12,7 +12,7 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-use crate::common::{PATIENCE, said};
+use crate::common::{PATIENCE, values_of};
 
 /// Programs of systemd: itself, the one that prints its state, and, since 255, the one that starts services.
 const PROGRAMS: [&str; 3] = ["/usr/lib/systemd/systemd", "/usr/bin/systemctl", "/usr/lib/systemd/systemd-executor"];
@@ -90,12 +90,12 @@ fn a_container_runtime_starts_when_services_work() {
     );
     let console = console_of_runtime(image, &script);
     assert_eq!(
-        said(&console, "runtime: "),
+        values_of(&console, "runtime: "),
         ["the table is complete", "web is pod-1", "cproxy has started"],
         "{console}"
     );
     for unit in ["cproxy", "cproxy-wait", "containerd", "multi-user.target"] {
-        assert_eq!(said(&console, &format!("{unit}: ")).last(), Some(&"active"), "{unit}: {console}");
+        assert_eq!(values_of(&console, &format!("{unit}: ")).last(), Some(&"active"), "{unit}: {console}");
     }
     // Order of systemd's messages.
     let at = |words: &str| console.find(words).expect(words);
@@ -117,17 +117,17 @@ fn the_policy_decides_about_a_container_runtime_without_services() {
             .file(&format!("{SECRETS}/token"), "token")
             .file(&format!("{SECRETS}/ca.crt"), &authority);
         let console = console_of_runtime(image, "#!/bin/sh\necho \"runtime: $(ls /run/cproxy/ready 2>&1)\"\n");
-        let ran = said(&console, "runtime: ");
+        let ran = values_of(&console, "runtime: ");
         assert_eq!(ran.len(), usize::from(runs), "{policy}: {console}");
         assert!(ran.iter().all(|line| line.contains("No such file")), "{policy}: {console}");
-        assert!(console.contains("cproxy: not ready after 4s: the agent has heard nothing"), "{policy}: {console}");
+        assert!(console.contains("cproxy: not ready after 4s: the agent has received nothing"), "{policy}: {console}");
         assert_eq!(console.contains("Dependency failed for containerd.service"), !runs, "{policy}: {console}");
         let (wait, runtime) = if runs { ("active", "active") } else { ("failed", "inactive") };
         // No other unit waits: the machine has booted, and the agent goes on trying.
         for (unit, state) in
             [("cproxy", "activating"), ("cproxy-wait", wait), ("containerd", runtime), ("multi-user.target", "active")]
         {
-            assert_eq!(said(&console, &format!("{unit}: ")).last(), Some(&state), "{policy}, {unit}: {console}");
+            assert_eq!(values_of(&console, &format!("{unit}: ")).last(), Some(&state), "{policy}, {unit}: {console}");
         }
     }
 }
@@ -157,5 +157,5 @@ fn katas_agent_does_not_wait_for_services_and_its_hook_does() {
          reboot -f\n"
     );
     let console = unit(image, "kata-agent", "", "kata-containers.target", &script).start().wait_end(PATIENCE);
-    assert_eq!(said(&console, "agent: "), ["started without Services", "web is pod-1"], "{console}");
+    assert_eq!(values_of(&console, "agent: "), ["started without Services", "web is pod-1"], "{console}");
 }

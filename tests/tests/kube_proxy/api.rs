@@ -39,13 +39,13 @@ impl Objects {
     pub(crate) fn create(&self, object: &Value) -> Result<(), Refused> {
         let typed = serde_json::from_value(object.clone()).unwrap();
         let created = self.runtime.block_on(self.api(object).create(&PostParams::default(), &typed));
-        created.map(drop).or_else(refusal(object))
+        created.map(drop).or_else(refuse(object))
     }
 
     pub(crate) fn replace(&self, object: &Value) -> Result<(), Refused> {
         let (typed, params) = (serde_json::from_value(object.clone()).unwrap(), PostParams::default());
         let replaced = self.runtime.block_on(self.api(object).replace(name(object), &params, &typed));
-        replaced.map(drop).or_else(refusal(object))
+        replaced.map(drop).or_else(refuse(object))
     }
 
     pub(crate) fn delete(&self, object: &Value) {
@@ -104,7 +104,7 @@ fn resource(kind: &str) -> ApiResource {
 }
 
 /// Turns an error about the object into [`Refused`]; any other error ends the test.
-fn refusal(object: &Value) -> impl FnOnce(kube::Error) -> Result<(), Refused> {
+fn refuse(object: &Value) -> impl FnOnce(kube::Error) -> Result<(), Refused> {
     move |error| match error {
         kube::Error::Api(status) if status.code == 422 => Err(Refused(status.message)),
         error => panic!("the API server does not take {object}: {error}"),

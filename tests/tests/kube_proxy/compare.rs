@@ -97,13 +97,13 @@ fn describe(
     };
     writeln!(text, "{frontend}\n  kube-proxy:     {wanted}").unwrap();
     writeln!(text, "  cproxy:         {}\n  cproxy resolve: {}", row(found[0]), row(found[1])).unwrap();
-    for object in concerned(view, frontend, found) {
+    for object in related_objects(view, frontend, found) {
         writeln!(text, "  {object}").unwrap();
     }
 }
 
 /// Services with the frontend's address or port, or of the rows, their slices, and the node.
-fn concerned<'v>(view: &'v View, frontend: &Frontend, found: [Option<&Row>; 2]) -> Vec<&'v Value> {
+fn related_objects<'v>(view: &'v View, frontend: &Frontend, found: [Option<&Row>; 2]) -> Vec<&'v Value> {
     let of_row = |service: &str| found.iter().flatten().any(|row| row.service == service);
     let (address, node_port) =
         (format!("\"{}\"", frontend.address.ip()), format!("\"nodePort\":{}", frontend.address.port()));
@@ -143,6 +143,6 @@ fn unknown_ports(view: &View) -> String {
 
 /// Whether cproxy refuses a connection to an unused port of the address. Without cproxy there is no route.
 fn is_refused(ip: IpAddr) -> bool {
-    let error = TcpStream::connect(SocketAddr::new(ip, UNUSED_PORT)).expect_err("nobody listens");
+    let error = TcpStream::connect(SocketAddr::new(ip, UNUSED_PORT)).expect_err("no server listens");
     error.kind() == io::ErrorKind::ConnectionRefused
 }

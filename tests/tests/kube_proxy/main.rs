@@ -51,7 +51,7 @@ fn kube_proxy_and_cproxy_agree_on_random_objects() {
     let mut tally = Tally::default();
     let mut made = 0;
     let mut play = |universe: &Universe, changes: &[Change], what: &str| {
-        changes.iter().for_each(|change| change.carry_out(&cluster.objects));
+        changes.iter().for_each(|change| change.apply(&cluster.objects));
         if changes.iter().any(declared::is_half_seen) {
             cluster.restart_kube_proxy(universe.zone());
         }

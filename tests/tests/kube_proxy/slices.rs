@@ -129,7 +129,7 @@ impl Slice {
             let address = if random.percent(90) { own } else { random.below(2 * ENDPOINTS_MAX) };
             // The same address twice in one slice is rare.
             if random.percent(10) || self.endpoints.iter().all(|endpoint| endpoint.address != address) {
-                self.endpoints.push(Endpoint::drawn(random, address, hints));
+                self.endpoints.push(Endpoint::random(random, address, hints));
             }
         }
     }
@@ -192,7 +192,7 @@ impl Slice {
 }
 
 impl Endpoint {
-    fn drawn(random: &mut Random, address: usize, hints: Hints) -> Self {
+    fn random(random: &mut Random, address: usize, hints: Hints) -> Self {
         let (zones, nodes) = (Vec::new(), Vec::new());
         let mut endpoint = Self { address, ready: None, serving: None, terminating: None, node: None, zones, nodes };
         endpoint.draw_conditions(random);

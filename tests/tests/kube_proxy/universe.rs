@@ -188,9 +188,9 @@ impl Universe {
 }
 
 impl Change {
-    pub(crate) fn carry_out(&self, objects: &Objects) {
+    pub(crate) fn apply(&self, objects: &Objects) {
         match self {
-            Self::Put(put) => put.carry_out(objects),
+            Self::Put(put) => put.apply(objects),
             Self::Delete(object) => objects.delete(object),
             Self::Zone(zone) => objects.set_zone(*zone),
         }
@@ -202,7 +202,7 @@ impl Change {
 }
 
 impl Put {
-    fn carry_out(&self, objects: &Objects) {
+    fn apply(&self, objects: &Objects) {
         match self.how {
             How::Create => objects.create(&self.object).unwrap(),
             // An update that the API forbids becomes a deletion and a creation.

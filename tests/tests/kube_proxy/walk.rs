@@ -127,7 +127,7 @@ impl Packet<'_> {
                     next => return next,
                 },
                 "dnat" => return Next::End(Outcome::Forward { backends: translation(body), affinity: None }),
-                _ => match self.verdict(table, statement) {
+                _ => match self.evaluate(table, statement) {
                     Next::Rule => {}
                     next => return next,
                 },
@@ -136,7 +136,7 @@ impl Packet<'_> {
         Next::Rule
     }
 
-    fn verdict(&self, table: &Table, statement: &Value) -> Next {
+    fn evaluate(&self, table: &Table, statement: &Value) -> Next {
         let (name, body) = named(statement);
         match name {
             "drop" => Next::End(Outcome::Drop),
@@ -151,9 +151,9 @@ impl Packet<'_> {
         if let Some(map) = body["data"].as_str() {
             let wanted = key(&body["key"]).iter().map(|part| self.value(part)).collect::<Vec<_>>();
             let found = table.map(map.trim_start_matches('@')).iter().find(|(key, _)| *key == wanted);
-            return found.map_or(Next::Rule, |(_, verdict)| self.verdict(table, verdict));
+            return found.map_or(Next::Rule, |(_, verdict)| self.evaluate(table, verdict));
         }
-        let all = at_random(body).into_iter().map(|verdict| match self.verdict(table, &verdict) {
+        let all = at_random(body).into_iter().map(|verdict| match self.evaluate(table, &verdict) {
             Next::End(Outcome::Forward { backends, affinity }) => (backends, affinity),
             _ => panic!("a random choice does not lead to an endpoint: {body}"),
         });
@@ -169,11 +169,11 @@ impl Packet<'_> {
         let is_equal = match right.as_str().and_then(|name| name.strip_prefix('@')) {
             // There was no connection before, so no affinity applies.
             Some(set) if set.starts_with("affinity-") => {
-                assert!(table.set(set).elements.is_empty(), "somebody has connected: {set}");
+                assert!(table.set(set).elements.is_empty(), "a client has connected: {set}");
                 false
             }
             Some(set) => table.set(set).elements.contains(&self.value(left)),
-            None => is_in(&self.value(left), right),
+            None => contains(&self.value(left), right),
         };
         match text(&body["op"]).as_str() {
             "==" | "in" => is_equal,
@@ -195,7 +195,7 @@ impl Packet<'_> {
             json!(self.to.protocol.to_lowercase())
         } else if expression["ct"]["key"] == "state" {
             json!("new")
-        } else if expression["fib"]["result"] == "type" && is_in(&json!("saddr"), &expression["fib"]["flags"]) {
+        } else if expression["fib"]["result"] == "type" && contains(&json!("saddr"), &expression["fib"]["flags"]) {
             json!(if self.origin == Origin::Node { "local" } else { "unicast" })
         } else {
             panic!("kube-proxy's rules look at {expression}")
@@ -222,9 +222,9 @@ fn at_random(map: &Value) -> Vec<Value> {
 }
 
 /// Whether a value equals the right side, or is one of its elements.
-fn is_in(value: &Value, right: &Value) -> bool {
+fn contains(value: &Value, right: &Value) -> bool {
     if let Some(elements) = right["set"].as_array().or(right.as_array()) {
-        return elements.iter().any(|element| is_in(value, element));
+        return elements.iter().any(|element| contains(value, element));
     }
     // A prefix covers the first bits of an address, in both families.
     let bits = |value: &Value| match address(value) {

@@ -50,7 +50,7 @@ fn many_ports(count: u16, pods: &[u8]) -> (Service, Value) {
     (service, slice.into())
 }
 
-fn remembered(count: u16, pods: &[u8], seconds: u32) -> [Value; 2] {
+fn services_with_affinity(count: u16, pods: &[u8], seconds: u32) -> [Value; 2] {
     let (service, slice) = many_ports(count, pods);
     [service.client_ip_affinity(seconds).into(), slice]
 }
@@ -112,7 +112,7 @@ impl Listeners {
 
 #[test]
 fn each_network_namespace_is_a_client_of_its_own() {
-    let world = World::start(PODS, remembered(PORTS, &PODS, HOURS));
+    let world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let here = connect_each();
     let other = other_client(&world);
     let there = other.run(connect_each);
@@ -142,7 +142,7 @@ fn other_client(world: &World) -> Netns {
 fn threads_that_race_for_the_first_connection_agree() {
     const THREADS: usize = 16;
     const ROUNDS: u16 = 100;
-    let _world = World::start(PODS, remembered(ROUNDS, &PODS, HOURS));
+    let _world = World::start(PODS, services_with_affinity(ROUNDS, &PODS, HOURS));
     let barrier = Barrier::new(THREADS);
     let race = || {
         let connect = |port| {
@@ -165,7 +165,7 @@ fn threads_that_race_for_the_first_connection_agree() {
 #[test]
 fn a_client_is_forgotten_when_it_is_idle_and_not_before() {
     const TIMEOUT: Duration = Duration::from_secs(1);
-    let _world = World::start(PODS, remembered(PORTS, &PODS, 1));
+    let _world = World::start(PODS, services_with_affinity(PORTS, &PODS, 1));
     let mut before = (Instant::now(), connect_each());
     let (start, first) = before.clone();
     let mut in_time = true;
@@ -183,7 +183,7 @@ fn a_client_is_forgotten_when_it_is_idle_and_not_before() {
 
 #[test]
 fn affinity_outlives_the_agent() {
-    let mut world = World::start(PODS, remembered(PORTS, &PODS, HOURS));
+    let mut world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let before = connect_each();
     world.kill_agent();
     assert_eq!(connect_each(), before, "while there is none");
@@ -193,9 +193,9 @@ fn affinity_outlives_the_agent() {
 
 #[test]
 fn a_client_whose_backend_goes_gets_another_and_keeps_that() {
-    let world = World::start(PODS, remembered(PORTS, &PODS, HOURS));
+    let world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let before = connect_each();
-    world.update(remembered(PORTS, &[2, 3], HOURS));
+    world.update(services_with_affinity(PORTS, &[2, 3], HOURS));
     let after = connect_each();
     let gone = IpAddr::from(pod(1).v4);
     assert!(before.values().any(|backend| *backend == gone), "none of {PORTS} ports had it");
@@ -204,20 +204,20 @@ fn a_client_whose_backend_goes_gets_another_and_keeps_that() {
         assert!(before[port] == gone || before[port] == *backend, "port {port} has moved without need");
     }
     assert_eq!(connect_each(), after);
-    world.update(remembered(PORTS, &PODS, HOURS));
+    world.update(services_with_affinity(PORTS, &PODS, HOURS));
     assert_eq!(connect_each(), after, "the old one is back");
 }
 
 #[test]
 fn affinity_begins_and_ends_with_the_next_connection() {
-    let world = World::start(PODS, remembered(PORTS, &PODS, HOURS));
+    let world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let first = connect_each();
     assert_eq!(connect_each(), first);
     let (service, slice) = many_ports(PORTS, &PODS);
     world.update([service.into(), slice]);
     let seen: BTreeSet<_> = (0..4).map(|_| connect_each()).collect();
     assert_eq!(seen.len(), 4, "each time others");
-    world.update(remembered(PORTS, &PODS, HOURS));
+    world.update(services_with_affinity(PORTS, &PODS, HOURS));
     assert_eq!(connect_each(), connect_each());
 }
 

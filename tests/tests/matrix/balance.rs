@@ -53,7 +53,7 @@ fn round_robin_gives_each_its_turn() {
         let _case = Case::new(format!("{count} backends"));
         for form in [Form::V4, Form::V6] {
             let each = 2 * u32::from(count) + 1;
-            let hits = hits_of_threads(number, count, each, &[form]);
+            let hits = count_connects_of_threads(number, count, each, &[form]);
             let fair = each * THREADS / u32::from(count);
             assert!(hits.iter().all(|&hits| hits == fair || hits == fair + 1), "{form}: {hits:?}");
         }
@@ -77,16 +77,17 @@ fn every_choice_is_even(connects: u32) {
 
 /// Chi-square of connections to a VIP in both families.
 fn chi_square(number: u8, count: u8, connects: u32) -> f64 {
-    let hits = hits_of_threads(number, count, connects / THREADS, &[Form::V4, Form::V6]);
+    let hits = count_connects_of_threads(number, count, connects / THREADS, &[Form::V4, Form::V6]);
     let expected = f64::from(connects) / f64::from(count);
     hits.into_iter().map(|hits| (f64::from(hits) - expected).powi(2)).sum::<f64>() / expected
 }
 
 /// Number of choices of each pod by all threads together, each with `connects` connections.
-fn hits_of_threads(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
+fn count_connects_of_threads(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
     let mut all = vec![0; count.into()];
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| hits(number, count, connects, forms))).collect();
+        let threads: Vec<_> =
+            (0..THREADS).map(|_| scope.spawn(|| count_connects(number, count, connects, forms))).collect();
         for thread in threads {
             all.iter_mut().zip(thread.join().unwrap()).for_each(|(all, hits)| *all += hits);
         }
@@ -95,7 +96,7 @@ fn hits_of_threads(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<
 }
 
 /// Number of choices of each pod.
-fn hits(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
+fn count_connects(number: u8, count: u8, connects: u32, forms: &[Form]) -> Vec<u32> {
     let mut hits = vec![0; count.into()];
     for form in forms.iter().cycle().take(connects as usize) {
         let address = form.address(vip(number), PORT);

@@ -79,7 +79,7 @@ fn a_socket_keeps_many_services_apart() {
 
 /// A flow belongs to its VIP, whichever Service has that now.
 #[test]
-fn a_vip_that_changes_hands_takes_its_flows_along() {
+fn flows_of_a_vip_follow_it_to_another_service() {
     let at = |name: &str, number: u8, of: u8| {
         let service = Value::from(service(name, number));
         std::iter::once(service).chain(slices(name, &[of], |_, address| Endpoint::ready(address))).collect::<Vec<_>>()
@@ -147,7 +147,7 @@ fn ask_all_before_the_first_answer(form: Form, servers: &Servers, socket: &Socke
         socket.send_one(&token, Some(form.address(vip(number), PORT))).unwrap();
         asked.insert(token, form.shown(vip(number), PORT));
     }
-    let questions: Vec<_> = (1..=count).map(|_| servers.take()).collect();
+    let questions: Vec<_> = (1..=count).map(|_| servers.receive()).collect();
     questions.iter().rev().for_each(|question| servers.answer(question));
     let answered: BTreeMap<_, _> = (1..=count).map(|_| receive(socket)).collect();
     assert_eq!(answered, asked);
@@ -187,12 +187,12 @@ fn two_services_with_two_common_backends_get_one_each() {
 }
 
 /// One socket of each form with its server.
-struct Faithful<'s> {
+struct SteadyClients<'s> {
     servers: &'s Servers,
     sockets: Vec<(Form, Socket, SocketAddr)>,
 }
 
-impl<'s> Faithful<'s> {
+impl<'s> SteadyClients<'s> {
     fn new(servers: &'s Servers) -> Self {
         let first = |form: Form| {
             let socket = form.udp();
@@ -203,7 +203,7 @@ impl<'s> Faithful<'s> {
     }
 
     /// Sends `times` messages from each socket, which must all reach its server.
-    fn stay(&self, times: usize, when: &str) {
+    fn assert_stay(&self, times: usize, when: &str) {
         for (form, socket, server) in &self.sockets {
             let _case = Case::new(format!("{form}, {when}"));
             for _ in 0..times {
@@ -229,11 +229,11 @@ impl<'s> Faithful<'s> {
 fn a_socket_stays_with_a_backend_while_that_serves() {
     let world = World::start(1..=6, web());
     let servers = Servers::of_pods(1..=6);
-    let mut faithful = Faithful::new(&servers);
-    faithful.stay(200, "nothing changes");
+    let mut clients = SteadyClients::new(&servers);
+    clients.assert_stay(200, "nothing changes");
     for pods in [vec![1, 2, 3, 4], vec![1, 2, 3, 4, 5, 6], vec![1, 2, 3, 6], vec![1, 2, 3]] {
         world.update(ready("web", 1, &pods));
-        faithful.stay(10, "others come and go");
+        clients.assert_stay(10, "others come and go");
     }
     let put = |old: fn(std::net::IpAddr) -> Endpoint| {
         let all = [1, 2, 3, 4, 5, 6];
@@ -241,18 +241,18 @@ fn a_socket_stays_with_a_backend_while_that_serves() {
         world.update([service("web", 1).into()].into_iter().chain(slices));
     };
     put(|address| Endpoint::terminating(address, true));
-    faithful.stay(10, "it is terminating and serves");
-    Faithful::new(&servers).sockets.iter().for_each(|(form, _, server)| {
+    clients.assert_stay(10, "it is terminating and serves");
+    SteadyClients::new(&servers).sockets.iter().for_each(|(form, _, server)| {
         assert!((4..=6).any(|number| pod(number).is_at(server.ip())), "a new socket, {form}: {server}");
     });
     put(|address| Endpoint::with(address, false, true, false));
-    faithful.stay(10, "it is not ready and serves");
+    clients.assert_stay(10, "it is not ready and serves");
     put(|address| Endpoint::terminating(address, false));
-    faithful.move_to(&[4, 5, 6]);
-    faithful.stay(10, "it has moved");
+    clients.move_to(&[4, 5, 6]);
+    clients.assert_stay(10, "it has moved");
     world.update(web());
-    faithful.move_to(&[1, 2, 3]);
-    faithful.stay(10, "it has moved again");
+    clients.move_to(&[1, 2, 3]);
+    clients.assert_stay(10, "it has moved again");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn an_answer_under_way_shows_the_vip_after_its_service_is_gone() {
         socket.send_one(&token, Some(form.address(vip(1), PORT))).unwrap();
         (form, socket, token)
     });
-    let questions = asked.each_ref().map(|_| servers.take());
+    let questions = asked.each_ref().map(|_| servers.receive());
     world.update([]);
     questions.iter().for_each(|question| servers.answer(question));
     for (form, socket, token) in asked {
@@ -285,7 +285,7 @@ fn a_peer_that_was_not_asked_shows_its_own_address() {
         let socket = form.udp();
         let token = fresh_token();
         socket.send_one(&token, Some(form.address(vip(1), PORT))).unwrap();
-        let question = servers.take();
+        let question = servers.receive();
         for number in (1..=3).filter(|&number| !pod(number).is_at(question.server.ip())) {
             let other = if form == Form::V6 { Form::V6 } else { Form::V4 }.address(pod(number), POD_PORT);
             servers.send(other, token, question.client);
@@ -303,7 +303,7 @@ fn a_peer_that_was_not_asked_shows_its_own_address() {
 /// The kernel distributes datagrams to such sockets by a hash; the receiving socket's own state decides the shown
 /// address.
 #[test]
-fn sockets_that_share_a_port_do_not_share_what_they_know() {
+fn sockets_that_share_a_port_have_flows_of_their_own() {
     let _world = World::start([1], ready("web", 1, &[1]));
     let servers = Servers::of_pods([1]);
     for form in Form::ALL {
@@ -314,7 +314,7 @@ fn sockets_that_share_a_port_do_not_share_what_they_know() {
             let sockets = sharing_a_port(form);
             let token = fresh_token();
             sockets[0].send_one(&token, Some(form.address(vip(1), PORT))).unwrap();
-            servers.answer(&servers.take());
+            servers.answer(&servers.receive());
             let index = poll(&sockets, libc::POLLIN, patience()).unwrap().expect("one of them has got it");
             let expected = [form.shown(vip(1), PORT), form.shown(pod(1), POD_PORT)][index];
             assert_eq!(source_of(&sockets[index], token), expected);
@@ -340,7 +340,7 @@ fn sharing_a_port(form: Form) -> [Socket; 2] {
 }
 
 #[test]
-fn sixty_four_sockets_do_not_mix_their_answers_up() {
+fn sixty_four_sockets_get_the_answers_to_their_own_questions() {
     let _world = World::start(1..=6, [web(), ready("other", 2, &[4, 5, 6])].concat());
     let servers = Servers::of_pods(1..=6);
     let sockets: Vec<_> = Form::ALL.into_iter().cycle().take(64).map(|form| (form, form.udp())).collect();
@@ -354,7 +354,7 @@ fn sixty_four_sockets_do_not_mix_their_answers_up() {
                 asked.insert(token, (index, number));
             }
         }
-        let mut questions: Vec<_> = asked.iter().map(|_| servers.take()).collect();
+        let mut questions: Vec<_> = asked.iter().map(|_| servers.receive()).collect();
         questions.sort_by_key(|question| (question.client.port(), std::cmp::Reverse(question.token)));
         for question in &questions {
             let (index, number) = asked[&question.token];
@@ -375,7 +375,7 @@ fn sixty_four_sockets_do_not_mix_their_answers_up() {
 
 /// The state of a socket ends with it, not with its number.
 #[test]
-fn a_descriptor_that_is_used_again_knows_nothing() {
+fn a_reused_descriptor_has_no_flows_of_its_former_socket() {
     let _world = World::start([1], ready("web", 1, &[1]));
     let servers = Servers::of_pods([1]);
     for form in Form::ALL {

@@ -99,7 +99,7 @@ fn a_duplicate_is_the_same_socket() {
 }
 
 #[test]
-fn a_child_process_inherits_what_a_socket_knows() {
+fn a_child_process_inherits_the_flows_of_a_socket() {
     each_subject(|hands, form, socket, to, server| {
         let token = fresh_token();
         in_child(|| use_in_child(&socket, form, to, token));
@@ -109,7 +109,7 @@ fn a_child_process_inherits_what_a_socket_knows() {
 }
 
 #[test]
-fn a_descriptor_sent_to_another_process_brings_what_the_socket_knows() {
+fn a_descriptor_sent_to_another_process_keeps_the_flows() {
     each_subject(|hands, form, socket, to, server| {
         let token = fresh_token();
         let (ours, theirs) =

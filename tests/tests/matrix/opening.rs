@@ -56,7 +56,7 @@ fn is_connected(form: Form, socket: &Socket, listener: &TcpListener) {
 }
 
 fn accept(listener: &TcpListener) -> (TcpStream, std::net::SocketAddr) {
-    assert!(poll(&[listener], libc::POLLIN, patience()).unwrap().is_some(), "nobody connects");
+    assert!(poll(&[listener], libc::POLLIN, patience()).unwrap().is_some(), "no client connects");
     let accepted = listener.accept().unwrap();
     accepted.0.set_read_timeout(Some(patience())).unwrap();
     accepted

@@ -14,7 +14,7 @@ use crate::{
     message::Buffer,
     script::{Kind, Role, Step},
     socket::{ReceiveCall, SendCall, Socket, Waiting},
-    world::{Form, Host, answer_lost, host, patience},
+    world::{Form, Host, count_lost_answer, host, patience},
 };
 
 /// Host that the application never sends to.
@@ -74,7 +74,7 @@ pub(crate) fn play(cast: &Cast, witness: &Witness, form: Form, kind: Kind, scrip
         let line = format!("{step:?}: {}", play.step(step));
         play.trace.push(line);
     }
-    play.ask_who_received();
+    play.find_receiver();
     play.trace
 }
 
@@ -152,7 +152,7 @@ impl Play<'_> {
             }
         }
         if expected > 0 && seen.len() < count || seen.iter().any(|line| line == "EAGAIN") && waiting == Waiting::Yes {
-            answer_lost();
+            count_lost_answer();
         }
         seen.sort();
         seen.join(", ")
@@ -182,7 +182,7 @@ impl Play<'_> {
     }
 
     /// Checks that each sent message has one receiver, and each failed one has none.
-    fn ask_who_received(&mut self) {
+    fn find_receiver(&mut self) {
         let mut lines = Vec::new();
         for (number, sent) in self.sent.iter().enumerate() {
             let receipts = if sent.is_gone {
@@ -199,7 +199,7 @@ impl Play<'_> {
                 line.extend([" ", &by, port, source]);
             }
             if sent.is_gone && receipts.is_empty() {
-                answer_lost();
+                count_lost_answer();
             }
             lines.push(line);
         }

@@ -98,7 +98,7 @@ fn send(call: SendCall, to: Option<Role>) -> Step {
 }
 
 /// Sends to the socket's peer and receives the answer.
-fn talk() -> [Step; 2] {
+fn exchange() -> [Step; 2] {
     [send(SendCall::Send, None), Receive(ReceiveCall::Recvfrom, 1)]
 }
 
@@ -109,7 +109,7 @@ fn ask(role: Role) -> [Step; 2] {
 
 /// Connects and checks the connection.
 fn visit(role: Role) -> Vec<Step> {
-    steps([vec![Connect(role), Peer], talk().into()])
+    steps([vec![Connect(role), Peer], exchange().into()])
 }
 
 fn steps<const N: usize>(parts: [Vec<Step>; N]) -> Vec<Step> {
@@ -136,14 +136,14 @@ fn connected(call: Call) -> Vec<Step> {
             connected_sends(SendCall::Sendmmsg),
             vec![Step::Send(SendCall::Sendmmsg, vec![None, Some(Target), None])],
         ]),
-        Call::Send => steps([vec![Connect(Target)], talk().into(), talk().into(), vec![Peer]]),
+        Call::Send => steps([vec![Connect(Target)], exchange().into(), exchange().into(), vec![Peer]]),
         Call::Recv => connected_receives(ReceiveCall::Recv),
         Call::Recvfrom => connected_receives(ReceiveCall::Recvfrom),
         Call::Recvmsg => connected_receives(ReceiveCall::Recvmsg),
         Call::Recvmmsg => connected_receives(ReceiveCall::Recvmmsg),
         Call::Getpeername => steps([
             vec![Peer, Connect(Target), Peer, Peer],
-            talk().into(),
+            exchange().into(),
             vec![Peer, Connect(Other), Peer, Connect(Target), Peer, Disconnect, Peer],
         ]),
         Call::IoUring => steps([

@@ -7,7 +7,7 @@ use cproxy_tests::witness::Token;
 use crate::{
     play::fresh_token,
     socket::{Socket, poll},
-    world::{Host, POD_PORT, answer_lost, patience, pod},
+    world::{Host, POD_PORT, count_lost_answer, patience, pod},
 };
 
 /// Sockets of pods and hosts.
@@ -44,10 +44,10 @@ impl Servers {
     }
 
     /// Waits for the next datagram to any server.
-    pub(crate) fn take(&self) -> Question {
+    pub(crate) fn receive(&self) -> Question {
         let ready = poll(&self.sockets, libc::POLLIN, patience()).unwrap();
         if ready.is_none() {
-            answer_lost();
+            count_lost_answer();
         }
         let socket = &self.sockets[ready.expect("nothing has reached a server")];
         let mut token = Token::default();
@@ -71,7 +71,7 @@ impl Servers {
     pub(crate) fn asked_by(&self, socket: &Socket, to: Option<SocketAddr>) -> (SocketAddr, SocketAddr) {
         let token = fresh_token();
         socket.send_one(&token, to).unwrap();
-        let question = self.take();
+        let question = self.receive();
         assert_eq!(question.token, token, "an earlier question was still there");
         self.answer(&question);
         (question.server, source_of(socket, token))
@@ -87,6 +87,6 @@ pub(crate) fn source_of(socket: &Socket, token: Token) -> SocketAddr {
 
 /// Receives a datagram and returns it with its source as shown.
 pub(crate) fn receive(socket: &Socket) -> (Token, SocketAddr) {
-    let buffer = socket.receive_one().inspect_err(|_| answer_lost()).unwrap();
+    let buffer = socket.receive_one().inspect_err(|_| count_lost_answer()).unwrap();
     (buffer.bytes().try_into().unwrap(), buffer.name().unwrap())
 }

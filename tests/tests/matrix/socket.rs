@@ -106,10 +106,10 @@ impl Socket {
     /// `connect()` with AF_UNSPEC, which disconnects.
     pub(crate) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: all bytes 0 are a valid sockaddr, of AF_UNSPEC.
-        let nobody: libc::sockaddr = unsafe { mem::zeroed() };
+        let address: libc::sockaddr = unsafe { mem::zeroed() };
         let length = size_of::<libc::sockaddr>() as libc::socklen_t;
         // SAFETY: the pointer and the length are those of a live value.
-        check(unsafe { libc::connect(self.raw(), &raw const nobody, length) }).map(drop)
+        check(unsafe { libc::connect(self.raw(), &raw const address, length) }).map(drop)
     }
 
     /// `getpeername()`.

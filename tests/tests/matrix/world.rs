@@ -123,16 +123,16 @@ impl Drop for Case {
 /// Limit on the wait for an answer. It is shorter once several answers are missing, since the test has failed then and
 /// should end.
 pub(crate) fn patience() -> Duration {
-    if lost_answers() < 3 { Duration::from_secs(10) } else { Duration::from_millis(500) }
+    if count_of_lost_answers() < 3 { Duration::from_secs(10) } else { Duration::from_millis(500) }
 }
 
 /// Number of missing answers in this test.
-pub(crate) fn lost_answers() -> u64 {
+pub(crate) fn count_of_lost_answers() -> u64 {
     LOST_ANSWERS.load(Ordering::Relaxed)
 }
 
 /// Records a missing answer.
-pub(crate) fn answer_lost() {
+pub(crate) fn count_lost_answer() {
     LOST_ANSWERS.fetch_add(1, Ordering::Relaxed);
 }
 

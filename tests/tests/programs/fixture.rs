@@ -60,7 +60,7 @@ const PORTS: [(&str, &str, u16); 7] = [
 ];
 
 /// Prints a line for users who watch the tests, also when they pass, for which the harness hides all other output.
-pub(crate) fn say(what: &str) {
+pub(crate) fn print_report(what: &str) {
     io::stderr().write_all(format!("\n{what}\n").as_bytes()).unwrap();
 }
 

@@ -26,11 +26,11 @@ const REQUESTS: u32 = 500;
 
 /// All sets with `pod` and some of the others.
 fn sets_with(pod: u8) -> [Vec<u8>; 4] {
-    let others = others_than(pod);
+    let others = all_but(pod);
     [vec![pod], vec![pod, others[0]], vec![pod, others[1]], PODS.to_vec()]
 }
 
-fn others_than(pod: u8) -> Vec<u8> {
+fn all_but(pod: u8) -> Vec<u8> {
     PODS.into_iter().filter(|other| *other != pod).collect()
 }
 
@@ -72,7 +72,7 @@ fn one_socket_stays_with_its_pod() {
             churn_around(&cluster, pod, || client.is_finished() || asked.load(Ordering::Relaxed) >= REQUESTS);
             is_over.store(true, Ordering::Relaxed);
         });
-        cluster.set(WEB, &others_than(pod));
+        cluster.set(WEB, &all_but(pod));
         let next = ask(&socket, vip, 1);
         assert_ne!(next, pod, "{vip}: it has left");
         cluster.set(WEB, &PODS);
@@ -133,7 +133,7 @@ fn http3_stays_on_one_connection() {
             client.log().contains("all ")
         });
         assert_eq!(client.wait_log("all ", PATIENCE), format!("all map[{first}:{REQUESTS}]"));
-        cluster.set(WEB, &others_than(pod));
+        cluster.set(WEB, &all_but(pod));
         let again = client.wait_log("again ", PATIENCE);
         let next = pod_number(again.split(' ').nth(1).unwrap());
         assert!(PODS.contains(&next) && next != pod, "{}", client.log());

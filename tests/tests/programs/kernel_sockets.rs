@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr};
 
 use crate::{
     build,
-    fixture::{Cluster, DOWN, GREETING, OFFSET, PODS, WEB, pod_addresses, pod_number, say, vips},
+    fixture::{Cluster, DOWN, GREETING, OFFSET, PODS, WEB, pod_addresses, pod_number, print_report, vips},
 };
 
 /// File systems with clients in the kernel.
@@ -18,11 +18,10 @@ fn network_file_systems() {
     let known = fs::read_to_string("/proc/filesystems").unwrap();
     let report = FILE_SYSTEMS.map(|name| {
         let is_known = known.lines().any(|line| line.split_whitespace().last() == Some(name));
-        let verdict =
-            if is_known { "in this kernel, but nobody has written a test for it" } else { "not in this kernel" };
+        let verdict = if is_known { "in this kernel, but without a test" } else { "not in this kernel" };
         format!("{name}: {verdict}")
     });
-    say(&report.join("\n"));
+    print_report(&report.join("\n"));
 }
 
 /// The connecting socket and its state are the kernel's own, so the application's socket shows the pod as its peer.

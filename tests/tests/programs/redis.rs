@@ -65,13 +65,13 @@ fn serve(cluster: &Cluster) -> [Daemon; 3] {
 fn redis() {
     let cluster = Cluster::start();
     let _servers = serve(&cluster);
-    answers(&cluster);
-    takes_many_requests_at_once(&cluster);
+    assert_answers(&cluster);
+    assert_many_requests_at_once(&cluster);
     keeps_an_idle_connection(&cluster);
-    takes_many_connections(&cluster);
+    assert_many_connections(&cluster);
 }
 
-fn answers(cluster: &Cluster) {
+fn assert_answers(cluster: &Cluster) {
     for vip in vips(WEB) {
         assert_eq!(ask_vip(cluster, vip, &["PING"]), "PONG");
         assert!(PODS.contains(&pod_number(&ask_vip(cluster, vip, &["GET", "name"]))));
@@ -84,7 +84,7 @@ fn answers(cluster: &Cluster) {
     }
 }
 
-fn takes_many_requests_at_once(cluster: &Cluster) {
+fn assert_many_requests_at_once(cluster: &Cluster) {
     let requests: String = (0..SETS).map(|number| format!("SET key:{number} {number}\r\n")).collect();
     for vip in vips(WEB) {
         let mut pipe = redis_cli(vip, REDIS);
@@ -120,7 +120,7 @@ fn keeps_an_idle_connection(cluster: &Cluster) {
     }
 }
 
-fn takes_many_connections(cluster: &Cluster) {
+fn assert_many_connections(cluster: &Cluster) {
     let connections = || PODS.map(|pod| number(cluster, pod, "total_connections_received"));
     for vip in vips(WEB) {
         let before = connections();

@@ -29,9 +29,9 @@ fn all_answer(what: &str, pods: &[u8], mut ask: impl FnMut() -> u8) {
 }
 
 /// The pod that answered with this address of `who.test`.
-fn who(address: &str) -> u8 {
+fn pod_of_answer(address: &str) -> u8 {
     let pod = address.strip_prefix("192.0.2.").and_then(|pod| pod.parse().ok());
-    pod.unwrap_or_else(|| panic!("{address:?} is nobody's answer"))
+    pod.unwrap_or_else(|| panic!("no pod answers with {address:?}"))
 }
 
 fn resolv_conf(nameservers: &[IpAddr], options: &str) -> String {
@@ -73,7 +73,7 @@ fn glibc() {
             let mut getent = Command::new("getent");
             getent.args(["ahosts", "who.test"]);
             let output = cluster.run(cluster.with_resolv_conf(&conf, &getent)).success();
-            who(output.stdout.split_whitespace().next().unwrap())
+            pod_of_answer(output.stdout.split_whitespace().next().unwrap())
         });
     }
 }
@@ -95,7 +95,7 @@ fn musl() {
         let mut resolve = Command::new(program.get_program());
         resolve.arg("who.test");
         let output = cluster.run(cluster.with_resolv_conf(&conf, &resolve)).success();
-        let pod = who(output.stdout.trim());
+        let pod = pod_of_answer(output.stdout.trim());
         assert!(pods.contains(&pod), "{servers:?}: pod {pod}");
         pod
     };
@@ -123,7 +123,7 @@ fn busybox() {
     for vip in vips(DNS) {
         all_answer(&vip.to_string(), &DNS_PODS, || {
             let answer = run(&["nslookup", "-type=a", "who.test", &vip.to_string()]);
-            who(answer.lines().rev().find_map(|line| line.strip_prefix("Address: ")).unwrap_or(&answer))
+            pod_of_answer(answer.lines().rev().find_map(|line| line.strip_prefix("Address: ")).unwrap_or(&answer))
         });
     }
     let body = run(&["wget", "-q", "-O", "-", "http://web.test/"]);

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy::report::ReportRow;
+use cproxy::report::FrontendRow;
 use cproxy_tests::{
     echo,
     manifest::{self, Service, Slice},
@@ -78,8 +78,8 @@ impl Fixture {
 
 fn table(sandbox: &Sandbox) -> Table {
     let json = cproxy(sandbox, &["get", "services", "-o", "json"]).success().stdout;
-    let rows: Vec<ReportRow> = serde_json::from_str(&json).unwrap();
-    let backends = |row: &ReportRow| row.backends.iter().map(|backend| backend.address).collect();
+    let rows: Vec<FrontendRow> = serde_json::from_str(&json).unwrap();
+    let backends = |row: &FrontendRow| row.backends.iter().map(|backend| backend.address).collect();
     rows.iter().map(|row| ((row.address, row.port), backends(row))).collect()
 }
 

@@ -85,7 +85,7 @@ fn a_full_slice_is_served() {
 
 /// External addresses multiply the frontends of a Service, but not its sets.
 #[test]
-fn more_frontends_than_the_table_holds_harm_nobody_else() {
+fn more_frontends_than_the_table_holds_harm_no_other_service() {
     const LIMIT: usize = FRONTENDS_MAX as usize;
     const SERVICES: usize = 500;
     let addresses = LIMIT / (SERVICES * SLICE_PORTS) + 2;

@@ -54,10 +54,16 @@ impl Starved {
         self.freed.add(lack);
     }
 
-    /// Removes the Services for which there may be room now.
-    pub(super) fn relieve(&mut self) -> BTreeSet<Arc<ServiceName>> {
+    /// Forgets a Service that is about to be planned again.
+    pub(super) fn remove(&mut self, service: &Arc<ServiceName>) {
+        self.services.remove(service);
+    }
+
+    /// Services that lack a kind of room that was freed since the last call.
+    pub(super) fn with_freed_room(&mut self) -> BTreeSet<Arc<ServiceName>> {
         let freed = std::mem::take(&mut self.freed);
-        self.services.extract_if(.., |_, lacks| lacks.has_any_of(freed)).map(|(service, _)| service).collect()
+        let lacking = self.services.iter().filter(|(_, lacks)| lacks.has_any_of(freed));
+        lacking.map(|(service, _)| service.clone()).collect()
     }
 
     pub(super) fn len(&self) -> usize {

@@ -1022,7 +1022,6 @@ fn full() -> (Store, TablePlanner) {
     list(&mut store, events.into_iter().collect());
     let mut table = TablePlanner::new(Limits { frontends: 4, ..AMPLE }, KernelTable::default());
     table.sync(&store);
-    table.update(&store, BTreeSet::new());
     (store, table)
 }
 
@@ -1048,15 +1047,34 @@ fn a_service_that_does_not_fit_is_told_once_with_how_many_of_its_frontends() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_computed_anew_before_there_is_room() {
+fn a_service_without_room_is_not_planned_again_before_room_is_freed() {
     let (mut store, mut table) = full();
     let seen = table.problems_revision();
     let empty = json!({"metadata": {"name": "other"}, "spec": {"clusterIP": "None", "ports": []}});
     let other = Event::Service(Box::new(serde_json::from_value(empty).unwrap()));
     assert_eq!(follow(&mut store, &mut table, other), []);
     assert_eq!(table.problems_revision(), seen, "nothing was tried");
-    assert_ne!(follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "fits"))), []);
-    assert_ne!(table.update(&store, BTreeSet::new()), [], "there is room");
+}
+
+#[test]
+fn freed_room_is_used_in_the_same_update() {
+    let (mut store, mut table) = full();
+    let served = |table: &TablePlanner, name| table.rows().iter().filter(|row| &*row.service.name == name).count();
+    assert_eq!((served(&table, "fits"), served(&table, "large")), (3, 1));
+    follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "fits")));
+    assert_eq!((served(&table, "fits"), served(&table, "large")), (0, 3), "and its ClusterIP");
+    assert_eq!(table.update(&store, BTreeSet::new()), [], "nothing is left to retry");
+}
+
+#[test]
+fn a_deleted_service_no_longer_waits_for_room() {
+    let (mut store, mut table) = full();
+    store.apply(many_ports("larger", "10.0.0.3", 1..41));
+    let dirty = store.take_dirty();
+    table.update(&store, dirty);
+    let waiting = table.without_room();
+    follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("default", "larger")));
+    assert_eq!(table.without_room(), waiting - 2, "the Service and its ClusterIP");
 }
 
 /// The new owner of a frontend has too many endpoints, so the frontend keeps another Service's set, and does so over a
@@ -1207,7 +1225,6 @@ fn external_addresses_give_way_to_cluster_ips() {
             kernel.expect(&store);
             let dirty = store.take_dirty();
             kernel.run(&table.update(&store, dirty));
-            kernel.run(&table.update(&store, BTreeSet::new()));
         }
         assert_eq!(cluster_ips(&table), expected, "in the order {order:?}");
         assert!((1..=2).contains(&table.without_room()), "external addresses: {:?}", texts(&table));
@@ -1249,7 +1266,6 @@ fn external_addresses_together_have_a_bound() {
     );
     let ops = follow(&mut store, &mut table, Event::ServiceDeleted(ObjectName::new("a", "greedy")));
     assert_ne!(ops, []);
-    table.update(&store, BTreeSet::new());
     assert_eq!(
         (sources(&table), table.without_room()),
         (counts([("b/late ClusterIP", 1), ("b/late ExternalIP", 1)]), 0)

@@ -23,7 +23,7 @@ use super::{
     mapping::Mapping,
     open::{Access, open_map},
     pins::PinLock,
-    resizable::ResizableMap,
+    resizable::{InnerMap, ResizableMap},
 };
 
 /// The open maps.
@@ -35,7 +35,6 @@ pub struct KernelMaps {
     room: Room,
     /// Through these the programs find the first three: `FRONTENDS`, `SETS`, `BACKENDS`.
     outer: [ResizableMap; 3],
-    ids: [u32; 3],
 }
 
 /// An array map, and its memory.
@@ -79,7 +78,6 @@ impl KernelMaps {
             open_map(&settings, Access::ReadWrite).map_err(|error| TableError::Open(settings, error))?;
         Ok(Self {
             room: Room { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
-            ids: [frontends.id, sets.id, backends.id],
             frontends: typed(frontends.map)?,
             sets: MappedArray::new(sets.map, "SETS", sets.entries as usize * size_of::<Set>())?,
             backends: MappedArray::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
@@ -141,14 +139,14 @@ impl KernelMaps {
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
             Op::ReplaceFrontends { room, frontends, addresses } => self.replace_frontends(*room, frontends, addresses),
             Op::ResizeSets(room) => {
-                let ([_, outer, _], [_, id, _]) = (&self.outer, &mut self.ids);
-                (self.sets, *id) = resized(outer, &self.sets, *room)?;
+                let [_, outer, _] = &self.outer;
+                self.sets = resized(outer, &self.sets, *room)?;
                 self.room.sets = *room;
                 Ok(())
             }
             Op::ResizeBackends(room) => {
-                let ([.., outer], [.., id]) = (&self.outer, &mut self.ids);
-                (self.backends, *id) = resized(outer, &self.backends, *room)?;
+                let [.., outer] = &self.outer;
+                self.backends = resized(outer, &self.backends, *room)?;
                 self.room.slots = *room;
                 Ok(())
             }
@@ -163,7 +161,7 @@ impl KernelMaps {
         addresses: &[Address],
     ) -> Result<(), TableError> {
         let [outer, ..] = &self.outer;
-        let map = outer.create(room)?;
+        let InnerMap { map, .. } = outer.create(room)?;
         // The typed map keeps its descriptor to itself.
         let fd = map.fd().as_fd().try_clone_to_owned().map_err(TableError::Descriptor)?;
         let mut map = typed(map)?;
@@ -172,8 +170,7 @@ impl KernelMaps {
         for (key, set) in frontends.chain(addresses) {
             map.insert(key, set, 0).map_err(|error| TableError::Write("FRONTENDS".to_owned(), error))?;
         }
-        let [id, ..] = &mut self.ids;
-        *id = outer.replace(fd.as_fd())?;
+        outer.replace(fd.as_fd())?;
         (self.frontends, self.room.frontends) = (map, room);
         Ok(())
     }
@@ -299,13 +296,13 @@ fn typed(map: MapData) -> Result<HashMap<MapData, FrontendKey, SetId>, TableErro
 }
 
 /// An array of another size in the place of one; what fits is copied.
-fn resized(outer: &ResizableMap, old: &MappedArray, room: u32) -> Result<(MappedArray, u32), TableError> {
-    let (name, map) = (outer.name(), outer.create(room)?);
+fn resized(outer: &ResizableMap, old: &MappedArray, room: u32) -> Result<MappedArray, TableError> {
+    let (name, InnerMap { map, .. }) = (outer.name(), outer.create(room)?);
     let size_bytes = room as usize * outer.value_bytes();
     let new = MappedArray::new(map, name, size_bytes)?;
     new.memory.copy_from(&old.memory);
-    let id = outer.replace(new.map.fd().as_fd())?;
-    Ok((new, id))
+    outer.replace(new.map.fd().as_fd())?;
+    Ok(new)
 }
 
 impl MappedArray {

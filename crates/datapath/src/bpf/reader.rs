@@ -22,7 +22,7 @@ use super::{
     map_spec::{BACKENDS, FRONTENDS, MapSpec, SETS},
     open::{Access, open_map},
     pins::PinDir,
-    resizable::{Current, ResizableMap},
+    resizable::{InnerMap, ResizableMap},
     syscalls::array_elements,
 };
 
@@ -222,7 +222,7 @@ fn found<T>(result: Result<T, MapError>, map: &'static str) -> Result<Option<T>,
     }
 }
 
-fn open_resizable(pins: &PinDir, spec: MapSpec) -> Result<(Current, ResizableMap), TableError> {
+fn open_resizable(pins: &PinDir, spec: MapSpec) -> Result<(InnerMap, ResizableMap), TableError> {
     let resizable = ResizableMap::open(pins, spec, Access::ReadOnly)?;
     Ok((resizable.current()?, resizable))
 }

@@ -31,9 +31,9 @@ pub(super) struct ResizableMap {
     outer: MapData,
 }
 
-/// The map that was in force when it was opened.
+/// An inner map: the one in force when it was opened, or one that [`ResizableMap::create`] has made.
 #[derive(Debug)]
-pub(super) struct Current {
+pub(super) struct InnerMap {
     pub(super) map: MapData,
     pub(super) id: u32,
     pub(super) entries: u32,
@@ -56,7 +56,7 @@ impl ResizableMap {
             return Ok(());
         }
         let first = resizable.create(spec.shape.entries)?;
-        resizable.replace(first.fd().as_fd()).map(drop)
+        resizable.replace(first.map.fd().as_fd())
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -78,7 +78,7 @@ impl ResizableMap {
     }
 
     /// The map in force.
-    pub(super) fn current(&self) -> Result<Current, TableError> {
+    pub(super) fn current(&self) -> Result<InnerMap, TableError> {
         // Between the question and the answer the agent may put another one in force; it does so seldom.
         for _ in 0..10 {
             let Some(id) = self.id()? else { continue };
@@ -94,13 +94,13 @@ impl ResizableMap {
         Err(TableError::Pin(path, io::Error::other(what)))
     }
 
-    fn open_current(&self, path: PathBuf, info: &MapInfo) -> Result<Current, TableError> {
+    fn open_current(&self, path: PathBuf, info: &MapInfo) -> Result<InnerMap, TableError> {
         let entries = info.max_entries();
         if MapShape::of(info) != Some(MapShape { entries, ..self.spec.shape }) {
             return Err(TableError::Pin(path, io::Error::other("it is not a map of this layout")));
         }
         let map = open_map(&path, self.access).map_err(|error| TableError::Open(path, error))?;
-        Ok(Current { map, id: info.id(), entries })
+        Ok(InnerMap { map, id: info.id(), entries })
     }
 
     fn pinned(&self) -> impl Iterator<Item = (PathBuf, MapInfo)> {
@@ -113,32 +113,35 @@ impl ResizableMap {
     }
 
     /// A new map with this many entries; the programs do not see it yet.
-    pub(super) fn create(&self, entries: u32) -> Result<MapData, TableError> {
+    pub(super) fn create(&self, entries: u32) -> Result<InnerMap, TableError> {
         let MapSpec { name, shape, .. } = self.spec;
-        let failed = |error| TableError::NoMemory { map: name, entries, error };
-        let fd = map_create(MapShape { entries, ..shape }, name).map_err(failed)?;
-        MapData::from_fd(fd).map_err(|error| TableError::Open(self.pins.object(name), error))
+        let no_memory = |error| TableError::NoMemory { map: name, entries, error };
+        let fd = map_create(MapShape { entries, ..shape }, name).map_err(no_memory)?;
+        let failed = |error| TableError::Open(self.pins.object(name), error);
+        let map = MapData::from_fd(fd).map_err(failed)?;
+        let id = map.info().map_err(failed)?.id();
+        Ok(InnerMap { map, id, entries })
     }
 
-    /// Puts a map in force that [`Self::create`] has given, and returns its id. Then no program uses its predecessor any
-    /// more.
-    pub(super) fn replace(&self, map: BorrowedFd<'_>) -> Result<u32, TableError> {
+    /// Puts a map in force that [`Self::create`] has made; then no program uses its predecessor any more. That is the
+    /// last step that can fail: after an error the predecessor is still in force, with its pin, and a writer goes on with
+    /// it.
+    pub(super) fn replace(&self, map: BorrowedFd<'_>) -> Result<(), TableError> {
         let failed = |path: &Path, error| TableError::Pin(path.to_owned(), error);
         let outer = self.pins.object(self.spec.name);
         let before = self.id()?.and_then(|id| self.path_of(id));
         let mut paths = self.spec.pins.iter().map(|name| self.pins.object(name));
         let path = paths.find(|path| before.as_ref() != Some(path)).unwrap_or_else(|| outer.clone());
-        // A leftover of an agent that was killed.
+        // The pin of an earlier predecessor that could not be removed.
         fs::remove_file(&path).ok();
         obj_pin(map, &path).map_err(|error| failed(&path, error))?;
         if let Err(error) = set_inner_map(self.outer.fd().as_fd(), map) {
             fs::remove_file(&path).ok();
             return Err(failed(&outer, error));
         }
-        if let Some(before) = before {
-            fs::remove_file(&before).map_err(|error| failed(&before, error))?;
-        }
-        self.id()?.ok_or_else(|| failed(&outer, io::ErrorKind::NotFound.into()))
+        // If it stays, the outer map still says which of the two is in force, and the next replacement needs its name.
+        before.map(fs::remove_file);
+        Ok(())
     }
 
     /// Waits until every program that runs now has ended, by putting the map in force that is; on every number of CPUs:

@@ -9,7 +9,7 @@ use cproxy_tests::{
     writer::Writer,
 };
 
-use crate::common::{report, said};
+use crate::common::{report, values_of};
 
 /// Limit on a run, since a list of five thousand Services takes long on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -57,7 +57,7 @@ fn measure(outside: &Outside<'_>, parameters: &[&str]) -> Measured {
     let image = outside.guest().program("etc/cproxy/workload", MEASURE).program("guest/without", WITHOUT);
     let image = parameters.iter().fold(image, |image, parameter| image.parameter(*parameter));
     let console = image.start().wait_end(PATIENCE);
-    let number = |label| said(&console, label).first().map_or_else(|| "0".to_owned(), |text| (*text).to_owned());
+    let number = |label| values_of(&console, label).first().map_or_else(|| "0".to_owned(), |text| (*text).to_owned());
     assert_ne!(number("free: "), "0", "{console}");
     Measured {
         uptime: number("uptime: ").parse().unwrap(),
@@ -67,7 +67,7 @@ fn measure(outside: &Outside<'_>, parameters: &[&str]) -> Measured {
 }
 
 #[test]
-fn a_small_guest_hardly_notices() {
+fn a_small_guest_pays_little_memory() {
     let sandbox = Sandbox::for_test();
     let outside = Outside::start(&sandbox);
     let writer = Writer::new(&outside.control_plane);

@@ -7,13 +7,13 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::common::{PATIENCE, said};
+use crate::common::{PATIENCE, values_of};
 
 /// Words of the message for each missing option.
 const WORDS: [(&str, &str); 2] = [("CGROUP_BPF", "CONFIG_CGROUP_BPF"), ("CGROUPS", "cgroup2")];
 
 #[test]
-fn a_kernel_that_lacks_an_option_is_told_in_a_line() {
+fn a_missing_kernel_option_is_reported_in_one_line() {
     let kernels =
         std::env::var("CPROXY_LACKING_KERNELS").expect("CPROXY_LACKING_KERNELS is not set: run `cargo xtask vm test`");
     let sandbox = Sandbox::for_test();
@@ -28,10 +28,10 @@ fn a_kernel_that_lacks_an_option_is_told_in_a_line() {
                 .parameter(format!("cproxy.on-timeout={policy}"))
                 .program("etc/cproxy/workload", "#!/bin/sh\necho 'workload: running'\n");
             let console = image.start().wait_end(PATIENCE);
-            assert!(started.elapsed() < Duration::from_secs(300), "nobody waits for what never comes: {console}");
+            assert!(started.elapsed() < Duration::from_secs(300), "the guest still waits: {console}");
             let line = console.lines().find(|line| line.starts_with("cproxy: cproxy cannot run here: "));
             assert!(line.is_some_and(|line| line.contains(words)), "{option}: {console}");
-            assert_eq!(said(&console, "workload: ").is_empty(), code == 1, "{console}");
+            assert_eq!(values_of(&console, "workload: ").is_empty(), code == 1, "{console}");
             assert!(console.contains(&format!("init: ending with {code}")), "{console}");
         }
     }

@@ -8,7 +8,7 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
-use crate::common::{report, said};
+use crate::common::{report, values_of};
 
 /// Limit on a run of interpreted programs on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
@@ -34,9 +34,9 @@ fn every_socket_call_is_as_on_any_other_kernel() {
         .program("guest/workload", workload);
     assert!(cproxy_binary().is_file());
     let console = image.start().wait_end(PATIENCE);
-    let result = said(&console, "test result: ").first().copied().unwrap_or("it did not end");
+    let result = values_of(&console, "test result: ").first().copied().unwrap_or("it did not end");
     report("8 every socket call (suite `matrix`)", result.split("; 0 ignored").next().unwrap_or(result));
-    assert_eq!(said(&console, "matrix: "), ["0"], "{console}");
+    assert_eq!(values_of(&console, "matrix: "), ["0"], "{console}");
 }
 
 /// Set-up without an agent; the tests start their own.

@@ -5,11 +5,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use cproxy_datapath::bpf::SocketMark;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
 
-/// Addresses that no network has: a route to them is the default route (RFC 5737, RFC 9637).
-pub(super) const ELSEWHERE: [IpAddr; 2] = [
+use super::socket_setup::SocketSetup;
+
+/// Addresses that no network has, one of each family: only the default route leads to them (RFC 5737, RFC 9637).
+pub(super) const BEHIND_DEFAULT_ROUTE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 254)),
     IpAddr::V6(Ipv6Addr::new(0x3fff, 0xfff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xfffe)),
 ];
@@ -17,15 +18,15 @@ pub(super) const ELSEWHERE: [IpAddr; 2] = [
 /// Arbitrary port.
 const PORT: u16 = 9;
 
-/// Source address towards `to`.
+/// Source address of packets to `destination`.
 ///
 /// # Errors
-/// There is no route, or the kernel refuses the mark.
-pub(super) fn source(to: IpAddr, mark: &mut SocketMark) -> io::Result<IpAddr> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+/// There is no route, or the socket cannot be set up.
+pub(super) fn source_address(destination: IpAddr, setup: &SocketSetup) -> io::Result<IpAddr> {
+    let family = if destination.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    mark.mark(&socket)?;
-    connect(&socket, &SocketAddr::new(to, PORT))?;
+    setup.apply(&socket)?;
+    connect(&socket, &SocketAddr::new(destination, PORT))?;
     Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
 }
 

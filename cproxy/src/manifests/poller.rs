@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::files::expand;
+use super::files::manifests_at;
 
 /// Interval of polls. A change is reported at the second poll that finds it.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -40,49 +40,49 @@ type Stamp = Option<[i64; 6]>;
 
 /// Files of some paths at the last poll.
 #[derive(Debug)]
-pub(super) struct Rescan {
+pub(super) struct Poller {
     paths: Vec<PathBuf>,
     /// State that was last reported.
-    taken: BTreeMap<PathBuf, Stamp>,
+    reported: BTreeMap<PathBuf, Stamp>,
     /// State at the last poll.
-    seen: BTreeMap<PathBuf, Stamp>,
+    polled: BTreeMap<PathBuf, Stamp>,
     next: Instant,
 }
 
-impl Rescan {
+impl Poller {
     /// Records the current files of the paths that other machines can change; none if there are no such paths.
-    pub(super) fn of(paths: &[PathBuf]) -> Option<Self> {
+    pub(super) fn for_shared(paths: &[PathBuf]) -> Option<Self> {
         let shared: Vec<_> = paths.iter().filter(|path| is_shared(path)).cloned().collect();
         (!shared.is_empty()).then(|| Self::new(shared))
     }
 
     fn new(paths: Vec<PathBuf>) -> Self {
-        let mut new = Self { paths, taken: BTreeMap::new(), seen: BTreeMap::new(), next: Instant::now() + PAUSE };
-        new.seen = new.stamps();
-        new.taken.clone_from(&new.seen);
+        let mut new = Self { paths, reported: BTreeMap::new(), polled: BTreeMap::new(), next: Instant::now() + PAUSE };
+        new.polled = new.stamps();
+        new.reported.clone_from(&new.polled);
         new
     }
 
     /// Waits until the next poll.
-    pub(super) async fn due(&self) {
+    pub(super) async fn next_poll(&self) {
         sleep_until(self.next).await;
     }
 
     /// Files that were changed, created or removed and have not changed since the last poll, so that no writer is in
     /// the middle of them.
-    pub(super) fn look(&mut self) -> BTreeSet<PathBuf> {
+    pub(super) fn poll(&mut self) -> BTreeSet<PathBuf> {
         let now = self.stamps();
-        let is_new = |path: &&PathBuf| now.get(*path) != self.taken.get(*path);
-        let is_settled = |path: &&PathBuf| now.get(*path) == self.seen.get(*path);
-        let all = now.keys().chain(self.taken.keys());
+        let is_new = |path: &&PathBuf| now.get(*path) != self.reported.get(*path);
+        let is_settled = |path: &&PathBuf| now.get(*path) == self.polled.get(*path);
+        let all = now.keys().chain(self.reported.keys());
         let changed: BTreeSet<_> = all.filter(is_new).filter(is_settled).cloned().collect();
         for path in &changed {
             match now.get(path) {
-                Some(stamp) => drop(self.taken.insert(path.clone(), *stamp)),
-                None => drop(self.taken.remove(path)),
+                Some(stamp) => drop(self.reported.insert(path.clone(), *stamp)),
+                None => drop(self.reported.remove(path)),
             }
         }
-        self.seen = now;
+        self.polled = now;
         self.next = Instant::now() + PAUSE;
         changed
     }
@@ -90,14 +90,14 @@ impl Rescan {
     fn stamps(&self) -> BTreeMap<PathBuf, Stamp> {
         let mut stamps = BTreeMap::new();
         for path in &self.paths {
-            match expand(path) {
+            match manifests_at(path) {
                 Ok(files) => stamps.extend(files.into_iter().map(|file| {
                     let stamp = stamp(&file).ok();
                     (file, stamp)
                 })),
                 // The unreadable path counts as changed. Its files keep their last state and content.
                 Err(_) => {
-                    let below = self.seen.iter().filter(|(file, _)| file.starts_with(path));
+                    let below = self.polled.iter().filter(|(file, _)| file.starts_with(path));
                     stamps.extend(below.map(|(file, stamp)| (file.clone(), *stamp)));
                     stamps.insert(path.clone(), None);
                 }
@@ -108,10 +108,10 @@ impl Rescan {
 }
 
 fn stamp(file: &Path) -> io::Result<[i64; 6]> {
-    let is = fs::metadata(file)?;
+    let metadata = fs::metadata(file)?;
     // As bits: they are compared, nothing else.
-    let [number, size] = [is.ino(), is.size()].map(u64::cast_signed);
-    Ok([number, size, is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec()])
+    let [number, size] = [metadata.ino(), metadata.size()].map(u64::cast_signed);
+    Ok([number, size, metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()])
 }
 
 /// Whether other machines can change the file at this path, or the directory where it will be.
@@ -131,53 +131,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_file_systems_that_others_can_change_are_looked_at_again() {
+    fn only_file_systems_that_other_machines_can_change_are_polled() {
         let [tmpfs, ext4, overlay, xfs, fuse, smb2] =
             [0x0102_1994, 0xef53, 0x794c_7630, 0x5846_5342, 0x6573_5546, 0xfe53_4d42].map(is_shared_type);
         assert!(!tmpfs && !ext4 && !overlay && !xfs && fuse && smb2);
         // None of these paths is on a file system that other machines can change, on any machine that runs the tests.
-        assert!(Rescan::of(&["/proc".into(), "/sys/nowhere/at/all".into(), "/dev/null".into()]).is_none());
-        assert!(Rescan::of(&[]).is_none());
+        assert!(Poller::for_shared(&["/proc".into(), "/sys/nowhere/at/all".into(), "/dev/null".into()]).is_none());
+        assert!(Poller::for_shared(&[]).is_none());
     }
 
     fn directory() -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("cproxy-rescan-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("cproxy-poller-{}", std::process::id()));
         fs::remove_dir_all(&dir).ok();
         fs::create_dir_all(&dir).unwrap();
         dir
     }
 
     #[tokio::test]
-    async fn a_change_is_taken_once_it_has_settled() {
+    async fn a_change_is_reported_once_it_has_settled() {
         let dir = directory();
         let [a, b, missing] = ["a.yaml", "b.yaml", "c/d.yaml"].map(|name| dir.join(name));
         fs::write(&a, "one").unwrap();
         fs::write(dir.join("not-a-manifest"), "").unwrap();
-        let mut rescan = Rescan::new(vec![dir.clone(), missing.clone()]);
-        let mut look = || rescan.look().into_iter().collect::<Vec<_>>();
-        assert!(look().is_empty());
+        let mut poller = Poller::new(vec![dir.clone(), missing.clone()]);
+        let mut poll = || poller.poll().into_iter().collect::<Vec<_>>();
+        assert!(poll().is_empty());
 
         fs::write(&a, "two, half").unwrap();
-        assert!(look().is_empty(), "somebody may still be writing");
+        assert!(poll().is_empty(), "a writer may be in the middle of it");
         fs::write(&a, "two, and whole").unwrap();
         fs::write(&b, "new").unwrap();
-        assert!(look().is_empty(), "somebody was");
-        assert_eq!(look(), [a.clone(), b.clone()]);
-        assert!(look().is_empty(), "once");
+        assert!(poll().is_empty(), "a writer was");
+        assert_eq!(poll(), [a.clone(), b.clone()]);
+        assert!(poll().is_empty(), "once");
 
         fs::remove_file(&b).unwrap();
         fs::create_dir(dir.join("c")).unwrap();
         fs::write(&missing, "there now").unwrap();
-        look();
-        assert_eq!(look(), [b, missing.clone()]);
+        poll();
+        assert_eq!(poll(), [b, missing.clone()]);
 
         // The files of an unreachable server do not count as removed.
         fs::rename(&dir, dir.with_extension("away")).unwrap();
-        look();
-        assert_eq!(look(), [dir.clone(), missing.clone()]);
+        poll();
+        assert_eq!(poll(), [dir.clone(), missing.clone()]);
         fs::rename(dir.with_extension("away"), &dir).unwrap();
-        look();
-        assert_eq!(look(), [dir.clone(), missing]);
+        poll();
+        assert_eq!(poll(), [dir.clone(), missing]);
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Closes stale sockets whenever backends have retired; see [`cproxy_datapath::sockets`].
+//! Background task that closes stale sockets whenever backends have retired; see [`cproxy_datapath::sockets`].
 
 use std::{
     sync::{
@@ -18,25 +18,25 @@ use tokio::sync::Notify;
 /// Delay of a pass: a socket that has just got its backend must have reached the kernel's list, and one pass serves all
 /// backends that retire meanwhile.
 const DELAY: Duration = Duration::from_millis(50);
-/// Pause after a failed pass.
-const RETRY: Duration = Duration::from_secs(5);
-/// The next pass waits this many times as long as the last one was on a CPU: of one CPU, passes take a third of a
-/// percent. The cost of finding network namespaces and owners grows with processes and descriptors, which cannot be
-/// known before.
-const REST: u32 = 299;
-/// Longest pause, however long the last pass was: with 50 ms, that is one percent.
-const REST_MAX: Duration = Duration::from_secs(5);
+/// Pause after a pass that failed, or that another one must follow.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// Pause after a pass, as a multiple of its CPU time: passes use a third of a percent of one CPU. The cost of finding
+/// network namespaces and owners grows with processes and descriptors, which cannot be known before.
+const PAUSE_FACTOR: u32 = 299;
+/// Longest such pause: after a pass of 50 ms, that is one percent.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Retired backends for the task that closes their sockets.
-pub(super) struct Handover {
+pub(super) struct RetiredQueue {
     mode: Mode,
     retired: Mutex<Retired>,
-    news: Notify,
+    /// Notified when backends were added.
+    added: Notify,
 }
 
-impl Handover {
+impl RetiredQueue {
     pub(super) fn new(mode: Mode) -> Self {
-        Self { mode, retired: Mutex::default(), news: Notify::new() }
+        Self { mode, retired: Mutex::default(), added: Notify::new() }
     }
 
     /// Adds retired backends of the protocols whose sockets are closed.
@@ -44,18 +44,18 @@ impl Handover {
         retired.retain(|protocol| self.mode.closes(protocol));
         if !retired.is_empty() {
             self.retired.lock().unwrap_or_else(PoisonError::into_inner).add_all(retired);
-            self.news.notify_one();
+            self.added.notify_one();
         }
     }
 
-    fn take(&self) -> Retired {
+    fn drain(&self) -> Retired {
         std::mem::take(&mut self.retired.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// Gauges of stale sockets.
 #[derive(Debug, Default)]
-pub(super) struct Gauges {
+pub(super) struct SocketGauges {
     closed: AtomicU64,
     left: AtomicU64,
     /// Passes that have ended.
@@ -64,7 +64,7 @@ pub(super) struct Gauges {
     unseen: AtomicU64,
 }
 
-impl Gauges {
+impl SocketGauges {
     /// Names and values, as `cproxy get counters` prints them.
     pub(super) fn read(&self) -> [(&'static str, u64); 4] {
         let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
@@ -80,8 +80,8 @@ impl Gauges {
 /// Background task that closes stale sockets.
 pub(super) struct SocketTerminator {
     pub(super) pins: PinDir,
-    pub(super) handover: Arc<Handover>,
-    pub(super) gauges: Arc<Gauges>,
+    pub(super) retired_queue: Arc<RetiredQueue>,
+    pub(super) gauges: Arc<SocketGauges>,
 }
 
 impl SocketTerminator {
@@ -90,75 +90,75 @@ impl SocketTerminator {
         // Backends to search again, so that sockets reported as open are still open.
         let mut unfinished = Retired::default();
         loop {
-            self.handover.news.notified().await;
+            self.retired_queue.added.notified().await;
             tokio::time::sleep(DELAY).await;
-            let mut retired = self.handover.take();
+            let mut retired = self.retired_queue.drain();
             retired.add_all(unfinished);
             let pass = self.terminate(retired.clone()).await;
             unfinished = if pass.is_finished() { Retired::default() } else { retired };
-            tokio::time::sleep(pass.rest()).await;
-            if pass.is_to_be_repeated() {
-                self.handover.news.notify_one();
+            tokio::time::sleep(pass.pause()).await;
+            if pass.must_repeat() {
+                self.retired_queue.added.notify_one();
             }
         }
     }
 
-    async fn terminate(&self, retired: Retired) -> Passed {
+    async fn terminate(&self, retired: Retired) -> Pass {
         let pins = self.pins.clone();
         let outcome = match tokio::task::spawn_blocking(move || sockets::terminate_stale(&pins, &retired)).await {
             Ok(Ok(outcome)) => {
-                self.note(outcome);
+                self.record(outcome);
                 Some(outcome)
             }
             Ok(Err(error)) => {
-                tracing::warn!("{error}; tried again in {RETRY:?}");
+                tracing::warn!("{error}; tried again in {RETRY_PAUSE:?}");
                 None
             }
             Err(error) => {
-                tracing::warn!("closing stale sockets: {error}; tried again in {RETRY:?}");
+                tracing::warn!("closing stale sockets: {error}; tried again in {RETRY_PAUSE:?}");
                 None
             }
         };
         self.gauges.passes.fetch_add(1, Ordering::Relaxed);
-        Passed(outcome)
+        Pass(outcome)
     }
 
-    fn note(&self, Outcome { closed, left, unseen, namespaces, .. }: Outcome) {
+    fn record(&self, Outcome { closed, left, unseen, namespaces, .. }: Outcome) {
         self.gauges.closed.fetch_add(closed, Ordering::Relaxed);
         let left_before = self.gauges.left.swap(left, Ordering::Relaxed);
         let unseen_before = self.gauges.unseen.swap(unseen.into(), Ordering::Relaxed);
         if closed != 0 {
-            tracing::info!("sockets closed whose backends serve no more: {closed}");
+            tracing::info!("closed {closed} sockets whose backends no longer serve");
         }
         if unseen_before != u64::from(unseen) {
             tracing::debug!(
-                "network namespaces and processes that may not be looked into: {unseen}, of namespaces: {namespaces}"
+                "could not inspect {unseen} network namespaces and processes; inspected {namespaces} namespaces"
             );
         }
         if left != left_before && left != 0 {
-            tracing::warn!("{left} sockets whose backends serve no more are left open: see `cproxy check`");
+            tracing::warn!("{left} sockets whose backends no longer serve are left open: see `cproxy check`");
         }
     }
 }
 
-/// Outcome of a pass; none if it failed.
-struct Passed(Option<Outcome>);
+/// Pass that has ended; without an outcome if it failed.
+struct Pass(Option<Outcome>);
 
-impl Passed {
+impl Pass {
     fn is_finished(&self) -> bool {
         self.0.is_some_and(|outcome| outcome.left == 0)
     }
 
     /// Whether to search again soon: sockets that a pass closed may have hidden those that it left open.
-    fn is_to_be_repeated(&self) -> bool {
+    fn must_repeat(&self) -> bool {
         self.0.is_none_or(|outcome| outcome.closed != 0 && outcome.left != 0)
     }
 
     /// Pause before the next pass.
-    fn rest(&self) -> Duration {
+    fn pause(&self) -> Duration {
         match self.0 {
-            Some(outcome) if !self.is_to_be_repeated() => (outcome.cpu * REST).min(REST_MAX),
-            _ => RETRY,
+            Some(outcome) if !self.must_repeat() => (outcome.cpu * PAUSE_FACTOR).min(PAUSE_MAX),
+            _ => RETRY_PAUSE,
         }
     }
 }
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_closed_wakes_nobody() {
+    fn only_backends_whose_sockets_are_closed_start_a_pass() {
         let backend = Backend { address: parse_address("10.0.0.1").unwrap(), port: 80 };
         let of = |protocol| {
             let mut retired = Retired::default();
@@ -178,11 +178,11 @@ mod tests {
             retired
         };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let is_woken = |handover: &Handover| {
+        let is_woken = |retired_queue: &RetiredQueue| {
             runtime.block_on(async {
                 tokio::select! {
                     biased;
-                    () = handover.news.notified() => true,
+                    () = retired_queue.added.notified() => true,
                     () = std::future::ready(()) => false,
                 }
             })
@@ -193,28 +193,28 @@ mod tests {
             (Mode::Udp, Protocol::Udp, true),
             (Mode::All, Protocol::Tcp, true),
         ] {
-            let handover = Handover::new(mode);
-            handover.add(of(protocol));
-            assert_eq!(is_woken(&handover), is_closed, "{mode:?} {protocol}");
-            assert_eq!(handover.take() == of(protocol), is_closed, "{mode:?} {protocol}");
-            assert!(handover.take().is_empty() && !is_woken(&handover), "once");
+            let retired_queue = RetiredQueue::new(mode);
+            retired_queue.add(of(protocol));
+            assert_eq!(is_woken(&retired_queue), is_closed, "{mode:?} {protocol}");
+            assert_eq!(retired_queue.drain() == of(protocol), is_closed, "{mode:?} {protocol}");
+            assert!(retired_queue.drain().is_empty() && !is_woken(&retired_queue), "once");
         }
-        let handover = Handover::new(Mode::Udp);
-        handover.add(Retired::any());
-        handover.add(of(Protocol::Tcp));
-        let taken = handover.take();
-        assert!(taken.of(Protocol::Tcp).is_empty() && taken.of(Protocol::Udp).has(&backend));
+        let retired_queue = RetiredQueue::new(Mode::Udp);
+        retired_queue.add(Retired::any());
+        retired_queue.add(of(Protocol::Tcp));
+        let drained = retired_queue.drain();
+        assert!(drained.of(Protocol::Tcp).is_empty() && drained.of(Protocol::Udp).has(&backend));
     }
 
     #[test]
-    fn passes_rest_in_proportion_and_five_seconds_at_most() {
-        let rest = |cpu, closed, left| Passed(Some(Outcome { cpu, closed, left, ..Outcome::default() })).rest();
+    fn pauses_are_proportional_to_cpu_time_and_at_most_five_seconds() {
+        let pause = |cpu, closed, left| Pass(Some(Outcome { cpu, closed, left, ..Outcome::default() })).pause();
         let ms = Duration::from_millis;
-        assert_eq!(rest(ms(1), 0, 0), ms(299));
-        assert_eq!(rest(ms(1), 7, 0), ms(299));
-        assert_eq!(rest(ms(1), 0, 7), ms(299), "nothing more can be done about them");
-        assert_eq!(rest(ms(1), 7, 7), RETRY);
-        assert_eq!(rest(ms(17), 0, 0), REST_MAX);
-        assert_eq!(Passed(None).rest(), RETRY);
+        assert_eq!(pause(ms(1), 0, 0), ms(299));
+        assert_eq!(pause(ms(1), 7, 0), ms(299));
+        assert_eq!(pause(ms(1), 0, 7), ms(299), "nothing more can be done about them");
+        assert_eq!(pause(ms(1), 7, 7), RETRY_PAUSE);
+        assert_eq!(pause(ms(17), 0, 0), PAUSE_MAX);
+        assert_eq!(Pass(None).pause(), RETRY_PAUSE);
     }
 }

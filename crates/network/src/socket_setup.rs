@@ -8,8 +8,8 @@ use std::{
 
 type Setup = dyn Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync;
 
-/// Function applied to a socket before it connects or sends. The agent marks its sockets, so that the socket programs do
-/// not translate them and the agent never depends on the table that it writes.
+/// Function applied to a socket before it connects or sends. The agent marks its sockets, so that the socket programs
+/// do not translate them and the agent never depends on the table that it writes.
 #[derive(Clone)]
 pub struct SocketSetup(Arc<Setup>);
 

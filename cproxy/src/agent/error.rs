@@ -1,0 +1,64 @@
+//! Reasons why the agent does not run.
+
+use std::{io, path::PathBuf, process::ExitStatus};
+
+use cproxy_datapath::bpf::{CgroupError, EnvironmentError, PinError, TableError};
+use cproxy_wire::ClientError;
+
+use crate::{
+    manifests::ManifestError,
+    run_dir::{Failure, RunDirError},
+};
+
+/// Reason why the agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The machine lacks a requirement.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// An excluded cgroup does not exist.
+    #[error(transparent)]
+    Exclude(#[from] CgroupError),
+    /// The pin directory cannot be used.
+    #[error(transparent)]
+    Pins(#[from] PinError),
+    /// The programs could not be installed, with the child's message.
+    #[error("{0}")]
+    Install(String, Failure),
+    /// The child that installs was killed, for example for lack of memory.
+    #[error("the child that installs the programs was killed: {0}")]
+    InstallEnded(ExitStatus),
+    /// The child could not be started.
+    #[error("cannot start {0}: {1}")]
+    Child(PathBuf, io::Error),
+    /// The maps cannot be used.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// The API server's configuration cannot be used.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The manifests cannot be used.
+    #[error(transparent)]
+    Manifests(#[from] ManifestError),
+    /// The bootstrap manifest cannot be used.
+    #[error("--bootstrap {0}: {1}")]
+    Bootstrap(PathBuf, String),
+    /// The run directory cannot be used.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// The source has ended, which it never should.
+    #[error("the source of events has ended")]
+    SourceEnded,
+}
+
+impl AgentError {
+    /// Whether another attempt on this machine may succeed.
+    pub(super) fn failure(&self) -> Failure {
+        match self {
+            Self::Environment(EnvironmentError::Io(..)) => Failure::Transient,
+            Self::Environment(_) => Failure::Lasting,
+            Self::Install(_, failure) => *failure,
+            _ => Failure::Transient,
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Installation of the programs, in a child of the agent.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
+
+use cproxy_datapath::bpf::{self, Environment, PinDir, PinLock};
+use tokio::sync::oneshot;
+
+use super::error::AgentError;
+use crate::run_dir::Failure;
+
+/// Exit code of `cproxy install` if another attempt may succeed (sysexits.h, EX_TEMPFAIL).
+pub const EXIT_RETRY: u8 = 75;
+
+/// Loads and attaches the programs in a child, whose memory is freed when it ends. Meanwhile the source may deliver.
+pub(super) async fn install_in_child(environment: &Environment, lock: &PinLock) -> Result<(), AgentError> {
+    let path = PathBuf::from("/proc/self/exe");
+    let failed = |error| AgentError::Child(path.clone(), error);
+    let mut command = Command::new(&path);
+    // The child shares the lock: if it outlives the agent, the next agent must not start beside it.
+    command.stdin(lock.share().map_err(failed)?);
+    command.arg("install").arg("--cgroup").arg(&environment.cgroup).arg("--pin-dir").arg(&environment.pin_dir);
+    let (sender, ended) = oneshot::channel();
+    let wait = move || drop(sender.send(command.output()));
+    thread::Builder::new().name("install".to_owned()).spawn(wait).map_err(failed)?;
+    let output = ended.await.map_err(io::Error::other).flatten().map_err(failed)?;
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() {
+        tracing::info!("attached to {}: {}", environment.cgroup.display(), stdout.trim().replace('\n', ", "));
+        return Ok(());
+    }
+    let mut lines: Vec<_> = stderr.lines().collect();
+    let Some(last) = lines.pop().filter(|_| output.status.code().is_some()) else {
+        return Err(AgentError::InstallEnded(output.status));
+    };
+    // The verifier's log, if there is one, precedes the message.
+    lines.iter().for_each(|line| eprintln!("{line}"));
+    let failure = if output.status.code() == Some(EXIT_RETRY.into()) { Failure::Transient } else { Failure::Lasting };
+    Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned(), failure))
+}
+
+/// Implementation of `cproxy install`, the child that the agent starts.
+///
+/// # Errors
+/// As [`bpf::install`].
+pub fn install_programs(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
+    // Without its agent, the child could not report anything. The next agent repairs an interrupted installation.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
+    // If that fails, everything works, and the maps' memory counts as the agent's.
+    bpf::leave_memory_cgroup().ok();
+    // If that fails, the installation takes longer.
+    bpf::hide_kernel_btf().ok();
+    let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe())?;
+    let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
+    Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))
+}

@@ -1,0 +1,102 @@
+//! Announcement of the first complete table: the file `ready`, the message to the init system and a line in the log.
+
+use super::{
+    notify,
+    timeline::{Phase, Timeline},
+};
+use crate::run_dir::{RunDir, RunDirError};
+
+/// Announcement that is due once, after the first complete write of the table.
+///
+/// Only [`Self::publish`] makes a [`Ready`], without which the agent cannot go on to follow changes: so the
+/// announcement cannot be forgotten. Dropping this announces nothing and removes the files of the run directory.
+#[derive(Debug)]
+pub(super) struct Readiness {
+    run_dir: RunDir,
+    /// Timeline of the start; `None` after the announcement.
+    timeline: Option<Timeline>,
+}
+
+/// Proof that the announcement was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ready(());
+
+impl Readiness {
+    pub(super) fn new(run_dir: RunDir, timeline: Timeline) -> Self {
+        Self { run_dir, timeline: Some(timeline) }
+    }
+
+    /// Ends a phase of the start. After the announcement, this has no effect.
+    pub(super) fn end_phase(&mut self, phase: Phase) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.end(phase);
+        }
+    }
+
+    /// Announces that the table, with this many Services and frontends, is complete. Only the first call has an effect.
+    ///
+    /// # Errors
+    /// The file cannot be written. Nothing is announced then.
+    pub(super) fn publish(&mut self, services: usize, frontends: usize) -> Result<Ready, RunDirError> {
+        if let Some(timeline) = &self.timeline {
+            self.run_dir.set_ready()?;
+            notify::ready();
+            timeline.log_ready(services, frontends);
+            self.timeline = None;
+        }
+        Ok(Ready(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+
+    const READY: &str = "ready";
+
+    fn readiness(name: &str) -> (Readiness, PathBuf) {
+        let dir = std::env::temp_dir().join(format!("cproxy-readiness-{}-{name}", std::process::id()));
+        fs::remove_dir_all(&dir).ok();
+        (Readiness::new(RunDir::claim(&dir).unwrap(), Timeline::start()), dir)
+    }
+
+    #[test]
+    fn ready_is_announced_once_and_withdrawn_at_the_end() {
+        let (mut readiness, dir) = readiness("once");
+        readiness.end_phase(Phase::Write);
+        assert!(!dir.join(READY).exists());
+        readiness.publish(1, 1).unwrap();
+        assert!(dir.join(READY).exists());
+        fs::remove_file(dir.join(READY)).unwrap();
+        readiness.publish(2, 2).unwrap();
+        assert!(!dir.join(READY).exists(), "announced twice");
+        drop(readiness);
+        assert!(!dir.join(READY).exists());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn an_agent_that_ends_early_announces_nothing() {
+        let (readiness, dir) = readiness("early");
+        let ends = std::panic::catch_unwind(|| {
+            let _readiness = readiness;
+            panic!("an early end");
+        });
+        assert!(ends.is_err() && !dir.join(READY).exists());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_failed_announcement_can_be_repeated() {
+        let (mut readiness, dir) = readiness("failed");
+        fs::create_dir(dir.join(READY)).unwrap();
+        assert!(readiness.publish(1, 1).is_err());
+        fs::remove_dir(dir.join(READY)).unwrap();
+        readiness.publish(1, 1).unwrap();
+        assert!(dir.join(READY).exists());
+        drop(readiness);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,378 @@
+//! Owner of store, planner and maps, and the only writer of maps: events in, map writes out.
+
+use std::{sync::Arc, time::Duration};
+
+use cproxy_core::{Balance, Event, Exclusions, KernelTable, Limits, Op, Reserve, Retired, Room, Store, TablePlanner};
+use cproxy_datapath::{
+    bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
+    sockets::Mode,
+};
+use cproxy_wire::LastContact;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    error::AgentError,
+    readiness::{Readiness, Ready},
+    stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
+    timeline::Phase,
+};
+use crate::{memory, problem_log::ProblemLog, report, run_dir::Request};
+
+/// Longest pause between events that are applied together.
+const QUIET: Duration = Duration::from_millis(2);
+/// No event waits longer than this for others.
+const DELAY_MAX: Duration = Duration::from_millis(10);
+/// Least time between attempts to read back and rewrite the table after a failed write.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Time after which maps that are mostly empty are replaced by smaller ones.
+const SPARSE_MAX: Duration = Duration::from_secs(10);
+/// Pause before the next attempt to grow a map, after memory ran out.
+const NO_MEMORY_PAUSE: Duration = Duration::from_secs(30);
+
+/// Kind of the next write.
+#[derive(Clone, Copy, Debug)]
+enum SyncState {
+    /// Whole table, once the store is complete for the first time.
+    FirstSync,
+    /// Services that have changed, once the agent is ready.
+    Incremental(Ready),
+    /// Whole table, after reading back the kernel's content: a write has failed, or maps may grow again.
+    Resync { at: Instant },
+}
+
+/// Task that brings the kernel's table to what the source wants.
+pub(super) struct Reconciler {
+    store: Store,
+    planner: TablePlanner,
+    pins: PinDir,
+    maps: KernelMaps,
+    state: SyncState,
+    /// Limits of the maps. They allow no growth for a while after memory ran out.
+    limits: Limits,
+    /// End of that while.
+    grows_again_at: Option<Instant>,
+    /// Time at which maps that are mostly empty are replaced.
+    compacts_at: Option<Instant>,
+    readiness: Readiness,
+    /// Whether a list has ended, whose staged rows are free again.
+    has_applied_list: bool,
+    problem_log: ProblemLog,
+    /// Revision of the planner's problems in `problem_log`.
+    logged_revision: Option<u64>,
+    /// Retired backends, to which sockets may still be connected.
+    retired_queue: Arc<RetiredQueue>,
+    /// Whether an earlier agent's pins may have connected sockets.
+    has_predecessor: bool,
+    socket_gauges: Arc<SocketGauges>,
+    last_contact: LastContact,
+}
+
+impl Reconciler {
+    /// Takes over the table in the kernel.
+    pub(super) fn open(
+        lock: &PinLock,
+        store: Store,
+        readiness: Readiness,
+        last_contact: LastContact,
+        mode: Mode,
+    ) -> Result<Self, AgentError> {
+        let pins = lock.pins().clone();
+        let kernel = KernelTable { is_new: lock.is_empty(), ..KernelReader::read_table(&pins)? };
+        let maps = KernelMaps::open(lock)?;
+        let planner = TablePlanner::new(KernelMaps::LIMITS, kernel);
+        Ok(Self {
+            store,
+            planner,
+            pins,
+            maps,
+            state: SyncState::FirstSync,
+            limits: KernelMaps::LIMITS,
+            grows_again_at: None,
+            compacts_at: None,
+            readiness,
+            has_applied_list: false,
+            problem_log: ProblemLog::default(),
+            logged_revision: None,
+            retired_queue: Arc::new(RetiredQueue::new(mode)),
+            has_predecessor: !lock.is_empty(),
+            socket_gauges: Arc::default(),
+            last_contact,
+        })
+    }
+
+    /// Writes the exclusions, before anything else, and the balance.
+    pub(super) fn configure(&mut self, exclusions: Exclusions, balance: Balance) -> Result<(), AgentError> {
+        self.maps.apply(&[Op::SetExclusions(exclusions), Op::SetBalance(balance)])?;
+        Ok(self.reseed()?)
+    }
+
+    fn reseed(&mut self) -> Result<(), TableError> {
+        let mut seed = [0; size_of::<u64>()];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::INSECURE)
+            .map_err(|error| TableError::Seed(error.into()))?;
+        self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
+    }
+
+    /// Ends a phase of the start.
+    pub(super) fn end_phase(&mut self, phase: Phase) {
+        self.readiness.end_phase(phase);
+    }
+
+    /// Serves frontends of the bootstrap that the kernel does not have yet, until the first complete sync.
+    pub(super) fn bootstrap(&mut self, bootstrap: &Store) -> Result<(), AgentError> {
+        let ops = self.planner.bootstrap(bootstrap);
+        self.maps.apply(&ops)?;
+        tracing::info!(
+            "serving {} frontends of --bootstrap until the first complete sync",
+            self.planner.frontend_count()
+        );
+        Ok(())
+    }
+
+    /// Background task that closes sockets to retired backends.
+    pub(super) fn socket_terminator(&self) -> SocketTerminator {
+        SocketTerminator {
+            pins: self.pins.clone(),
+            retired_queue: self.retired_queue.clone(),
+            gauges: self.socket_gauges.clone(),
+        }
+    }
+
+    /// Gauges of the agent: sockets, current problems of objects, and the age of the table.
+    fn gauges(&self) -> Vec<(&'static str, u64)> {
+        let mut gauges = Vec::from(self.socket_gauges.read());
+        gauges.push(("object_problems", self.store.problems().count() as u64 + self.planner.problems().len() as u64));
+        let (used, room) = (self.planner.used(), self.maps.room());
+        gauges.extend([
+            ("frontends", used.frontends.into()),
+            ("frontends_room", room.frontends.into()),
+            ("backends", used.slots.into()),
+            ("backends_room", room.slots.into()),
+            ("services_without_room", self.planner.without_room() as u64),
+        ]);
+        gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges
+    }
+
+    /// Applies events and responds to requests for ever.
+    pub(super) async fn run(
+        &mut self,
+        mut events: mpsc::Receiver<Vec<Event>>,
+        mut requests: mpsc::Receiver<Request>,
+    ) -> Result<(), AgentError> {
+        loop {
+            let wakeup = self.next_wakeup();
+            tokio::select! {
+                batch = events.recv() => {
+                    let Some(batch) = batch else { return self.serve_without_source(requests).await };
+                    self.apply(batch);
+                    gather(&mut events, |batch| self.apply(batch)).await;
+                    self.reconcile()?;
+                }
+                Some(request) = requests.recv() => self.respond(request),
+                () = sleep_until(wakeup) => self.reconcile()?,
+            }
+        }
+    }
+
+    /// Responds to requests and leaves the table as it is, after the end of the source.
+    async fn serve_without_source(&mut self, mut requests: mpsc::Receiver<Request>) -> Result<(), AgentError> {
+        tracing::error!("the source of events has ended; the table stays as it is");
+        while let Some(request) = requests.recv().await {
+            self.respond(request);
+        }
+        Err(AgentError::SourceEnded)
+    }
+
+    fn respond(&mut self, request: Request) {
+        // The client may have gone.
+        match request {
+            Request::Services(sender) => {
+                drop(sender.send(report::frontend_names_json(self.planner.each_name())));
+            }
+            Request::Gauges(sender) => drop(sender.send(self.gauges())),
+            Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
+        }
+    }
+
+    fn apply(&mut self, batch: Vec<Event>) {
+        for event in batch {
+            self.has_applied_list |= matches!(event, Event::ListDone(_));
+            for problem in self.store.apply(event) {
+                tracing::warn!("{problem}");
+            }
+        }
+    }
+
+    /// Writes what is due to the kernel, once the store is complete.
+    fn reconcile(&mut self) -> Result<(), AgentError> {
+        let now = Instant::now();
+        if self.grows_again_at.is_some_and(|at| at <= now) {
+            (self.limits, self.grows_again_at) = (KernelMaps::LIMITS, None);
+            self.state = SyncState::Resync { at: now };
+        }
+        let is_waiting = matches!(self.state, SyncState::Resync { at } if now < at);
+        if !self.store.is_complete() || is_waiting {
+            return Ok(());
+        }
+        match self.write_table().and_then(|()| self.compact(now)) {
+            Ok(()) => self.finish_write(),
+            Err(error @ TableError::NoMemory { .. }) => {
+                tracing::error!(
+                    "{error}; what does not fit is not served, or keeps its last backends; tried again in \
+                     {NO_MEMORY_PAUSE:?}"
+                );
+                let Room { frontends, sets, slots } = self.maps.room();
+                // The maps cannot grow, so a reserve would take room that is in use.
+                let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
+                self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };
+                self.grows_again_at = Some(now + NO_MEMORY_PAUSE);
+                self.state = SyncState::Resync { at: now };
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!("{error}; the table is read back and written anew in {RETRY_PAUSE:?}");
+                self.state = SyncState::Resync { at: now + RETRY_PAUSE };
+                Ok(())
+            }
+        }
+    }
+
+    /// Frees the memory of maps that have been mostly empty for a while.
+    fn compact(&mut self, now: Instant) -> Result<(), TableError> {
+        match self.compacts_at {
+            Some(at) if at > now => {}
+            Some(_) => {
+                self.compacts_at = None;
+                self.maps.apply(&self.planner.compact())?;
+            }
+            None => self.compacts_at = self.planner.is_sparse().then(|| now + SPARSE_MAX),
+        }
+        Ok(())
+    }
+
+    /// Time of the next action without an event.
+    fn next_wakeup(&self) -> Option<Instant> {
+        let resync_at = match self.state {
+            SyncState::Resync { at } => Some(at),
+            SyncState::FirstSync | SyncState::Incremental(_) => None,
+        };
+        [resync_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
+    }
+
+    fn write_table(&mut self) -> Result<(), TableError> {
+        let dirty = self.store.take_dirty();
+        if let SyncState::Resync { .. } = self.state {
+            self.planner = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
+            self.logged_revision = None;
+        }
+        self.readiness.end_phase(Phase::List);
+        match self.state {
+            SyncState::Incremental(_) => {
+                let ops = self.planner.update(&self.store, dirty);
+                tracing::debug!("writing {} operations", ops.len());
+                self.maps.apply(&ops)?;
+            }
+            SyncState::FirstSync | SyncState::Resync { .. } => self.sync()?,
+        }
+        self.readiness.end_phase(Phase::Write);
+        if !matches!(self.state, SyncState::Incremental(_)) {
+            // An earlier agent may have ended before it raised the epoch.
+            self.maps.apply(&[Op::RaiseEpoch])?;
+        }
+        Ok(())
+    }
+
+    /// Writes the whole table. After an error nothing more is written, and the table is read back.
+    fn sync(&mut self) -> Result<(), TableError> {
+        let (maps, mut outcome) = (&mut self.maps, Ok(()));
+        self.planner.sync_by(&self.store, &mut |ops| {
+            if outcome.is_ok() {
+                outcome = maps.apply(&ops);
+            }
+        });
+        outcome
+    }
+
+    /// Hands on retired backends, logs problems and announces that the agent is ready, after a complete write.
+    fn finish_write(&mut self) -> Result<(), AgentError> {
+        let retired = self.planner.take_retired();
+        // The backends of an earlier table are unknown.
+        let is_unknown = match self.state {
+            SyncState::FirstSync => self.has_predecessor,
+            SyncState::Incremental(_) => false,
+            SyncState::Resync { .. } => true,
+        };
+        self.retired_queue.add(if is_unknown { Retired::any() } else { retired });
+        self.log_problems();
+        let (services, frontends) = (self.store.service_names().len(), self.planner.frontend_count());
+        self.state = SyncState::Incremental(self.readiness.publish(services, frontends)?);
+        if std::mem::take(&mut self.has_applied_list) {
+            memory::release_free_pages();
+        }
+        Ok(())
+    }
+
+    /// Logs the planner's problems that are new.
+    fn log_problems(&mut self) {
+        let revision = self.planner.problems_revision();
+        if self.logged_revision.replace(revision) != Some(revision) {
+            for problem in self.problem_log.update(self.planner.problems()) {
+                tracing::warn!("{problem}");
+            }
+        }
+    }
+}
+
+/// Gathers the events that arrive within a few milliseconds of the one before, up to a bound from the first.
+async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut apply: impl FnMut(Vec<Event>)) {
+    let deadline = Instant::now() + DELAY_MAX;
+    while let Ok(Some(batch)) = timeout_at((Instant::now() + QUIET).min(deadline), events.recv()).await {
+        apply(batch);
+    }
+}
+
+async fn sleep_until(wakeup: Option<Instant>) {
+    match wakeup {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time that events are gathered, and their number, when `count` events arrive with this `pause`.
+    fn gathered(pause: Duration, count: usize) -> (Duration, usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (sender, mut events) = mpsc::channel(1);
+            let source = tokio::spawn(async move {
+                for _ in 0..count {
+                    tokio::time::sleep(pause).await;
+                    sender.send(Vec::new()).await.ok();
+                }
+                std::future::pending::<()>().await;
+            });
+            let (start, mut seen) = (Instant::now(), 0);
+            gather(&mut events, |_| seen += 1).await;
+            source.abort();
+            (start.elapsed(), seen)
+        })
+    }
+
+    #[test]
+    fn no_event_waits_longer_than_the_bound_for_others() {
+        assert_eq!(gathered(Duration::from_millis(1), 1000).0, DELAY_MAX, "a storm is cut off");
+        assert_eq!(
+            gathered(Duration::from_millis(1), 3),
+            (Duration::from_millis(3) + QUIET, 3),
+            "a burst is one write"
+        );
+        assert_eq!(gathered(Duration::from_secs(1), 1), (QUIET, 0), "a single event waits for no other");
+    }
+}

@@ -1,0 +1,20 @@
+//! Counters of the programs, and gauges of the agent.
+
+use super::columns::align_columns;
+
+/// Counters as the JSON object of the contract.
+///
+/// # Errors
+/// Never for these types.
+pub fn counters_json(counters: &[(String, u64)]) -> serde_json::Result<String> {
+    let object: serde_json::Map<_, _> = counters.iter().map(|(name, count)| (name.clone(), (*count).into())).collect();
+    serde_json::to_string_pretty(&object)
+}
+
+/// Counters as aligned columns.
+#[must_use]
+pub fn counters_text(counters: &[(String, u64)]) -> String {
+    let header = ["COUNTER", "VALUE"].map(str::to_owned);
+    let line = |(name, count): &(String, u64)| [name.clone(), count.to_string()];
+    align_columns(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
+}

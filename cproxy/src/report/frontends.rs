@@ -1,0 +1,184 @@
+//! Frontends with their backends.
+
+use std::{io::Write, net::IpAddr};
+
+use cproxy_core::{Action, Backend, Frontend, FrontendName, KernelSet, Protocol, Row};
+use serde::{Deserialize, Serialize, Serializer as _};
+
+use super::{
+    address::BackendAddress,
+    columns::{align_columns, list_first, or_dash},
+    names::{FrontendLabel, Names},
+};
+
+/// Frontend in the output of commands.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct FrontendRow {
+    /// namespace/name; `None` without an agent.
+    pub service: Option<String>,
+    /// Name of the Service's port; `None` without an agent.
+    pub port_name: Option<String>,
+    /// TCP or UDP.
+    pub protocol: String,
+    /// Address that clients connect to.
+    pub address: IpAddr,
+    /// Port that clients connect to.
+    pub port: u16,
+    /// Source, such as ClusterIP; `None` without an agent.
+    pub source: Option<String>,
+    /// forward, refuse or drop.
+    pub action: String,
+    /// Time for which a client keeps its backend; `None` without session affinity.
+    pub session_affinity_seconds: Option<u32>,
+    /// Sorted by address and port; empty unless `action` is forward.
+    pub backends: Vec<BackendAddress>,
+}
+
+impl From<&Row> for FrontendRow {
+    fn from(row: &Row) -> Self {
+        Self {
+            service: Some(row.service.to_string()),
+            port_name: Some(row.port_name.to_string()),
+            source: Some(row.source.as_str().to_owned()),
+            ..Self::new(row.frontend, row.action, row.session_affinity_seconds, row.backends())
+        }
+    }
+}
+
+impl FrontendRow {
+    /// Row of the kernel's part, with the agent's names.
+    #[must_use]
+    pub fn named(frontend: Frontend, set: &KernelSet, names: &Names) -> Self {
+        let FrontendLabel { service, port_name, source } = names.label(&frontend);
+        Self { service, port_name, source, ..Self::unnamed(frontend, set) }
+    }
+
+    /// Row with only the kernel's part.
+    #[must_use]
+    pub fn unnamed(frontend: Frontend, set: &KernelSet) -> Self {
+        let backends = set.members.eligible();
+        let action = Action::of(!backends.is_empty(), set.members.drops);
+        Self::new(frontend, action, set.affinity.seconds(), backends)
+    }
+
+    fn new(frontend: Frontend, action: Action, affinity_seconds: Option<u32>, backends: &[Backend]) -> Self {
+        Self {
+            service: None,
+            port_name: None,
+            protocol: frontend.protocol.to_string(),
+            address: frontend.address.into(),
+            port: frontend.port,
+            source: None,
+            action: action.as_str().to_owned(),
+            session_affinity_seconds: affinity_seconds,
+            backends: backends.iter().map(BackendAddress::from).collect(),
+        }
+    }
+
+    /// Frontend of the row, if its protocol is known.
+    #[must_use]
+    pub fn frontend(&self) -> Option<Frontend> {
+        let protocol = match self.protocol.as_str() {
+            "TCP" => Protocol::Tcp,
+            "UDP" => Protocol::Udp,
+            _ => return None,
+        };
+        Some(Frontend { address: self.address.into(), port: self.port, protocol })
+    }
+}
+
+impl FromIterator<FrontendRow> for Names {
+    fn from_iter<Rows: IntoIterator<Item = FrontendRow>>(rows: Rows) -> Self {
+        let mut names = Self::default();
+        for row in rows {
+            if let Some(frontend) = row.frontend() {
+                let FrontendRow { service, port_name, source, .. } = row;
+                names.insert(frontend, FrontendLabel { service, port_name, source });
+            }
+        }
+        names
+    }
+}
+
+/// Writes the rows as the JSON array of the contract, one at a time: each may have very many backends.
+///
+/// # Errors
+/// The output cannot be written to.
+pub fn write_frontends_json(rows: impl Iterator<Item = FrontendRow>, output: impl Write) -> serde_json::Result<()> {
+    serde_json::Serializer::pretty(output).collect_seq(rows)
+}
+
+/// The JSON array of the contract, without backends: one row at a time, since there may be very many.
+#[must_use]
+pub fn frontend_names_json<'a>(names: impl Iterator<Item = FrontendName<'a>>) -> Vec<u8> {
+    let mut json = Vec::from(b"[");
+    for FrontendName { frontend, service, port_name, source, action } in names {
+        let row = FrontendRow {
+            service: Some(service.to_string()),
+            port_name: Some(port_name.to_owned()),
+            source: Some(source.as_str().to_owned()),
+            ..FrontendRow::new(frontend, action, None, &[])
+        };
+        if json.len() > 1 {
+            json.push(b',');
+        }
+        // Writing to memory does not fail.
+        serde_json::to_writer(&mut json, &row).ok();
+    }
+    json.push(b']');
+    json
+}
+
+/// The rows as aligned columns.
+#[must_use]
+pub fn frontends_text(rows: impl Iterator<Item = FrontendRow>) -> String {
+    let header = ["SERVICE", "PORT", "FRONTEND", "SOURCE", "ACTION", "AFFINITY", "BACKENDS"].map(str::to_owned);
+    align_columns(&std::iter::once(header).chain(rows.map(|row| cells(&row))).collect::<Vec<_>>())
+}
+
+fn cells(row: &FrontendRow) -> [String; 7] {
+    let frontend = row.frontend().map_or_else(String::new, |frontend| frontend.to_string());
+    let affinity = row.session_affinity_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s"));
+    let (service, port, source) =
+        (or_dash(row.service.as_deref()), or_dash(row.port_name.as_deref()), or_dash(row.source.as_deref()));
+    [service, port, frontend, source, row.action.clone(), affinity, backends(row)]
+}
+
+fn backends(row: &FrontendRow) -> String {
+    list_first(row.backends.len(), row.backends.iter().map(ToString::to_string))
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_core::{Affinity, Members, parse_address};
+
+    use super::*;
+
+    fn row(address: &str, backends: usize, seconds: u32) -> FrontendRow {
+        let frontend = Frontend { address: parse_address(address).unwrap(), port: 80, protocol: Protocol::Tcp };
+        let backend = |index| Backend { address: parse_address(&format!("10.0.0.{index}")).unwrap(), port: 8080 };
+        let members = Members::new(&(1..=backends).map(backend).collect::<Vec<_>>(), &[backend(99)], true);
+        FrontendRow::unnamed(frontend, &KernelSet { first_slot: 0, members, affinity: Affinity { id: 7, seconds } })
+    }
+
+    #[test]
+    fn json_is_the_contract() {
+        let mut json = Vec::new();
+        write_frontends_json([row("FD00:0:0::1", 1, 0)].into_iter(), &mut json).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let expected = serde_json::json!([{
+            "service": null, "port_name": null, "protocol": "TCP", "address": "fd00::1", "port": 80, "source": null,
+            "action": "forward", "session_affinity_seconds": null,
+            "backends": [{"address": "10.0.0.1", "port": 8080}],
+        }]);
+        assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn text_names_some_backends_and_counts_the_rest() {
+        let text = frontends_text([row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)].into_iter());
+        assert!(text.contains("10.0.0.6:8080, and 2 more"), "{text}");
+        assert!(text.lines().nth(1).unwrap().contains("forward   60s"), "{text}");
+        assert!(text.lines().nth(2).unwrap().ends_with("drop      -          -"), "{text}");
+    }
+}

@@ -1,0 +1,30 @@
+//! Names that only the agent knows.
+
+use std::collections::HashMap;
+
+use cproxy_core::Frontend;
+
+/// Names of frontends, from the rows of a running agent; empty without one.
+#[derive(Clone, Debug, Default)]
+pub struct Names(HashMap<Frontend, FrontendLabel>);
+
+/// Names of a frontend; `None` if the agent does not have it, or without an agent.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FrontendLabel {
+    /// namespace/name.
+    pub(super) service: Option<String>,
+    /// Name of the Service's port.
+    pub(super) port_name: Option<String>,
+    /// Source, such as ClusterIP.
+    pub(super) source: Option<String>,
+}
+
+impl Names {
+    pub(super) fn insert(&mut self, frontend: Frontend, label: FrontendLabel) {
+        self.0.insert(frontend, label);
+    }
+
+    pub(super) fn label(&self, frontend: &Frontend) -> FrontendLabel {
+        self.0.get(frontend).cloned().unwrap_or_default()
+    }
+}

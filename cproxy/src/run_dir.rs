@@ -1,0 +1,45 @@
+//! Run directory: the protocol between an agent and the commands beside it.
+//!
+//! # Files
+//!
+//! The agent writes each of them as a whole, under another name first, and removes those of the agent before it.
+//!
+//! | file | meaning | content |
+//! |---|---|---|
+//! | `lock` | locked while an agent runs; stays | nothing |
+//! | `ready` | the table has been complete since this agent started | id of the boot, if the kernel has one |
+//! | `limited` | the programs are attached below the cgroup root | one line: place and consequence |
+//! | `failed` | the last agent could not start, or has ended by itself | one line: the reason |
+//! | `unusable` | as `failed`, if another attempt on this machine would fail in the same way | one line: the reason |
+//! | `cproxy.sock` | socket of the running agent | |
+//!
+//! The id of the boot matters on a lasting file system, where `ready` may outlive the machine.
+//!
+//! # Requests
+//!
+//! The socket provides facts that only the agent has; all others are in the kernel. A client sends one line and reads
+//! the response up to the end of the connection.
+//!
+//! | request | response |
+//! |---|---|
+//! | `services` | frontends as in the JSON contract, with names and without backends, which the kernel has |
+//! | `gauges` | gauges of the agent as a JSON object |
+//! | `reseed` | `ok`, once backends are chosen from a new seed, or `error: ` and the reason |
+//! | any other | `error: ` and the names of the requests |
+//!
+//! `reseed` is for a VM that was restored from a snapshot: otherwise all copies of the snapshot choose the same
+//! backends, since the kernel's random numbers in BPF are the same in each.
+
+mod client;
+mod files;
+mod lock;
+mod owner;
+mod protocol;
+mod server;
+mod wait;
+
+pub use client::{fetch_gauges, fetch_services, request_reseed};
+pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
+pub use protocol::RESPONSE_TIMEOUT;
+pub use server::{Request, serve};
+pub use wait::{Conditions, WaitError, read_limits, wait};

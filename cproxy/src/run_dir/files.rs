@@ -1,0 +1,95 @@
+//! Small files of the run directory. Other users know its path too, and may have put links or endless files there if
+//! they can write to it: the agent works in the opened directory, and readers check what they open.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+use cproxy_core::printable;
+use rustix::{
+    fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat},
+    io::Errno,
+};
+
+use super::protocol::{FAILED, LIMITED, READY, SOCKET, UNUSABLE};
+
+/// Name of a file until it is complete.
+const TEMPORARY: &str = ".new";
+
+/// Bound on the size of a file that is read; the agent writes less.
+const BYTES_MAX: u64 = 16 << 10;
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Id of this boot; empty if the kernel does not provide it.
+pub(super) fn boot_id() -> String {
+    fs::read_to_string(BOOT_ID).unwrap_or_default()
+}
+
+/// Writes a file atomically and replaces an earlier one.
+pub(super) fn write(dir: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
+    remove(dir, TEMPORARY)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(dir, TEMPORARY, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH)?;
+    File::from(file).write_all(text.as_bytes())?;
+    Ok(renameat(dir, TEMPORARY, dir, name)?)
+}
+
+/// Removes the files of an agent that has ended.
+pub(super) fn clear(dir: &OwnedFd) -> io::Result<()> {
+    [READY, LIMITED, FAILED, UNUSABLE, SOCKET].into_iter().try_for_each(|name| remove(dir, name))
+}
+
+fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
+    match unlinkat(dir, name, AtFlags::empty()) {
+        Err(error) if error != Errno::NOENT => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the directory has a `ready` of this boot.
+pub(super) fn is_ready(run_dir: &Path) -> bool {
+    read_small(&run_dir.join(READY)).is_ok_and(|boot| boot.is_empty() || boot == boot_id())
+}
+
+/// First line of a file, as it can be printed; `None` without the file.
+pub(super) fn read_line(run_dir: &Path, name: &str) -> Option<String> {
+    let text = read_small(&run_dir.join(name)).ok()?;
+    Some(printable(text.lines().next().unwrap_or_default()))
+}
+
+fn read_small(path: &Path) -> io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a file"));
+    }
+    let mut text = String::new();
+    file.take(BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_small_files_are_read() {
+        let dir = std::env::temp_dir().join(format!("cproxy-run-dir-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let path = |name: &str| dir.join(name);
+        fs::write(path("file"), "word\n").unwrap();
+        fs::write(path("large"), vec![b'x'; 1 << 20]).unwrap();
+        std::os::unix::fs::symlink("file", path("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path("endless")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let read = |name: &str| read_small(&path(name)).ok();
+        assert_eq!(read("file").as_deref(), Some("word\n"));
+        assert_eq!(read("large").map(|text| text.len() as u64), Some(BYTES_MAX));
+        assert_eq!(["link", "endless", "fifo", "missing", "."].map(read), [const { None::<String> }; 5]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,126 @@
+//! Run directory of a running agent, and the record of one that could not run.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use cproxy_datapath::owned_dir;
+use tokio::net::UnixListener;
+
+use super::{
+    client, files, lock,
+    protocol::{FAILED, LIMITED, READY, SOCKET, UNUSABLE},
+};
+
+/// Reason why a run directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("--run-dir {0}: {1}")]
+pub struct RunDirError(PathBuf, io::Error);
+
+/// Run directory of this agent, which removes its files when it ends.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    dir: OwnedFd,
+    /// Lock that no other agent can hold.
+    _lock: OwnedFd,
+}
+
+impl RunDir {
+    /// Claims the directory, which is made if it does not exist, and removes a dead agent's files.
+    ///
+    /// # Errors
+    /// Another agent or user has it.
+    pub fn claim(path: &Path) -> Result<Self, RunDirError> {
+        let claim = || {
+            let dir = owned_dir::create(path)?;
+            let lock = lock::acquire(&dir)?;
+            files::clear(&dir)?;
+            Ok(Self { path: path.to_owned(), dir, _lock: lock })
+        };
+        claim().map_err(|error| RunDirError(path.to_owned(), error))
+    }
+
+    /// Creates the socket for requests.
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub fn listen(&self) -> Result<UnixListener, RunDirError> {
+        UnixListener::bind(owned_dir::path_in(&self.dir, SOCKET))
+            .map_err(|error| RunDirError(self.path.join(SOCKET), error))
+    }
+
+    /// Writes `limited` with the caveat about the programs' cgroup.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn set_limited(&self, caveat: &str) -> Result<(), RunDirError> {
+        self.write(LIMITED, &format!("{caveat}\n"))
+    }
+
+    /// Writes `ready`.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn set_ready(&self) -> Result<(), RunDirError> {
+        self.write(READY, &files::boot_id())
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), RunDirError> {
+        files::write(&self.dir, name, text).map_err(|error| RunDirError(self.path.clone(), error))
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        // If the directory has gone, there is nothing to remove.
+        files::clear(&self.dir).ok();
+    }
+}
+
+/// Removes a dead agent's files; the agent may have been another user's.
+///
+/// # Errors
+/// An agent is alive there, or a file cannot be removed.
+pub fn clear_unused(path: &Path) -> Result<(), RunDirError> {
+    let clear = || {
+        let dir = owned_dir::open_any(path)?;
+        let _lock = lock::acquire_existing(&dir)?;
+        files::clear(&dir)
+    };
+    if !path.is_dir() {
+        return Ok(());
+    }
+    clear().map_err(|error| RunDirError(path.to_owned(), error))
+}
+
+/// Kind of an agent's failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Another attempt may succeed.
+    Transient,
+    /// Another attempt on this machine would fail in the same way.
+    Lasting,
+}
+
+/// Records why an agent has ended or could not start, for those that wait for it. Nothing is written if another agent
+/// is alive; a failure to write is ignored, since the log has the reason too.
+pub fn record_failure(path: &Path, failure: Failure, reason: &str) {
+    // A second check besides the lock, which not every kernel has.
+    if client::is_agent_listening(path) {
+        return;
+    }
+    let name = match failure {
+        Failure::Transient => FAILED,
+        Failure::Lasting => UNUSABLE,
+    };
+    let record = || {
+        let dir = owned_dir::create(path)?;
+        let _lock = lock::acquire(&dir)?;
+        files::clear(&dir)?;
+        files::write(&dir, name, &format!("{reason}\n"))
+    };
+    record().ok();
+}

@@ -1,0 +1,24 @@
+//! Names in the run directory and requests at its socket.
+
+use std::time::Duration;
+
+/// File of a complete table.
+pub(super) const READY: &str = "ready";
+/// File of programs that are attached below the cgroup root.
+pub(super) const LIMITED: &str = "limited";
+/// File of a failure that another attempt may repair.
+pub(super) const FAILED: &str = "failed";
+/// File of a failure that would repeat itself.
+pub(super) const UNUSABLE: &str = "unusable";
+/// Socket of the agent.
+pub(super) const SOCKET: &str = "cproxy.sock";
+
+/// Request for the frontends, by name.
+pub(super) const REQUEST_SERVICES: &str = "services\n";
+/// Request for the gauges.
+pub(super) const REQUEST_GAUGES: &str = "gauges\n";
+/// Request for a new seed.
+pub(super) const REQUEST_RESEED: &str = "reseed\n";
+
+/// Longest time for a response.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);

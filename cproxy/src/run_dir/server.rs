@@ -1,0 +1,78 @@
+//! Agent's side of the socket.
+
+use std::{collections::BTreeMap, io, sync::Arc};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, mpsc, oneshot},
+};
+
+use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, RESPONSE_TIMEOUT, SOCKET};
+
+const REQUEST_BYTES_MAX: u64 = 64;
+/// Maximum number of simultaneous responses; other clients wait. Each response holds a copy of the table.
+const CONNECTIONS_MAX: usize = 4;
+
+/// Request to the one task that owns the table, with the channel for its response.
+#[derive(Debug)]
+pub enum Request {
+    /// Frontends of the table as JSON text, of which there is one copy.
+    Services(oneshot::Sender<Vec<u8>>),
+    /// Gauges of the agent.
+    Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
+    /// Choice of a new seed; the error's text if that failed.
+    Reseed(oneshot::Sender<Result<(), String>>),
+}
+
+/// Serves clients for ever.
+pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        // The semaphore is never closed.
+        let permit = connections.clone().acquire_owned().await.ok();
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let requests = requests.clone();
+                drop(tokio::spawn(async move {
+                    // A client that is too slow or hangs up gets no response, which affects no other client.
+                    drop(tokio::time::timeout(RESPONSE_TIMEOUT, respond(stream, requests)).await);
+                    drop(permit);
+                }));
+            }
+            Err(error) => {
+                tracing::warn!("{SOCKET}: {error}");
+                tokio::time::sleep(RESPONSE_TIMEOUT).await;
+            }
+        }
+    }
+}
+
+async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io::Result<()> {
+    let mut request = String::new();
+    let (reader, mut writer) = stream.split();
+    BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut request).await?;
+    let response = match request.as_str() {
+        REQUEST_SERVICES => send(&requests, Request::Services).await?,
+        REQUEST_GAUGES => {
+            let gauges: BTreeMap<_, _> = send(&requests, Request::Gauges).await?.into_iter().collect();
+            serde_json::to_vec(&gauges)?
+        }
+        REQUEST_RESEED => match send(&requests, Request::Reseed).await? {
+            Ok(()) => b"ok\n".to_vec(),
+            Err(error) => format!("error: {error}\n").into_bytes(),
+        },
+        _ => b"error: the requests are: services, gauges, reseed\n".to_vec(),
+    };
+    writer.write_all(&response).await
+}
+
+/// Sends a request to the task that owns the table, and waits for its response.
+async fn send<T>(
+    requests: &mpsc::Sender<Request>,
+    request: impl FnOnce(oneshot::Sender<T>) -> Request,
+) -> io::Result<T> {
+    let (sender, receiver) = oneshot::channel();
+    requests.send(request(sender)).await.map_err(io::Error::other)?;
+    receiver.await.map_err(io::Error::other)
+}

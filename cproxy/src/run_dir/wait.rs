@@ -1,0 +1,158 @@
+//! Wait for an agent's progress, seen from its run directory.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use cproxy_core::{Action, ServiceName};
+
+use super::{
+    client::{fetch_gauges, fetch_services},
+    files::{is_ready, read_line},
+    protocol::{FAILED, LIMITED, RESPONSE_TIMEOUT, SOCKET, UNUSABLE},
+};
+
+/// Interval of the first polls for a file: `cproxy wait` must not delay a boot.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Interval of later polls, and of requests to the agent.
+const PAUSE_LONG: Duration = Duration::from_millis(50);
+/// Time after which polls are less frequent.
+const EAGER: Duration = Duration::from_secs(1);
+/// Time for the agent's response after the timeout: a wait with timeout 0 still sends a request.
+const LAST_RESPONSE: Duration = Duration::from_millis(500);
+
+/// Conditions to wait for.
+#[derive(Clone, Debug)]
+pub struct Conditions {
+    /// Run directory of the agent.
+    pub run_dir: PathBuf,
+    /// Longest time to wait.
+    pub timeout: Duration,
+    /// Services of which some frontend leads to an endpoint.
+    pub services: Vec<ServiceName>,
+}
+
+/// Reason why the wait failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// Timeout.
+    #[error("not ready after {0:?}: {1}")]
+    TimedOut(Duration, String),
+    /// The agent cannot run on this machine.
+    #[error("cproxy cannot run here: {0}")]
+    Unusable(String),
+}
+
+/// Waits until all conditions hold.
+///
+/// # Errors
+/// The timeout with the missing condition, or an agent that cannot run here.
+pub fn wait(conditions: &Conditions) -> Result<(), WaitError> {
+    let start = Instant::now();
+    let left = || conditions.timeout.saturating_sub(start.elapsed());
+    loop {
+        let Some(missing) = first_missing(conditions, left())? else { return Ok(()) };
+        let left = left();
+        if left.is_zero() {
+            return Err(WaitError::TimedOut(conditions.timeout, missing.explain(&conditions.run_dir)));
+        }
+        let is_eager = matches!(missing, Missing::Ready) && start.elapsed() < EAGER;
+        let pause = if is_eager { PAUSE } else { PAUSE_LONG };
+        thread::sleep(pause.min(left));
+    }
+}
+
+/// Caveat of an agent whose programs are attached below the cgroup root.
+#[must_use]
+pub fn read_limits(run_dir: &Path) -> Option<String> {
+    read_line(run_dir, LIMITED)
+}
+
+/// Condition that does not hold yet.
+enum Missing {
+    Ready,
+    Response(io::Error),
+    Service(ServiceName),
+}
+
+/// Action of a frontend with endpoints.
+const FORWARD: &str = Action::Forward.as_str();
+
+fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missing>, WaitError> {
+    if !is_ready(&conditions.run_dir) {
+        let unusable = read_line(&conditions.run_dir, UNUSABLE);
+        return unusable.map_or(Ok(Some(Missing::Ready)), |reason| Err(WaitError::Unusable(reason)));
+    }
+    if conditions.services.is_empty() {
+        return Ok(None);
+    }
+    let rows = match fetch_services(&conditions.run_dir, left.clamp(LAST_RESPONSE, RESPONSE_TIMEOUT)) {
+        Ok(rows) => rows,
+        Err(error) => return Ok(Some(Missing::Response(error))),
+    };
+    let is_served = |service: &&ServiceName| {
+        let name = service.to_string();
+        rows.iter().any(|row| row.service.as_ref() == Some(&name) && row.action == FORWARD)
+    };
+    Ok(conditions.services.iter().find(|service| !is_served(service)).cloned().map(Missing::Service))
+}
+
+impl Missing {
+    fn explain(self, run_dir: &Path) -> String {
+        if let Some(reason) = read_line(run_dir, FAILED) {
+            return format!("the agent has ended: {reason}");
+        }
+        let silent = |error| format!("no agent answers at {}: {error}", run_dir.join(SOCKET).display());
+        match self {
+            Self::Response(error) => silent(error),
+            Self::Service(service) => format!("Service {service} has no endpoint that is ready"),
+            Self::Ready => match fetch_gauges(run_dir, LAST_RESPONSE) {
+                Err(error) => silent(error),
+                Ok(gauges) if gauges.contains_key("api_server_silent_seconds") => {
+                    "the agent has reached its API server but has no complete list of all kinds yet; see its log"
+                        .to_owned()
+                }
+                Ok(_) => "the agent has received nothing from its source yet; see its log".to_owned(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::run_dir::{files::boot_id, protocol::READY};
+
+    fn conditions(name: &str) -> Conditions {
+        let run_dir = std::env::temp_dir().join(format!("cproxy-wait-{}-{name}", std::process::id()));
+        fs::remove_dir_all(&run_dir).ok();
+        Conditions { run_dir, timeout: Duration::from_millis(30), services: Vec::new() }
+    }
+
+    fn outcome(conditions: &Conditions) -> String {
+        wait(conditions).map_or_else(|error| error.to_string(), |()| "ready".to_owned())
+    }
+
+    #[test]
+    fn the_missing_condition_is_named() {
+        let ready = conditions("missing");
+        assert!(outcome(&ready).starts_with("not ready after 30ms: no agent answers at "), "{}", outcome(&ready));
+        fs::create_dir(&ready.run_dir).unwrap();
+        fs::write(ready.run_dir.join(FAILED), "no route\nat all").unwrap();
+        assert_eq!(outcome(&ready), "not ready after 30ms: the agent has ended: no route");
+        fs::write(ready.run_dir.join(UNUSABLE), "too old").unwrap();
+        assert_eq!(outcome(&Conditions { timeout: Duration::MAX, ..ready.clone() }), "cproxy cannot run here: too old");
+        fs::write(ready.run_dir.join(READY), "of another boot\n").unwrap();
+        assert_eq!(outcome(&ready), "cproxy cannot run here: too old");
+        fs::write(ready.run_dir.join(READY), boot_id()).unwrap();
+        assert_eq!(outcome(&ready), "ready", "an earlier failure does not count");
+        let service = Conditions { services: vec![ServiceName::new("default", "web")], ..ready.clone() };
+        assert!(outcome(&service).starts_with("not ready after 30ms: "), "{}", outcome(&service));
+        fs::remove_dir_all(&ready.run_dir).unwrap();
+    }
+}

@@ -1,0 +1,10 @@
+//! The VM's network: its changes, its own addresses, and the setup of sockets before they connect.
+
+mod changes;
+mod own_addresses;
+mod route;
+mod socket_setup;
+
+pub use changes::NetworkChanges;
+pub use own_addresses::{DetectedAddresses, OwnAddresses};
+pub use socket_setup::SocketSetup;

@@ -1,0 +1,152 @@
+//! Addresses of the VM, at most one of each family: the kernel's source address towards the API server, else that of
+//! the default route.
+
+use std::{fmt, io, net::IpAddr};
+
+use rustix::io::Errno;
+
+use super::{changes::NetworkChanges, route, socket_setup::SocketSetup};
+
+/// Addresses of the VM, detected now and after each change of the network.
+pub struct OwnAddresses<ApiServer> {
+    setup: SocketSetup,
+    api_server: ApiServer,
+    changes: Result<NetworkChanges, Errno>,
+    detected: DetectedAddresses,
+}
+
+impl<ApiServer: Fn() -> Vec<IpAddr>> OwnAddresses<ApiServer> {
+    /// Detects the addresses. Call it inside a tokio runtime.
+    ///
+    /// `setup` is for the sockets that look for a route, which must not be translated. `api_server` returns the
+    /// addresses of the API server that are known without a nameserver.
+    #[must_use]
+    pub fn detect(setup: SocketSetup, api_server: ApiServer) -> Self {
+        // In the other order, a change between the two would be missed.
+        let changes = NetworkChanges::open();
+        let detected = detect(&setup, &api_server());
+        Self { setup, api_server, changes, detected }
+    }
+
+    /// Addresses that were detected last.
+    #[must_use]
+    pub fn detected(&self) -> &DetectedAddresses {
+        &self.detected
+    }
+
+    /// Waits until the addresses are others than before.
+    ///
+    /// # Errors
+    /// Changes of the network cannot be seen.
+    pub async fn changed(&mut self) -> io::Result<&DetectedAddresses> {
+        let changes = self.changes.as_ref().map_err(|&error| error)?;
+        loop {
+            changes.wait().await?;
+            let detected = detect(&self.setup, &(self.api_server)());
+            if detected != self.detected {
+                self.detected = detected;
+                return Ok(&self.detected);
+            }
+        }
+    }
+}
+
+/// Queries the kernel.
+fn detect(setup: &SocketSetup, api_server: &[IpAddr]) -> DetectedAddresses {
+    let source_address = |destination| {
+        let source = route::source_address(destination, setup);
+        tracing::debug!("source address of packets to {destination}: {source:?}");
+        source.ok()
+    };
+    DetectedAddresses::select(api_server, source_address)
+}
+
+/// Route whose source address is an address of the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    ApiServer,
+    Default,
+}
+
+/// Addresses of the VM, each with the route that selects it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DetectedAddresses(Vec<(IpAddr, Route)>);
+
+impl DetectedAddresses {
+    /// First usable source address in each family: towards the API server, else by the default route.
+    fn select(api_server: &[IpAddr], mut source_address: impl FnMut(IpAddr) -> Option<IpAddr>) -> Self {
+        let mut detected = Vec::new();
+        for by_default in route::BEHIND_DEFAULT_ROUTE {
+            let known = api_server.iter().filter(|address| address.is_ipv4() == by_default.is_ipv4());
+            let destinations = known.map(|&address| (address, Route::ApiServer)).chain([(by_default, Route::Default)]);
+            let mut usable = destinations.filter_map(|(destination, route)| {
+                Some((source_address(destination).filter(route::is_usable)?, route))
+            });
+            detected.extend(usable.next());
+        }
+        Self(detected)
+    }
+
+    /// The addresses, IPv4 first.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.iter().map(|&(address, _)| address)
+    }
+}
+
+impl fmt::Display for DetectedAddresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("none found");
+        }
+        for (index, (address, route)) in self.0.iter().enumerate() {
+            let route = match route {
+                Route::ApiServer => "route to the API server",
+                Route::Default => "default route",
+            };
+            write!(f, "{}{address} ({route})", if index == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Selection with these source addresses by destination; for all other destinations the default ones.
+    fn selected(api_server: &[&str], routes: &[(&str, &str)], default: &[&str]) -> String {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let api_server: Vec<_> = api_server.iter().map(|text| ip(text)).collect();
+        let source_address = |to: IpAddr| {
+            let exact = routes.iter().find(|(destination, _)| ip(destination) == to).map(|(_, source)| ip(source));
+            exact.or_else(|| default.iter().map(|text| ip(text)).find(|source| source.is_ipv4() == to.is_ipv4()))
+        };
+        DetectedAddresses::select(&api_server, source_address).to_string()
+    }
+
+    #[test]
+    fn the_route_to_the_api_server_comes_before_the_default_route_in_its_family() {
+        let default = ["10.0.0.2", "fd00::2"];
+        let both = "10.0.0.2 (default route), fd00::2 (default route)";
+        assert_eq!(selected(&[], &[], &default), both);
+        assert_eq!(
+            selected(&["192.0.2.1"], &[("192.0.2.1", "192.0.2.9")], &default),
+            "192.0.2.9 (route to the API server), fd00::2 (default route)"
+        );
+        assert_eq!(
+            selected(&["192.0.2.1", "2001:db8::1"], &[("2001:db8::1", "2001:db8::9")], &["10.0.0.2"]),
+            "10.0.0.2 (route to the API server), 2001:db8::9 (route to the API server)"
+        );
+        assert_eq!(selected(&["192.0.2.1"], &[], &[]), "none found");
+    }
+
+    #[test]
+    fn loopback_unspecified_and_link_local_addresses_are_not_detected() {
+        let default = ["10.0.0.2"];
+        let by_default = "10.0.0.2 (default route)";
+        assert_eq!(selected(&["127.0.0.1"], &[("127.0.0.1", "127.0.0.1")], &default), by_default);
+        assert_eq!(selected(&[], &[], &["0.0.0.0", "::1"]), "none found");
+        assert_eq!(selected(&[], &[], &["fe80::1"]), "none found");
+        assert_eq!(selected(&["fe80::9"], &[("fe80::9", "fe80::1")], &["fd00::2"]), "fd00::2 (default route)");
+    }
+}

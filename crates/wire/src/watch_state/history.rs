@@ -1,0 +1,97 @@
+//! Facts about a resource that outlive the phases of its watch.
+
+use std::time::Duration;
+
+use crate::{
+    backoff::{Backoff, jitter},
+    step::Log,
+};
+
+/// First pause after an error, as in client-go.
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(800);
+/// First pause after a watch that was too old. That is no error in itself, but a server may refuse every watch so.
+pub(super) const EXPIRED_PAUSE: Duration = Duration::from_millis(250);
+
+/// First pause after the refusal of an optional resource. It doubles with each refusal.
+pub(super) const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(300);
+pub(super) const REFUSED_JITTER_MAX: Duration = Duration::from_millis(500);
+
+/// History of one resource's requests.
+pub(crate) struct History {
+    /// A list was published, even if only an empty one in place of a resource that is not available.
+    has_list: bool,
+    /// Objects of the resource are known.
+    pub(super) has_objects: bool,
+    /// Version from which the last bad watch began: one that ended with an error event or unreadable data.
+    bad_version: Option<String>,
+    pub(super) retry: Backoff,
+    pub(super) expired: Backoff,
+    pub(super) refused_pause: Duration,
+    /// Last warning about an optional resource.
+    pub(super) warning: Option<String>,
+}
+
+impl History {
+    pub(crate) fn new() -> Self {
+        Self {
+            has_list: false,
+            has_objects: false,
+            bad_version: None,
+            retry: Backoff::new(RETRY_PAUSE),
+            expired: Backoff::new(EXPIRED_PAUSE),
+            refused_pause: REFUSED_PAUSE,
+            warning: None,
+        }
+    }
+
+    /// Records a complete list. Only a streamed list shows that the server permits watches, too.
+    pub(super) fn record_list(&mut self, has_objects: bool, is_streamed: bool) {
+        (self.has_list, self.has_objects) = (true, has_objects);
+        if is_streamed {
+            self.end_refusals();
+        }
+    }
+
+    /// Records a change that came in a watch.
+    pub(super) fn record_change(&mut self, has_objects: bool) {
+        self.has_objects = has_objects;
+        self.end_refusals();
+    }
+
+    /// Ends a series of refusals. The next refusal is a warning again, unless there is still no object to lose.
+    fn end_refusals(&mut self) {
+        self.refused_pause = REFUSED_PAUSE;
+        if self.has_objects {
+            self.warning = None;
+        }
+    }
+
+    /// Records a bad watch. Returns true if the last bad watch began at the same version.
+    pub(super) fn record_bad_watch(&mut self, version: &str) -> bool {
+        let is_again = self.bad_version.as_deref() == Some(version);
+        self.bad_version = Some(version.to_owned());
+        is_again
+    }
+
+    /// Records that an optional resource is not available. Returns true if no list was published before.
+    pub(super) fn record_unavailable(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_list, true)
+    }
+
+    /// The pause after a refusal of an optional resource.
+    pub(super) fn next_refused_pause(&mut self) -> Duration {
+        let pause = self.refused_pause + jitter(REFUSED_JITTER_MAX);
+        self.refused_pause = (self.refused_pause * 2).min(REFUSED_PAUSE_MAX);
+        pause
+    }
+
+    /// Warning about an optional resource. The same warning again becomes a debug message.
+    pub(super) fn warn_once(&mut self, message: String) -> Log {
+        if self.warning.as_ref() == Some(&message) {
+            return Log::Debug(format!("still {message}"));
+        }
+        self.warning = Some(message.clone());
+        Log::Warn(message)
+    }
+}

@@ -1,0 +1,100 @@
+//! Calls on new sockets: each connects, or sends its first datagram, and asks the backend that it has reached.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    io::Errno,
+    net::{SocketType, connect, sockopt},
+};
+
+use crate::{
+    client::{Form, has_no_service, receive, send_to, timed},
+    history::{Outcome, Period},
+    servers::ANSWER_BYTES,
+    world::{Backend, TCP_PORTS, UDP_PORTS},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Tcp,
+    UdpConnected,
+    UdpUnconnected,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::UdpConnected, Self::UdpUnconnected];
+}
+
+/// Makes one call.
+pub(crate) fn call(kind: Kind, form: Form, service: usize, question: u64) -> io::Result<(Outcome, Period)> {
+    let vip = form.vip(service);
+    match kind {
+        Kind::Tcp => {
+            let mut socket = TcpStream::from(form.socket(SocketType::STREAM)?);
+            // A reset frees the port at once.
+            sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
+            follow_up(timed(|| connect(&socket, &vip)), || {
+                check_peer(&socket, vip)?;
+                socket.write_all(&question.to_be_bytes())?;
+                let mut answer = [0; ANSWER_BYTES];
+                socket.read_exact(&mut answer)?;
+                form.check_answer(answer, question, TCP_PORTS)
+            })
+        }
+        Kind::UdpConnected => {
+            let socket = UdpSocket::from(form.socket(SocketType::DGRAM)?);
+            let from = Instant::now();
+            let followed = follow_up(timed(|| connect(&socket, &vip)), || {
+                check_peer(&socket, vip)?;
+                socket.send(&question.to_be_bytes())?;
+                receive_from(&socket, form, vip, question)
+            });
+            match followed {
+                Err(error) if is_closed(&error) => Ok((Outcome::Closed, Period { from, to: Instant::now() })),
+                followed => followed,
+            }
+        }
+        Kind::UdpUnconnected => {
+            let socket = UdpSocket::from(form.socket(SocketType::DGRAM)?);
+            let sent = timed(|| send_to(&socket, question, vip));
+            follow_up(sent, || receive_from(&socket, form, vip, question))
+        }
+    }
+}
+
+/// Asks the backend after a call that has not failed.
+fn follow_up(
+    (called, period): (Result<(), Errno>, Period),
+    ask: impl FnOnce() -> io::Result<Backend>,
+) -> io::Result<(Outcome, Period)> {
+    match called {
+        Ok(()) => Ok((Outcome::Reached(ask()?), period)),
+        Err(error) if has_no_service(error) => Ok((Outcome::NoService, period)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The backend that answers, with the address that was asked as its source.
+fn receive_from(socket: &UdpSocket, form: Form, vip: SocketAddr, question: u64) -> io::Result<Backend> {
+    let (answer, from) = receive(socket)?;
+    if from != vip {
+        return Err(io::Error::other(format!("the answer shows {from}")));
+    }
+    form.check_answer(answer, question, UDP_PORTS)
+}
+
+fn check_peer(socket: &impl AsFd, vip: SocketAddr) -> io::Result<()> {
+    let peer = rustix::net::getpeername(socket)?.and_then(|peer| SocketAddr::try_from(peer).ok());
+    if peer == Some(vip) { Ok(()) } else { Err(io::Error::other(format!("getpeername shows {peer:?}"))) }
+}
+
+/// Whether the error is that of a connected UDP socket closed from outside: ECONNABORTED once, and then not connected.
+fn is_closed(error: &io::Error) -> bool {
+    let error = error.raw_os_error().map(Errno::from_raw_os_error);
+    [Errno::CONNABORTED, Errno::NOTCONN, Errno::DESTADDRREQ].map(Some).contains(&error)
+}
