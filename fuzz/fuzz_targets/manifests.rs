@@ -10,7 +10,8 @@ use cproxy_fuzz::{Follower, check_problems};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let contents = match parse("file", text, &ParseOptions { node_name: Some("here".to_owned()), whole_service: None }) {
+    let options = ParseOptions { node_name: Some("here".to_owned()), whole_service: None };
+    let contents = match parse("file", text, &options) {
         Ok(contents) => contents,
         Err(message) => {
             assert!(!message.is_empty() && !message.contains('\n'), "{message:?} is not one line");

@@ -1,5 +1,5 @@
-//! `cargo xtask size`: the agent's size. Machine code and data by crate, so that the cost of a new dependency shows, then
-//! the parts of the file.
+//! `cargo xtask size`: the agent's size. Machine code and data by crate, so that the cost of a new dependency shows,
+//! then the parts of the file.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

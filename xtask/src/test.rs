@@ -395,3 +395,28 @@ pub(crate) fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
     }
     Ok((counts, child.wait().context("waiting for the tests")?))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, fs};
+
+    use super::*;
+
+    #[test]
+    fn every_integration_test_is_in_a_suite() {
+        let targets: Vec<&str> = SUITES.iter().flat_map(|suite| suite.targets).copied().collect();
+        for entry in fs::read_dir(paths::workspace().join("tests/tests")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().and_then(OsStr::to_str).unwrap();
+            assert_eq!(targets.iter().filter(|target| **target == name).count(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn targets_become_options_of_cargo() {
+        let unit = SUITES.iter().find(|suite| suite.name == "unit").unwrap();
+        let command = tests(&[unit]);
+        let args: Vec<_> = command.get_args().filter_map(OsStr::to_str).skip(3).collect();
+        assert_eq!(args, ["--lib", "--bins", "--test", "allocations", "--test", "api_server"]);
+    }
+}

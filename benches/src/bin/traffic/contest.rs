@@ -300,6 +300,19 @@ pub(crate) fn summary(what: &str, metric: usize, all: &[(u32, Measured)]) -> Opt
     Some(Table { title, rows: all.iter().map(row).collect(), columns })
 }
 
+/// Adds all results as [`add`] does, and a metric's overview: a short table and a chart with this name and title.
+pub(crate) fn add_with_overview(
+    report: &mut Report,
+    (what, key): (&str, &str),
+    (name, title): (&str, &str),
+    metric: usize,
+    all: &[(u32, Measured)],
+) {
+    add(report, what, key, all);
+    report.summary.extend(summary(what, metric, all));
+    report.charts.push(chart(name, title, metric, all));
+}
+
 /// A chart of a metric's ratio to the direct connection's, over the number of Services.
 pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measured)]) -> Chart {
     let series = compared(all).into_iter().map(|name| {

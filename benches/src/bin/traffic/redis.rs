@@ -57,12 +57,12 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
             }));
         }
     }
-    contest::add(&mut report, "redis-benchmark, connections that stay", "keep_alive", &staying);
-    contest::add(&mut report, "redis-benchmark, a connection for each request", "short", &short);
-    report.summary.extend(contest::summary("redis-benchmark, connections that stay", 0, &staying));
-    report.summary.extend(contest::summary("redis-benchmark, a connection for each request", 0, &short));
-    report.charts.push(contest::chart("stay", "redis, requests per second on connections that stay", 0, &staying));
-    report.charts.push(contest::chart("short", "redis, requests per second on short connections", 0, &short));
+    let title = ("redis-benchmark, connections that stay", "keep_alive");
+    let chart = ("stay", "redis, requests per second on connections that stay");
+    contest::add_with_overview(&mut report, title, chart, 0, &staying);
+    let title = ("redis-benchmark, a connection for each request", "short");
+    let chart = ("short", "redis, requests per second on short connections");
+    contest::add_with_overview(&mut report, title, chart, 0, &short);
     report.notes.push(format!(
         "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {}. Its latencies, like those \
          of wrk, leave out connect().",

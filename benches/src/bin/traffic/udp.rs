@@ -66,12 +66,10 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
             }))
         }));
     }
-    contest::add(&mut report, "dnsperf, UDP", "dns", &of_dns);
-    contest::add(&mut report, "iperf3, one TCP stream", "bulk", &of_bulk);
-    report.summary.extend(contest::summary("dnsperf, UDP", 0, &of_dns));
-    report.summary.extend(contest::summary("iperf3", 0, &of_bulk));
-    report.charts.push(contest::chart("dns", "DNS queries per second through a ClusterIP", 0, &of_dns));
-    report.charts.push(contest::chart("bulk", "Bits per second of one TCP stream through a ClusterIP", 0, &of_bulk));
+    let chart = ("dns", "DNS queries per second through a ClusterIP");
+    contest::add_with_overview(&mut report, ("dnsperf, UDP", "dns"), chart, 0, &of_dns);
+    let chart = ("bulk", "Bits per second of one TCP stream through a ClusterIP");
+    contest::add_with_overview(&mut report, ("iperf3, one TCP stream", "bulk"), chart, 0, &of_bulk);
     report
         .notes
         .push(format!("dnsperf -c {CLIENTS} -q {OUTSTANDING} -l {seconds} to dnsmasq; iperf3 -t {seconds}; {rounds}."));

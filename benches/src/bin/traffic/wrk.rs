@@ -61,7 +61,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     })?;
     report.add_version("wrk", "wrk", &["-v"]);
     report.add_version("nginx", "nginx", &["-v"]);
-    contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &all);
+    let title = ("wrk, 2,000 connections, Connection: close", "wrk");
+    let chart = ("throughput", "Short HTTP connections per second through a ClusterIP");
+    contest::add_with_overview(&mut report, title, chart, THROUGHPUT, &all);
     let (throughput, p99) = ((THROUGHPUT, Peer::Direct), (P99, Peer::Direct));
     let mut verdicts = contest::verdicts(&all, throughput, Target::AtLeast(OF_DIRECT), |_| true);
     verdicts.extend(contest::verdict_of_all(&all, throughput, Target::AtLeast(OF_DIRECT)));
@@ -72,13 +74,6 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     if !plan.quick {
         contest::add_verdicts(&mut report, &verdicts);
     }
-    report.summary.extend(contest::summary("wrk, 2,000 connections, Connection: close", THROUGHPUT, &all));
-    report.charts.push(contest::chart(
-        "throughput",
-        "Short HTTP connections per second through a ClusterIP",
-        THROUGHPUT,
-        &all,
-    ));
     report.notes.push(format!(
         "wrk -t {THREADS} -c {CONNECTIONS} -d {seconds}s -H 'Connection: close' to nginx with a worker for each CPU, \
          on the same CPUs; {}. \"Errors\" are connections that failed or timed out during a round. wrk's clock starts \
