@@ -325,7 +325,7 @@ fn a_field_that_the_server_does_not_know_is_left_out_of_requests() {
         });
         let mut agent = start(&sandbox, &api);
         assert_serves(&sandbox, &mut agent);
-        agent.wait_log("trying again without fieldSelector spec.clusterIP!=None", PATIENCE);
+        agent.wait_log("asking again without fieldSelector spec.clusterIP!=None", PATIENCE);
         assert!(!agent.log().contains("WARN"), "{}", agent.log());
         let asked = api.asked().into_iter().filter(|target| target.contains("fieldSelector"));
         assert_eq!(asked.count(), 1, "once is enough");

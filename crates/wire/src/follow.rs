@@ -207,7 +207,7 @@ mod tests {
             play([Err(refused(400)), Err(refused(422)), Ok(first), Ok(second)]).await,
             [
                 "StreamedList fieldSelector=a%3Db resourceVersion=0",
-                "info cannot watch services at https://api:6443/: m (400); trying again without fieldSelector a=b, \
+                "info cannot watch services at https://api:6443/: m (400); asking again without fieldSelector a=b, \
                  for Kubernetes before 1.31",
                 "StreamedList resourceVersion=0",
                 "info the API server does not stream lists of services: listing from its cache",

@@ -219,7 +219,7 @@ impl WatchState {
                 self.drop_optional_fields();
                 let fields = selectors.fields.text();
                 let message =
-                    format!("{message}; trying again without fieldSelector {fields}, for Kubernetes before 1.31");
+                    format!("{message}; asking again without fieldSelector {fields}, for Kubernetes before 1.31");
                 (Some(Log::Info(message)), Next::Request)
             }
             Recovery::ListFromCache => {

@@ -22,7 +22,7 @@ fn kubernetes_1_30_is_followed_through_changes_and_an_outage() {
     let mut agent = cluster.start_agent();
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.2:8080"]);
     let log = agent.log();
-    assert!(log.contains("asking without fieldSelector spec.clusterIP!=None") && !log.contains("WARN"), "{log}");
+    assert!(log.contains("asking again without fieldSelector spec.clusterIP!=None") && !log.contains("WARN"), "{log}");
 
     cluster.control_plane.kill_api_server();
     agent.wait_log("trying again", PATIENCE);
