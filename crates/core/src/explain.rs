@@ -224,7 +224,7 @@ impl<'a> View<'a> {
         let mut explanations = Vec::new();
         let row = self.kept.iter().find(|(other, row)| other == name && row.family == self.family);
         let Some((_, row)) = row else { return explanations };
-        let mut tell = |endpoint: String, usage: Usage, reason: String| {
+        let mut add = |endpoint: String, usage: Usage, reason: String| {
             explanations.push(Explanation {
                 port_name: self.port.name.to_string(),
                 protocol: Some(self.port.protocol),
@@ -237,20 +237,20 @@ impl<'a> View<'a> {
         };
         let numbers: BTreeSet<_> = row.numbers(&self.port.name, self.port.protocol).collect();
         if numbers.is_empty() {
-            tell("all".to_owned(), Usage::Unused, self.no_port(row));
+            add("all".to_owned(), Usage::Unused, self.no_port(row));
             return explanations;
         }
         // The row has one endpoint for each readable one, in the same order.
         let mut endpoints = row.endpoints.iter();
         for (index, spec) in slice.endpoints.iter().flatten().enumerate() {
             let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else {
-                tell(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
+                add(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
                 continue;
             };
             let address = match parse_endpoint_address(text, self.family) {
                 Ok(address) => address,
                 Err(message) => {
-                    tell(format!("endpoints[{index}]"), Usage::Unused, format!("{text:?} {message}"));
+                    add(format!("endpoints[{index}]"), Usage::Unused, format!("{text:?} {message}"));
                     continue;
                 }
             };
@@ -259,10 +259,10 @@ impl<'a> View<'a> {
                 let backend = Backend { address, port };
                 let Some(found) = self.merged.get(&backend) else { continue };
                 if !std::ptr::eq(found.endpoint, endpoint) {
-                    tell(backend.to_string(), Usage::Unused, self.hidden_by(found, name));
+                    add(backend.to_string(), Usage::Unused, self.hidden_by(found, name));
                     continue;
                 }
-                tell(backend.to_string(), self.usage(&backend), self.reason(&backend, found, spec));
+                add(backend.to_string(), self.usage(&backend), self.reason(&backend, found, spec));
             }
         }
         explanations

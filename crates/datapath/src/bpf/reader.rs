@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap as StdHashMap, HashSet, btree_map, hash_map::Entry},
+    io,
     os::fd::AsFd,
     time::{Duration, Instant},
 };
@@ -23,7 +24,7 @@ use super::{
     open::{Access, open_map},
     pins::PinDir,
     resizable::{InnerMap, ResizableMap},
-    syscalls::array_elements,
+    syscalls::{array_elements, hash_elements},
 };
 
 /// Whether a backend still belongs to a frontend.
@@ -95,8 +96,7 @@ impl KernelReader {
     /// The whole table. A frontend whose set points outside the maps has no set here, so the agent writes it anew.
     fn table(&self) -> Result<KernelTable, TableError> {
         let mut table = KernelTable { filter: self.filter()?, capacity: self.capacity, ..KernelTable::default() };
-        for entry in self.frontends.iter() {
-            let (key, set) = entry.map_err(|error| TableError::Read(FRONTENDS.name, error))?;
+        for (key, set) in self.elements()? {
             if key.protocol == PROTOCOL_ANY {
                 table.addresses.insert(Address::from_words(key.address));
             }
@@ -111,6 +111,11 @@ impl KernelReader {
         // Ids of sets belong to the maps that they were read from.
         self.check_current()?;
         Ok(table)
+    }
+
+    fn elements(&self) -> Result<Vec<(FrontendKey, SetId)>, TableError> {
+        let elements = hash_elements(self.frontends.map().fd().as_fd(), self.capacity.frontends);
+        elements.map_err(|error| unreadable(FRONTENDS.name, error))
     }
 
     fn filter(&self) -> Result<Filter, TableError> {
@@ -176,9 +181,7 @@ impl KernelReader {
     /// The content of slots. The agent may be writing them; see [`Self::members`].
     fn run(&self, first_slot: u32, count: u32) -> Result<Vec<BackendSlot>, TableError> {
         let backends = array_elements(self.backends.map().fd().as_fd(), first_slot, count);
-        backends.map_err(|io_error| {
-            TableError::Read(BACKENDS.name, SyscallError { call: "BPF_MAP_LOOKUP_BATCH", io_error }.into())
-        })
+        backends.map_err(|error| unreadable(BACKENDS.name, error))
     }
 }
 
@@ -213,6 +216,10 @@ impl SetCache<'_> {
             Some(_) => Serving::No,
         })
     }
+}
+
+fn unreadable(map: &'static str, io_error: io::Error) -> TableError {
+    TableError::Read(map, SyscallError { call: "BPF_MAP_LOOKUP_BATCH", io_error }.into())
 }
 
 fn found<T>(result: Result<T, MapError>, map: &'static str) -> Result<Option<T>, TableError> {

@@ -168,6 +168,33 @@ pub(super) fn array_elements<T: Pod>(map: BorrowedFd<'_>, first: u32, count: u32
     Ok(values)
 }
 
+/// All elements of a hash of this capacity (`BPF_MAP_LOOKUP_BATCH`, kernel 5.6): one call, where a call for each key and
+/// each value would take ten times as long.
+pub(super) fn hash_elements<K: Pod, V: Pod>(map: BorrowedFd<'_>, capacity: u32) -> io::Result<Vec<(K, V)>> {
+    let mut keys = Vec::<K>::with_capacity(capacity as usize);
+    let mut values = Vec::<V>::with_capacity(capacity as usize);
+    // The number of the bucket at which a further call would begin; none follows, since all elements have room.
+    let mut end = 0u32;
+    let mut attr = no_arguments();
+    attr.batch.out_batch = (&raw mut end) as u64;
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = capacity;
+    attr.batch.map_fd = map.as_raw_fd() as u32;
+    match bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) {
+        // The hash ends there.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // SAFETY: an integer, which the kernel has written.
+    let count = unsafe { attr.batch.count }.min(capacity) as usize;
+    // SAFETY: the kernel has written as many keys; any bytes are one.
+    unsafe { keys.set_len(count) };
+    // SAFETY: as many values, too.
+    unsafe { values.set_len(count) };
+    Ok(keys.into_iter().zip(values).collect())
+}
+
 /// Puts a map into a map of maps, in the place of the one that is there. When it returns, no program uses that one any
 /// more: the kernel waits for all that run (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
 pub(super) fn set_inner_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
