@@ -134,12 +134,12 @@ struct State {
     streaming: Streaming,
     knows_fields: bool,
     long_ones: usize,
-    asked: Vec<(Instant, Asked)>,
+    asked: Vec<(Instant, ReceivedRequest)>,
 }
 
 /// A request that the server has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// Requested kind.
     pub kind: ResourceKind,
     /// Kind of request.
@@ -283,7 +283,7 @@ impl Server {
     }
 
     /// Requests so far, with their times.
-    pub fn asked(&self) -> Vec<(Instant, Asked)> {
+    pub fn asked(&self) -> Vec<(Instant, ReceivedRequest)> {
         self.lock().asked.clone()
     }
 
@@ -366,7 +366,7 @@ impl Server {
         pause
     }
 
-    /// Ends all faults. Poisoned changes stay poisoned, and features that the server lacks stay missing.
+    /// Ends all faults. Unreadable objects stay unreadable, and features that the server lacks stay missing.
     fn remove_faults(&self) {
         let mut state = self.lock();
         state.faults.clear();
@@ -395,14 +395,14 @@ impl Server {
 
     fn client(&self) -> Client {
         let server = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| server.clone().answer(request.uri().clone()));
+        let service = tower::service_fn(move |request: Request<Body>| server.clone().respond(request.uri().clone()));
         Client::new(service, "default")
     }
 
-    async fn answer(self, uri: Uri) -> Result<Response<Coming>, Error> {
+    async fn respond(self, uri: Uri) -> Result<Response<ResponseBody>, Error> {
         // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
-        let asked = Asked::read(&uri);
+        let asked = ReceivedRequest::read(&uri);
         let refusal = self.lock().refusal(asked);
         let (refusal, retry_after) = match refusal {
             Ok(refusal) => refusal,
@@ -410,12 +410,12 @@ impl Server {
             Err(_) => return Err("connection refused".into()),
         };
         let (sender, coming) = mpsc::channel(1);
-        let mut response = Response::new(Coming(coming));
-        let mut answering = Answering { server: self, kind: asked.kind, sender };
+        let mut response = Response::new(ResponseBody(coming));
+        let mut writer = ResponseWriter { server: self, kind: asked.kind, sender };
         drop(tokio::spawn(async move {
             match refusal {
-                Some(code) => answering.text(&status(code).to_string()).await,
-                None => answering.answer(asked.how, asked.is_sparing).await,
+                Some(code) => writer.text(&status(code).to_string()).await,
+                None => writer.respond(asked.how, asked.is_sparing).await,
             }
         }));
         if let Some(code) = refusal {
@@ -428,7 +428,7 @@ impl Server {
     }
 }
 
-impl Asked {
+impl ReceivedRequest {
     /// Parses a request; panics if it is not one that an API server answers from its cache.
     fn read(uri: &Uri) -> Self {
         let query = uri.query().unwrap_or_default();
@@ -492,7 +492,7 @@ impl State {
     }
 
     /// Status of a refusal, if the request is refused, and its Retry-After in seconds.
-    fn refusal(&mut self, asked: Asked) -> Result<(Option<u16>, Option<u32>), Fault> {
+    fn refusal(&mut self, asked: ReceivedRequest) -> Result<(Option<u16>, Option<u32>), Fault> {
         self.asked.push((Instant::now(), asked));
         if let Some((code, retry_after)) = self.outage {
             return Ok((Some(code), retry_after));
@@ -534,18 +534,18 @@ impl State {
 }
 
 /// Response that is being sent.
-struct Answering {
+struct ResponseWriter {
     server: Server,
     kind: ResourceKind,
     sender: mpsc::Sender<io::Result<Bytes>>,
 }
 
 /// The receiver has gone, or the response was broken off.
-struct Ended;
-type Answered = Result<(), Ended>;
+struct ResponseEnded;
+type SendResult = Result<(), ResponseEnded>;
 
-impl Answering {
-    async fn answer(&mut self, how: How, is_sparing: bool) -> Answered {
+impl ResponseWriter {
+    async fn respond(&mut self, how: How, is_sparing: bool) -> SendResult {
         let streaming = self.server.lock().streaming;
         let version = match how {
             How::Listed => return self.list(is_sparing).await,
@@ -563,7 +563,7 @@ impl Answering {
         self.watch(version, is_sparing).await
     }
 
-    async fn list(&mut self, is_sparing: bool) -> Answered {
+    async fn list(&mut self, is_sparing: bool) -> SendResult {
         let (objects, version) = {
             let state = self.server.lock();
             (state.list(self.kind, is_sparing), state.version)
@@ -580,7 +580,7 @@ impl Answering {
     }
 
     /// The list as the start of a watch.
-    async fn stream(&mut self, is_sparing: bool) -> Result<u64, Ended> {
+    async fn stream(&mut self, is_sparing: bool) -> Result<u64, ResponseEnded> {
         let (objects, mut version) = {
             let state = self.server.lock();
             (state.list(self.kind, is_sparing), state.version)
@@ -604,7 +604,7 @@ impl Answering {
         Ok(version)
     }
 
-    async fn watch(&mut self, mut version: u64, is_sparing: bool) -> Answered {
+    async fn watch(&mut self, mut version: u64, is_sparing: bool) -> SendResult {
         let mut changed = self.server.changed.subscribe();
         let end = Instant::now() + Duration::from_secs(290);
         loop {
@@ -617,7 +617,7 @@ impl Answering {
             self.break_off(version).await?;
             tokio::select! {
                 _ = changed.changed() => {}
-                () = self.sender.closed() => return Err(Ended),
+                () = self.sender.closed() => return Err(ResponseEnded),
                 () = sleep_until(end) => return Ok(()),
                 () = sleep(Duration::from_secs(60)) => {
                     self.line("BOOKMARK", &json!({"metadata": {"resourceVersion": version.to_string()}})).await?;
@@ -626,7 +626,7 @@ impl Answering {
         }
     }
 
-    async fn change(&mut self, change: &Change) -> Answered {
+    async fn change(&mut self, change: &Change) -> SendResult {
         if change.is_poisoned {
             return self.text("{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"x\"}\n").await;
         }
@@ -634,7 +634,7 @@ impl Answering {
     }
 
     /// Applies the fault of this response, if it has one.
-    async fn break_off(&mut self, version: u64) -> Answered {
+    async fn break_off(&mut self, version: u64) -> SendResult {
         let Some(fault) = self.server.lock().next_fault(self.kind) else { return Ok(()) };
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
         match fault {
@@ -642,7 +642,7 @@ impl Answering {
             Fault::Garbage => self.text("\0{<\n").await,
             Fault::Half => {
                 self.text(r#"{"type":"MODIFIED","object":{"metadata":{"#).await?;
-                Err(Ended)
+                Err(ResponseEnded)
             }
             Fault::Foreign => self.line("ADDED", &other).await,
             Fault::Versionless => self.line("BOOKMARK", &json!({"metadata": {}})).await,
@@ -653,23 +653,23 @@ impl Answering {
         }
     }
 
-    async fn end_by(&mut self, fault: Fault) -> Answered {
+    async fn end_by(&mut self, fault: Fault) -> SendResult {
         match fault {
             Fault::Cut => drop(self.sender.send(Err(io::ErrorKind::UnexpectedEof.into())).await),
             Fault::Reset => drop(self.sender.send(Err(io::ErrorKind::ConnectionReset.into())).await),
             Fault::Stall => self.sender.closed().await,
             _ => {}
         }
-        Err(Ended)
+        Err(ResponseEnded)
     }
 
-    async fn event(&mut self, name: &str, slot: usize, object: &Object) -> Answered {
+    async fn event(&mut self, name: &str, slot: usize, object: &Object) -> SendResult {
         self.text(&format!(r#"{{"type":"{name}","object":"#)).await?;
         self.object(slot, object).await?;
         self.text("}\n").await
     }
 
-    async fn object(&mut self, slot: usize, object: &Object) -> Answered {
+    async fn object(&mut self, slot: usize, object: &Object) -> SendResult {
         let text = value(self.kind, slot, object).to_string();
         if object.form != Form::TooLong {
             return self.text(&text).await;
@@ -681,11 +681,11 @@ impl Answering {
         self.text(&format!(r#"","spec":{rest}}}"#)).await
     }
 
-    async fn line(&mut self, name: &str, object: &Value) -> Answered {
+    async fn line(&mut self, name: &str, object: &Value) -> SendResult {
         self.text(&format!("{}\n", json!({"type": name, "object": object}))).await
     }
 
-    async fn filler(&mut self, bytes: usize) -> Answered {
+    async fn filler(&mut self, bytes: usize) -> SendResult {
         static FILLER: [u8; 64 << 10] = [b'x'; 64 << 10];
         for _ in 0..bytes.div_ceil(FILLER.len()) {
             self.send(Bytes::from_static(&FILLER)).await?;
@@ -694,22 +694,22 @@ impl Answering {
     }
 
     /// Sends text in chunks that end anywhere.
-    async fn text(&mut self, text: &str) -> Answered {
+    async fn text(&mut self, text: &str) -> SendResult {
         for chunk in text.as_bytes().chunks(97) {
             self.send(Bytes::copy_from_slice(chunk)).await?;
         }
         Ok(())
     }
 
-    async fn send(&mut self, bytes: Bytes) -> Answered {
-        self.sender.send(Ok(bytes)).await.map_err(|_| Ended)
+    async fn send(&mut self, bytes: Bytes) -> SendResult {
+        self.sender.send(Ok(bytes)).await.map_err(|_| ResponseEnded)
     }
 }
 
 /// Body of a response.
-pub struct Coming(mpsc::Receiver<io::Result<Bytes>>);
+pub struct ResponseBody(mpsc::Receiver<io::Result<Bytes>>);
 
-impl http_body::Body for Coming {
+impl http_body::Body for ResponseBody {
     type Data = Bytes;
     type Error = io::Error;
 

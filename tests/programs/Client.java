@@ -1,5 +1,5 @@
-// The client in Java, whose sockets are AF_INET6 with IPv4-mapped addresses wherever the machine has IPv6. Arguments and
-// output are those of the other clients.
+// The client in Java, whose sockets are AF_INET6 with IPv4-mapped addresses wherever the machine has IPv6. Arguments
+// and // output are those of the other clients.
 
 import java.io.BufferedReader;
 import java.io.IOException;

@@ -317,12 +317,16 @@ fn agent_rights() -> [Value; 2] {
             {"apiGroups": [""], "resources": ["nodes"], "resourceNames": [NODE], "verbs": ["list", "watch"]},
         ],
     });
-    let binding = json!({
+    [role, role_binding("cproxy", "cproxy")]
+}
+
+/// A binding of a ClusterRole to a user.
+pub fn role_binding(role: &str, user: &str) -> Value {
+    json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
-        "metadata": {"name": "cproxy"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cproxy"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "cproxy"}],
-    });
-    [role, binding]
+        "metadata": {"name": format!("{role}-{user}")},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    })
 }

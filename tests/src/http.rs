@@ -20,7 +20,7 @@ const LONGEST_HEAD: usize = 16 * 1024;
 /// When `address` cannot be listened on; add it to the sandbox first.
 pub fn serve(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server {
     let name = name.to_owned();
-    echo::listen(sandbox, address, move |stream, _, signals| answer(stream, &name, signals))
+    echo::listen(sandbox, address, move |stream, _, signals| respond(stream, &name, signals))
 }
 
 /// Gets `path` from the server at `address`, from the calling thread's namespace; returns the body.
@@ -34,7 +34,7 @@ pub fn get(address: impl ToSocketAddrs, path: &str) -> io::Result<String> {
     if head.starts_with("HTTP/1.1 200 ") { Ok(body.to_owned()) } else { Err(io::Error::other(head.to_owned())) }
 }
 
-fn answer(mut stream: &TcpStream, name: &str, signals: &Signals) -> io::Result<()> {
+fn respond(mut stream: &TcpStream, name: &str, signals: &Signals) -> io::Result<()> {
     let Some(head) = read_head(stream, signals)? else { return Ok(()) };
     let (status, body) = if head.starts_with(b"GET ") {
         ("200 OK", format!("{name}\n"))

@@ -43,4 +43,5 @@ mod netns;
 mod server;
 
 pub use done::Done;
+pub use mounts::UNMOUNT_CGROUP2;
 pub use server::Server;

@@ -122,6 +122,12 @@ impl Service {
     }
 }
 
+/// A Service with TCP port 80 at one IPv4 address, and its slice with ready endpoints that listen on port 8080.
+pub fn http_service<A: Display>(name: &str, vip: impl Display, pods: impl IntoIterator<Item = A>) -> [Value; 2] {
+    let service = Service::new(name).cluster_ips([vip]).tcp("http", 80, 8080);
+    [service.into(), Slice::v4(name).tcp("http", 8080).ready(pods).into()]
+}
+
 /// A v1 Node in a zone.
 pub fn node(name: &str, zone: &str) -> Value {
     json!({

@@ -37,7 +37,7 @@ pub fn ask(socket: &UdpSocket, question: &str, server: SocketAddr) -> io::Result
 }
 
 /// Receives the next answer: the server's name, the question, and the source of the answer.
-pub fn answer(socket: &UdpSocket) -> io::Result<(String, String, SocketAddr)> {
+pub fn receive(socket: &UdpSocket) -> io::Result<(String, String, SocketAddr)> {
     let mut answer = [0; LONGEST];
     let (length, from) = socket.recv_from(&mut answer)?;
     let text = String::from_utf8_lossy(answer.get(..length).unwrap_or_default()).into_owned();

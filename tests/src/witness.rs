@@ -53,7 +53,7 @@ impl Witness {
             while signals.wait_for(&stream) {
                 stream.read_exact(&mut token)?;
                 witness.add(token, &name, client);
-                stream.write_all(&answer(token, &name))?;
+                stream.write_all(&response(token, &name))?;
             }
             Ok(())
         })
@@ -76,7 +76,7 @@ impl Witness {
                 // An error here belongs to an earlier answer that had no receiver.
                 if let Ok((_, client)) = socket.recv_from(&mut token) {
                     witness.add(token, &name, client);
-                    drop(socket.send_to(&answer(token, &name), client));
+                    drop(socket.send_to(&response(token, &name), client));
                 }
             }
         })
@@ -104,7 +104,7 @@ impl Witness {
 }
 
 /// The answer of the server `name` to a token.
-pub fn answer(token: Token, name: &str) -> [u8; ANSWER_BYTES] {
+pub fn response(token: Token, name: &str) -> [u8; ANSWER_BYTES] {
     let mut answer = [b' '; ANSWER_BYTES];
     let bytes = token.iter().chain(name.as_bytes());
     answer.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);

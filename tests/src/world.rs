@@ -148,10 +148,20 @@ pub fn slices_of(
     pods: impl IntoIterator<Item = u8> + Clone,
     endpoint: impl Fn(u8, IpAddr) -> Endpoint,
 ) -> [Value; 2] {
+    slices_with(service, |slice| slice.tcp("http", TCP).udp("dns", UDP), pods, endpoint)
+}
+
+/// Like [`slices_of`], with other ports.
+pub fn slices_with(
+    service: &str,
+    add_ports: impl Fn(Slice) -> Slice,
+    pods: impl IntoIterator<Item = u8> + Clone,
+    endpoint: impl Fn(u8, IpAddr) -> Endpoint,
+) -> [Value; 2] {
     [(Slice::v4(service), 0), (Slice::v6(service), 1)].map(|(slice, family): (Slice, usize)| {
         let addresses = pods.clone().into_iter().map(|number| (number, pod(number).addresses()));
         let endpoints = addresses.map(|(number, [v4, v6])| endpoint(number, if family == 0 { v4 } else { v6 }));
-        endpoints.fold(slice.tcp("http", TCP).udp("dns", UDP), Slice::endpoint).into()
+        endpoints.fold(add_ports(slice), Slice::endpoint).into()
     })
 }
 

@@ -12,7 +12,8 @@ use std::{
 
 use cproxy_datapath::bpf::PinDir;
 use cproxy_tests::{
-    manifest::{self, Service, Slice},
+    UNMOUNT_CGROUP2,
+    manifest::{self, Service, Slice, http_service},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
     sandbox::{Placement, Sandbox},
 };
@@ -49,8 +50,7 @@ fn assert_nothing_attached(pin_dir: &Path) {
 }
 
 fn web() -> [Value; 2] {
-    let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
-    [service.into(), Slice::v4("web").tcp("http", 8080).ready(["10.244.0.1"]).into()]
+    http_service("web", "10.96.0.10", ["10.244.0.1"])
 }
 
 /// A manifest with a good Service.
@@ -140,7 +140,8 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
     let lost_token = file(
         "lost-token",
         "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
-         clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\nusers: [{name: u, user: {tokenFile: /nowhere/token}}]\n",
+         clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\n\
+         users: [{name: u, user: {tokenFile: /nowhere/token}}]\n",
     );
     run_fails(&sandbox, &["--kubeconfig", &lost_token], 1, &["/nowhere/token", "No such file"]);
 }
@@ -198,9 +199,11 @@ fn a_kernel_without_cgroup2_is_named() {
     let sandbox = Sandbox::for_test();
     let output = script(
         &sandbox,
-        "grep -v cgroup2 /proc/filesystems >$dir/filesystems; mount --bind $dir/filesystems /proc/filesystems
-         for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done
-         exec $cproxy run --manifests $manifests --pin-dir $pins --run-dir $dir/run",
+        &format!(
+            "grep -v cgroup2 /proc/filesystems >$dir/filesystems; mount --bind $dir/filesystems /proc/filesystems
+             {UNMOUNT_CGROUP2}
+             exec $cproxy run --manifests $manifests --pin-dir $pins --run-dir $dir/run"
+        ),
     );
     assert_fails(&output, 1, &["no cgroup2", "CONFIG_CGROUP_BPF"]);
     assert_nothing_attached(&sandbox.pin_dir());
@@ -221,10 +224,12 @@ fn cgroup2_and_bpffs_are_mounted_where_they_are_missing() {
     assert!(bpffs.clone().success().stdout.starts_with("bpf_fs\n700\n"), "{bpffs:?}");
     let cgroup2 = script(
         &sandbox,
-        "for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done
-         mkdir -p $pins/v99
-         $cproxy run --manifests $manifests --pin-dir $pins --run-dir $dir/run3 || echo code $?
-         stat -f -c %T $dir/run3/cgroup2; rmdir $pins/v99",
+        &format!(
+            "{UNMOUNT_CGROUP2}
+             mkdir -p $pins/v99
+             $cproxy run --manifests $manifests --pin-dir $pins --run-dir $dir/run3 || echo code $?
+             stat -f -c %T $dir/run3/cgroup2; rmdir $pins/v99"
+        ),
     );
     assert_eq!(cgroup2.stdout, "code 1\ncgroup2fs\n", "{cgroup2:?}");
 }

@@ -1,15 +1,16 @@
 //! An API server, or a proxy before it, that sends wrong answers: the agent's memory stays small, it reports the error,
 //! and it goes on once the server works again.
 
-#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a failed call is a failed test")]
+#![expect(clippy::indexing_slicing, reason = "a failed call is a failed test")]
 
-use std::{fs, iter, process::Command, time::Duration};
+use std::{iter, process::Command, time::Duration};
 
 use cproxy_tests::{
     api::{Api, Reply},
-    manifest::{Service, Slice},
+    manifest::http_service,
     process::{Agent, RunningAgent, cproxy, eventually},
     sandbox::Sandbox,
+    usage::Memory,
 };
 use serde_json::{Value, json};
 
@@ -30,11 +31,8 @@ fn is_watch(target: &str) -> bool {
 
 /// The only object of the requested kind.
 fn object(target: &str) -> Value {
-    let mut object: Value = if target.contains("/services?") {
-        Service::new("web").cluster_ips([ADDRESS]).tcp("http", 80, 8080).into()
-    } else {
-        Slice::v4("web").tcp("http", 8080).ready(["10.244.0.1"]).into()
-    };
+    let [service, slice] = http_service("web", ADDRESS, ["10.244.0.1"]);
+    let mut object = if target.contains("/services?") { service } else { slice };
     object["metadata"]["resourceVersion"] = "5".into();
     object
 }
@@ -123,9 +121,7 @@ fn wait_for_both(sandbox: &Sandbox) {
 
 /// Peak memory of the agent so far.
 fn peak_kib(agent: &RunningAgent) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
+    Memory::of(agent.pid()).peak >> 10
 }
 
 /// Peak memory of an agent with a healthy server, the base for a debug build.

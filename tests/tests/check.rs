@@ -11,6 +11,7 @@ use std::{
 
 use cproxy_datapath::bpf::{self, Features, PinDir, Program};
 use cproxy_tests::{
+    UNMOUNT_CGROUP2,
     manifest::{self, Service},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
     sandbox::{Placement, Sandbox},
@@ -44,9 +45,6 @@ const NAMES: [&str; 23] = [
     "errno_helper",
     "attached",
 ];
-
-/// Part of a script that unmounts cgroup2 everywhere.
-const WITHOUT_CGROUP2: &str = "for mount in $(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {print $5}' /proc/self/mountinfo); do umount -l $mount; done";
 
 /// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test with the sandbox's
 /// directories.
@@ -130,7 +128,7 @@ fn without_privileges_missing_capabilities_and_skipped_checks_are_named() {
 fn a_file_system_that_can_be_mounted_is_not_missing_and_is_not_mounted() {
     let sandbox = Sandbox::for_test();
     let bare = format!(
-        "mount -t tmpfs none /sys/fs/bpf; {WITHOUT_CGROUP2}
+        "mount -t tmpfs none /sys/fs/bpf; {UNMOUNT_CGROUP2}
          unset CPROXY_CGROUP CPROXY_PIN_DIR; export CPROXY_RUN_DIR=$dir/new"
     );
     let output = script(
@@ -176,7 +174,7 @@ fn the_cgroup_root_is_recognised_at_any_mount_point() {
         ),
     ] {
         let inside = format!("{inside}; $cproxy check");
-        let output = confined(&sandbox, &format!("{WITHOUT_CGROUP2}; {outside}"), &inside).success();
+        let output = confined(&sandbox, &format!("{UNMOUNT_CGROUP2}; {outside}"), &inside).success();
         let place = sandbox.dir().join(name).display().to_string();
         assert_eq!(requirements(&output)["cgroup2"], ("ok", place.as_str()));
     }
@@ -191,7 +189,7 @@ fn a_cgroup_below_the_root_is_a_warning_of_every_command() {
     let inside = "mkdir $dir/own; mount -t cgroup2 none $dir/own
          $cproxy run --manifests $dir/manifests 2>$dir/log & agent=$!
          $cproxy wait --timeout 10s; kill $agent; wait $agent; $cproxy check; cat $dir/log >&2; $cproxy cleanup";
-    let output = confined(&sandbox, WITHOUT_CGROUP2, inside).success();
+    let output = confined(&sandbox, UNMOUNT_CGROUP2, inside).success();
     let place = format!("{}/own, NOT the cgroup root, ", sandbox.dir().display());
     for line in [format!("cproxy: ready, attached to {place}"), format!(" WARN attached to {place}")] {
         assert!(output.stderr.contains(&line), "{line}: {output:?}");

@@ -296,7 +296,12 @@ fn backends_are_listed_with_their_frontends() {
             .map(|(source, address)| frontend("default/web", "http", source, address, 80, eligible))
             .to_vec()
     };
-    let backend = |protocol: &str, address: &dyn Display, port: u16, eligible: bool, frontends: Vec<Value>| json!({"protocol": protocol, "address": address.to_string(), "port": port, "eligible": eligible, "frontends": frontends});
+    let backend = |protocol: &str, address: &dyn Display, port: u16, eligible: bool, frontends: Vec<Value>| {
+        let address = address.to_string();
+        json!({
+            "protocol": protocol, "address": address, "port": port, "eligible": eligible, "frontends": frontends,
+        })
+    };
     let mut of_first = of_web(true);
     of_first.insert(1, frontend("prod/other", "", "ClusterIP", &"10.96.0.11", 8000, true));
     let of_six = vec![frontend("default/six", "dns", "ClusterIP", &WEB.v6, 53, true)];

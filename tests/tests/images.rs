@@ -211,7 +211,8 @@ fn boot(sandbox: &Sandbox, root: &Path, cmdline: &str, first: &str) -> (Option<i
     let mut unshare = command("unshare", &["--mount", "--pid", "--fork", "--kill-child", "--cgroup", "sh", "-euc"]);
     unshare.arg(
         "mount -t proc proc \"$1/proc\"; mount --bind \"$2\" \"$1/proc/cmdline\"; \
-         mount --bind /dev/null \"$1/proc/sys/kernel/ctrl-alt-del\"; exec env -i --default-signal PATH=\"$PATH\" chroot \"$1\" \"$3\"",
+         mount --bind /dev/null \"$1/proc/sys/kernel/ctrl-alt-del\"; \
+         exec env -i --default-signal PATH=\"$PATH\" chroot \"$1\" \"$3\"",
     );
     unshare.arg("sh").arg(root).arg(cmdline).arg(first);
     let mut guest = Daemon::spawn(sandbox, "guest", Placement::Hooked, unshare);
@@ -250,7 +251,8 @@ fn init_runs_the_workload_when_services_work() {
 
     let (_, log) = boot(&sandbox, &root, "cproxy.apiserver=https://192.0.2.1 cproxy.timeout=100ms\n", "/init");
     assert!(log.contains("init: ending with 1") && !log.contains("arguments"), "{log}");
-    let cmdline = "cproxy.manifests=/none cproxy.timeout=100ms cproxy.for=web cproxy.on-timeout=start -- /bin/echo in spite of that\n";
+    let cmdline = "cproxy.manifests=/none cproxy.timeout=100ms cproxy.for=web cproxy.on-timeout=start -- \
+                   /bin/echo in spite of that\n";
     let (_, log) = boot(&sandbox, &root, cmdline, "/init");
     assert!(log.contains("expected a name like default/web; waiting without it"), "{log}");
     assert!(log.contains("\nin spite of that\n") && log.contains("init: ending with 0"), "{log}");

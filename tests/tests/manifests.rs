@@ -5,10 +5,10 @@
 use std::{fs, path::Path, process::Command, thread, time::Duration};
 
 use cproxy_tests::{
-    manifest::{self, Service, Slice},
+    manifest::{self, http_service},
     process::{Agent, Daemon, RunningAgent, eventually},
     sandbox::{Placement, Sandbox},
-    world::{SYNC, rows, start_agent},
+    world::{SYNC, cluster_ip, pod, rows, start_agent},
 };
 use rustix::fs::statfs;
 
@@ -18,9 +18,8 @@ const LOOKS: Duration = Duration::from_secs(30);
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
 fn write_service(dir: &Path, name: &str, number: u8) {
-    let service = Service::new(name).cluster_ips([format!("10.96.0.{number}")]).tcp("http", 80, 8080);
-    let slice = Slice::v4(name).tcp("http", 8080).ready([format!("10.244.0.{number}")]);
-    manifest::write(dir, &format!("{name}.json"), [service.into(), slice.into()]);
+    let objects = http_service(name, cluster_ip(number).v4, [pod(number).v4]);
+    manifest::write(dir, &format!("{name}.json"), objects);
 }
 
 /// The backends of all frontends.

@@ -109,7 +109,8 @@ fn a_run_directory_of_another_user_is_refused_and_nothing_in_it_is_followed() {
 fn in_a_run_directory_that_all_can_write_no_link_is_followed() {
     let sandbox = Sandbox::for_test();
     let (run_dir, precious) = place(&sandbox, "shared", 0o777);
-    let links = "for name in .ready .new ready limited failed unusable cproxy.sock; do ln -s $dir/precious $dir/shared/$name; done";
+    let links = "for name in .ready .new ready limited failed unusable cproxy.sock; do \
+                 ln -s $dir/precious $dir/shared/$name; done";
     as_other_user(&sandbox, links).success();
     let mut running = agent(&sandbox).run_dir(&run_dir).start();
     // The path existed before, as a link.

@@ -14,7 +14,8 @@ use aya::maps::{HashMap, MapData};
 use cproxy_datapath::bpf::{KernelMaps, PinDir};
 use cproxy_tests::{
     Done, Server, echo,
-    manifest::{self, Service, Slice},
+    manifest::{self, http_service},
+    population::Shape,
     process::eventually,
     sandbox::Sandbox,
     seccomp,
@@ -36,24 +37,14 @@ fn serve(sandbox: &Sandbox) -> Server {
 
 /// Writes the Service with the pod that answers and `others` that do not.
 fn write_web(sandbox: &Sandbox, others: u16) {
-    let web = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
-    let slice = Slice::v4("web").tcp("http", 8080).ready(addresses_without_servers(others).chain([POD.to_owned()]));
-    manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(web), slice.into()]);
-}
-
-/// Addresses of `count` pods that do not exist.
-fn addresses_without_servers(count: u16) -> impl Iterator<Item = String> {
-    (0..count).map(|pod| format!("10.245.{}.{}", pod / 250, pod % 250 + 1))
+    let others = (0..others).map(|pod| format!("10.245.{}.{}", pod / 250, pod % 250 + 1));
+    let pods = others.chain([POD.to_owned()]);
+    manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, pods));
 }
 
 /// Writes `services` more Services with `endpoints` endpoints each.
-fn write_others(sandbox: &Sandbox, services: u16, endpoints: u16) {
-    let objects = (0..services).flat_map(|index| {
-        let name = format!("other-{index}");
-        let vip = format!("10.96.{}.{}", index / 250 + 1, index % 250 + 1);
-        let service = Service::new(&name).cluster_ips([vip]).tcp("http", 80, 8080);
-        [Value::from(service), Slice::v4(&name).tcp("http", 8080).ready(addresses_without_servers(endpoints)).into()]
-    });
+fn write_others(sandbox: &Sandbox, services: u32, endpoints: u32) {
+    let objects = Shape::new(services, endpoints).objects(0..services);
     manifest::write(&sandbox.manifest_dir(), "others.json", objects);
 }
 
@@ -113,7 +104,7 @@ fn the_maps_grow_and_shrink_with_the_data_and_no_connect_fails() {
             [(200, 10, (512, 2_001)), (1_500, 3, (4_096, 4_501)), (2, 9_000, (4_096, 18_001))]
         {
             write_others(&sandbox, services, endpoints);
-            wait_for_services(&sandbox, usize::from(services) + 1);
+            wait_for_services(&sandbox, services as usize + 1);
             let now = room(&sandbox);
             assert!(now.0 >= expected.0 && now.1 >= expected.1, "{now:?}, not {expected:?}");
         }

@@ -13,7 +13,7 @@ use cproxy_core::Filter;
 use cproxy_datapath::bpf::{KernelReader, PinDir, excluded_cgroup};
 use cproxy_tests::{
     Server, echo,
-    manifest::{self, Endpoint, Service, Slice},
+    manifest::{self, Endpoint, Service, Slice, http_service},
     process::{self, Agent, cproxy},
     sandbox::{Placement, Sandbox},
     world::{PORT, SYNC, TCP, World, counters, rows, start_agent, start_agent_with},
@@ -33,14 +33,8 @@ fn serve(sandbox: &Sandbox) -> [Server; 2] {
     [echo::tcp(sandbox, at(POD, TCP), "pod"), echo::tcp(sandbox, at(VIP, PORT), "the VIP itself")]
 }
 
-/// The pod behind the VIP.
-fn objects() -> [Value; 2] {
-    let service = Service::new("web").cluster_ips([VIP]).tcp("http", PORT, TCP);
-    [service.into(), Slice::v4("web").tcp("http", TCP).ready([POD]).into()]
-}
-
 fn start(arguments: &[&str]) -> World {
-    World::builder().prepare(serve).objects(objects()).args(arguments).start()
+    World::builder().prepare(serve).objects(http_service("web", VIP, [POD])).args(arguments).start()
 }
 
 fn ask(address: SocketAddr) -> String {
@@ -75,7 +69,7 @@ fn cgroups_are_left_alone_with_all_below_them() {
     assert_eq!(cgroup.id, std::fs::metadata(&excluded).unwrap().ino());
     assert_eq!(excluded_cgroup(&below).unwrap().level, cgroup.level + 1);
     let _servers = serve(&sandbox);
-    manifest::write(&sandbox.manifest_dir(), "web.json", objects());
+    manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, [POD]));
     let mut agent = start_agent_with(&sandbox, ["--exclude-cgroup".as_ref(), excluded.as_os_str()]);
     assert_eq!(ask(at(VIP, 80)), "pod");
     for dir in [&excluded, &below] {

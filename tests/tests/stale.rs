@@ -1,4 +1,4 @@
-//! ClosingAgent of stale sockets, with real sockets of every form: the sockets that a pass closes, and above all those it
+//! Closing of stale sockets, with real sockets of every form: the sockets that a pass closes, and above all those it
 //! must not close.
 //!
 //! In the first half the tests connect to backends themselves and write the programs' state; in the second half the
@@ -28,11 +28,11 @@ use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
-    process::{RunningAgent, eventually},
+    process::eventually,
     sandbox::{Netns, Sandbox},
     seccomp::{forbid_netlink, pause_before_sends},
     usage,
-    world::{Form, PORT, SYNC, TCP, UDP, WEB, World, counter, pod, pod_name, rows, slices, start_agent, web},
+    world::{Form, PORT, SYNC, TCP, UDP, WEB, World, counter, has_pods, pod, pod_name, rows, slices, start_agent, web},
 };
 use rustix::{
     io::Errno,
@@ -813,75 +813,53 @@ fn only_sockets_to_retired_backends_are_closed() {
     assert_eq!(pass(&stale, many), (6, 0));
 }
 
-/// An agent that closes sockets, with its own pods, and its number of passes so far.
-struct ClosingAgent<'s> {
-    agent: RunningAgent,
-    sandbox: &'s Sandbox,
+/// Writes the backends of port 80 for TCP and for UDP, IPv4 only.
+fn write_backends(sandbox: &Sandbox, tcp: &[u8], udp: &[u8]) {
+    let service = Service::new("web").cluster_ips([WEB.v4]).tcp("http", PORT, TCP).udp("dns", PORT, UDP);
+    let pods = |pods: &[u8]| pods.iter().map(|&number| pod(number).v4).collect::<Vec<_>>();
+    let tcp = Slice::v4("web").name("web-1").tcp("http", TCP).ready(pods(tcp));
+    let udp = Slice::v4("web").name("web-2").udp("dns", UDP).ready(pods(udp));
+    manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(service), tcp.into(), udp.into()]);
 }
 
-impl<'s> ClosingAgent<'s> {
-    fn start(sandbox: &'s Sandbox) -> Self {
-        Self { agent: start_agent(sandbox), sandbox }
-    }
+/// Writes the backends and waits until the table has them.
+fn set_backends(sandbox: &Sandbox, tcp: &[u8], udp: &[u8]) {
+    write_backends(sandbox, tcp, udp);
+    eventually(SYNC, "the table follows", || {
+        let rows = rows(sandbox, "services");
+        let follows = |protocol: &str, pods| rows.iter().any(|row| row["protocol"] == protocol && has_pods(row, pods));
+        if follows("TCP", tcp) && follows("UDP", udp) { Ok(()) } else { Err(format!("{rows:?}")) }
+    });
+}
 
-    /// Writes the backends of port 80 for TCP and for UDP, IPv4 only.
-    fn write(sandbox: &Sandbox, tcp: &[u8], udp: &[u8]) {
-        let service = Service::new("web").cluster_ips([WEB.v4]).tcp("http", PORT, TCP).udp("dns", PORT, UDP);
-        let pods = |pods: &[u8]| pods.iter().map(|&number| pod(number).v4).collect::<Vec<_>>();
-        let tcp = Slice::v4("web").name("web-1").tcp("http", TCP).ready(pods(tcp));
-        let udp = Slice::v4("web").name("web-2").udp("dns", UDP).ready(pods(udp));
-        manifest::write(&sandbox.manifest_dir(), "web.json", [Value::from(service), tcp.into(), udp.into()]);
-    }
-
-    /// Writes the backends and waits until the table has them.
-    fn set(&self, tcp: &[u8], udp: &[u8]) {
-        Self::write(self.sandbox, tcp, udp);
-        eventually(SYNC, "the table follows", || {
-            let rows = rows(self.sandbox, "services");
-            let count = |protocol: &str| {
-                let row = rows.iter().find(|row| row["protocol"] == protocol)?;
-                let addresses = row["backends"].as_array()?.iter().map(|backend| backend["address"].clone());
-                Some(addresses.collect::<Vec<_>>())
-            };
-            let address = |number: &u8| Value::from(pod(*number).v4.to_string());
-            let wanted = |pods: &[u8]| Some(pods.iter().map(address).collect());
-            if count("TCP") == wanted(tcp) && count("UDP") == wanted(udp) { Ok(()) } else { Err(format!("{rows:?}")) }
-        });
-    }
-
-    fn counter(&self, name: &str) -> u64 {
-        counter(self.sandbox, name)
-    }
-
-    fn wait_for(&self, name: &str, expected: u64) {
-        eventually(SYNC, name, || {
-            let now = self.counter(name);
-            if now == expected { Ok(()) } else { Err(format!("{now}, not {expected}")) }
-        });
-    }
+fn wait_for_counter(sandbox: &Sandbox, name: &str, expected: u64) {
+    eventually(SYNC, name, || {
+        let now = counter(sandbox, name);
+        if now == expected { Ok(()) } else { Err(format!("{now}, not {expected}")) }
+    });
 }
 
 #[test]
 fn no_pass_is_made_for_backends_that_close_no_socket() {
     let sandbox = Sandbox::for_test();
-    ClosingAgent::write(&sandbox, &[1, 2], &[1, 2]);
-    let closing = ClosingAgent::start(&sandbox);
+    write_backends(&sandbox, &[1, 2], &[1, 2]);
+    let mut agent = start_agent(&sandbox);
     // The wait is long enough for an unexpected pass to happen.
     let assert_passes = |expected: u64| {
-        closing.wait_for("sockets_passes", expected);
+        wait_for_counter(&sandbox, "sockets_passes", expected);
         thread::sleep(Duration::from_millis(300));
-        assert_eq!(closing.counter("sockets_passes"), expected);
+        assert_eq!(counter(&sandbox, "sockets_passes"), expected);
     };
     assert_passes(0); // There were no connections before.
-    closing.set(&[1], &[1, 2]);
+    set_backends(&sandbox, &[1], &[1, 2]);
     assert_passes(0);
-    closing.set(&[1, 2, 3], &[1, 2, 3]);
+    set_backends(&sandbox, &[1, 2, 3], &[1, 2, 3]);
     assert_passes(0);
-    closing.set(&[1, 2, 3], &[1, 2]);
+    set_backends(&sandbox, &[1, 2, 3], &[1, 2]);
     assert_passes(1);
-    let mut closing = closing;
-    closing.agent.kill();
-    ClosingAgent::start(&sandbox).wait_for("sockets_passes", 1);
+    agent.kill();
+    let _agent = start_agent(&sandbox);
+    wait_for_counter(&sandbox, "sockets_passes", 1);
 }
 
 #[test]
@@ -892,33 +870,32 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) }).unwrap();
     let sandbox = Sandbox::for_test();
     sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
-    ClosingAgent::write(&sandbox, &[1], &[3]);
-    let closing = ClosingAgent::start(&sandbox);
+    write_backends(&sandbox, &[1], &[3]);
+    let mut agent = start_agent(&sandbox);
     let mut closed = 0;
     let [(few, _first), (many, sockets)] = MANY.map(|count| {
-        closing.set(&[1], &[3]);
+        set_backends(&sandbox, &[1], &[3]);
         let connect = |number: u64| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             socket.connect(if number.is_multiple_of(2) { Form::V4.web() } else { Form::V4.pod(3, UDP) }).unwrap();
             socket
         };
         let sockets: Vec<_> = (0..count).map(connect).collect();
-        closing.set(&[1], &[1]);
+        set_backends(&sandbox, &[1], &[1]);
         closed += count / 2;
-        closing.wait_for("sockets_closed", closed);
+        wait_for_counter(&sandbox, "sockets_closed", closed);
         for (number, socket) in sockets.iter().enumerate() {
             assert_eq!(socket.peer_addr().is_err(), number % 2 == 0, "{number}");
         }
-        (usage::Memory::of(closing.agent.pid()).peak, sockets)
+        (usage::Memory::of(agent.pid()).peak, sockets)
     });
     assert!(many < few + (1 << 20), "{few} bytes with {} sockets, {many} with {}", MANY[0], MANY[1]);
 
     // A pass after a restart checks all sockets.
-    let ClosingAgent { mut agent, .. } = closing;
     agent.kill();
-    let closing = ClosingAgent::start(&sandbox);
-    closing.wait_for("sockets_passes", 1);
-    let restarted = usage::Memory::of(closing.agent.pid()).peak;
+    let agent = start_agent(&sandbox);
+    wait_for_counter(&sandbox, "sockets_passes", 1);
+    let restarted = usage::Memory::of(agent.pid()).peak;
     assert!(restarted < few + (1 << 20), "{few} bytes before the restart, {restarted} with {} sockets", sockets.len());
 }
 
@@ -926,23 +903,23 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
 fn sockets_left_open_are_counted_until_they_are_closed() {
     let sandbox = Sandbox::for_test();
     sandbox.add_addresses((1..=3).map(|number| pod(number).v4));
-    ClosingAgent::write(&sandbox, &[1], &[3]);
+    write_backends(&sandbox, &[1], &[3]);
     let on_a_poor_kernel = || {
         forbid_netlink();
-        let closing = ClosingAgent::start(&sandbox);
+        let _agent = start_agent(&sandbox);
         sandbox.enter();
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.connect(Form::V4.web()).unwrap();
-        closing.set(&[1], &[1, 2]);
-        closing.wait_for("sockets_left", 1);
-        closing.set(&[1], &[1]);
-        closing.wait_for("sockets_passes", 2);
-        assert_eq!(closing.counter("sockets_left"), 1, "the other one that has retired had no sockets");
+        set_backends(&sandbox, &[1], &[1, 2]);
+        wait_for_counter(&sandbox, "sockets_left", 1);
+        set_backends(&sandbox, &[1], &[1]);
+        wait_for_counter(&sandbox, "sockets_passes", 2);
+        assert_eq!(counter(&sandbox, "sockets_left"), 1, "the other one that has retired had no sockets");
         assert_untouched(&socket);
         drop(socket);
-        closing.set(&[1], &[2]);
-        closing.wait_for("sockets_left", 0);
-        assert_eq!(closing.counter("sockets_closed"), 0);
+        set_backends(&sandbox, &[1], &[2]);
+        wait_for_counter(&sandbox, "sockets_left", 0);
+        assert_eq!(counter(&sandbox, "sockets_closed"), 0);
     };
     thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
 }

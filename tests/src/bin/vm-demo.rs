@@ -17,7 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Script of the workload.
 const WORKLOAD: &str = r#"
-echo "workload: web.default.svc is $(nslookup web.default.svc.cluster.local | sed -n 's/^Address: *\(10.*\)/\1/p') (asked 10.96.0.10, a ClusterIP)"
+address=$(nslookup web.default.svc.cluster.local | sed -n 's/^Address: *\(10.*\)/\1/p')
+echo "workload: web.default.svc is $address (asked 10.96.0.10, a ClusterIP)"
 echo "workload: http://web.default.svc answered $(wget -qO- http://web.default.svc)"
 echo "kernel: $(uname -r)"
 echo "memory: $(sed -n 's/^MemTotal: *//p' /proc/meminfo)"

@@ -1,4 +1,4 @@
-//! The parts of a client: forms of addresses, sockets, and answers with the addresses that the client sees.
+//! The parts of a client: sockets, and answers with the addresses that the client sees.
 
 use std::{
     io,
@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cproxy_tests::world::Form;
 use rustix::{
     io::Errno,
     net::{
@@ -18,71 +19,37 @@ use rustix::{
 use crate::{
     history::Period,
     servers::{ANSWER_BYTES, decode},
-    world::{Backend, FAMILIES, Family, UDP_PORTS, vip},
+    world::{Backend, backend_number},
 };
 
 /// Limit on the wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Form of an address in an application.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    V4,
-    V6,
-    /// An IPv4 address on an IPv6 socket.
-    Mapped,
+/// A socket that waits for a limited time.
+pub(crate) fn socket(form: Form, kind: SocketType) -> io::Result<OwnedFd> {
+    let family = if form == Form::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket(family, kind, None)?;
+    for timeout in [Timeout::Recv, Timeout::Send] {
+        sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
+    }
+    Ok(socket)
 }
 
-impl Form {
-    pub(crate) const ALL: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
-
-    pub(crate) fn vip(self, service: usize) -> SocketAddr {
-        self.address(vip(self.family(), service))
+/// The backend in an answer to `question`, which must be of the family and protocol that were asked.
+pub(crate) fn check_answer(
+    form: Form,
+    answer: [u8; ANSWER_BYTES],
+    question: u64,
+    ports: [u16; 2],
+) -> io::Result<Backend> {
+    let (repeated, server) = decode(answer);
+    if repeated != question {
+        return Err(io::Error::other(format!("{server} has answered another question")));
     }
-
-    /// The UDP address of a backend.
-    pub(crate) fn backend(self, number: u32) -> SocketAddr {
-        self.address(SocketAddr::new(self.family().backend(number), UDP_PORTS[0]))
-    }
-
-    fn family(self) -> Family {
-        FAMILIES[usize::from(self == Self::V6)]
-    }
-
-    fn address(self, address: SocketAddr) -> SocketAddr {
-        match (address, self) {
-            (SocketAddr::V4(address), Self::Mapped) => (address.ip().to_ipv6_mapped(), address.port()).into(),
-            (address, _) => address,
-        }
-    }
-
-    /// A socket that waits for a limited time.
-    pub(crate) fn socket(self, kind: SocketType) -> io::Result<OwnedFd> {
-        let family = if self == Self::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = rustix::net::socket(family, kind, None)?;
-        for timeout in [Timeout::Recv, Timeout::Send] {
-            sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
-        }
-        Ok(socket)
-    }
-
-    /// The backend in an answer to `question`.
-    pub(crate) fn check_answer(
-        self,
-        answer: [u8; ANSWER_BYTES],
-        question: u64,
-        ports: [u16; 2],
-    ) -> io::Result<Backend> {
-        let (repeated, server) = decode(answer);
-        if repeated != question {
-            return Err(io::Error::other(format!("{server} has answered another question")));
-        }
-        let number = self.family().number(server.ip());
-        let port = ports.iter().position(|port| *port == server.port());
-        let backend = number.zip(port).map(|(number, port)| Backend { number, port });
-        let stranger = || format!("reached {server}, which is no backend of that family and protocol");
-        backend.ok_or_else(|| io::Error::other(stranger()))
-    }
+    let number = backend_number(server.ip()).filter(|_| server.is_ipv6() == (form == Form::V6));
+    let port = ports.iter().position(|port| *port == server.port());
+    let backend = number.zip(port).map(|(number, port)| Backend { number, port });
+    backend.ok_or_else(|| io::Error::other(format!("reached {server}, no backend of that family and protocol")))
 }
 
 /// The outcome of a call, with the times before and after it.
@@ -105,8 +72,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> io::Result<([u8; ANSWER_BYTES], Soc
     }
 }
 
-/// Whether a call failed as if there were no Service: with the error of a frontend without backends, or with that of the
-/// VIPs' route.
+/// Whether a call failed as if there were no Service: refused by a frontend without backends, or by the VIPs' route.
 pub(crate) fn has_no_service(error: Errno) -> bool {
     [Errno::CONNREFUSED, Errno::ACCESS].contains(&error)
 }

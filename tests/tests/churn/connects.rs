@@ -7,16 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cproxy_tests::world::{Form, PORT};
 use rustix::{
     io::Errno,
     net::{SocketType, connect, sockopt},
 };
 
 use crate::{
-    client::{Form, has_no_service, receive, send_to, timed},
+    client::{check_answer, has_no_service, receive, send_to, socket, timed},
     history::{Outcome, Period},
     servers::ANSWER_BYTES,
-    world::{Backend, TCP_PORTS, UDP_PORTS},
+    world::{Backend, TCP_PORTS, UDP_PORTS, cluster_ip},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,10 +33,10 @@ impl Kind {
 
 /// Makes one call.
 pub(crate) fn call(kind: Kind, form: Form, service: usize, question: u64) -> io::Result<(Outcome, Period)> {
-    let vip = form.vip(service);
+    let vip = form.address(cluster_ip(service), PORT);
     match kind {
         Kind::Tcp => {
-            let mut socket = TcpStream::from(form.socket(SocketType::STREAM)?);
+            let mut socket = TcpStream::from(socket(form, SocketType::STREAM)?);
             // A reset frees the port at once.
             sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
             follow_up(timed(|| connect(&socket, &vip)), || {
@@ -43,11 +44,11 @@ pub(crate) fn call(kind: Kind, form: Form, service: usize, question: u64) -> io:
                 socket.write_all(&question.to_be_bytes())?;
                 let mut answer = [0; ANSWER_BYTES];
                 socket.read_exact(&mut answer)?;
-                form.check_answer(answer, question, TCP_PORTS)
+                check_answer(form, answer, question, TCP_PORTS)
             })
         }
         Kind::UdpConnected => {
-            let socket = UdpSocket::from(form.socket(SocketType::DGRAM)?);
+            let socket = UdpSocket::from(socket(form, SocketType::DGRAM)?);
             let from = Instant::now();
             let followed = follow_up(timed(|| connect(&socket, &vip)), || {
                 check_peer(&socket, vip)?;
@@ -60,7 +61,7 @@ pub(crate) fn call(kind: Kind, form: Form, service: usize, question: u64) -> io:
             }
         }
         Kind::UdpUnconnected => {
-            let socket = UdpSocket::from(form.socket(SocketType::DGRAM)?);
+            let socket = UdpSocket::from(socket(form, SocketType::DGRAM)?);
             let sent = timed(|| send_to(&socket, question, vip));
             follow_up(sent, || receive_from(&socket, form, vip, question))
         }
@@ -85,7 +86,7 @@ fn receive_from(socket: &UdpSocket, form: Form, vip: SocketAddr, question: u64) 
     if from != vip {
         return Err(io::Error::other(format!("the answer shows {from}")));
     }
-    form.check_answer(answer, question, UDP_PORTS)
+    check_answer(form, answer, question, UDP_PORTS)
 }
 
 fn check_peer(socket: &impl AsFd, vip: SocketAddr) -> io::Result<()> {

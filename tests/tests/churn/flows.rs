@@ -7,14 +7,17 @@ use std::{
     time::Instant,
 };
 
-use cproxy_tests::random::Random;
+use cproxy_tests::{
+    random::Random,
+    world::{Form, PORT},
+};
 use rustix::net::SocketType;
 
 use crate::{
-    client::{Form, has_no_service, receive, send_to, timed},
+    client::{check_answer, has_no_service, receive, send_to, socket, timed},
     history::{History, Outcome, Period},
     servers::decode,
-    world::{Backend, LONER, SERVICES, UDP_PORTS},
+    world::{Backend, LONER, SERVICES, UDP_PORTS, backend, cluster_ip},
 };
 
 /// Outcome of one question in a flow.
@@ -53,12 +56,12 @@ impl Flows {
     /// A socket without any flow yet, to random Services in some of these forms. There may be more of them than fit
     /// into a socket's own storage.
     pub(crate) fn open(forms: &[Form], random: &mut Random) -> io::Result<Self> {
-        let socket = forms[0].socket(SocketType::DGRAM)?.into();
+        let socket = socket(forms[0], SocketType::DGRAM)?.into();
         let all: Vec<_> = forms.iter().flat_map(|form| (0..SERVICES).map(|service| (*form, service))).collect();
         let mut flows = random.shuffled(&all);
         flows.truncate(1 + random.below(all.len()));
         let flows = flows.into_iter().map(|(form, service)| Flow { form, service, last: None }).collect();
-        Ok(Self { socket, flows, loner: forms[0].backend(LONER), questions: 0 })
+        Ok(Self { socket, flows, loner: forms[0].address(backend(LONER), UDP_PORTS[0]), questions: 0 })
     }
 
     /// Asks all Services and the pod in none, and then receives the answers in any order.
@@ -66,7 +69,7 @@ impl Flows {
         let mut pending = BTreeMap::new();
         for (index, flow) in self.flows.iter_mut().enumerate() {
             self.questions += 1;
-            match timed(|| send_to(&self.socket, self.questions, flow.form.vip(flow.service))) {
+            match timed(|| send_to(&self.socket, self.questions, flow.vip())) {
                 (Ok(()), period) => drop(pending.insert(self.questions, Some((index, period)))),
                 (Err(error), period) if has_no_service(error) => {
                     record(flow.proceed(history, Outcome::NoService, period)?, flow.form);
@@ -90,10 +93,10 @@ impl Flows {
                 continue;
             };
             let flow = &mut self.flows[index];
-            if from != flow.form.vip(flow.service) {
+            if from != flow.vip() {
                 return Err(format!("{flow}: the answer of {server} shows {from}"));
             }
-            let backend = flow.form.check_answer(answer, question, UDP_PORTS);
+            let backend = check_answer(flow.form, answer, question, UDP_PORTS);
             let backend = backend.map_err(|error| format!("{flow}: {error}"))?;
             record(flow.proceed(history, Outcome::Reached(backend), period)?, flow.form);
         }
@@ -102,6 +105,10 @@ impl Flows {
 }
 
 impl Flow {
+    fn vip(&self) -> SocketAddr {
+        self.form.address(cluster_ip(self.service), PORT)
+    }
+
     /// Checks an outcome beside the last one, and replaces that.
     fn proceed(&mut self, history: &History, outcome: Outcome, period: Period) -> Result<Step, String> {
         let reached = match outcome {

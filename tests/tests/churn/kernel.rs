@@ -6,9 +6,10 @@ use cproxy::report::FrontendRow;
 use cproxy_tests::{
     process::{cproxy, eventually},
     sandbox::Sandbox,
+    world::PORT,
 };
 
-use crate::world::{FAMILIES, Family, Set, TCP_PORTS, UDP_PORTS, vip};
+use crate::world::{Set, TCP_PORTS, UDP_PORTS, backend, cluster_ip};
 
 /// Limit on the time until the table follows, on the slowest machines.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -22,8 +23,8 @@ pub(crate) fn wait(sandbox: &Sandbox, wanted: &[(usize, Option<Set>)], frontends
         let key = |row: &FrontendRow| (row.protocol == "TCP", SocketAddr::new(row.address, row.port));
         let table: HashMap<_, _> = rows.into_iter().map(|row| (key(&row), row)).collect();
         for (service, set) in wanted {
-            for (family, is_tcp) in FAMILIES.into_iter().flat_map(|family| [(family, true), (family, false)]) {
-                let row = table.get(&(is_tcp, vip(family, *service)));
+            for (family, is_tcp) in [(0, true), (0, false), (1, true), (1, false)] {
+                let row = table.get(&(is_tcp, SocketAddr::new(cluster_ip(*service).addresses()[family], PORT)));
                 check(row, *set, family, is_tcp).map_err(|reason| format!("Service {service}: {reason}"))?;
             }
         }
@@ -50,14 +51,14 @@ fn problems(sandbox: &Sandbox) -> Result<u64, String> {
     counters["object_problems"].as_u64().ok_or("the agent does not answer".to_owned())
 }
 
-fn check(row: Option<&FrontendRow>, set: Option<Set>, family: Family, is_tcp: bool) -> Result<(), String> {
+fn check(row: Option<&FrontendRow>, set: Option<Set>, family: usize, is_tcp: bool) -> Result<(), String> {
     let (row, set) = match (row, set) {
         (Some(row), Some(set)) => (row, set),
         (None, None) => return Ok(()),
         (row, set) => return Err(format!("{row:?} instead of {set:?}")),
     };
     let port = if is_tcp { TCP_PORTS } else { UDP_PORTS }[set.port];
-    let wanted = set.ready().map(|number| (family.backend(number), port));
+    let wanted = set.ready().map(|number| (backend(number).addresses()[family], port));
     if wanted.eq(row.backends.iter().map(|backend| (backend.address, backend.port))) {
         return Ok(());
     }

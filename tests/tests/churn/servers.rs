@@ -56,7 +56,7 @@ impl Servers {
             let socket = Arc::new(sandbox.netns().run(|| UdpSocket::bind(anywhere(port))).unwrap());
             calls::enable_destinations(&socket).unwrap();
             sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).unwrap();
-            servers.threads(&socket, move |socket| drop(answer(socket, port)));
+            servers.threads(&socket, move |socket| drop(respond(socket, port)));
         }
         servers
     }
@@ -95,7 +95,7 @@ fn accept(listener: &TcpListener) -> io::Result<()> {
 }
 
 /// Answers one datagram from the address it was sent to.
-fn answer(socket: &UdpSocket, port: u16) -> io::Result<()> {
+fn respond(socket: &UdpSocket, port: u16) -> io::Result<()> {
     let mut question = [0; QUESTION_BYTES];
     let mut control = Control::default();
     let client = calls::receive(socket, IoSliceMut::new(&mut question), &mut control)?;

@@ -11,10 +11,9 @@ use std::{
     time::Duration,
 };
 
-use cproxy_tests::{Done, random::Random, sandbox::Sandbox};
+use cproxy_tests::{Done, random::Random, sandbox::Sandbox, world::Form};
 
 use crate::{
-    client::Form,
     connects::{self, Kind},
     flows::{Flows, Step},
     history::{History, Outcome},

@@ -4,13 +4,14 @@
 //! ClusterIP has no route: a connect without translation fails with EACCES, which nothing else does.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::Range,
 };
 
 use cproxy_tests::{
     manifest::{Endpoint, Service, Slice},
     sandbox::Sandbox,
+    world::{Host, PORT},
 };
 use serde_json::Value;
 
@@ -19,9 +20,6 @@ pub(crate) const SERVICES: usize = 8;
 
 /// Number of frontends of each Service: two protocols in two families.
 pub(crate) const FRONTENDS: usize = 4;
-
-/// A Service's port, for both protocols.
-pub(crate) const PORT: u16 = 80;
 
 /// The backends' ports. Successive sets may differ in them, so that an address with a former set's port is noticed.
 pub(crate) const TCP_PORTS: [u16; 2] = [8080, 8081];
@@ -82,50 +80,33 @@ pub(crate) struct Backend {
     pub(crate) port: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
-    V4,
-    V6,
-}
+/// First addresses of the backends, and of the Services under test.
+const BACKENDS: Host = Host::new([10, 244, 0, 0], [0xfd00, 0x10, 0x244, 0, 0, 0, 0, 0]);
+const CLUSTER_IPS: Host = Host::new([10, 96, 0, 10], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, 10]);
 
-pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-
-impl Family {
-    /// Address of a backend, of 10.244.0.0/15 or fd00:10:244::/96.
-    pub(crate) fn backend(self, number: u32) -> IpAddr {
-        match self {
-            Self::V4 => Ipv4Addr::from_bits(Ipv4Addr::new(10, 244, 0, 0).to_bits() + number).into(),
-            Self::V6 => Ipv6Addr::from_bits(first_v6() + u128::from(number)).into(),
-        }
-    }
-
-    /// The number of a backend.
-    pub(crate) fn number(self, address: IpAddr) -> Option<u32> {
-        match (self, address) {
-            (Self::V4, IpAddr::V4(address)) => {
-                address.to_bits().checked_sub(Ipv4Addr::new(10, 244, 0, 0).to_bits()).filter(|number| *number < 1 << 17)
-            }
-            (Self::V6, IpAddr::V6(address)) => u32::try_from(address.to_bits().checked_sub(first_v6())?).ok(),
-            _ => None,
-        }
-    }
-
-    fn cluster_ip(self, service: usize) -> IpAddr {
-        let number = u16::try_from(service + 10).unwrap();
-        match self {
-            Self::V4 => Ipv4Addr::from_bits(Ipv4Addr::new(10, 96, 0, 0).to_bits() + u32::from(number)).into(),
-            Self::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, number).into(),
-        }
+/// A host with a number counted from a first one.
+fn host(first: Host, number: u32) -> Host {
+    Host {
+        v4: Ipv4Addr::from_bits(first.v4.to_bits() + number),
+        v6: Ipv6Addr::from_bits(first.v6.to_bits() + u128::from(number)),
     }
 }
 
-fn first_v6() -> u128 {
-    Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 0).to_bits()
+pub(crate) fn backend(number: u32) -> Host {
+    host(BACKENDS, number)
 }
 
-/// VIP and port of a Service.
-pub(crate) fn vip(family: Family, service: usize) -> SocketAddr {
-    SocketAddr::new(family.cluster_ip(service), PORT)
+/// The number of the backend with this address.
+pub(crate) fn backend_number(address: IpAddr) -> Option<u32> {
+    match address {
+        IpAddr::V4(address) => address.to_bits().checked_sub(BACKENDS.v4.to_bits()).filter(|number| *number < 1 << 17),
+        IpAddr::V6(address) => u32::try_from(address.to_bits().checked_sub(BACKENDS.v6.to_bits())?).ok(),
+    }
+}
+
+/// ClusterIPs of a Service under test; those of other Services follow.
+pub(crate) fn cluster_ip(service: usize) -> Host {
+    host(CLUSTER_IPS, service as u32)
 }
 
 /// Adds the routes.
@@ -138,19 +119,19 @@ pub(crate) fn prepare(sandbox: &Sandbox) {
 
 /// A Service under test with its backends. Either of its two names is the same to clients.
 pub(crate) fn objects(service: usize, name: usize, set: Set) -> [Value; 3] {
-    let name = format!("web-{service}-{name}");
+    service_with(&format!("web-{service}-{name}"), cluster_ip(service), set)
+}
+
+fn service_with(name: &str, cluster_ip: Host, set: Set) -> [Value; 3] {
     let (tcp, udp) = (TCP_PORTS[set.port], UDP_PORTS[set.port]);
-    let object = Service::new(&name).cluster_ips(FAMILIES.map(|family| family.cluster_ip(service)));
-    let slice = |slice: Slice, family: Family| {
-        let terminating = (set.first - set.terminating..set.first).map(|number| family.backend(number));
-        let slice = slice.tcp("tcp", tcp).udp("udp", udp).ready(set.ready().map(|number| family.backend(number)));
+    let service = Service::new(name).cluster_ips(cluster_ip.addresses()).tcp("tcp", PORT, tcp).udp("udp", PORT, udp);
+    let slice = |slice: Slice, family: usize| {
+        let address = |number| backend(number).addresses()[family];
+        let slice = slice.tcp("tcp", tcp).udp("udp", udp).ready(set.ready().map(address));
+        let terminating = (set.first - set.terminating..set.first).map(address);
         terminating.fold(slice, |slice, address| slice.endpoint(Endpoint::terminating(address, true))).into()
     };
-    [
-        object.tcp("tcp", PORT, tcp).udp("udp", PORT, udp).into(),
-        slice(Slice::v4(&name), Family::V4),
-        slice(Slice::v6(&name), Family::V6),
-    ]
+    [service.into(), slice(Slice::v4(name), 0), slice(Slice::v6(name), 1)]
 }
 
 /// Number of Services in a crowd, and of the backends of each.
@@ -166,16 +147,9 @@ pub(crate) const CROWD_FRONTENDS: usize = CROWD_SERVICES * FRONTENDS;
 pub(crate) fn crowd(number: usize) -> Vec<Value> {
     let services = (0..CROWD_SERVICES).flat_map(|index| {
         let place = number * CROWD_SERVICES + index;
-        let name = format!("crowd-{place}");
         let count = if index == 0 { CROWD_LARGEST } else { CROWD_BACKENDS };
-        let backends = FIRST_OTHER..FIRST_OTHER + count;
-        let cluster_ips = FAMILIES.map(|family| family.cluster_ip(1_000 + place));
-        let slice = |slice: Slice, family: Family| {
-            let addresses = backends.clone().map(|number| family.backend(number));
-            Value::from(slice.tcp("tcp", TCP_PORTS[0]).udp("udp", UDP_PORTS[0]).ready(addresses))
-        };
-        let service = Service::new(&name).cluster_ips(cluster_ips).tcp("tcp", PORT, 0).udp("udp", PORT, 0);
-        [service.into(), slice(Slice::v4(&name), Family::V4), slice(Slice::v6(&name), Family::V6)]
+        let set = Set { terminating: 0, first: FIRST_OTHER, count, port: 0 };
+        service_with(&format!("crowd-{place}"), cluster_ip(1_000 + place), set)
     });
     services.collect()
 }

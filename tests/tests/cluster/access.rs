@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use cproxy_tests::{
-    control_plane::{ADDRESS, PORT},
+    control_plane::{ADDRESS, PORT, role_binding},
     manifest::write_text,
     process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary},
     sandbox::{Placement, Sandbox},
@@ -38,13 +38,7 @@ fn missing_rights_are_named_and_used_once_they_are_granted() {
     assert!(!agent.is_ready());
     assert_eq!(agent.exit_status(), None);
 
-    cluster.control_plane.apply([json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "nobody-as-agent"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cproxy"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "nobody"}],
-    })]);
+    cluster.control_plane.apply([role_binding("cproxy", "nobody")]);
     agent.wait_ready(PATIENCE);
     cluster.expect(&[]);
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_tests::echo;
+use cproxy_tests::{Done, echo};
 
 /// Pause between the connections of a client: a thousand a second are enough to meet any gap.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -29,21 +29,12 @@ pub(crate) fn while_a_client_connects<R>(vip: &str, pod: &str, work: impl FnOnce
     let result = thread::scope(|scope| {
         let client = scope.spawn(client);
         // The client ends with the work, even if that panics.
-        let over = Over(&is_over);
+        let done = Done(&is_over);
         let result = work();
-        drop(over);
+        drop(done);
         client.join().expect("every connection reaches the pod");
         result
     });
     echo::ping_tcp(&kept, "still there?").unwrap();
     result
-}
-
-/// Guard that signals the end, also while a panic unwinds.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

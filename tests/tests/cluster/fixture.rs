@@ -5,7 +5,7 @@ use std::{cell::Cell, io, time::Duration};
 
 use cproxy_tests::{
     control_plane::ControlPlane,
-    manifest::{Service, Slice},
+    manifest::{Service, Slice, http_service},
     process::{Agent, RunningAgent, eventually},
     sandbox::Sandbox,
 };
@@ -73,6 +73,11 @@ impl<'s> Cluster<'s> {
         let params = PatchParams::apply("cluster-test").force();
         let applied = self.runtime.block_on(self.api(&object["kind"]).patch(&name, &params, &Patch::Apply(&object)));
         applied.unwrap_or_else(|error| panic!("cannot apply {object}: {error}"));
+    }
+
+    /// Creates or replaces a Service with one port, and its slice.
+    pub(crate) fn apply_service(&self, name: &str, vip: &str, pods: &[&str]) {
+        http_service(name, vip, pods).into_iter().for_each(|object| self.apply(object));
     }
 
     /// Changes some fields of an object; null removes one.

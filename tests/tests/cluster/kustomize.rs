@@ -28,7 +28,7 @@ fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
     let sandbox = Sandbox::for_test();
     let control_plane = ControlPlane::start(&sandbox);
     // The harness has rights of the same name for its own user.
-    control_plane.kubectl(&["delete", "clusterrole,clusterrolebinding", "cproxy"], "");
+    control_plane.kubectl(&["delete", "clusterrole/cproxy", "clusterrolebinding/cproxy-cproxy"], "");
     assert!(!is_permitted(&control_plane, &["watch", "services", "--all-namespaces"]));
     control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "base"));
     for overlay in ["overlays/baked-in", "overlays/sidecar"] {

@@ -2,11 +2,7 @@
 
 use std::iter;
 
-use cproxy_tests::{
-    manifest::{Service, Slice},
-    process::eventually,
-    sandbox::Sandbox,
-};
+use cproxy_tests::{manifest::Slice, process::eventually, sandbox::Sandbox};
 
 use crate::fixture::{Cluster, PATIENCE};
 
@@ -26,8 +22,7 @@ fn asked(cluster: &Cluster<'_>, resource: &str) -> Vec<String> {
 fn apply_some(cluster: &Cluster<'_>) -> Vec<String> {
     for index in 1..=9 {
         let name = format!("web-{index}");
-        cluster.apply(Service::new(&name).cluster_ips([format!("10.96.0.1{index}")]).tcp("http", 80, 8080));
-        cluster.apply(Slice::v4(&name).tcp("http", 8080).ready([format!("10.244.0.{index}")]));
+        cluster.apply_service(&name, &format!("10.96.0.1{index}"), &[&format!("10.244.0.{index}")]);
     }
     (1..=9).map(|index| format!("TCP 10.96.0.1{index}:80 10.244.0.{index}:8080")).collect()
 }

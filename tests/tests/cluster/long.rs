@@ -14,8 +14,7 @@ fn kubernetes_1_30_is_followed_through_changes_and_an_outage() {
     let version = cluster.control_plane.kubectl(&["get", "--raw", "/version"], "");
     assert!(version.contains("v1.30."), "{version}");
     for (name, vip, pod) in [("stays", "10.96.0.10", "10.244.0.1"), ("goes", "10.96.0.11", "10.244.0.2")] {
-        cluster.apply(Service::new(name).cluster_ips([vip]).tcp("http", 80, 8080));
-        cluster.apply(Slice::v4(name).tcp("http", 8080).ready([pod]));
+        cluster.apply_service(name, vip, &[pod]);
     }
     // This server cannot exclude the Service, which has no frontend.
     cluster.apply(Service::new("headless").cluster_ips(["None"]).tcp("http", 80, 8080));

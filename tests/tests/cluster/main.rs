@@ -20,6 +20,7 @@ mod rows;
 mod access;
 mod changes;
 mod cleanup;
+mod greedy;
 mod kustomize;
 mod lists;
 mod long;

@@ -2,7 +2,7 @@
 //! it.
 
 use cproxy_tests::{
-    control_plane::NODE,
+    control_plane::{NODE, role_binding},
     manifest::{self, Endpoint, Service, Slice},
     process::{Agent, RunningAgent, Signal},
     sandbox::Sandbox,
@@ -104,17 +104,9 @@ fn an_agent_whose_node_does_not_exist_does_without_until_it_does() {
 
 /// A role for the user `nobody`, who may read everything but Nodes, with its binding.
 fn rights(rules: Value) -> [Value; 2] {
-    let role = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "some"}, "rules": rules,
-    });
-    let binding = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "some"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "some"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "nobody"}],
-    });
-    [role, binding]
+    let (version, metadata) = ("rbac.authorization.k8s.io/v1", json!({"name": "some"}));
+    let role = json!({"apiVersion": version, "kind": "ClusterRole", "metadata": metadata, "rules": rules});
+    [role, role_binding("some", "nobody")]
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use cproxy_tests::{
-    manifest::{Service, Slice},
     process::{RunningAgent, Signal},
     sandbox::Sandbox,
 };
@@ -12,12 +11,6 @@ use crate::{
     client::while_a_client_connects,
     fixture::{Cluster, PATIENCE, assert_no_service},
 };
-
-/// A Service with one port and one pod.
-fn apply(cluster: &Cluster<'_>, name: &str, vip: &str, pod: &str) {
-    cluster.apply(Service::new(name).cluster_ips([vip]).tcp("http", 80, 8080));
-    cluster.apply(Slice::v4(name).tcp("http", 8080).ready([pod]));
-}
 
 fn end(agent: &mut RunningAgent, signal: Signal) {
     agent.signal(signal);
@@ -30,10 +23,10 @@ fn a_restarted_agent_catches_up_without_a_failed_connect() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox);
     let mut agent = cluster.start_agent();
-    apply(&cluster, "stays", "10.96.0.10", "10.244.0.1");
+    cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
     for signal in [Signal::TERM, Signal::KILL] {
-        apply(&cluster, "changes", "10.96.0.11", "10.244.0.2");
-        apply(&cluster, "goes", "10.96.0.12", "10.244.0.3");
+        cluster.apply_service("changes", "10.96.0.11", &["10.244.0.2"]);
+        cluster.apply_service("goes", "10.96.0.12", &["10.244.0.3"]);
         let before = [
             "TCP 10.96.0.10:80 10.244.0.1:8080",
             "TCP 10.96.0.11:80 10.244.0.2:8080",
@@ -42,9 +35,9 @@ fn a_restarted_agent_catches_up_without_a_failed_connect() {
         cluster.expect(&before);
         while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
             end(&mut agent, signal);
-            apply(&cluster, "changes", "10.96.0.11", "10.244.0.4");
+            cluster.apply_service("changes", "10.96.0.11", &["10.244.0.4"]);
             cluster.delete("Service", "goes");
-            apply(&cluster, "comes", "10.96.0.13", "10.244.0.5");
+            cluster.apply_service("comes", "10.96.0.13", &["10.244.0.5"]);
             cluster.assert_table(&before);
             assert_no_service("TCP", "10.96.0.13:80");
             agent = cluster.start_agent();
@@ -66,13 +59,13 @@ fn nothing_changes_before_the_first_complete_sync() {
     let sandbox = Sandbox::for_test();
     let mut cluster = Cluster::start(&sandbox);
     let mut agent = cluster.start_agent();
-    apply(&cluster, "stays", "10.96.0.10", "10.244.0.1");
-    apply(&cluster, "changes", "10.96.0.11", "10.244.0.2");
+    cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
+    cluster.apply_service("changes", "10.96.0.11", &["10.244.0.2"]);
     let before = ["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.2:8080"];
     cluster.expect(&before);
     end(&mut agent, Signal::TERM);
     // The agent that starts during the outage does not know of this change.
-    apply(&cluster, "changes", "10.96.0.11", "10.244.0.3");
+    cluster.apply_service("changes", "10.96.0.11", &["10.244.0.3"]);
     cluster.control_plane.stop_api_server();
     while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         let mut agent = cluster.agent().start();
@@ -85,7 +78,7 @@ fn nothing_changes_before_the_first_complete_sync() {
         cluster.start_api_server();
         agent.wait_ready(PATIENCE);
         cluster.assert_table(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.3:8080"]);
-        apply(&cluster, "comes", "10.96.0.13", "10.244.0.5");
+        cluster.apply_service("comes", "10.96.0.13", &["10.244.0.5"]);
         cluster.expect(&[
             "TCP 10.96.0.10:80 10.244.0.1:8080",
             "TCP 10.96.0.11:80 10.244.0.3:8080",

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use cproxy_tests::{
     guest::{GuestImage, Kernel},
     http,
-    manifest::{self, Service, Slice},
+    manifest::{self, http_service},
     oci::OciImage,
     outside::SECRETS,
     sandbox::Sandbox,
@@ -48,7 +48,8 @@ mkdir -p /sys/fs/cgroup/kubepods/pod-1/other
 web() { sh -c "echo 0 >/sys/fs/cgroup/kubepods/pod-1/$1/cgroup.procs; exec timeout 5 wget -qO- http://VIP 2>&1"; }
 start() {
     rm -rf /run/volumes; mkdir -p /run/volumes; mkdir -m 777 /run/volumes/run
-    runc run --detach --bundle /containers/$1 $1 </dev/null >/run/$1.log 2>&1 || echo "$1 does not start: $(cat /run/$1.log)"
+    runc run --detach --bundle /containers/$1 $1 </dev/null >/run/$1.log 2>&1 ||
+        echo "$1 does not start: $(cat /run/$1.log)"
 }
 pid() { head -n 1 /sys/fs/cgroup/kubepods/pod-1/$1/cgroup.procs; }
 # Beside the agent, as a probe is, without another start of the runtime.
@@ -76,7 +77,9 @@ for name in $(ls /containers | grep -v -e root -e unreachable); do
     echo "$name cgroup2: $(grep ' cgroup2 ' /run/check)"
     echo "$name attached: $(grep ' attached ' /run/check)"
     echo "$name warnings: $(grep ' WARN attached' /run/$name.log)"
-    echo "$name mounts: $(/usr/bin/nsenter --cgroup --target $(pid $name) sed -n 's/^[0-9]* [0-9]* [0-9:]* \([^ ]*\) \([^ ]*\) .* - cgroup2 .*/\1 at \2/p' /proc/$(pid $name)/mountinfo | tr '\n' ';')"
+    mounts='s/^[0-9]* [0-9]* [0-9:]* \([^ ]*\) \([^ ]*\) .* - cgroup2 .*/\1 at \2/p'
+    inside="/usr/bin/nsenter --cgroup --target $(pid $name)"
+    echo "$name mounts: $($inside sed -n "$mounts" /proc/$(pid $name)/mountinfo | tr '\n' ';')"
     end $name
 done
 poweroff -f
@@ -120,14 +123,20 @@ fn volume(container: &Value, mount: &Value) -> Value {
 
 /// Default mounts of containerd and CRI-O for each container, without that of cgroups.
 fn default_mounts() -> Value {
-    let mount = |destination: &str, kind: &str, options: Value| json!({"destination": destination, "type": kind, "source": kind, "options": options});
+    let mount = |destination: &str, kind: &str, options: Value| {
+        let source = kind;
+        json!({"destination": destination, "type": kind, "source": source, "options": options})
+    };
     json!([
         mount("/proc", "proc", json!(["nosuid", "noexec", "nodev"])),
         mount("/dev", "tmpfs", json!(["nosuid", "strictatime", "mode=755", "size=65536k"])),
         mount("/dev/pts", "devpts", json!(["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"])),
         mount("/dev/mqueue", "mqueue", json!(["nosuid", "noexec", "nodev"])),
         mount("/sys", "sysfs", json!(["nosuid", "noexec", "nodev", "ro"])),
-        {"destination": "/var/run/secrets/kubernetes.io/serviceaccount", "type": "bind", "source": format!("/{ROOT}/{SECRETS}"), "options": ["rbind", "rprivate", "ro"]},
+        {
+            "destination": "/var/run/secrets/kubernetes.io/serviceaccount", "type": "bind",
+            "source": format!("/{ROOT}/{SECRETS}"), "options": ["rbind", "rprivate", "ro"],
+        },
     ])
 }
 
@@ -174,7 +183,9 @@ fn config(name: &str, image: &OciImage) -> Value {
                 "memory": {"limit": memory.parse::<u64>().unwrap() << 20},
                 "cpu": {"shares": 10},
             },
-            "maskedPaths": ["/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/scsi", "/sys/firmware"],
+            "maskedPaths": [
+                "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/scsi", "/sys/firmware",
+            ],
             "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
         },
     })
@@ -230,8 +241,7 @@ fn privileged(mut config: Value) -> Value {
 }
 
 fn guest<'s>(sandbox: &'s Sandbox, image: &OciImage) -> GuestImage<'s> {
-    let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
-    let web = [service.into(), Slice::v4("web").tcp("http", 8080).ready([POD]).into()];
+    let web = http_service("web", VIP, [POD]);
     let authority = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap().cert.pem();
     let guest = GuestImage::new(sandbox, &Kernel::from_env())
         .memory_mib(512)

@@ -6,7 +6,7 @@ use std::{fs, net::TcpListener, path::Path};
 use cproxy_tests::{
     guest::{GuestImage, Kernel},
     http,
-    manifest::{self, Service, Slice},
+    manifest::{self, http_service},
     outside::SECRETS,
     sandbox::Sandbox,
 };
@@ -70,8 +70,7 @@ fn console_of_runtime(image: GuestImage<'_>, script: &str) -> String {
 }
 
 fn web() -> [Value; 2] {
-    let service = Service::new("web").cluster_ips([VIP]).tcp("http", 80, 8080);
-    [service.into(), Slice::v4("web").tcp("http", 8080).ready([POD]).into()]
+    http_service("web", VIP, [POD])
 }
 
 #[test]

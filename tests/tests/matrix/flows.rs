@@ -148,7 +148,7 @@ fn ask_all_before_the_first_answer(form: Form, servers: &Servers, socket: &Socke
         asked.insert(token, form.shown(vip(number), PORT));
     }
     let questions: Vec<_> = (1..=count).map(|_| servers.receive()).collect();
-    questions.iter().rev().for_each(|question| servers.answer(question));
+    questions.iter().rev().for_each(|question| servers.respond(question));
     let answered: BTreeMap<_, _> = (1..=count).map(|_| receive(socket)).collect();
     assert_eq!(answered, asked);
 }
@@ -267,7 +267,7 @@ fn an_answer_under_way_shows_the_vip_after_its_service_is_gone() {
     });
     let questions = asked.each_ref().map(|_| servers.receive());
     world.update([]);
-    questions.iter().for_each(|question| servers.answer(question));
+    questions.iter().for_each(|question| servers.respond(question));
     for (form, socket, token) in asked {
         let _case = Case::new(form);
         assert_eq!(source_of(&socket, token), form.shown(vip(1), PORT));
@@ -295,7 +295,7 @@ fn a_peer_that_was_not_asked_shows_its_own_address() {
         beside.send_to(&token, question.client).unwrap();
         let source = source_of(&socket, token);
         assert!(is_server(beside.local_addr().unwrap(), source), "{source} is not another port of the pod");
-        servers.answer(&question);
+        servers.respond(&question);
         assert_eq!(source_of(&socket, token), form.shown(vip(1), PORT));
     }
 }
@@ -314,7 +314,7 @@ fn sockets_that_share_a_port_have_flows_of_their_own() {
             let sockets = sharing_a_port(form);
             let token = fresh_token();
             sockets[0].send_one(&token, Some(form.address(vip(1), PORT))).unwrap();
-            servers.answer(&servers.receive());
+            servers.respond(&servers.receive());
             let index = poll(&sockets, libc::POLLIN, patience()).unwrap().expect("one of them has got it");
             let expected = [form.shown(vip(1), PORT), form.shown(pod(1), POD_PORT)][index];
             assert_eq!(source_of(&sockets[index], token), expected);
@@ -360,7 +360,7 @@ fn sixty_four_sockets_get_the_answers_to_their_own_questions() {
             let (index, number) = asked[&question.token];
             let server = *servers_of.entry((index, number)).or_insert(question.server);
             assert_eq!(server, question.server, "round {round}, socket {index}, VIP {number}");
-            servers.answer(question);
+            servers.respond(question);
         }
         for (index, (form, socket)) in sockets.iter().enumerate() {
             for _ in [1, 2] {

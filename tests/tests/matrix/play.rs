@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use cproxy_tests::witness::{Token, Witness, answer, parse_answer};
+use cproxy_tests::witness::{Token, Witness, parse_answer, response};
 
 use crate::{
     message::Buffer,
@@ -176,7 +176,7 @@ impl Play<'_> {
         }
         let to_itself = if self.form == Form::V6 { "::1" } else { "127.0.0.1" };
         let socket = UdpSocket::bind(stranger_address(self.form)).expect("the stranger's address");
-        socket.send_to(&answer(fresh_token(), STRANGER_NAME), (to_itself, port)).expect("it is on this host");
+        socket.send_to(&response(fresh_token(), STRANGER_NAME), (to_itself, port)).expect("it is on this host");
         self.outstanding += 1;
         "sent".to_owned()
     }

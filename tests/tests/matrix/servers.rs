@@ -56,7 +56,7 @@ impl Servers {
     }
 
     /// Answers with the same content.
-    pub(crate) fn answer(&self, question: &Question) {
+    pub(crate) fn respond(&self, question: &Question) {
         self.send(question.server, question.token, question.client);
     }
 
@@ -73,7 +73,7 @@ impl Servers {
         socket.send_one(&token, to).unwrap();
         let question = self.receive();
         assert_eq!(question.token, token, "an earlier question was still there");
-        self.answer(&question);
+        self.respond(&question);
         (question.server, source_of(socket, token))
     }
 }

@@ -18,7 +18,7 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{self, RunningAgent, eventually},
     sandbox::{Placement, Sandbox},
-    world::{SYNC, TCP, counter, rows, start_agent_with},
+    world::{SYNC, TCP, counter, rows, slices_with, start_agent_with},
 };
 use serde_json::{Value, json};
 
@@ -150,12 +150,8 @@ pub(crate) fn slices(
     pods: &[u8],
     endpoint: impl Fn(u8, IpAddr) -> Endpoint,
 ) -> impl Iterator<Item = Value> {
-    let fill = |slice: Slice, family: usize| {
-        let endpoints = pods.iter().map(|&number| endpoint(number, pod(number).addresses()[family]));
-        let slice = slice.tcp("tcp", POD_PORT).udp("udp", POD_PORT);
-        Value::from(endpoints.fold(slice, Slice::endpoint))
-    };
-    [fill(Slice::v4(service), 0), fill(Slice::v6(service), 1)].into_iter()
+    let add_ports = |slice: Slice| slice.tcp("tcp", POD_PORT).udp("udp", POD_PORT);
+    slices_with(service, add_ports, pods.iter().copied(), endpoint).into_iter()
 }
 
 /// A Service and its slices with ready endpoints.

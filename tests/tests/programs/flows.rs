@@ -49,7 +49,7 @@ fn churn_around(cluster: &Cluster, pod: u8, mut is_over: impl FnMut() -> bool) {
 fn ask(socket: &UdpSocket, vip: SocketAddr, number: u32) -> u8 {
     let question = number.to_string();
     nonce::ask(socket, &question, vip).unwrap_or_else(|error| panic!("{vip}: {error}"));
-    let (name, repeated, from) = nonce::answer(socket).unwrap_or_else(|error| panic!("{vip}: {error}"));
+    let (name, repeated, from) = nonce::receive(socket).unwrap_or_else(|error| panic!("{vip}: {error}"));
     assert_eq!((repeated, from), (question, vip), "{name}");
     pod_number(&name)
 }

@@ -10,7 +10,7 @@ use std::{
 use cproxy::report::FrontendRow;
 use cproxy_tests::{
     echo,
-    manifest::{self, Service, Slice},
+    manifest::{self, http_service},
     process::{cproxy, eventually},
     sandbox::Sandbox,
     world::{World, counters},
@@ -106,12 +106,7 @@ pub(crate) fn serves(address: &str, port: u16, count: usize) -> impl Fn(&Table) 
 
 /// A small Service.
 pub(crate) fn small(name: &str, vip: &str) -> [Value; 2] {
-    small_with(name, vip, WEB_PODS)
-}
-
-pub(crate) fn small_with(name: &str, vip: &str, count: usize) -> [Value; 2] {
-    let service = Service::new(name).cluster_ips([vip]).tcp("http", 80, POD_PORT);
-    [service.into(), Slice::v4(name).tcp("http", POD_PORT).ready(pods(0, count)).into()]
+    http_service(name, vip, pods(0, WEB_PODS))
 }
 
 /// Addresses of pods, of 10.240.0.0/12.

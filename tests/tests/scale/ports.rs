@@ -3,10 +3,10 @@
 use std::net::Ipv4Addr;
 
 use cproxy_ebpf::FRONTENDS_MAX;
-use cproxy_tests::manifest::{Service, Slice};
+use cproxy_tests::manifest::{Service, Slice, http_service};
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, PATIENCE, POD_PORT, Table, WEB, WEB_PODS, connect, pods, serves, small, small_with};
+use crate::fixture::{Fixture, PATIENCE, POD_PORT, Table, WEB, WEB_PODS, connect, pods, serves, small};
 
 /// Number of all ports.
 const ALL_PORTS: usize = 65_535;
@@ -107,9 +107,9 @@ fn more_frontends_than_the_table_holds_harm_no_other_service() {
     assert!(fixture.problems() > 0);
     fixture.world.agent.wait_log("Service default/excess-", PATIENCE);
     // A Service in the table follows its endpoints, whatever others lack.
-    for pods in [1, WEB_PODS] {
-        fixture.put("web.json", small_with("web", WEB, pods));
-        fixture.wait("the small Service follows", serves(WEB, 80, pods));
+    for count in [1, WEB_PODS] {
+        fixture.put("web.json", http_service("web", WEB, pods(0, count)));
+        fixture.wait("the small Service follows", serves(WEB, 80, count));
     }
     let log = fixture.world.agent.log().lines().count();
     fixture.put("excess.json", small("late", "10.96.0.30"));

@@ -40,7 +40,8 @@ true
 /// Workload on the same machine without cproxy: its file is removed, and only the workload's mounts are made.
 const WITHOUT: &str = "#!/bin/sh
 rm /usr/bin/cproxy
-mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run; mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /run
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
 ip link set lo up
 /etc/cproxy/workload
 poweroff -f
