@@ -85,7 +85,7 @@ fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     if listing.unseen != 0 {
         let unseen = listing.unseen;
         print_error(&format!(
-            "network namespaces and processes that may not be looked into, whose sockets are missing: {unseen}"
+            "network namespaces and processes that cannot be inspected, whose sockets are missing: {unseen}"
         ));
     }
     Ok(())

@@ -256,7 +256,7 @@ pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &Desi
         let is_restricted = service.source_ranges.iter().any(|range| range.family() == family);
         if has_vip && is_restricted && !store.pod_ips().iter().any(|address| address.family() == family) {
             let message = format!(
-                "the own {family} address is not known: calls to its load balancer's addresses fail; pass --pod-ip"
+                "the VM's {family} address is not known: calls to its load balancer's addresses fail; pass --pod-ip"
             );
             problems.push(Problem::new(format_args!("Service {name}"), "spec.loadBalancerSourceRanges", message));
         }

@@ -367,7 +367,7 @@ fn why_hints_do_not_count(store: &Store, merged: &Merged<'_>) -> Option<String> 
     let why = match (zones, nodes, store.zone(), store.node_name()) {
         (false, false, ..) => "not every ready endpoint has one".to_owned(),
         (true, _, Some(zone), _) => format!("none is for zone {zone}"),
-        (true, _, None, _) => "the own zone is not known (--node-name and its Node)".to_owned(),
+        (true, _, None, _) => "the zone of this node is not known (--node-name and its Node)".to_owned(),
         (false, true, _, Some(node)) => format!("none is for node {node}"),
         (false, true, _, None) => "the pod's node is not known (--node-name)".to_owned(),
     };

@@ -83,7 +83,7 @@ fn the_address_of_the_default_route_is_found_and_followed() {
     world.wait(|rows| actions(rows) == ["drop", "drop"]);
     world.agent.wait_log("own addresses now: none found", SYNC);
     assert_balancer([false, false]);
-    world.agent.wait_log("the own IPv4 address is not known: calls to its load balancer's addresses fail", SYNC);
+    world.agent.wait_log("the VM's IPv4 address is not known: calls to its load balancer's addresses fail", SYNC);
     world
         .sandbox
         .ip("link set own0 up\nroute add default via 10.1.0.1 dev own0\naddress replace fd01::2/64 dev own0 nodad\n\
@@ -183,5 +183,5 @@ fn a_thousand_load_balancers_follow_the_address_together() {
         let count = forwarded(&sandbox);
         if count == usize::from(SERVICES) { Ok(()) } else { Err(format!("{count} of {SERVICES}")) }
     });
-    eprintln!("{SERVICES} load balancers follow the own address within {} ms", start.elapsed().as_millis());
+    eprintln!("{SERVICES} load balancers follow the VM's address within {} ms", start.elapsed().as_millis());
 }
