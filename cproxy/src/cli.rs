@@ -34,26 +34,26 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Follow Services and EndpointSlices and keep the kernel's table up to date
-    Run(Box<run::Options>),
+    Run(Box<run::RunOptions>),
     /// Check whether cproxy can run on this kernel and machine, without changing them
-    Check(check::Options),
+    Check(check::CheckOptions),
     /// Wait until the table of a running agent is complete
-    Wait(wait::Options),
+    Wait(wait::WaitOptions),
     /// Print the state in the kernel, with or without a running agent
-    Get(get::Options),
+    Get(get::GetOptions),
     /// Print the table for manifests, without touching the kernel
-    Resolve(resolve::Options),
+    Resolve(resolve::ResolveOptions),
     /// Make the agent choose backends from a new seed, after a snapshot was restored
-    Reseed(reseed::Options),
+    Reseed(reseed::ReseedOptions),
     /// Detach the programs and remove the table and its pins
-    Cleanup(cleanup::Options),
+    Cleanup(cleanup::CleanupOptions),
     /// Replace cproxy by another program, with default handling of SIGINT and SIGQUIT
-    Exec(exec::Options),
+    Exec(exec::ExecOptions),
     /// Print the version
     Version,
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
-    Install(install::Options),
+    Install(install::InstallOptions),
 }
 
 /// The pin directory.

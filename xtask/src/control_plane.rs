@@ -63,7 +63,7 @@ struct Place {
 impl Release {
     /// The Go module that pins the versions.
     pub(crate) fn source(&self) -> PathBuf {
-        paths::workspace().join("tests").join(self.module)
+        paths::control_plane_modules().join(self.module)
     }
 
     /// Whether the binaries are there.

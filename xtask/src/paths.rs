@@ -14,6 +14,11 @@ pub(crate) fn workspace() -> PathBuf {
     Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
+/// Directory of the Go modules that pin the versions of control planes, one for each release.
+pub(crate) fn control_plane_modules() -> PathBuf {
+    workspace().join("tests")
+}
+
 /// Cargo's output directory.
 pub(crate) fn target() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {

@@ -1,6 +1,7 @@
 //! `cargo xtask setup`: prepares a machine for building and testing the agent. Tools that are there are left as they
 //! are, so every other command calls this first.
 
+mod compiler;
 mod go;
 mod linker;
 pub(crate) mod packages;

@@ -19,7 +19,7 @@ use super::{Format, PinDirOption, RunDirOption, one_line, print};
 
 /// Flags of `cproxy check`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct CheckOptions {
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
@@ -36,7 +36,7 @@ pub(super) struct Options {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Requirement {
     name: String,
-    state: State,
+    state: RequirementState,
     /// Whether cproxy fails without it.
     required: bool,
     /// How it is met, or the cause of the failure and its remedy.
@@ -44,11 +44,11 @@ struct Requirement {
 }
 
 /// The state of a requirement, and its detail.
-type CheckResult = (State, String);
+type CheckResult = (RequirementState, String);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum RequirementState {
     Ok,
     /// cproxy works without it, with less function.
     Limited,
@@ -57,15 +57,15 @@ enum State {
 }
 
 fn ok(detail: impl Display) -> CheckResult {
-    (State::Ok, one_line(&detail))
+    (RequirementState::Ok, one_line(&detail))
 }
 
 fn limited(detail: impl Display) -> CheckResult {
-    (State::Limited, one_line(&detail))
+    (RequirementState::Limited, one_line(&detail))
 }
 
 fn missing(detail: impl Display) -> CheckResult {
-    (State::Missing, one_line(&detail))
+    (RequirementState::Missing, one_line(&detail))
 }
 
 fn from_result(result: Result<impl Display, impl Display>) -> CheckResult {
@@ -80,7 +80,7 @@ fn optional(name: impl Into<String>, result: CheckResult) -> Requirement {
     Requirement { required: false, ..required(name, result) }
 }
 
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     let requirements = requirements(options);
     print(&match options.output {
         Format::Table => text(&requirements),
@@ -92,7 +92,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     }
 }
 
-fn requirements(options: &Options) -> Vec<Requirement> {
+fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     let (pin_dir, run_dir) = (&options.pin.pin_dir, &options.run.run_dir);
     let cgroup = Environment::cgroup2(options.cgroup.as_deref(), run_dir);
     let capabilities = Environment::capabilities();
@@ -245,7 +245,7 @@ fn is_cgroup(dir: &Path, id: u64) -> bool {
 
 /// Names of the required things that are missing.
 fn lacking(requirements: &[Requirement]) -> Vec<&str> {
-    let lacks = |requirement: &&Requirement| requirement.required && requirement.state == State::Missing;
+    let lacks = |requirement: &&Requirement| requirement.required && requirement.state == RequirementState::Missing;
     requirements.iter().filter(lacks).map(|requirement| requirement.name.as_str()).collect()
 }
 
@@ -254,9 +254,9 @@ fn text(requirements: &[Requirement]) -> String {
     let width = requirements.iter().map(|requirement| requirement.name.len()).max().unwrap_or(0);
     let line = |Requirement { name, state, detail, .. }: &Requirement| {
         let state = match state {
-            State::Ok => "ok",
-            State::Limited => "limited",
-            State::Missing => "missing",
+            RequirementState::Ok => "ok",
+            RequirementState::Limited => "limited",
+            RequirementState::Missing => "missing",
         };
         format!("{state:<8}{name:<width$}  {detail}\n")
     };

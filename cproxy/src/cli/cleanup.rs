@@ -8,14 +8,14 @@ use crate::run_dir;
 
 /// Flags of `cproxy cleanup`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct CleanupOptions {
     #[command(flatten)]
     pin: PinDirOption,
     #[command(flatten)]
     run: RunDirOption,
 }
 
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
     let dir = &options.pin.pin_dir;
     let (removed, foreign) = PinDir::new(dir).remove(&Program::links())?;
     // No agent runs on these pins; a killed agent's files in the run directory are no longer true.

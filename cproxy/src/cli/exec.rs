@@ -12,7 +12,7 @@ use clap::Args;
 
 /// Arguments of `cproxy exec`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct ExecOptions {
     /// Program to run
     program: OsString,
     /// Its arguments
@@ -24,7 +24,7 @@ pub(super) struct Options {
 const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_NOT_RUN: u8 = 126;
 
-pub(super) fn run(options: &Options) -> ExitCode {
+pub(super) fn run(options: &ExecOptions) -> ExitCode {
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: no handler is installed, only the default restored.
         unsafe { libc::signal(signal, libc::SIG_DFL) };

@@ -18,10 +18,10 @@ use crate::{
 
 /// Flags of `cproxy get`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct GetOptions {
     /// State to print
     #[arg(value_enum)]
-    state: State,
+    state: View,
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
@@ -32,7 +32,7 @@ pub(super) struct Options {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum State {
+enum View {
     /// Frontends and their backends
     Services,
     /// Backends and their frontends
@@ -43,18 +43,18 @@ enum State {
     Counters,
 }
 
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
     let pins = PinDir::new(&options.pin.pin_dir);
     pins.check_installed()?;
     match options.state {
-        State::Services => services(options, &pins),
-        State::Backends => backends(options, &pins),
-        State::Sockets => sockets(options, &pins),
-        State::Counters => counters(options, &pins),
+        View::Services => services(options, &pins),
+        View::Backends => backends(options, &pins),
+        View::Sockets => sockets(options, &pins),
+        View::Counters => counters(options, &pins),
     }
 }
 
-fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+fn services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let kernel = KernelReader::read_table(pins)?;
     let mut frontends: Vec<_> = kernel.frontends.into_iter().collect();
     frontends.sort_unstable();
@@ -66,7 +66,7 @@ fn services(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     print_rows(frontends.iter().map(named), options.output)
 }
 
-fn backends(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+fn backends(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let rows = backend_rows(&KernelReader::read_table(pins)?, &names(options));
     print(&match options.output {
         Format::Table => backends_text(&rows),
@@ -74,7 +74,7 @@ fn backends(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     })
 }
 
-fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+fn sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let listing = sockets::list(pins)?;
     let names = names(options);
     let rows: Vec<_> = listing.sockets.iter().map(|socket| SocketRow::new(socket, &names)).collect();
@@ -91,7 +91,7 @@ fn sockets(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
+fn counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
     counters.extend(fetch_gauges(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
@@ -102,7 +102,7 @@ fn counters(options: &Options, pins: &PinDir) -> anyhow::Result<()> {
 }
 
 /// Names from the agent; without one there are none, which is no error.
-fn names(options: &Options) -> Names {
+fn names(options: &GetOptions) -> Names {
     let rows = fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
     rows.into_iter().collect()
 }

@@ -10,14 +10,14 @@ use crate::agent;
 
 /// Flags of `cproxy install`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct InstallOptions {
     #[arg(long)]
     cgroup: PathBuf,
     #[arg(long)]
     pin_dir: PathBuf,
 }
 
-pub(super) fn run(options: &Options) -> ExitCode {
+pub(super) fn run(options: &InstallOptions) -> ExitCode {
     let installed = agent::install_programs(&options.pin_dir, &options.cgroup).inspect_err(|error| {
         if let InstallError::Load { verifier_log, .. } = error {
             eprintln!("{verifier_log}");

@@ -7,12 +7,12 @@ use crate::run_dir::request_reseed;
 
 /// Flags of `cproxy reseed`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct ReseedOptions {
     #[command(flatten)]
     run: RunDirOption,
 }
 
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &ReseedOptions) -> anyhow::Result<()> {
     let dir = &options.run.run_dir;
     let response = request_reseed(dir);
     let response = response.map_err(|error| anyhow::anyhow!("no agent answers at {}: {error}", dir.display()))?;

@@ -21,7 +21,7 @@ use crate::{
 
 /// Flags of `cproxy resolve`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct ResolveOptions {
     /// Files or directories with Services, EndpointSlices and Nodes, separated by commas
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
           required = true)]
@@ -36,7 +36,7 @@ pub(super) struct Options {
     output: Format,
 }
 
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
     let mut store = Store::new(options.own.context());
     let parse_options =
         ParseOptions { node_name: store.node_name().map(str::to_owned), whole_service: options.explain.clone() };

@@ -19,7 +19,7 @@ use crate::{
 
 /// Flags of `cproxy run`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct RunOptions {
     /// Kubeconfig of the API server to follow; default: the pod's ServiceAccount
     #[arg(long, env = "CPROXY_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
     kubeconfig: Option<PathBuf>,
@@ -134,7 +134,7 @@ fn parse_api_server_url(text: &str) -> Result<Uri, String> {
     }
 }
 
-pub(super) fn run(options: Options) -> anyhow::Result<()> {
+pub(super) fn run(options: RunOptions) -> anyhow::Result<()> {
     memory::limit_spare_memory();
     start_log(options.log_level, options.log_format);
     let config = config(options)?;
@@ -143,7 +143,7 @@ pub(super) fn run(options: Options) -> anyhow::Result<()> {
     Ok(runtime.block_on(agent::run(config))?)
 }
 
-fn config(options: Options) -> Result<Config, clap::Error> {
+fn config(options: RunOptions) -> Result<Config, clap::Error> {
     let exclude = exclude(&options)?;
     let source = if options.manifests.is_empty() {
         ObjectSource::ApiServer(ApiServer {
@@ -167,7 +167,7 @@ fn config(options: Options) -> Result<Config, clap::Error> {
     })
 }
 
-fn exclude(options: &Options) -> Result<Exclude, clap::Error> {
+fn exclude(options: &RunOptions) -> Result<Exclude, clap::Error> {
     let counts = [
         ("--exclude-cgroup", options.exclude_cgroup.len(), EXCLUDED_CGROUPS_MAX),
         ("--exclude-uid", options.exclude_uid.len(), EXCLUSIONS_MAX),

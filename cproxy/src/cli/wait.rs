@@ -16,7 +16,7 @@ type Checked<T> = Result<T, String>;
 
 /// Flags of `cproxy wait`.
 #[derive(Args, Debug)]
-pub(super) struct Options {
+pub(super) struct WaitOptions {
     #[command(flatten)]
     run: RunDirOption,
     /// Longest time to wait, in seconds or with a unit: ms, s or m
@@ -40,7 +40,7 @@ enum Policy {
     Start,
 }
 
-pub(super) fn run(options: Options) -> anyhow::Result<()> {
+pub(super) fn run(options: WaitOptions) -> anyhow::Result<()> {
     let service_error = options.services.iter().find_map(|service| service.clone().err());
     match (options.timeout.clone().err().or(service_error), options.on_timeout) {
         (Some(error), Policy::Fail) => return Err(clap::Error::raw(ErrorKind::ValueValidation, error).into()),

@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{control_plane, run};
+use crate::{paths, run};
 
 /// Fails unless a Go is there that is new enough for both, which want the same.
 pub(crate) fn check() -> Result<()> {
@@ -24,7 +24,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 fn wanted() -> Result<String> {
-    let file = control_plane::CURRENT.source().join("go.mod");
+    let file = paths::control_plane_modules().join("control-plane/go.mod");
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     let version = text.lines().find_map(|line| line.strip_prefix("go "));
     Ok(version.with_context(|| format!("{} has no `go` line", file.display()))?.trim().to_owned())

@@ -8,13 +8,10 @@ use std::{
 
 use anyhow::{Result, bail};
 
-use super::{packages, toolchain::Compiler};
+use super::{compiler::Compiler, packages};
 use crate::{paths, run};
 
 const VERSION: &str = "0.13.0";
-
-/// The major versions of LLVM that this bpf-linker can be built against.
-pub(crate) const LLVM_MAJORS: std::ops::RangeInclusive<u32> = 21..=23;
 
 /// bpf-linker runs for seconds, and the work is LLVM's: it is compiled fast and not to be fast.
 const PROFILE: [(&str, &str); 2] = [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"), ("CARGO_PROFILE_RELEASE_DEBUG", "false")];
