@@ -1,5 +1,6 @@
 //! Rules of this repository that no other tool knows.
 
+mod commands;
 mod links;
 mod text;
 
@@ -10,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use clap::CommandFactory as _;
 
 use crate::{paths, run};
 
@@ -26,14 +28,12 @@ const DECISIONS_INDEX: &str = "README.md";
 /// Directories without files of ours.
 const SKIPPED: [&str; 2] = ["target", ".git"];
 
-/// Not held to the rules about lines yet.
-const EXEMPT: [&str; 0] = [];
-
 /// Fails, after naming each breach, when a file breaks a rule.
 pub(crate) fn check() -> Result<()> {
     let root = paths::workspace();
     let mut files = Vec::new();
     collect(&root, &mut files)?;
+    let known = known(&files)?;
     let mut breaches = Vec::new();
     for file in &files {
         let name = file.strip_prefix(&root).unwrap_or(file);
@@ -41,7 +41,8 @@ pub(crate) fn check() -> Result<()> {
         breaches.extend(breaches_of(name, &content));
         // Below xtask are parts of documents that lie elsewhere.
         if matches!(FileKind::of(name), Some(FileKind::Prose)) && !name.starts_with("xtask") {
-            let broken = links::breaches(&root, name, &String::from_utf8_lossy(&content));
+            let text = String::from_utf8_lossy(&content);
+            let broken = [links::breaches(&root, name, &text), known.breaches(&text)].concat();
             breaches.extend(broken.into_iter().map(|breach| format!("{}: {breach}", name.display())));
         }
     }
@@ -56,6 +57,17 @@ pub(crate) fn check() -> Result<()> {
         bail!("{} breaches of the repository's rules", breaches.len());
     }
     Ok(())
+}
+
+/// Names of the verbs of `cargo xtask` and of all packages.
+fn known(files: &[PathBuf]) -> Result<commands::Known> {
+    let mut packages = Vec::new();
+    for file in files.iter().filter(|file| matches!(FileKind::of(file), Some(FileKind::Manifest))) {
+        let manifest = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+        packages.extend(commands::package(&manifest).map(str::to_owned));
+    }
+    let verbs = crate::Arguments::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+    Ok(commands::Known { verbs, packages })
 }
 
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
@@ -94,9 +106,6 @@ fn breaches_of(name: &Path, content: &[u8]) -> Vec<String> {
     let content = String::from_utf8_lossy(content);
     let breaches = match FileKind::of(name) {
         Some(FileKind::Manifest) => manifest_breaches(name, &content),
-        Some(FileKind::Source) if EXEMPT.iter().any(|exempt| name.starts_with(exempt)) => {
-            source_breaches(name, &content)
-        }
         Some(FileKind::Source) => [source_breaches(name, &content), text::of_source(&content)].concat(),
         Some(FileKind::Prose) => text::of_prose(&content),
         None => Vec::new(),
