@@ -16,7 +16,7 @@ pub(super) trait ApiSource<K> {
     /// Sends a request and waits until the server has accepted it. [`Self::receive`] reads the response.
     async fn request(&mut self, request: Request) -> Result<(), ApiError>;
 
-    /// Reads the next part of the response. Between two objects, the server may be silent for `silence_max`.
+    /// Reads the next part of the response. It fails after `silence_max` without an object.
     async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, ApiError>;
 
     /// Publishes an event. Waits while the receiver's queue is full.

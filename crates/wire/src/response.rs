@@ -30,7 +30,7 @@ pub(super) struct Response {
 }
 
 impl Response {
-    /// Requests `target`, a path with a query. The first object must come within `silence_max`.
+    /// Requests `target`, a path with a query. It fails after `silence_max` without an object.
     pub(super) async fn get(client: &Client, target: &str, silence_max: Duration) -> Result<Self, ApiError> {
         let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
         let request =

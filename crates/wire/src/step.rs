@@ -64,7 +64,7 @@ pub(super) struct Request {
     pub(super) operation: Operation,
     /// Path and query.
     pub(super) target: String,
-    /// Longest silence of the server until the first object.
+    /// Time without an object after which the connection counts as dead.
     pub(super) silence_max: Duration,
 }
 

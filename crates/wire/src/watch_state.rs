@@ -1,7 +1,7 @@
 //! State machine of one resource's list and watch.
 //!
-//! [`WatchState::step`] makes all decisions and does no I/O. It reads only the clock, for growing pauses, and random
-//! bytes, for jitter. The loop that carries out the decisions is in `follow.rs`.
+//! [`WatchState::step`] makes all decisions and does no I/O. It is a pure function apart from the clock, for growing
+//! pauses, and random bytes, for jitter. The loop that carries out the decisions is in `follow.rs`.
 
 mod history;
 
@@ -22,7 +22,7 @@ use super::{
 const WATCH_SECONDS: &str = "290";
 /// Longest silence in a watch: a little more than [`WATCH_SECONDS`].
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
-/// Longest silence in a list, during which a server that is alive hardly pauses.
+/// Longest silence in a list. A live server hardly pauses during a list.
 const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Objects per page, for servers that send lists by pages. Objects are read one by one, so a page need not be small.
@@ -33,8 +33,8 @@ const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
 
 /// Phase of a list and watch.
 ///
-/// Streamed lists and the optional field selector are dropped if the server lacks them. A new list after a watch tries
-/// both again, as in client-go.
+/// Streamed lists and the optional field selector are dropped if the server lacks them. A new list after a watch begins
+/// with [`WatchState::new`], which tries both again, as in client-go.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum WatchState {
     /// The list is not complete.
@@ -42,7 +42,7 @@ pub(super) enum WatchState {
         mode: ListMode,
         /// The requests carry the optional field selector.
         sends_optional_fields: bool,
-        /// The list has an object, as far as it was received.
+        /// At least one object of the list was received.
         has_objects: bool,
     },
     /// The list is complete; changes follow.
@@ -80,7 +80,7 @@ impl WatchState {
         }
     }
 
-    /// Longest silence of a server that is still alive.
+    /// Time without an object or bookmark after which the connection counts as dead.
     pub(super) fn silence_max(&self) -> Duration {
         match self {
             Self::Listing { .. } => LIST_SILENCE_MAX,
@@ -88,7 +88,7 @@ impl WatchState {
         }
     }
 
-    /// Request of this state. It is never a quorum read: version 0 means any version that the server's cache has.
+    /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has.
     pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>) -> Request {
         let watch = [("watch", "true"), ("timeoutSeconds", WATCH_SECONDS), ("allowWatchBookmarks", "true")];
         let stream = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
@@ -128,7 +128,7 @@ impl WatchState {
         (self, output)
     }
 
-    /// Follows a response. An error leaves the state unchanged.
+    /// Moves on by one input. An error leaves the state unchanged.
     fn advance<K: WatchedResource>(
         &mut self,
         input: Input<K>,
@@ -149,14 +149,14 @@ impl WatchState {
                 WatchEvent::Listed(object)
             }
             (Self::Listing { has_objects, .. }, Input::Received(Message::Deleted(object))) => {
-                // Exact only for a list of one object, the Node. The others are never optional.
+                // Wrong for a list of more than one object. But only the Node is optional, and its list has only it.
                 *has_objects = false;
                 WatchEvent::Unlisted(object)
             }
             (Self::Listing { .. }, Input::Received(Message::Bookmark { ends_list: false, .. })) => {
                 return Err(ApiError::NotStreamed);
             }
-            (Self::Listing { .. }, Input::Received(Message::Bookmark { version, .. })) => {
+            (Self::Listing { .. }, Input::Received(Message::Bookmark { version, ends_list: true })) => {
                 return self.complete_list(version, history).map(|event| (Some(event), Next::Read));
             }
             (Self::Listing { mode: ListMode::Streamed, .. }, Input::Ended(_)) => return Err(ApiError::Incomplete),
@@ -240,7 +240,7 @@ impl WatchState {
                 event = history.record_unavailable().then_some(WatchEvent::Unavailable);
                 let lost = K::LOST_WITHOUT.unwrap_or_default();
                 let meanwhile = if history.has_objects { "the last known state stays" } else { lost };
-                let log = history.warn_once(format!("{message}; until then {meanwhile}"));
+                let log = history.warn_once(format!("{message}; until that succeeds, {meanwhile}"));
                 (Some(log), Next::request_after(history.next_refused_pause()))
             }
             Recovery::Retry(from) => {
@@ -273,7 +273,7 @@ impl WatchState {
         }
     }
 
-    /// Goes back to the start of a retry. Returns true if that is a list after a watch.
+    /// Chooses where a retry starts. Returns true if a new list replaces a watch.
     fn retry_from(&mut self, from: RetryFrom, history: &mut History) -> bool {
         let Self::Watching { version, .. } = self else { return false };
         let is_relist = match from {
@@ -302,7 +302,7 @@ fn warn_if_not_found<K: WatchedResource>(
     Some(history.warn_once(format!("there is no {} with {fields}: until there is, {lost}", K::KIND)))
 }
 
-/// A version that is there and not empty.
+/// The version; an error if it is missing or empty.
 fn required_version(version: Option<String>) -> Result<String, ApiError> {
     version.filter(|version| !version.is_empty()).ok_or(ApiError::NoVersion)
 }
@@ -363,7 +363,7 @@ mod tests {
         Decoded::Object(Box::default())
     }
 
-    /// Unreadable object of this version. Its metadata can be set for every resource.
+    /// Unreadable object of this version. It is the only variant whose version can be set for any resource type.
     fn versioned<K>(version: &str) -> Decoded<K> {
         let metadata = Metadata { resource_version: Some(version.to_owned()), ..Metadata::default() };
         Decoded::Unreadable(Box::new(metadata), "wrong".to_owned())
@@ -560,7 +560,7 @@ mod tests {
         let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::Unavailable), .. } = first else {
             panic!("{first:?}")
         };
-        assert!(message.contains("; until then zone hints are not followed"), "{message}");
+        assert!(message.contains("; until that succeeds, zone hints are not followed"), "{message}");
         assert_eq!(*machine.state(), streamed());
         let second = refuse(&mut machine);
         let Output { log: Some(Log::Debug(again)), event: None, next: Next::RequestAfter(pause) } = second else {
@@ -574,7 +574,7 @@ mod tests {
         let Output { log: Some(Log::Warn(message)), event: None, .. } = refuse(&mut machine) else {
             panic!("no new warning")
         };
-        assert!(message.ends_with("; until then the last known state stays"), "{message}");
+        assert!(message.ends_with("; until that succeeds, the last known state stays"), "{message}");
     }
 
     #[test]

@@ -9,7 +9,8 @@ use crate::{
 
 /// First pause after an error, as in client-go.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(800);
-/// First pause after a watch that was too old. That is no error in itself, but a server may refuse every watch so.
+/// First pause after a watch that was too old. That is no error in itself, but a server may answer every watch like
+/// that.
 pub(super) const EXPIRED_PAUSE: Duration = Duration::from_millis(250);
 
 /// First pause after the refusal of an optional resource. It doubles with each refusal.
@@ -19,7 +20,7 @@ pub(super) const REFUSED_JITTER_MAX: Duration = Duration::from_millis(500);
 
 /// History of one resource's requests.
 pub(crate) struct History {
-    /// A list was published, even if only an empty one in place of a resource that is not available.
+    /// A list was published: a real one, or an empty one in place of a resource that is not available.
     has_list: bool,
     /// Objects of the resource are known.
     pub(super) has_objects: bool,
@@ -59,7 +60,7 @@ impl History {
         self.end_refusals();
     }
 
-    /// Ends a series of refusals. The next refusal is a warning again, unless there is still no object to lose.
+    /// Ends a series of refusals. The next refusal is a warning again, unless no object of the resource is known.
     fn end_refusals(&mut self) {
         self.refused_pause = REFUSED_PAUSE;
         if self.has_objects {
