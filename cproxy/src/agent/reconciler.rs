@@ -30,7 +30,7 @@ const DELAY_MAX: Duration = Duration::from_millis(10);
 /// Least time between attempts to read back and rewrite the table after a failed write.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Time after which maps that are mostly empty are replaced by smaller ones.
-const SPARSE_MAX: Duration = Duration::from_secs(10);
+const SPARSE_PAUSE: Duration = Duration::from_secs(10);
 /// Pause before the next attempt to grow a map, after memory ran out.
 const NO_MEMORY_PAUSE: Duration = Duration::from_secs(30);
 
@@ -41,7 +41,8 @@ enum SyncState {
     FirstSync,
     /// Services that have changed, once the agent is ready.
     Incremental(Ready),
-    /// Whole table, after reading back the kernel's content: a write has failed, or maps may grow again.
+    /// Whole table, after reading back the kernel's content: a write has failed, or growth is allowed again after
+    /// memory ran out.
     Resync { at: Instant },
 }
 
@@ -52,21 +53,20 @@ pub(super) struct Reconciler {
     pins: PinDir,
     maps: KernelMaps,
     state: SyncState,
-    /// Limits of the maps. They allow no growth for a while after memory ran out.
+    /// Limits of the maps. After memory ran out they allow no growth until `grows_again_at`.
     limits: Limits,
-    /// End of that while.
     grows_again_at: Option<Instant>,
     /// Time at which maps that are mostly empty are replaced.
     compacts_at: Option<Instant>,
     readiness: Readiness,
-    /// Whether a list has ended, whose staged rows are free again.
+    /// Whether a list has ended since the last write: the memory that it took can then be released.
     has_applied_list: bool,
     problem_log: ProblemLog,
     /// Revision of the planner's problems in `problem_log`.
     logged_revision: Option<u64>,
     /// Retired backends, to which sockets may still be connected.
     retired_queue: Arc<RetiredQueue>,
-    /// Whether an earlier agent's pins may have connected sockets.
+    /// Whether sockets may be connected through the table of an earlier agent.
     has_predecessor: bool,
     socket_gauges: Arc<SocketGauges>,
     last_contact: LastContact,
@@ -105,7 +105,7 @@ impl Reconciler {
         })
     }
 
-    /// Writes the exclusions, before anything else, and the balance.
+    /// Writes exclusions, balance and a new seed, before anything else.
     pub(super) fn configure(&mut self, exclusions: Exclusions, balance: Balance) -> Result<(), AgentError> {
         self.maps.apply(&[Op::SetExclusions(exclusions), Op::SetBalance(balance)])?;
         Ok(self.reseed()?)
@@ -190,7 +190,7 @@ impl Reconciler {
     }
 
     fn respond(&mut self, request: Request) {
-        // The client may have gone.
+        // A failed send means that the client has gone.
         match request {
             Request::Services(sender) => {
                 drop(sender.send(report::frontend_names_json(self.planner.each_name())));
@@ -213,6 +213,7 @@ impl Reconciler {
     fn reconcile(&mut self) -> Result<(), AgentError> {
         let now = Instant::now();
         if self.grows_again_at.is_some_and(|at| at <= now) {
+            // A full write also places what had no room.
             (self.limits, self.grows_again_at) = (KernelMaps::LIMITS, None);
             self.state = SyncState::Resync { at: now };
         }
@@ -224,11 +225,12 @@ impl Reconciler {
             Ok(()) => self.finish_write(),
             Err(error @ TableError::NoMemory { .. }) => {
                 tracing::error!(
-                    "{error}; what does not fit is not served, or keeps its last backends; tried again in \
-                     {NO_MEMORY_PAUSE:?}"
+                    "{error}; what does not fit is not served, or keeps its last backends; the maps grow again in \
+                     {NO_MEMORY_PAUSE:?} at the earliest"
                 );
                 let Capacity { frontends, sets, slots } = self.maps.capacity();
-                // The maps cannot grow, so a reserve would take room that is in use.
+                // Limits do not count the set for unknown ports. The maps cannot grow, so a reserve would take room
+                // that is in use.
                 let (sets, reserved) = (sets.saturating_sub(1), Reserve::default());
                 self.limits = Limits { frontends, sets, slots, reserved, may_replace: false, ..self.limits };
                 self.grows_again_at = Some(now + NO_MEMORY_PAUSE);
@@ -243,7 +245,8 @@ impl Reconciler {
         }
     }
 
-    /// Frees the memory of maps that have been mostly empty for a while.
+    /// Replaces maps that are mostly empty by smaller ones, after [`SPARSE_PAUSE`]. The planner decides again then, as
+    /// they may have filled up meanwhile.
     fn compact(&mut self, now: Instant) -> Result<(), TableError> {
         match self.compacts_at {
             Some(at) if at > now => {}
@@ -251,7 +254,7 @@ impl Reconciler {
                 self.compacts_at = None;
                 self.maps.apply(&self.planner.compact())?;
             }
-            None => self.compacts_at = self.planner.is_sparse().then(|| now + SPARSE_MAX),
+            None => self.compacts_at = self.planner.is_sparse().then(|| now + SPARSE_PAUSE),
         }
         Ok(())
     }
@@ -282,13 +285,13 @@ impl Reconciler {
         }
         self.readiness.end_phase(Phase::Write);
         if !matches!(self.state, SyncState::Incremental(_)) {
-            // An earlier agent may have ended before it raised the epoch.
+            // The agent, or an earlier one, may have failed to raise the epoch after its last write.
             self.maps.apply(&[Op::RaiseEpoch])?;
         }
         Ok(())
     }
 
-    /// Writes the whole table. After an error nothing more is written, and the table is read back.
+    /// Writes the whole table. After an error nothing more is written; the next write reads the table back first.
     fn sync(&mut self) -> Result<(), TableError> {
         let (maps, mut outcome) = (&mut self.maps, Ok(()));
         self.planner.sync_by(&self.store, &mut |ops| {
@@ -299,10 +302,11 @@ impl Reconciler {
         outcome
     }
 
-    /// Hands on retired backends, logs problems and announces that the agent is ready, after a complete write.
+    /// Completes a write: queues retired backends for the task that closes their sockets, logs problems and announces
+    /// that the agent is ready.
     fn finish_write(&mut self) -> Result<(), AgentError> {
         let retired = self.planner.take_retired();
-        // The backends of an earlier table are unknown.
+        // After taking over or reading back a table it is unknown which backends have retired: all sockets are checked.
         let is_unknown = match self.state {
             SyncState::FirstSync => self.has_predecessor,
             SyncState::Incremental(_) => false,

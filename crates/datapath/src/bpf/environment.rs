@@ -120,7 +120,8 @@ impl Scope {
             }
             Self::Confined => Some(
                 "NOT the cgroup root, which cannot be seen from here: only processes in and below this cgroup are \
-                 served; mount the machine's /sys/fs/cgroup, at another path than this, or pass --cgroup if it is meant",
+                 served; mount the machine's /sys/fs/cgroup, at another path than this, or pass --cgroup if it is \
+                 meant",
             ),
         }
     }

@@ -1,7 +1,8 @@
-//! Installation, by the short-lived child: loads the programs, attaches them and pins everything.
+//! Installation: loads the programs, attaches them and pins everything. The agent runs it in a child process, whose
+//! memory is gone afterwards.
 //!
 //! All programs are loaded before the first is attached, and what an attempt has made is removed when it fails, so
-//! nothing is ever half attached. Where our links are pinned already (a restart, another build of the same layout),
+//! nothing is ever half attached. If our links are pinned already (a restart, another build of the same layout),
 //! the new programs take the place of the old ones atomically and the maps stay.
 
 use std::{
@@ -32,13 +33,13 @@ use super::{
     syscalls::{link_cgroup_id, link_update, obj_get},
 };
 
-/// Of a thread that makes a map: a few system calls and a path.
+/// Stack of a thread that makes a map: it makes a few system calls and holds a path.
 const STACK_BYTES: usize = 64 << 10;
 
 /// The programs, built by `build.rs`.
 pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cproxy-programs"));
 
-/// A hook of ours.
+/// One of our programs and its link.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     /// The function's name, which `bpftool prog` shows.
@@ -48,7 +49,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// All of them.
+    /// All programs.
     pub const ALL: [Self; 9] = [
         Self { name: "cproxy_connect4", link: "connect4" },
         Self { name: "cproxy_connect6", link: "connect6" },
@@ -68,16 +69,16 @@ impl Program {
     }
 }
 
-/// Whether the programs may call `bpf_set_retval`: a constant of theirs, 1 unless it is written before they are loaded.
+/// Constant in the programs: 1, the default, if they may call `bpf_set_retval`; else 0.
 const ERRNO_HELPER: &str = "ERRNO_HELPER";
 
 /// Failure to install the programs.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// The object could not be loaded, its maps not be made.
+    /// The object could not be loaded, or its maps could not be created or written.
     #[error("cannot create the BPF maps: {0}")]
     Object(String),
-    /// The first maps of those that grow could not be put in place: there was no memory, descriptor or thread.
+    /// The resizable maps could not be created: there was no memory, descriptor or thread.
     #[error("cannot make the first maps: {0}")]
     FirstMaps(String),
     /// The object lacks a program or map: a broken build.
@@ -96,7 +97,7 @@ pub enum InstallError {
         /// The verifier's log: many lines, for a bug report. Empty where the kernel knows no such programs at all.
         verifier_log: String,
     },
-    /// It could not be attached.
+    /// A program could not be attached.
     #[error("cannot attach {0} to {cgroup}: {2}; is the kernel built with CONFIG_CGROUP_BPF?", cgroup = .1.display())]
     Attach(&'static str, PathBuf, String),
     /// A file could not be used.
@@ -105,7 +106,7 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    /// Whether another attempt on this machine would end the same.
+    /// Whether another attempt on this machine would fail in the same way.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         !matches!(self, Self::FirstMaps(_) | Self::Io(..))
@@ -116,12 +117,12 @@ impl InstallError {
 /// instruction count, 0 where the kernel (before 5.16) does not tell.
 ///
 /// # Errors
-/// Nothing new is left behind.
+/// On any failure. Everything that the call has made is removed.
 pub fn install(pins: &PinDir, cgroup: &Path, features: Features) -> Result<Vec<(Program, u32)>, InstallError> {
-    let mut made = Made::default();
-    let result = install_all(pins, cgroup, features, &mut made);
+    let mut new_pins = NewPins::default();
+    let result = install_all(pins, cgroup, features, &mut new_pins);
     if result.is_err() {
-        made.remove();
+        new_pins.remove();
     }
     result
 }
@@ -138,18 +139,18 @@ pub fn try_load(features: Features) -> Result<Loaded, InstallError> {
     Ok(Program::ALL.map(|program| (program, load(&mut object, program))).into())
 }
 
-/// The id of the cgroup that each pinned link is on, 0 if that is gone; an error if there is no such link.
+/// The id of the cgroup that each pinned link is on, 0 if the cgroup is gone; an error if there is no such link.
 #[must_use]
 pub fn attached(pins: &PinDir) -> Vec<(Program, io::Result<u64>)> {
     let cgroup_id = |name| obj_get(&pins.object(name), 0).and_then(|link| link_cgroup_id(link.as_fd()));
     Program::ALL.map(|program| (program, cgroup_id(program.link))).into()
 }
 
-/// Pins that this attempt has made.
+/// Pins that were not there before this attempt. It removes them if it fails.
 #[derive(Default)]
-struct Made(Vec<PathBuf>);
+struct NewPins(Vec<PathBuf>);
 
-impl Made {
+impl NewPins {
     fn remove(self) {
         for path in self.0 {
             // The reason for removing is the error that is being reported; another one would hide it.
@@ -162,24 +163,25 @@ fn install_all(
     pins: &PinDir,
     cgroup: &Path,
     features: Features,
-    made: &mut Made,
+    new_pins: &mut NewPins,
 ) -> Result<Vec<(Program, u32)>, InstallError> {
     let mut loader = loader(features);
     for name in PinDir::map_names() {
         let path = pins.object(name);
         if !path.exists() {
-            made.0.push(path.clone());
+            new_pins.0.push(path.clone());
         }
         loader.map_pin_path(name, path);
     }
     let mut object = load_object(&mut loader)?;
-    let counts = while_maps_are_made(pins, made, || {
+    let counts = while_maps_are_made(pins, new_pins, || {
         Program::ALL.into_iter().map(|program| Ok((program, load(&mut object, program)?))).collect()
     })?;
-    // From the last on: what a socket leaves is freed, and shown, before the first one leaves anything.
+    // In reverse order: the programs that free and show a socket's translation (sock_release, getpeername) are attached
+    // before connect() stores the first one.
     let mut has_moved = false;
     for program in Program::ALL.into_iter().rev() {
-        has_moved |= attach(find(&mut object, program)?, program, pins, cgroup, made)? == Attached::Moved;
+        has_moved |= attach(find(&mut object, program)?, program, pins, cgroup, new_pins)? == Attached::Moved;
     }
     if has_moved {
         free_tcp_places(&mut object)?;
@@ -187,8 +189,9 @@ fn install_all(
     Ok(counts)
 }
 
-/// No program runs any more when sockets of the cgroup are released that the programs were on before: their places
-/// would never be free again, and one that lives on would be shown what it was connected to then.
+/// Frees all places, after a move to another cgroup. No program runs any more when sockets of the former cgroup are
+/// closed, so their places would stay taken for ever. If programs run again for one of those sockets later, its place
+/// could show a peer that the socket no longer has.
 fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
     let failed = |error: MapError| InstallError::Object(root_cause(&error));
     let Some(map) = object.map_mut("TCP_OWNERS") else { return Err(InstallError::Missing("TCP_OWNERS")) };
@@ -196,16 +199,16 @@ fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
     (0..TCP_PLACES).try_for_each(|place| owners.set(place, 0, 0)).map_err(failed)
 }
 
-/// Makes the first maps of those that grow, and does `work` meanwhile: putting a map into a map of maps waits for a
-/// grace period of RCU, which takes longer than loading a program and no CPU time.
+/// Creates the resizable maps while `work` runs. Putting a map into a map of maps waits for a grace period, which takes
+/// longer than loading a program, but no CPU time.
 fn while_maps_are_made<R>(
     pins: &PinDir,
-    made: &mut Made,
+    new_pins: &mut NewPins,
     work: impl FnOnce() -> Result<R, InstallError>,
 ) -> Result<R, InstallError> {
     let failed = |error: &dyn std::fmt::Display| InstallError::FirstMaps(error.to_string());
     for spec in RESIZABLE {
-        made.0.extend(spec.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
+        new_pins.0.extend(spec.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
     }
     thread::scope(|scope| {
         let spawn = |spec| {
@@ -216,14 +219,14 @@ fn while_maps_are_made<R>(
         let threads = RESIZABLE.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
         let done = work();
         for thread in threads {
-            let made = thread.join().map_err(|_| failed(&"a thread has panicked"))?;
-            made.map_err(|error| failed(&error))?;
+            let prepared = thread.join().map_err(|_| failed(&"a thread has panicked"))?;
+            prepared.map_err(|error| failed(&error))?;
         }
         done
     })
 }
 
-/// The map of constants, `.rodata`, has no pin: it belongs to the programs and goes with them.
+/// Loader of the object. It pins no `.rodata`, the map of constants, which belongs to the programs and ends with them.
 fn loader(features: Features) -> EbpfLoader<'static> {
     let mut loader = EbpfLoader::new();
     loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
@@ -238,21 +241,21 @@ fn load_object(loader: &mut EbpfLoader<'_>) -> Result<Ebpf, InstallError> {
 }
 
 fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
-    let mut hook = find(object, program)?;
-    hook.load().map_err(|error| refused(program, &error))?;
-    let info = hook.info().map_err(|error| refused(program, &error))?;
+    let mut loaded = find(object, program)?;
+    loaded.load().map_err(|error| refused(program, &error))?;
+    let info = loaded.info().map_err(|error| refused(program, &error))?;
     Ok(info.verified_instruction_count().unwrap_or(0))
 }
 
-/// A program of either of our types.
-enum Hook<'o> {
-    /// It may change an address.
+/// A program in the object, of one of two types.
+enum LoadedProgram<'o> {
+    /// A program that may change an address.
     Address(&'o mut CgroupSockAddr),
-    /// It runs for a socket.
+    /// A program that runs when a socket is closed.
     Socket(&'o mut CgroupSock),
 }
 
-impl Hook<'_> {
+impl LoadedProgram<'_> {
     fn load(&mut self) -> Result<(), ProgramError> {
         match self {
             Self::Address(program) => program.load(),
@@ -292,30 +295,31 @@ impl Hook<'_> {
     }
 }
 
-fn find(object: &mut Ebpf, program: Program) -> Result<Hook<'_>, InstallError> {
+fn find(object: &mut Ebpf, program: Program) -> Result<LoadedProgram<'_>, InstallError> {
     match object.program_mut(program.name) {
-        Some(Loadable::CgroupSockAddr(found)) => Ok(Hook::Address(found)),
-        Some(Loadable::CgroupSock(found)) => Ok(Hook::Socket(found)),
+        Some(Loadable::CgroupSockAddr(found)) => Ok(LoadedProgram::Address(found)),
+        Some(Loadable::CgroupSock(found)) => Ok(LoadedProgram::Socket(found)),
         _ => Err(InstallError::Missing(program.name)),
     }
 }
 
-/// Outcome for a hook's link.
+/// Outcome for a program's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attached {
-    /// There was none, or one on the same cgroup.
+    /// Attached for the first time, or updated in place.
     Here,
-    /// There was one on another cgroup.
+    /// Attached in the place of a link that was not on this cgroup, or could not be read.
     Moved,
 }
 
-/// Updates our pinned link if it is on this cgroup; otherwise attaches, and pins over whatever was there.
+/// Updates the program's pinned link if it is on this cgroup. Otherwise attaches the program, and pins the new link in
+/// the place of any other.
 fn attach(
-    mut hook: Hook<'_>,
+    mut loaded: LoadedProgram<'_>,
     program: Program,
     pins: &PinDir,
     cgroup: &Path,
-    made: &mut Made,
+    new_pins: &mut NewPins,
 ) -> Result<Attached, InstallError> {
     let failed =
         |error: &dyn std::fmt::Display| InstallError::Attach(program.name, cgroup.to_owned(), error.to_string());
@@ -324,13 +328,13 @@ fn attach(
     if let Ok(link) = obj_get(&pin, 0)
         && is_on(link.as_fd(), &dir)
     {
-        let fd = hook.fd().map_err(|error| failed(&error))?;
+        let fd = loaded.fd().map_err(|error| failed(&error))?;
         link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
         return Ok(Attached::Here);
     }
     let before = if pin.exists() { Attached::Moved } else { Attached::Here };
-    let link = hook.attach(&dir).map_err(|error| failed(&error))?;
-    pin_over(link, program, pins, made)?;
+    let link = loaded.attach(&dir).map_err(|error| failed(&error))?;
+    pin_over(link, program, pins, new_pins)?;
     Ok(before)
 }
 
@@ -341,9 +345,9 @@ fn is_on(link: BorrowedFd<'_>, cgroup: &fs::File) -> bool {
     }
 }
 
-/// A rename puts the new link in the place of one that hangs on another, perhaps dead, cgroup. bpffs takes no names
+/// Pins a link by a rename, which replaces a link on another cgroup, even one that is gone. bpffs takes no names
 /// with dots (kernel/bpf/inode.c, `bpf_lookup`).
-fn pin_over(link: FdLink, program: Program, pins: &PinDir, made: &mut Made) -> Result<(), InstallError> {
+fn pin_over(link: FdLink, program: Program, pins: &PinDir, new_pins: &mut NewPins) -> Result<(), InstallError> {
     let (pin, temporary) = (pins.object(program.link), pins.object(&format!("{}{NEW}", program.link)));
     let failed = |path: &Path, error: &dyn std::error::Error| {
         InstallError::Io(path.to_owned(), io::Error::other(root_cause(error)))
@@ -351,9 +355,9 @@ fn pin_over(link: FdLink, program: Program, pins: &PinDir, made: &mut Made) -> R
     // A leftover of an attempt that was killed; mostly there is none.
     fs::remove_file(&temporary).ok();
     if !pin.exists() {
-        made.0.push(pin.clone());
+        new_pins.0.push(pin.clone());
     }
-    made.0.push(temporary.clone());
+    new_pins.0.push(temporary.clone());
     let pinned = link.pin(&temporary).map_err(|error| failed(&temporary, &error))?;
     fs::rename(&temporary, &pin).map_err(|error| failed(&pin, &error))?;
     drop(pinned);

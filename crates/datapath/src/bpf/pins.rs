@@ -33,7 +33,8 @@ pub enum PinError {
     OtherLayout(PathBuf, String),
     /// A pinned map has not the layout that its directory promises.
     #[error(
-        "{path} is not the map that layout {LAYOUT_VERSION} has there ({difference}): run `cproxy cleanup --pin-dir {dir}`",
+        "{path} is not the map that layout {LAYOUT_VERSION} has there ({difference}): \
+         run `cproxy cleanup --pin-dir {dir}`",
         path = .path.display(), dir = .dir.display()
     )]
     OtherMap {

@@ -168,8 +168,8 @@ pub(super) fn array_elements<T: Pod>(map: BorrowedFd<'_>, first: u32, count: u32
     Ok(values)
 }
 
-/// All elements of a hash of this capacity (`BPF_MAP_LOOKUP_BATCH`, kernel 5.6): one call, where a call for each key and
-/// each value would take ten times as long.
+/// All elements of a hash of this capacity (`BPF_MAP_LOOKUP_BATCH`, kernel 5.6): one call, where a call for each key
+/// and each value would take ten times as long.
 pub(super) fn hash_elements<K: Pod, V: Pod>(map: BorrowedFd<'_>, capacity: u32) -> io::Result<Vec<(K, V)>> {
     let mut keys = Vec::<K>::with_capacity(capacity as usize);
     let mut values = Vec::<V>::with_capacity(capacity as usize);
