@@ -72,8 +72,8 @@ impl LogLimit {
             std::mem::take(&mut callsites.left_out)
         };
         tracing::warn!(
-            "{left_out} messages were left out: of one kind, {BURST} pass at once and then one each second; --log-level \
-             debug leaves out none"
+            "{left_out} messages were left out: of one kind, {BURST} pass at once and then one each second; \
+             --log-level debug leaves out none"
         );
     }
 }

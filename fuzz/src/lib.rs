@@ -98,10 +98,7 @@ fn check_row(row: &Row) {
     assert!(!address.is_special() && row.frontend.port != 0, "{row:#?} is no Service's");
     check_backends(row.backends(), address, row);
     check_backends(row.kept(), address, row);
-    assert!(
-        row.kept().iter().all(|backend| !row.backends().contains(backend)),
-        "a backend is in both runs: {row:#?}"
-    );
+    assert!(row.kept().iter().all(|backend| !row.backends().contains(backend)), "a backend is in both runs: {row:#?}");
     assert_eq!(row.action == Action::Forward, !row.backends().is_empty(), "{row:#?}");
     assert!(row.scope != Scope::Denied || row.action == Action::Drop, "who is denied is dropped: {row:#?}");
     assert!(row.session_affinity_seconds.is_none_or(|seconds| (1..=86_400).contains(&seconds)), "{row:#?}");

@@ -248,7 +248,8 @@ fn line(row: &Row) -> String {
 fn a_case_that_is_wrong_fails() {
     let case = |fields: &str| {
         let text = format!(
-            "cases: [{{name: a, source: b, given: [{{kind: Service, metadata: {{name: web}}, spec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}}}], {fields}}}]"
+            "cases: [{{name: a, source: b, given: [{{kind: Service, metadata: {{name: web}}, \
+             spec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}}}], {fields}}}]"
         );
         std::panic::catch_unwind(move || check(&text, 1)).is_ok()
     };

@@ -137,7 +137,7 @@ impl Frontends {
     }
 
     /// Frontends that the kernel has, with the claims on each.
-    pub(super) fn each_written(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
+    pub(super) fn each_written_with_claims(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
         let written = self.known.iter().filter(|(_, known)| known.set != UNWRITTEN);
         written.map(|(&frontend, known)| (frontend, known.claims.as_slice()))
     }

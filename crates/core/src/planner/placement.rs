@@ -1,4 +1,4 @@
-//! Choice of the frontends that get room, and the order of their writes.
+//! Frontends that are written, replaced and deleted, and those that give way if the map is full.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +11,12 @@ use crate::{
     problem::{FRONTENDS_NAMED_MAX, some_of},
 };
 
-/// Number of frontends that can be written during one grace period (some 1 us each, and 10 ms).
+/// Number of frontends that can be written during one grace period: a write takes about 1 us, a grace
+/// period about 10 ms.
 const FRONTENDS_PER_DRAIN: usize = 8_192;
 
-/// Precedence of a frontend where there is not room for all; earlier ones give way to a better rank.
+/// Precedence of a frontend where there is not room for all, the best first. Frontends that are already written give
+/// way to new ones of a better rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     /// The API server's ClusterIPs.
@@ -28,8 +30,9 @@ enum Rank {
 /// Changes of the frontends in one batch.
 #[derive(Default)]
 struct Changes {
-    /// By rank, then by frontend.
+    /// New frontends with the ids of their sets, by rank, then by frontend.
     inserted: Vec<(Rank, Frontend, u32)>,
+    /// Written frontends with the ids of their new sets.
     replaced: Vec<(Frontend, u32)>,
     deleted: Vec<Frontend>,
 }
@@ -49,8 +52,9 @@ impl Changes {
 }
 
 impl TablePlanner {
-    /// Places the frontends that a batch has touched. Deletions come last, so that the writes before them need no
-    /// drain. A ClusterIP becomes known after its frontends, so that none of their ports is refused before it exists.
+    /// Writes the frontends that a batch has touched, as far as there is room. Deletions come last, so that the writes
+    /// before them need no drain; only a full map has them first. The address of a ClusterIP, whose other ports are
+    /// refused, is written after the frontends: otherwise calls to them would be refused until they follow.
     pub(super) fn place_frontends(&mut self, batch: &mut Batch<'_>) {
         let touched = std::mem::take(&mut batch.frontends);
         let mut changes = self.changes(touched);
@@ -63,12 +67,12 @@ impl TablePlanner {
         self.retire(changes.replaced.iter().map(|(frontend, _)| frontend));
         batch.raises_epoch |= !changes.replaced.is_empty();
         self.replace(changes.replaced, batch);
-        let forgotten = self.place_addresses(batch);
+        let unclaimed = self.place_addresses(batch);
         self.delete(changes.deleted, batch);
         if batch.raises_epoch {
             batch.ops.push(Op::RaiseEpoch);
         }
-        for address in forgotten {
+        for address in unclaimed {
             batch.ops.push(Op::DeleteAddress(address));
             self.claims.cluster_ips.unset_written(address);
             self.free_element(address);
@@ -101,7 +105,7 @@ impl TablePlanner {
         claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
     }
 
-    /// Rank of an address that becomes known as a ClusterIP.
+    /// Rank of a ClusterIP's address.
     fn address_rank(&self, address: Address) -> Rank {
         let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let is_first = claims.any(|claim| claim.source == FrontendSource::ClusterIp && is_protected(&claim.service));
@@ -111,14 +115,14 @@ impl TablePlanner {
     /// Frontends of a rank that the kernel has and keeps, the last one first.
     fn written_of(&self, rank: Rank, changes: &Changes) -> impl Iterator<Item = Frontend> {
         let is_deleted = |frontend: &Frontend| changes.deleted.binary_search(frontend).is_ok();
-        let written = self.claims.frontends.each_written().map(|(frontend, _)| frontend);
+        let written = self.claims.frontends.each_written_with_claims().map(|(frontend, _)| frontend);
         written.rev().filter(move |&frontend| self.rank(frontend) == rank && !is_deleted(&frontend))
     }
 
     /// Limits external addresses and node ports together, so that they do not fill the memory of every VM.
     fn limit_external(&mut self, changes: &mut Changes) {
         let (most, new) = (self.limits.external_frontends as usize, changes.of_rank(Rank::External));
-        // Counting is needed only near the limit.
+        // `written()` counts all ranks, so below the limit there is nothing to count.
         if new == 0 || self.claims.frontends.written() + new <= most {
             return;
         }
@@ -144,6 +148,7 @@ impl TablePlanner {
         }
         let deleted = std::mem::take(&mut changes.deleted);
         self.delete(deleted, batch);
+        // Each round makes room for its rank and the better ones.
         for rank in [Rank::ApiServer, Rank::ClusterIp] {
             let new = changes.inserted.iter().filter(|(other, ..)| *other <= rank).count();
             let ips = if rank == Rank::ClusterIp { new_addresses } else { self.new_addresses(batch, rank) };
@@ -160,7 +165,7 @@ impl TablePlanner {
         self.report_unplaced(unfit, &self.capacity_message());
     }
 
-    /// Evicts `count` frontends that come after a rank.
+    /// Evicts up to `count` frontends of ranks worse than this one, the worst rank first.
     fn evict(&mut self, count: usize, rank: Rank, changes: &mut Changes, batch: &mut Batch<'_>) {
         if count == 0 {
             return;
@@ -177,7 +182,7 @@ impl TablePlanner {
         format!("no room for more than {} frontends", self.limits.frontends)
     }
 
-    /// Number of addresses of a rank that become known.
+    /// Number of ClusterIPs of a rank whose addresses the batch will write.
     fn new_addresses(&self, batch: &Batch<'_>, rank: Rank) -> usize {
         if self.phase == Phase::Bootstrap {
             return 0;
@@ -190,7 +195,8 @@ impl TablePlanner {
         batch.cluster_ips.iter().chain(waiting).filter(is_new).count()
     }
 
-    /// Set that a frontend should have: that of the first claim whose set could be published.
+    /// Set that a frontend should have: that of the first claim whose set could be published. A set that is inherited
+    /// from an earlier agent counts only where it is already in force.
     fn wanted(&self, frontend: Frontend) -> Option<u32> {
         let now = self.claims.frontends.set(frontend);
         let claims = self.claims.frontends.claims(frontend).iter();
@@ -204,9 +210,9 @@ impl TablePlanner {
         self.claims.frontends.set_to(frontend, set);
     }
 
-    /// Replaces frontends' sets. One at a time, each replacement would wait for programs: the next one may get the
-    /// memory of the last one's element (kernel/bpf/hashtab.c). Many are replaced together with the map, which is one
-    /// wait.
+    /// Replaces frontends' sets. The kernel may use the memory of a replaced element for the next one
+    /// (kernel/bpf/hashtab.c), so single replacements need a grace period between them. If that takes longer than
+    /// writing all frontends again, the whole map is replaced, with one grace period.
     fn replace(&mut self, replaced: Vec<(Frontend, u32)>, batch: &mut Batch<'_>) {
         let written = self.elements();
         let is_worth_it = replaced.len() > 1 && written / FRONTENDS_PER_DRAIN < replaced.len();
@@ -234,14 +240,15 @@ impl TablePlanner {
         }
     }
 
-    /// Records that a key with this address was deleted.
+    /// Releases the element of a deleted key: its bit in the filter and its room.
     fn free_element(&mut self, address: Address) {
         self.order.filter.remove(address);
         self.order.free();
         self.starved.free(Shortage::Frontends);
     }
 
-    /// Prepares the insertion of a key: an element that no program reads, and its bit in the filter.
+    /// Prepares the insertion of a key: waits until programs no longer read freed elements, and sets the address's bit
+    /// in the filter.
     fn before_insertion(&mut self, address: Address, batch: &mut Batch<'_>) {
         self.drain_if_freed(batch);
         self.order.filter.add(address);
@@ -261,7 +268,7 @@ impl TablePlanner {
         if left.is_empty() {
             return;
         }
-        // Their sets are freed later, so all of them still exist here.
+        // Sets are freed at the end of a batch, so these still exist.
         for (set, &protocol) in self.sets.each_in_kernel().filter_map(|set| Some((set, left.get(&set.id)?))) {
             self.retired.add(protocol, set.members.unpack().backends.iter().copied());
         }
@@ -286,11 +293,11 @@ impl TablePlanner {
         }
     }
 
-    /// Makes claimed ClusterIPs known. Returns the addresses that no Service claims any more.
+    /// Writes the addresses of claimed ClusterIPs. Returns those that no Service claims any more.
     fn place_addresses(&mut self, batch: &mut Batch<'_>) -> Vec<Address> {
-        let mut forgotten = Vec::new();
+        let mut unclaimed = Vec::new();
         if self.phase == Phase::Bootstrap {
-            return forgotten;
+            return unclaimed;
         }
         let mut touched = std::mem::take(&mut batch.cluster_ips);
         if self.free_elements() != 0 {
@@ -302,7 +309,7 @@ impl TablePlanner {
             let was_unplaced = self.claims.cluster_ips.unplaced.remove(&address).is_some();
             self.problems.revision += u64::from(was_unplaced);
             match self.claims.cluster_ips.change(address) {
-                AddressChange::Delete => forgotten.push(address),
+                AddressChange::Delete => unclaimed.push(address),
                 AddressChange::Put => {
                     self.put_address(address, batch);
                     self.flush(batch, OPS_AT_ONCE);
@@ -310,7 +317,7 @@ impl TablePlanner {
                 AddressChange::Keep => self.claims.cluster_ips.remove_unused(address),
             }
         }
-        forgotten
+        unclaimed
     }
 
     fn put_address(&mut self, address: Address, batch: &mut Batch<'_>) {
@@ -328,7 +335,7 @@ impl TablePlanner {
     fn unplaced_problem(&self, address: Address) -> Problem {
         let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let service = claims.find(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| &claim.service);
-        let message = format!("{}; ports that {address} does not have are not refused", self.capacity_message());
+        let message = format!("{}; calls to other ports of {address} are not refused", self.capacity_message());
         match service {
             Some(service) => Problem::new(format_args!("Service {service}"), "spec.clusterIP", message),
             None => Problem::new(format_args!("ClusterIP {address}"), "", message),

@@ -156,8 +156,10 @@ const GARBAGE: [&str; 8] = [
     r#"{"clusterIP": "10.96.0.999", "ports": [{"port": 80}]}"#,
     r#"{"clusterIP": "10.96.0.1", "ports": [{"port": 0}, {"port": 70000}, {"port": 80}, {"port": 80}, {}]}"#,
     r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["x"], "ipFamilies": ["IPv6", "IPv5"], "ports": [{"port": 80}]}"#,
-    r#"{"clusterIP": " 10.96.0.2 ", "externalIPs": ["", "x", "127.0.0.1", "10.96.0.2"], "ports": [{"port": 80, "nodePort": -1}]}"#,
-    r#"{"clusterIP": "fd00:96::1", "loadBalancerSourceRanges": ["", "x/8"], "ports": [{"port": 80, "protocol": "SCTP"}]}"#,
+    r#"{"clusterIP": " 10.96.0.2 ", "externalIPs": ["", "x", "127.0.0.1", "10.96.0.2"],
+        "ports": [{"port": 80, "nodePort": -1}]}"#,
+    r#"{"clusterIP": "fd00:96::1", "loadBalancerSourceRanges": ["", "x/8"],
+        "ports": [{"port": 80, "protocol": "SCTP"}]}"#,
     r#"{"clusterIP": "None", "type": "ExternalName", "sessionAffinity": "?", "ports": [{"port": 80}]}"#,
 ];
 
@@ -669,7 +671,8 @@ proptest! {
             assert_eq!(kernel.addresses, cluster_ips(store));
             assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
             assert_eq!(table.problems.iter().count(), problems(store));
-            let claims = table.claims.frontends.each_written().filter_map(|(_, claims)| claims.split_first());
+            let frontends = &table.claims.frontends;
+            let claims = frontends.each_written_with_claims().filter_map(|(_, claims)| claims.split_first());
             let losers: BTreeSet<_> = claims.flat_map(|(first, losers)| losers.iter().map(|claim| {
                 let port = (first.service == claim.service).then_some(&first.port_name);
                 (&claim.service, &first.service, port)
@@ -1039,12 +1042,12 @@ fn frontends_that_do_not_fit_are_one_problem_of_their_service() {
     assert_eq!(
         problems,
         [
-            "Service default/large: no room for more than 4 frontends; 10.0.0.2:2/TCP, 10.0.0.2:3/TCP, 10.0.0.2:4/TCP \
-             and 36 more are not served",
-            "Service default/fits: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.1 does not have \
+            "Service default/large: no room for more than 4 frontends; 10.0.0.2:2/TCP, 10.0.0.2:3/TCP, \
+             10.0.0.2:4/TCP and 36 more are not served",
+            "Service default/fits: spec.clusterIP: no room for more than 4 frontends; calls to other ports of 10.0.0.1 \
              are not refused",
-            "Service default/large: spec.clusterIP: no room for more than 4 frontends; ports that 10.0.0.2 does not \
-             have are not refused",
+            "Service default/large: spec.clusterIP: no room for more than 4 frontends; calls to other ports of \
+             10.0.0.2 are not refused",
         ]
     );
 }
@@ -1359,10 +1362,8 @@ fn frontends_lost_to_another_service_are_one_problem() {
     table.sync(&store);
     assert_eq!(
         texts(&table),
-        [
-            "Service default/b: 10.0.0.1:11/TCP, 10.0.0.1:12/TCP, 10.0.0.1:13/TCP and 17 more belong to Service default/a, \
-          which comes first"
-        ]
+        ["Service default/b: 10.0.0.1:11/TCP, 10.0.0.1:12/TCP, 10.0.0.1:13/TCP and 17 more belong to Service \
+             default/a, which comes first"]
     );
     let seen = table.problems_revision();
     assert_ne!(seen, 0);
