@@ -1,6 +1,6 @@
 //! Objects as an API server sends them: lists and watch events, in any order, of Services, EndpointSlices and Nodes.
 //!
-//! The first line of an input is the name of the agent's Node. Each further line is a letter and its argument:
+//! The first line of an input is the name of this node. Each further line is a letter and its argument:
 //! - `s`, `e`, `n`: an event of the watch of Services, EndpointSlices or Nodes, as JSON
 //! - `S`, `E`, `N`: a whole list of them, as JSON
 //! - `(` or `)` and one of these letters: start or end of a list that the watch streams

@@ -48,7 +48,7 @@ fn are_unique(events: &[Event]) -> bool {
     let mut names = BTreeSet::new();
     events.iter().all(|event| match event {
         Event::Row(row) => names.insert((row.kind(), Some(row.name()))),
-        // The agent's own Node is the only readable one in the store.
+        // This node is the only readable one in the store.
         Event::Node(_) | Event::Unreadable { kind: ResourceKind::Nodes, .. } => {
             names.insert((ResourceKind::Nodes, None))
         }

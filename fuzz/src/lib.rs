@@ -97,9 +97,9 @@ fn check_row(row: &Row) {
     let address = row.frontend.address;
     assert!(!address.is_special() && row.frontend.port != 0, "{row:#?} is no Service's");
     check_backends(row.backends(), address, row);
-    check_backends(row.serving(), address, row);
+    check_backends(row.kept(), address, row);
     assert!(
-        row.serving().iter().all(|backend| !row.backends().contains(backend)),
+        row.kept().iter().all(|backend| !row.backends().contains(backend)),
         "a backend is in both runs: {row:#?}"
     );
     assert_eq!(row.action == Action::Forward, !row.backends().is_empty(), "{row:#?}");

@@ -27,7 +27,7 @@ use tokio::{
 type Bytes = <Body as http_body::Body>::Data;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Name of the agent's Node.
+/// Name of this node.
 const NODE: &str = "own";
 /// Number of objects of a kind, at most; the last Service is headless.
 const SLOTS: usize = 4;

@@ -301,7 +301,7 @@ fn readiness_and_termination_decide_which_pods_get_connections() {
         let slice = endpoints.into_iter().fold(Slice::v4("web").tcp("http", TCP), Slice::endpoint);
         live.write([web().into(), slice.into()]);
     };
-    let serving_are = |pods: &[u8]| {
+    let eligible_are = |pods: &[u8]| {
         let expected: Vec<_> = pods.iter().map(|&number| Value::from(pod(number).v4.to_string())).collect();
         live.wait(|rows| {
             let mut rows = rows.iter().filter(|row| row["protocol"] == "TCP" && row["address"] == WEB.v4.to_string());
@@ -310,17 +310,17 @@ fn readiness_and_termination_decide_which_pods_get_connections() {
         });
     };
     put([Endpoint::ready(pod(1).v4), Endpoint::not_ready(pod(2).v4), Endpoint::terminating(pod(3).v4, true)]);
-    serving_are(&[1]);
+    eligible_are(&[1]);
     // No endpoint is ready, so terminating ones that still serve are used.
     put([
         Endpoint::not_ready(pod(1).v4),
         Endpoint::terminating(pod(2).v4, false),
         Endpoint::terminating(pod(3).v4, true),
     ]);
-    serving_are(&[3]);
+    eligible_are(&[3]);
     assert_eq!(echo::ask_name(vips(80)[0].1).unwrap(), "pod-3");
     put([Endpoint::not_ready(pod(1).v4), Endpoint::not_ready(pod(2).v4), Endpoint::terminating(pod(3).v4, false)]);
-    serving_are(&[]);
+    eligible_are(&[]);
     assert!(echo::is_refused(TcpStream::connect(vips(80)[0].1)));
 }
 

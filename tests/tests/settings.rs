@@ -156,7 +156,7 @@ fn affinity_policy_and_serving_backends_are_read_back_from_the_kernel() {
     assert_eq!((&rows[1]["session_affinity_seconds"], &rows[1]["action"]), (&json!(null), &json!("drop")));
     let table = KernelReader::read_table(&PinDir::new(&sandbox.pin_dir())).unwrap();
     let runs: Vec<_> =
-        table.sets.values().map(|set| (set.members.eligible().len(), set.members.serving().len())).collect();
+        table.sets.values().map(|set| (set.members.eligible().len(), set.members.kept().len())).collect();
     assert!(runs.contains(&(300, 40)) && runs.contains(&(0, 1)), "{runs:?}");
 }
 

@@ -14,7 +14,7 @@ use cproxy_core::{
 /// Choices of the reader of files.
 #[derive(Clone, Debug, Default)]
 pub struct ParseOptions {
-    /// Name of the pod's node: rows are relative to it, and other Nodes do not count.
+    /// Name of this node: rows are relative to it, and other Nodes do not count.
     pub node_name: Option<String>,
     /// Service that is kept whole with its slices, besides their rows.
     pub whole_service: Option<ServiceName>,

@@ -97,7 +97,7 @@ impl Files {
         self.files.values().flatten().flat_map(Contents::objects)
     }
 
-    /// Problem of a missing Node: the pod's node has a name that no object has.
+    /// Problem of a missing Node: this node has a name that no object has.
     #[must_use]
     pub fn missing_node(&self) -> Option<Problem> {
         let is_there = self.objects().any(|object| matches!(object, FileObject::Node(_)));

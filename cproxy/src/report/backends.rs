@@ -48,7 +48,7 @@ pub fn backend_rows(kernel: &KernelTable, names: &Names) -> Vec<BackendRow> {
     let mut backends = BTreeMap::<(Backend, Protocol), Vec<(Frontend, bool)>>::new();
     for (&frontend, set) in &kernel.frontends {
         let Some(members) = kernel.sets.get(set).map(|set| &set.members) else { continue };
-        let runs = [(members.eligible(), true), (members.serving(), false)];
+        let runs = [(members.eligible(), true), (members.kept(), false)];
         for (&backend, eligible) in runs.iter().flat_map(|(run, eligible)| run.iter().map(move |of| (of, *eligible))) {
             backends.entry((backend, frontend.protocol)).or_default().push((frontend, eligible));
         }
@@ -125,8 +125,8 @@ mod tests {
     /// Two frontends with one set, one whose backends only keep connections, one of another protocol, and one without
     /// backends.
     fn table() -> KernelTable {
-        let set = |eligible: &[u8], serving: &[u8]| KernelSet {
-            members: Members::new(&backends(eligible), &backends(serving), false),
+        let set = |eligible: &[u8], kept: &[u8]| KernelSet {
+            members: Members::new(&backends(eligible), &backends(kept), false),
             ..KernelSet::default()
         };
         KernelTable {

@@ -4,7 +4,7 @@ use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
 use super::{
     Address, Backend, Family, Frontend, Members, Problem, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
-    eligible::{Found, backends_of, eligible, merged_endpoints},
+    eligible::{Eligibility, merged_endpoints},
 };
 
 /// Origin of a frontend's address.
@@ -16,7 +16,7 @@ pub enum FrontendSource {
     ExternalIp,
     /// `status.loadBalancer.ingress`.
     LoadBalancerIp,
-    /// An address of the pod's node, with the Service's `nodePort`.
+    /// An address of this node, with the Service's `nodePort`.
     NodePort,
 }
 
@@ -25,7 +25,7 @@ pub enum FrontendSource {
 pub enum Scope {
     /// Endpoints in the whole cluster, as far as hints allow.
     Cluster,
-    /// Endpoints on the pod's node: a ClusterIP with internal traffic policy Local.
+    /// Endpoints on this node: a ClusterIP with internal traffic policy Local.
     Local,
     /// None: `loadBalancerSourceRanges` do not let this VM in.
     Denied,
@@ -85,8 +85,8 @@ impl Row {
 
     /// Backends that get no new connections but keep those they have; sorted.
     #[must_use]
-    pub fn serving(&self) -> &[Backend] {
-        self.members.serving()
+    pub fn kept(&self) -> &[Backend] {
+        self.members.kept()
     }
 }
 
@@ -121,7 +121,7 @@ pub const SERVICE_FRONTENDS_MAX: usize = 65_536;
 pub(super) struct DesiredRows {
     row: ServiceRow,
     /// Addresses of the Service: ClusterIPs first, each part sorted by address.
-    places: Vec<(Address, FrontendSource, Scope)>,
+    addresses: Vec<(Address, FrontendSource, Scope)>,
     node_ips: Vec<Address>,
     slices: Vec<SliceRow>,
     zone: Option<Arc<str>>,
@@ -139,11 +139,11 @@ impl DesiredRows {
     /// Desired rows of a Service of the store; `None` if the store does not have it.
     pub(super) fn new(store: &Store, name: &ServiceName) -> Option<Self> {
         let row = store.service_row(name)?;
-        let mut places: Vec<_> =
-            places(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
-        places.sort_by_key(|&(address, source, _)| (source != FrontendSource::ClusterIp, address));
+        let mut addresses: Vec<_> =
+            addresses(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
+        addresses.sort_by_key(|&(address, source, _)| (source != FrontendSource::ClusterIp, address));
         Some(Self {
-            places,
+            addresses,
             node_ips: node_ips(store, &row),
             slices: store.slices(name).map(|(_, slice)| slice).collect(),
             zone: store.zone().cloned(),
@@ -163,11 +163,11 @@ impl DesiredRows {
 
     /// The frontends, [`SERVICE_FRONTENDS_MAX`] at most. One port never has the same frontend twice.
     pub(super) fn frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
-        let split = self.places.partition_point(|&(_, source, _)| source == FrontendSource::ClusterIp);
-        let (cluster, others) = self.places.split_at_checked(split).unwrap_or((&self.places, &[]));
-        let of_service = [cluster, others].into_iter().flat_map(|places| {
+        let split = self.addresses.partition_point(|&(_, source, _)| source == FrontendSource::ClusterIp);
+        let (cluster, others) = self.addresses.split_at_checked(split).unwrap_or((&self.addresses, &[]));
+        let of_service = [cluster, others].into_iter().flat_map(|addresses| {
             self.row.ports.iter().flat_map(move |port| {
-                places.iter().map(move |&(address, source, scope)| {
+                addresses.iter().map(move |&(address, source, scope)| {
                     let frontend = Frontend { address, port: port.port, protocol: port.protocol };
                     DesiredFrontend { frontend, port, source, scope }
                 })
@@ -176,15 +176,15 @@ impl DesiredRows {
         of_service.chain(self.node_frontends()).take(SERVICE_FRONTENDS_MAX)
     }
 
-    /// Node ports on the addresses of the pod's node, except those that are frontends already.
+    /// Node ports on the addresses of this node, except those that are frontends already.
     fn node_frontends(&self) -> impl Iterator<Item = DesiredFrontend<'_>> {
-        let has_place = |address: Address| self.places.iter().any(|&(other, ..)| other == address);
-        let ips = self.node_ips.iter().map(move |&address| (address, has_place(address)));
-        ips.flat_map(|(address, has_place)| {
+        let has_address = |address: Address| self.addresses.iter().any(|&(other, ..)| other == address);
+        let ips = self.node_ips.iter().map(move |&address| (address, has_address(address)));
+        ips.flat_map(|(address, has_address)| {
             self.row.ports.iter().filter_map(move |port| {
                 let number = port.node_port?.get();
                 let frontend = Frontend { address, port: number, protocol: port.protocol };
-                let is_new = number != port.port || !has_place;
+                let is_new = number != port.port || !has_address;
                 is_new.then_some(DesiredFrontend {
                     frontend,
                     port,
@@ -198,17 +198,16 @@ impl DesiredRows {
     /// Members of one of the Service's sets.
     pub(super) fn members(&self, port: &ServicePort, family: Family, scope: Scope) -> Members {
         let endpoints = merged_endpoints(&self.slices, port, family);
-        let backends = eligible(&endpoints, scope, self.zone.as_ref());
-        let serves =
-            |backend: &Backend, found: &Found<'_>| found.endpoint.serving && backends.binary_search(backend).is_err();
-        let serving = backends_of(&endpoints, serves);
-        let drops = scope == Scope::Denied || endpoints.values().any(|found| found.endpoint.is_usable());
-        Members::new(&backends, &serving, drops && backends.is_empty())
+        let eligibility = Eligibility::new(&endpoints, scope, self.zone.as_ref());
+        let eligible = endpoints.backends(|endpoint| eligibility.includes(endpoint));
+        let kept = endpoints.backends(|endpoint| endpoint.endpoint.serving && !eligibility.includes(endpoint));
+        let drops = scope == Scope::Denied || endpoints.values().any(|endpoint| endpoint.endpoint.is_usable());
+        Members::new(&eligible, &kept, drops && eligible.is_empty())
     }
 
     /// Problem of a Service with more frontends than [`SERVICE_FRONTENDS_MAX`].
     fn problem(&self, name: &ServiceName) -> Option<Problem> {
-        let addresses = self.places.len().saturating_add(self.node_ips.len());
+        let addresses = self.addresses.len().saturating_add(self.node_ips.len());
         let most = self.row.ports.len().saturating_mul(addresses);
         // `most` may count node ports that are not served.
         if most <= SERVICE_FRONTENDS_MAX || self.frontends().count() < SERVICE_FRONTENDS_MAX {
@@ -302,7 +301,7 @@ pub(super) fn precedence(a: ClaimRank<'_>, b: ClaimRank<'_>) -> Ordering {
 /// denies it, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`). A ClusterIP
 /// that is also an external address ignores the internal traffic policy (in kube-proxy, the later entry of
 /// `service-ips` replaces the earlier one).
-fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSource, Scope)> {
+fn addresses(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSource, Scope)> {
     let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
     let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, FrontendSource::ClusterIp, cluster_ip_scope));
     let external_ips = service.external_ips.iter().map(|&ip| (ip, FrontendSource::ExternalIp, Scope::Cluster));
@@ -313,14 +312,14 @@ fn places(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSou
             if may_enter(store, service, ip.family()) { Scope::Cluster } else { Scope::Denied },
         )
     });
-    let mut places = BTreeMap::new();
+    let mut addresses = BTreeMap::new();
     for (address, source, scope) in cluster_ips.chain(external_ips).chain(balancer_ips) {
-        let place = places.entry(address).or_insert((source, scope));
-        if scope == Scope::Denied || place.1 == Scope::Local {
-            place.1 = scope;
+        let entry = addresses.entry(address).or_insert((source, scope));
+        if scope == Scope::Denied || entry.1 == Scope::Local {
+            entry.1 = scope;
         }
     }
-    places
+    addresses
 }
 
 /// Whether `loadBalancerSourceRanges` let this VM in. The VM's address is the source of everything that its sockets
@@ -330,7 +329,7 @@ fn may_enter(store: &Store, service: &ServiceRow, family: Family) -> bool {
     ranges.peek().is_none() || ranges.any(|range| store.pod_ips().iter().any(|&ip| range.contains(ip)))
 }
 
-/// Addresses of the pod's node on which the Service's node ports are served.
+/// Addresses of this node on which the Service's node ports are served.
 fn node_ips(store: &Store, service: &ServiceRow) -> Vec<Address> {
     let is_served = |ip: &&Address| service.cluster_ips.iter().any(|other| other.family() == ip.family());
     store.node_ips().iter().filter(is_served).filter(|ip| !ip.is_special()).copied().collect()

@@ -4,89 +4,133 @@ use std::sync::Arc;
 
 use super::{Backend, Endpoint, Family, NodeHint, Scope, ServicePort, SliceRow};
 
-/// Endpoints that get new connections: the ready ones, or, if there is none, those that still serve while they
-/// terminate.
-pub(super) fn eligible(endpoints: &Merged<'_>, scope: Scope, zone: Option<&Arc<str>>) -> Vec<Backend> {
-    let preference = Preference::of(endpoints, zone);
-    let is_near = |found: &Found<'_>| match scope {
-        Scope::Cluster => true,
-        Scope::Local => found.endpoint.local,
-        Scope::Denied => false,
-    };
-    // Hints are for clients in the whole cluster. They do not apply to scopes that are limited to the pod's node.
-    let is_hinted = |found: &Found<'_>| scope != Scope::Cluster || preference.allows(found, zone);
-    let ready = backends_of(endpoints, |_, found| found.endpoint.ready && is_near(found) && is_hinted(found));
-    if !ready.is_empty() {
-        return ready;
+/// Rule that decides whether an endpoint gets new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// Eligible: ready.
+    Ready,
+    /// Eligible: terminating and serving, while no endpoint of the scope is ready.
+    Fallback,
+    /// Not eligible: the scope is [`Scope::Denied`].
+    Denied,
+    /// Not eligible: neither ready nor terminating.
+    NotReady,
+    /// Not eligible: terminating and no longer serving.
+    NotServing,
+    /// Not eligible: not on this node, in [`Scope::Local`].
+    NotLocal,
+    /// Not eligible: terminating, while an endpoint of the scope is ready.
+    OthersReady,
+    /// Not eligible: ready, but the hints that are followed name another node or zone.
+    Hinted,
+}
+
+/// Eligible endpoints of a scope: the ready ones that the hints allow. If the scope has none, those that still serve
+/// while they terminate.
+pub(super) struct Eligibility<'a> {
+    scope: Scope,
+    zone: Option<&'a Arc<str>>,
+    pub(super) hints: FollowedHints,
+    falls_back: bool,
+}
+
+impl<'a> Eligibility<'a> {
+    pub(super) fn new(endpoints: &MergedEndpoints<'_>, scope: Scope, zone: Option<&'a Arc<str>>) -> Self {
+        // Hints choose among the endpoints of the whole cluster. They do not apply to the other scopes.
+        let hints = if scope == Scope::Cluster { FollowedHints::of(endpoints, zone) } else { FollowedHints::None };
+        let ready = Self { scope, zone, hints, falls_back: false };
+        let falls_back = !endpoints.values().any(|endpoint| ready.includes(endpoint));
+        Self { falls_back, ..ready }
     }
-    backends_of(endpoints, |_, found| found.endpoint.serving && found.endpoint.terminating && is_near(found))
+
+    pub(super) fn includes(&self, endpoint: &SliceEndpoint<'_>) -> bool {
+        matches!(self.rule(endpoint), Rule::Ready | Rule::Fallback)
+    }
+
+    /// Rule that decides about one of the endpoints.
+    pub(super) fn rule(&self, endpoint: &SliceEndpoint<'_>) -> Rule {
+        let Endpoint { ready, terminating, local, .. } = *endpoint.endpoint;
+        if self.scope == Scope::Denied {
+            Rule::Denied
+        } else if !endpoint.endpoint.is_usable() {
+            if terminating { Rule::NotServing } else { Rule::NotReady }
+        } else if self.scope == Scope::Local && !local {
+            Rule::NotLocal
+        } else if !ready {
+            if self.falls_back { Rule::Fallback } else { Rule::OthersReady }
+        } else if self.hints.allow(endpoint, self.zone) {
+            Rule::Ready
+        } else {
+            Rule::Hinted
+        }
+    }
 }
 
 /// Hints that are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Preference {
-    /// None.
-    Nothing,
-    /// Hints for the pod's zone.
+pub(super) enum FollowedHints {
+    /// No hints are followed.
+    None,
+    /// Hints for the zone of this node.
     Zone,
-    /// Hints for the pod's node.
+    /// Hints for this node.
     Node,
 }
 
-impl Preference {
-    /// Port of `topologyModeFromHints`: hints count only if every ready endpoint has one and at least one of them names
-    /// this node or zone.
-    pub(super) fn of(endpoints: &Merged<'_>, zone: Option<&Arc<str>>) -> Self {
-        let mut ready = endpoints.values().filter(|found| found.endpoint.ready).peekable();
+impl FollowedHints {
+    /// The result of kube-proxy's `topologyModeFromHints`: hints count only if every ready endpoint has one and at
+    /// least one of them names this node or zone.
+    fn of(endpoints: &MergedEndpoints<'_>, zone: Option<&Arc<str>>) -> Self {
+        let mut ready = endpoints.values().filter(|endpoint| endpoint.endpoint.ready).peekable();
         if ready.peek().is_none() {
-            return Self::Nothing;
+            return Self::None;
         }
         let (mut all_name_nodes, mut one_names_node) = (true, false);
         let (mut all_name_zones, mut one_names_zone) = (true, false);
-        for found in ready {
-            all_name_nodes &= found.has_node_hint();
-            one_names_node |= found.endpoint.node_hint == NodeHint::ThisNode;
-            all_name_zones &= !found.zones().is_empty();
-            one_names_zone |= found.names_zone(zone);
+        for endpoint in ready {
+            all_name_nodes &= endpoint.has_node_hint();
+            one_names_node |= endpoint.names_this_node();
+            all_name_zones &= !endpoint.zones().is_empty();
+            one_names_zone |= endpoint.names_zone(zone);
         }
         match (all_name_nodes && one_names_node, all_name_zones && one_names_zone) {
             (true, _) => Self::Node,
             (false, true) => Self::Zone,
-            (false, false) => Self::Nothing,
+            (false, false) => Self::None,
         }
     }
 
-    /// Whether the hints allow an endpoint.
-    pub(super) fn allows(self, found: &Found<'_>, zone: Option<&Arc<str>>) -> bool {
+    fn allow(self, endpoint: &SliceEndpoint<'_>, zone: Option<&Arc<str>>) -> bool {
         match self {
-            Self::Nothing => true,
-            Self::Zone => found.names_zone(zone),
-            Self::Node => found.endpoint.node_hint == NodeHint::ThisNode,
+            Self::None => true,
+            Self::Zone => endpoint.names_zone(zone),
+            Self::Node => endpoint.names_this_node(),
         }
     }
-}
-
-pub(super) fn backends_of(endpoints: &Merged<'_>, wanted: impl Fn(&Backend, &Found<'_>) -> bool) -> Vec<Backend> {
-    endpoints.0.iter().filter(|(backend, found)| wanted(backend, found)).map(|&(backend, _)| backend).collect()
 }
 
 /// Endpoints of one Service port in one family, sorted.
-pub(super) struct Merged<'a>(Vec<(Backend, Found<'a>)>);
+pub(super) struct MergedEndpoints<'a>(Vec<(Backend, SliceEndpoint<'a>)>);
 
-impl<'a> Merged<'a> {
-    pub(super) fn values(&self) -> impl Iterator<Item = &Found<'a>> {
-        self.0.iter().map(|(_, found)| found)
+impl<'a> MergedEndpoints<'a> {
+    /// Addresses and ports of those endpoints that match.
+    pub(super) fn backends(&self, matches: impl Fn(&SliceEndpoint<'a>) -> bool) -> Vec<Backend> {
+        self.0.iter().filter(|(_, endpoint)| matches(endpoint)).map(|&(backend, _)| backend).collect()
     }
 
-    pub(super) fn get(&self, backend: &Backend) -> Option<&Found<'a>> {
+    pub(super) fn values(&self) -> impl Iterator<Item = &SliceEndpoint<'a>> {
+        self.0.iter().map(|(_, endpoint)| endpoint)
+    }
+
+    pub(super) fn get(&self, backend: &Backend) -> Option<&SliceEndpoint<'a>> {
         let index = self.0.binary_search_by_key(backend, |(other, _)| *other).ok()?;
-        self.0.get(index).map(|(_, found)| found)
+        self.0.get(index).map(|(_, endpoint)| endpoint)
     }
 }
 
 /// Endpoint and the slice that contains it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found<'a> {
+pub(super) struct SliceEndpoint<'a> {
     pub(super) slice: &'a SliceRow,
     pub(super) endpoint: &'a Endpoint,
 }
@@ -98,7 +142,7 @@ impl Endpoint {
     }
 }
 
-impl Found<'_> {
+impl SliceEndpoint<'_> {
     pub(super) fn zones(&self) -> &[Arc<str>] {
         self.slice.zones(self.endpoint)
     }
@@ -107,42 +151,46 @@ impl Found<'_> {
         self.endpoint.node_hint != NodeHint::None
     }
 
+    fn names_this_node(&self) -> bool {
+        self.endpoint.node_hint == NodeHint::ThisNode
+    }
+
     fn names_zone(&self, zone: Option<&Arc<str>>) -> bool {
         zone.is_some_and(|zone| self.zones().contains(zone))
     }
 
-    /// Whether the endpoint replaces an earlier one with the same address and port.
-    fn replaces(&self, known: &Self) -> bool {
-        let is_same_slice = std::ptr::eq(known.slice, self.slice);
-        !self.endpoint.terminating && (known.endpoint.terminating || is_same_slice)
+    /// Whether the endpoint replaces an earlier one with the same address and port, by the rules of
+    /// [`merged_endpoints`].
+    fn replaces(&self, earlier: &Self) -> bool {
+        let is_same_slice = std::ptr::eq(earlier.slice, self.slice);
+        !self.endpoint.terminating && (earlier.endpoint.terminating || is_same_slice)
     }
 }
 
-/// Union of the endpoints of all slices, by address and port. Of several with the same key, one that is not terminating
-/// wins, else the one of the first slice by name. Within one slice, the last one that is not terminating wins, as in
-/// kube-proxy.
+/// Union of the endpoints of all slices, one for each address and port. As in kube-proxy, one that is not terminating
+/// comes before one that is. Among equals of several slices, the first slice by name wins. Within one slice, the last
+/// one that is not terminating wins; if all terminate, the first.
 pub(super) fn merged_endpoints<'a>(
     slices: impl IntoIterator<Item = &'a SliceRow>,
     port: &ServicePort,
     family: Family,
-) -> Merged<'a> {
+) -> MergedEndpoints<'a> {
     let slices = slices.into_iter().filter(|slice| slice.family == family);
     let mut merged: Vec<_> = slices
         .flat_map(|slice| slice.numbers(&port.name, port.protocol).map(move |number| (slice, number)))
         .flat_map(|(slice, number)| {
-            let found = move |endpoint| Found { slice, endpoint };
             let backend = move |endpoint: &Endpoint| Backend { address: endpoint.address, port: number };
-            slice.endpoints.iter().map(move |endpoint| (backend(endpoint), found(endpoint)))
+            slice.endpoints.iter().map(move |endpoint| (backend(endpoint), SliceEndpoint { slice, endpoint }))
         })
         .collect();
     // The stable sort keeps endpoints with the same key in the order of their slices.
     merged.sort_by_key(|(backend, _)| *backend);
-    merged.dedup_by(|(backend, found), (known, kept)| {
-        let is_same = backend == known;
-        if is_same && found.replaces(kept) {
-            *kept = *found;
+    merged.dedup_by(|(backend, endpoint), (earlier_backend, earlier)| {
+        let is_same = backend == earlier_backend;
+        if is_same && endpoint.replaces(earlier) {
+            *earlier = *endpoint;
         }
         is_same
     });
-    Merged(merged)
+    MergedEndpoints(merged)
 }

@@ -8,7 +8,7 @@ use super::{
     Address, Backend, Family, Frontend, FrontendSource, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort,
     ServiceRow, SliceRow, Store,
     desired::{desired_rows, resolve},
-    eligible::{Found, Merged, Preference, merged_endpoints},
+    eligible::{Eligibility, FollowedHints, MergedEndpoints, Rule, SliceEndpoint, merged_endpoints},
     slice::{is_headless, parse_endpoint_address, service_label},
 };
 use crate::api::{EndpointSlice, EndpointSpec};
@@ -72,7 +72,7 @@ pub fn explain<'a>(
     let Some(service) = store.service_row(name) else { return Vec::new() };
     let is_ours = |(_, slice): &(&ObjectName, &EndpointSlice)| is_slice_of(slice, name);
     let slices: BTreeMap<_, _> = slices.into_iter().filter(is_ours).collect();
-    let kept: Vec<_> = store.slices(name).collect();
+    let rows_of_slices: Vec<_> = store.slices(name).collect();
     let owners = owners(store);
     let is_won = |row: &Row| owners.get(&row.frontend) == Some(&row.service);
     let (rows, lost): (Vec<_>, Vec<_>) = desired_rows(store, name).into_iter().partition(is_won);
@@ -83,31 +83,33 @@ pub fn explain<'a>(
     for port in &service.ports {
         let scopes: BTreeSet<_> =
             rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
-        let views: Vec<_> =
-            scopes.into_iter().map(|(scope, family)| View::new(store, &kept, port, family, scope, &rows)).collect();
+        let views: Vec<_> = scopes
+            .into_iter()
+            .map(|(scope, family)| View::new(store, &rows_of_slices, port, family, scope, &rows))
+            .collect();
         for (slice_name, slice) in &slices {
-            explanations.extend(merged(views.iter().map(|view| view.explain_slice(slice_name, slice)).collect()));
+            explanations.extend(join_views(views.iter().map(|view| view.explain_slice(slice_name, slice)).collect()));
         }
     }
     explanations
 }
 
 /// Explanations of one slice from several views, endpoint by endpoint. Views that agree share one explanation.
-fn merged(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
+fn join_views(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
     let mut views: Vec<_> = views.into_iter().map(Vec::into_iter).collect();
-    let mut merged = Vec::<Explanation>::new();
+    let mut joined = Vec::<Explanation>::new();
     loop {
-        let start = merged.len();
+        let start = joined.len();
         for explanation in views.iter_mut().filter_map(Iterator::next) {
             let agrees =
                 |other: &&mut Explanation| (other.usage, &other.reason) == (explanation.usage, &explanation.reason);
-            match merged.iter_mut().skip(start).find(agrees) {
+            match joined.iter_mut().skip(start).find(agrees) {
                 Some(other) => other.sources.extend(explanation.sources),
-                None => merged.push(explanation),
+                None => joined.push(explanation),
             }
         }
-        if merged.len() == start {
-            return merged;
+        if joined.len() == start {
+            return joined;
         }
     }
 }
@@ -132,7 +134,7 @@ fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explan
         slice: None,
         usage: Usage::Unused,
         reason: format!(
-            "nodePort {number} is not served: no address of the pod's node is known (--node-name and its Node, or \
+            "nodePort {number} is not served: no address of this node is known (--node-name and its Node, or \
              --node-ip)"
         ),
     })
@@ -179,15 +181,15 @@ fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &E
 struct View<'a> {
     store: &'a Store,
     /// Parsed slices of the Service.
-    kept: &'a [(ObjectName, SliceRow)],
+    slices: &'a [(ObjectName, SliceRow)],
     port: &'a ServicePort,
     family: Family,
     scope: Scope,
     sources: BTreeSet<FrontendSource>,
     backends: &'a [Backend],
-    serving: &'a [Backend],
-    merged: Merged<'a>,
-    preference: Preference,
+    kept_backends: &'a [Backend],
+    endpoints: MergedEndpoints<'a>,
+    eligibility: Eligibility<'a>,
     /// Reason why hints do not count, if there are any.
     hints_ignored: Option<String>,
 }
@@ -195,7 +197,7 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn new(
         store: &'a Store,
-        kept: &'a [(ObjectName, SliceRow)],
+        slices: &'a [(ObjectName, SliceRow)],
         port: &'a ServicePort,
         family: Family,
         scope: Scope,
@@ -203,26 +205,26 @@ impl<'a> View<'a> {
     ) -> Self {
         let is_seen = |row: &&Row| is_of(row, port) && row.scope == scope && row.frontend.address.family() == family;
         let row = rows.iter().find(is_seen);
-        let merged = merged_endpoints(kept.iter().map(|(_, slice)| slice), port, family);
+        let endpoints = merged_endpoints(slices.iter().map(|(_, slice)| slice), port, family);
         Self {
             store,
-            kept,
+            slices,
             port,
             family,
             scope,
             sources: rows.iter().filter(is_seen).map(|row| row.source).collect(),
             backends: row.map_or(&[], Row::backends),
-            serving: row.map_or(&[], Row::serving),
-            preference: Preference::of(&merged, store.zone()),
-            hints_ignored: why_hints_do_not_count(store, &merged),
-            merged,
+            kept_backends: row.map_or(&[], Row::kept),
+            eligibility: Eligibility::new(&endpoints, scope, store.zone()),
+            hints_ignored: why_hints_do_not_count(store, &endpoints),
+            endpoints,
         }
     }
 
     /// Explanations for each endpoint of a slice; empty for a slice of the other family.
     fn explain_slice(&self, name: &ObjectName, slice: &EndpointSlice) -> Vec<Explanation> {
         let mut explanations = Vec::new();
-        let row = self.kept.iter().find(|(other, row)| other == name && row.family == self.family);
+        let row = self.slices.iter().find(|(other, row)| other == name && row.family == self.family);
         let Some((_, row)) = row else { return explanations };
         let mut add = |endpoint: String, usage: Usage, reason: String| {
             explanations.push(Explanation {
@@ -257,12 +259,12 @@ impl<'a> View<'a> {
             let Some(endpoint) = endpoints.next() else { continue };
             for &port in &numbers {
                 let backend = Backend { address, port };
-                let Some(found) = self.merged.get(&backend) else { continue };
+                let Some(found) = self.endpoints.get(&backend) else { continue };
                 if !std::ptr::eq(found.endpoint, endpoint) {
                     add(backend.to_string(), Usage::Unused, self.hidden_by(found, name));
                     continue;
                 }
-                add(backend.to_string(), self.usage(&backend), self.reason(&backend, found, spec));
+                add(backend.to_string(), self.usage(&backend), self.reason(found, spec));
             }
         }
         explanations
@@ -275,8 +277,8 @@ impl<'a> View<'a> {
         format!("the slice has no port {} (it has: {has})", port(&self.port.name, self.port.protocol))
     }
 
-    fn hidden_by(&self, found: &Found<'_>, name: &ObjectName) -> String {
-        let by = self.kept.iter().find(|(_, slice)| std::ptr::eq(slice, found.slice));
+    fn hidden_by(&self, found: &SliceEndpoint<'_>, name: &ObjectName) -> String {
+        let by = self.slices.iter().find(|(_, slice)| std::ptr::eq(slice, found.slice));
         match by {
             Some((by, _)) if by != name => format!("slice {by} has it too, and that one counts"),
             _ => "the slice has it twice, and the other one counts".to_owned(),
@@ -286,32 +288,38 @@ impl<'a> View<'a> {
     fn usage(&self, backend: &Backend) -> Usage {
         if self.backends.binary_search(backend).is_ok() {
             Usage::New
-        } else if self.serving.binary_search(backend).is_ok() {
+        } else if self.kept_backends.binary_search(backend).is_ok() {
             Usage::Kept
         } else {
             Usage::Unused
         }
     }
 
-    fn reason(&self, backend: &Backend, found: &Found<'_>, spec: &EndpointSpec) -> String {
-        if self.usage(backend) == Usage::New { self.why_used(found) } else { self.why_not(found, spec) }
-    }
-
-    fn why_used(&self, found: &Found<'_>) -> String {
-        match (self.scope, found.endpoint.ready) {
-            (Scope::Local, true) => "ready, on the pod's node".to_owned(),
-            (Scope::Local, false) => "terminating on the pod's node and still serving; none there is ready".to_owned(),
-            (_, true) => format!("ready{}", self.hints()),
-            (_, false) => "terminating and still serving; none is ready".to_owned(),
+    fn reason(&self, endpoint: &SliceEndpoint<'_>, spec: &EndpointSpec) -> String {
+        let is_local = self.scope == Scope::Local;
+        match self.eligibility.rule(endpoint) {
+            Rule::Ready if is_local => "ready, on this node".to_owned(),
+            Rule::Ready => format!("ready{}", self.hints()),
+            Rule::Fallback if is_local => "terminating on this node and still serving; none there is ready".to_owned(),
+            Rule::Fallback => "terminating and still serving; none is ready".to_owned(),
+            Rule::Denied => format!("loadBalancerSourceRanges do not let this VM in ({})", self.own_addresses()),
+            Rule::NotReady => "not ready".to_owned(),
+            Rule::NotServing => "terminating and no longer serving".to_owned(),
+            Rule::NotLocal => self.not_local(spec),
+            Rule::OthersReady => "terminating, and others are ready".to_owned(),
+            Rule::Hinted if self.eligibility.hints == FollowedHints::Node => {
+                format!("meant for other nodes than {}", self.store.node_name().unwrap_or_default())
+            }
+            Rule::Hinted => format!("meant for {}, not for zone {}", zones(endpoint), self.zone()),
         }
     }
 
     /// Effect of the hints, if there are any.
     fn hints(&self) -> String {
-        match self.preference {
-            Preference::Node => format!(", meant for node {}", self.store.node_name().unwrap_or_default()),
-            Preference::Zone => format!(", meant for zone {}", self.zone()),
-            Preference::Nothing => self.hints_ignored.as_ref().map(|why| format!("; {why}")).unwrap_or_default(),
+        match self.eligibility.hints {
+            FollowedHints::Node => format!(", meant for node {}", self.store.node_name().unwrap_or_default()),
+            FollowedHints::Zone => format!(", meant for zone {}", self.zone()),
+            FollowedHints::None => self.hints_ignored.as_ref().map(|why| format!("; {why}")).unwrap_or_default(),
         }
     }
 
@@ -319,33 +327,9 @@ impl<'a> View<'a> {
         self.store.zone().map_or("unknown", |zone| zone)
     }
 
-    fn why_not(&self, found: &Found<'_>, spec: &EndpointSpec) -> String {
-        let endpoint = found.endpoint;
-        if self.scope == Scope::Denied {
-            return format!("loadBalancerSourceRanges do not let this VM in ({})", self.own_addresses());
-        }
-        match (endpoint.ready, endpoint.terminating, endpoint.serving) {
-            (false, false, _) => return "not ready".to_owned(),
-            (false, true, false) => return "terminating and no longer serving".to_owned(),
-            _ => {}
-        }
-        if self.scope == Scope::Local && !endpoint.local {
-            return self.not_local(spec);
-        }
-        if !endpoint.ready {
-            return "terminating, and others are ready".to_owned();
-        }
-        match self.preference {
-            Preference::Node => {
-                format!("meant for other nodes than {}", self.store.node_name().unwrap_or_default())
-            }
-            _ => format!("meant for {}, not for zone {}", zones(found), self.zone()),
-        }
-    }
-
     fn not_local(&self, spec: &EndpointSpec) -> String {
         match (self.store.node_name(), spec.node_name.as_deref()) {
-            (None, _) => "internalTrafficPolicy Local, and the pod's node is not known (--node-name)".to_owned(),
+            (None, _) => "internalTrafficPolicy Local, and this node's name is not known (--node-name)".to_owned(),
             (Some(own), None) => format!("internalTrafficPolicy Local, and it names no node (this is {own})"),
             (Some(own), Some(other)) => format!("internalTrafficPolicy Local, and it is on node {other}, not {own}"),
         }
@@ -358,23 +342,23 @@ impl<'a> View<'a> {
     }
 }
 
-fn why_hints_do_not_count(store: &Store, merged: &Merged<'_>) -> Option<String> {
-    let ready = || merged.values().filter(|found| found.endpoint.ready);
-    if !merged.values().any(|found| !found.zones().is_empty() || found.has_node_hint()) {
+fn why_hints_do_not_count(store: &Store, endpoints: &MergedEndpoints<'_>) -> Option<String> {
+    let ready = || endpoints.values().filter(|found| found.endpoint.ready);
+    if !endpoints.values().any(|found| !found.zones().is_empty() || found.has_node_hint()) {
         return None;
     }
-    let (zones, nodes) = (ready().all(|found| !found.zones().is_empty()), ready().all(Found::has_node_hint));
+    let (zones, nodes) = (ready().all(|found| !found.zones().is_empty()), ready().all(SliceEndpoint::has_node_hint));
     let why = match (zones, nodes, store.zone(), store.node_name()) {
         (false, false, ..) => "not every ready endpoint has one".to_owned(),
         (true, _, Some(zone), _) => format!("none is for zone {zone}"),
         (true, _, None, _) => "the zone of this node is not known (--node-name and its Node)".to_owned(),
         (false, true, _, Some(node)) => format!("none is for node {node}"),
-        (false, true, _, None) => "the pod's node is not known (--node-name)".to_owned(),
+        (false, true, _, None) => "this node's name is not known (--node-name)".to_owned(),
     };
     Some(format!("hints do not count: {why}"))
 }
 
-fn zones(found: &Found<'_>) -> String {
+fn zones(found: &SliceEndpoint<'_>) -> String {
     match found.zones() {
         [] => "no zone".to_owned(),
         [zone] => format!("zone {zone}"),
@@ -413,11 +397,15 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
         )
     }
 
-    /// One line for each explanation of the Service above with these slices, seen from the pod's node.
+    /// One line for each explanation of the Service above with these slices, seen from this node.
     fn lines(slices: &[String]) -> Vec<String> {
+        lines_on(Some("here"), slices)
+    }
+
+    fn lines_on(node: Option<&str>, slices: &[String]) -> Vec<String> {
         let web = ObjectName::new("default", "web");
         let own = NodeContext {
-            node_name: Some("here".to_owned()),
+            node_name: node.map(str::to_owned),
             pod_ips: vec![parse_address("172.16.0.1").unwrap()],
             ..NodeContext::default()
         };
@@ -459,7 +447,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
             lines(&[slice("a", endpoints)]),
             [
                 "a: ExternalIP 10.1.0.1:8080 yes ready, meant for zone z1".to_owned(),
-                "a: ClusterIP 10.1.0.1:8080 yes ready, on the pod's node".to_owned(),
+                "a: ClusterIP 10.1.0.1:8080 yes ready, on this node".to_owned(),
                 format!("a: LoadBalancerIP 10.1.0.1:8080 keeps {denied}"),
                 "a: ExternalIP 10.1.0.2:8080 keeps meant for zone z2, not for zone z1".to_owned(),
                 format!("a: ClusterIP 10.1.0.2:8080 keeps {local} is on node there, not here"),
@@ -473,6 +461,58 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
                 format!("a: LoadBalancerIP 10.1.0.5:8080 no {denied}"),
             ]
         );
+    }
+
+    /// The explanations for the external address, whose scope is the whole cluster, of endpoints with these fields.
+    fn cluster_lines(node: Option<&str>, fields: &[&str]) -> Vec<String> {
+        let endpoint = |(index, fields): (usize, &&str)| format!("- {{addresses: [10.1.0.{index}], {fields}}}\n");
+        let endpoints: String = fields.iter().enumerate().map(endpoint).collect();
+        let slice =
+            slice("a", &format!("addressType: IPv4\nports: [{{name: http, port: 1}}]\nendpoints:\n{endpoints}"));
+        let lines = lines_on(node, &[slice]).into_iter();
+        let words = lines.filter_map(|line| {
+            line.split_once(' ')?.1.split_once(' ').map(|(sources, rest)| {
+                let (_, reason) = rest.split_once(' ').unwrap_or_default();
+                (sources.contains("ExternalIP"), reason.to_owned())
+            })
+        });
+        words.filter(|(is_cluster, _)| *is_cluster).map(|(_, reason)| reason).collect()
+    }
+
+    #[test]
+    fn the_fallback_to_terminating_endpoints_is_explained() {
+        let terminating = "conditions: {ready: false, terminating: true}";
+        let endpoints = format!(
+            "addressType: IPv4\nports: [{{name: http, port: 1}}]\n\
+             endpoints: [{{addresses: [10.1.0.1], nodeName: here, {terminating}}}]"
+        );
+        assert_eq!(
+            lines(&[slice("a", &endpoints)])[..2],
+            [
+                "a: ExternalIP 10.1.0.1:1 yes terminating and still serving; none is ready",
+                "a: ClusterIP 10.1.0.1:1 yes terminating on this node and still serving; none there is ready",
+            ]
+        );
+        assert_eq!(
+            cluster_lines(Some("here"), &[terminating, "nodeName: there"]),
+            ["keeps terminating, and others are ready", "yes ready"]
+        );
+    }
+
+    #[test]
+    fn hints_are_explained_whether_they_are_followed_or_not() {
+        let (z1, z2) = ("hints: {forZones: [{name: z1}]}", "hints: {forZones: [{name: z2}]}");
+        let (here, there) = ("hints: {forNodes: [{name: here}]}", "hints: {forNodes: [{name: there}]}");
+        let followed = cluster_lines(Some("here"), &[here, there]);
+        assert_eq!(followed, ["yes ready, meant for node here", "keeps meant for other nodes than here"]);
+        let ignored = |node, fields: &[&str]| cluster_lines(node, fields).swap_remove(0);
+        let because = |why: &str| format!("yes ready; hints do not count: {why}");
+        assert_eq!(ignored(Some("here"), &[z1, ""]), because("not every ready endpoint has one"));
+        assert_eq!(ignored(Some("here"), &[z2]), because("none is for zone z1"));
+        assert_eq!(ignored(Some("here"), &[there]), because("none is for node here"));
+        let no_zone = "the zone of this node is not known (--node-name and its Node)";
+        assert_eq!(ignored(None, &[z1]), because(no_zone));
+        assert_eq!(ignored(None, &[here]), because("this node's name is not known (--node-name)"));
     }
 
     #[test]
@@ -506,7 +546,7 @@ spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.1], ports: [{port: 80}]}\n"
             lines(&[older.to_owned(), slice("a", endpoints)]),
             [
                 "-: ExternalIP all no 203.0.113.1:80/TCP belongs to Service default/older, which comes first",
-                "a: ClusterIP 10.1.0.1:1 yes ready, on the pod's node",
+                "a: ClusterIP 10.1.0.1:1 yes ready, on this node",
                 "a: LoadBalancerIP 10.1.0.1:1 keeps loadBalancerSourceRanges do not let this VM in (172.16.0.1)",
             ]
         );

@@ -106,7 +106,7 @@ pub struct Capacity {
 /// Backends of a set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Members {
-    /// Eligible backends, then those that still serve; each of the two runs is sorted.
+    /// Eligible backends, then those that only keep their connections; each of the two runs is sorted.
     pub backends: Arc<[Backend]>,
     /// Number of eligible backends.
     pub eligible: usize,
@@ -117,8 +117,8 @@ pub struct Members {
 impl Members {
     /// Members from the two runs, both sorted.
     #[must_use]
-    pub fn new(eligible: &[Backend], serving: &[Backend], drops: bool) -> Self {
-        let backends = eligible.iter().chain(serving).copied().collect();
+    pub fn new(eligible: &[Backend], kept: &[Backend], drops: bool) -> Self {
+        let backends = eligible.iter().chain(kept).copied().collect();
         Self { backends, eligible: eligible.len(), drops }
     }
 
@@ -130,14 +130,14 @@ impl Members {
 
     /// Backends that get no new connections but keep those they have.
     #[must_use]
-    pub fn serving(&self) -> &[Backend] {
+    pub fn kept(&self) -> &[Backend] {
         self.backends.get(self.eligible..).unwrap_or_default()
     }
 
     /// Whether a backend is in either run.
     #[must_use]
     pub fn has(&self, backend: &Backend) -> bool {
-        [self.eligible(), self.serving()].iter().any(|run| run.binary_search(backend).is_ok())
+        [self.eligible(), self.kept()].iter().any(|run| run.binary_search(backend).is_ok())
     }
 }
 

@@ -16,7 +16,7 @@ const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 /// Settings of the node and the VM, given or detected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeContext {
-    /// Name of the pod's node: decides which endpoints are local and which Node counts.
+    /// Name of this node: decides which endpoints are local and which Node counts.
     pub node_name: Option<String>,
     /// Addresses of the node; empty: the InternalIPs of its Node.
     pub node_ips: Vec<Address>,

@@ -184,12 +184,12 @@ impl TablePlanner {
 
     /// Rows of the table in force, one at a time.
     pub fn each_row(&self) -> impl Iterator<Item = Row> {
-        self.claims.frontends.each_claimed().filter_map(|(frontend, claims)| self.row(frontend, claims))
+        self.claims.frontends.each_written().filter_map(|(frontend, claims)| self.row(frontend, claims))
     }
 
     /// Frontends in force with the facts that the kernel does not store, without their backends.
     pub fn each_name(&self) -> impl Iterator<Item = FrontendName<'_>> {
-        self.claims.frontends.each_claimed().filter_map(|(frontend, claims)| {
+        self.claims.frontends.each_written().filter_map(|(frontend, claims)| {
             let (claim, set) = self.in_force(frontend, claims)?;
             let action = Action::of(set.members.eligible != 0, set.members.drops);
             let (service, port_name) = (&*claim.service, &*claim.port_name);

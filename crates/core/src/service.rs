@@ -39,7 +39,7 @@ pub struct ServiceRow {
     pub ports: Vec<ServicePort>,
     /// Time for which a client keeps its backend; `None` without session affinity.
     pub affinity_seconds: Option<u32>,
-    /// Internal traffic policy Local: only endpoints on the pod's node get connections.
+    /// Internal traffic policy Local: only endpoints on this node get connections.
     pub is_internal_local: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct ServicePort {
 
 impl ServiceRow {
     /// Row of a Service, or `None` if cproxy does not serve it (headless, ExternalName, another proxy's). `node` is the
-    /// name of the pod's node.
+    /// name of this node.
     pub fn from_object(
         name: &ServiceName,
         service: &Service,
@@ -230,7 +230,7 @@ fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, findings: &mut Find
         }
     };
     if is_local && node.is_none() {
-        let message = "Local, and the pod's node is not known: connections are dropped; pass --node-name";
+        let message = "Local, and this node's name is not known: connections are dropped; pass --node-name";
         findings.field("spec.internalTrafficPolicy", message);
     }
     is_local

@@ -50,13 +50,13 @@ pub struct SlicePort {
 pub struct Endpoint {
     /// First address of the endpoint.
     pub address: Address,
-    /// Whether the endpoint takes new connections.
+    /// The condition `ready`, which is true if it is absent.
     pub ready: bool,
-    /// Whether the endpoint still serves.
+    /// The condition `serving`, which is true if it is absent.
     pub serving: bool,
-    /// Whether the endpoint is terminating.
+    /// The condition `terminating`, which is false if it is absent.
     pub terminating: bool,
-    /// Whether the endpoint runs on the pod's node.
+    /// Whether the endpoint runs on this node.
     pub local: bool,
     /// Nodes that the hints name.
     pub node_hint: NodeHint,
@@ -69,15 +69,15 @@ pub struct Endpoint {
 pub enum NodeHint {
     /// No nodes.
     None,
-    /// The pod's node, perhaps besides others.
+    /// This node, perhaps besides others.
     ThisNode,
     /// Only other nodes.
     Others,
 }
 
 impl SliceRow {
-    /// Row of a slice, or `None` if cproxy does not use it (headless, FQDN, no Service). `node` is the name of the
-    /// pod's node: without one, no endpoint is local.
+    /// Row of a slice, or `None` if cproxy does not use it (headless, FQDN, no Service). `node` is the name of
+    /// this node: without one, no endpoint is local.
     pub fn from_object(
         name: &ObjectName,
         slice: &EndpointSlice,

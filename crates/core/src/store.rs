@@ -29,7 +29,7 @@ pub enum Event {
     EndpointSlice(Box<EndpointSlice>),
     /// Row of a Service or an EndpointSlice that exists or was changed, from a source that stores rows itself.
     Row(ObjectRow),
-    /// Node that exists or was changed. Only the pod's node counts.
+    /// Node that exists or was changed. Only this node counts.
     Node(Box<Node>),
     /// Kind and name of a deleted object.
     Deleted(ResourceKind, ObjectName),
@@ -137,19 +137,19 @@ impl Store {
         services.is_complete && slices.is_complete && (nodes.is_complete || self.context.node_name.is_none())
     }
 
-    /// Name of the pod's node, if it is known.
+    /// Name of this node, if it is known.
     #[must_use]
     pub fn node_name(&self) -> Option<&str> {
         self.context.node_name.as_deref()
     }
 
-    /// Zone of the pod's node, if it is known.
+    /// Zone of this node, if it is known.
     #[must_use]
     pub fn zone(&self) -> Option<&Arc<str>> {
         self.node.as_ref().and_then(|node| node.row.zone.as_ref())
     }
 
-    /// Addresses of the pod's node: the given ones, else those of its Node.
+    /// Addresses of this node: the given ones, else those of its Node.
     #[must_use]
     pub fn node_ips(&self) -> &[Address] {
         let of_node = || self.node.as_ref().map_or(&[][..], |node| &node.row.internal_ips);

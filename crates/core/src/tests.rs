@@ -239,7 +239,7 @@ fn line(row: &Row) -> String {
     ];
     words.extend(row.session_affinity_seconds.map(|seconds| format!("{seconds}s")));
     words.extend(row.backends().iter().map(Backend::to_string));
-    words.extend(row.serving().iter().map(|backend| format!("+{backend}")));
+    words.extend(row.kept().iter().map(|backend| format!("+{backend}")));
     words.join(" ")
 }
 

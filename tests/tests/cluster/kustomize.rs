@@ -42,7 +42,7 @@ fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
         for kind in ["services", "endpointslices.discovery.k8s.io"] {
             assert!(is_permitted(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
         }
-        assert!(is_permitted(&control_plane, &[verb, "nodes/virtual-kubelet"]), "{verb} the own Node");
+        assert!(is_permitted(&control_plane, &[verb, "nodes/virtual-kubelet"]), "{verb} this node");
         for kind in ["nodes", "nodes/other", "pods", "secrets", "configmaps", "endpoints"] {
             assert!(!is_permitted(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
         }

@@ -1,4 +1,4 @@
-//! The agent's Node: its zone decides which hints apply, and its addresses serve node ports. The agent can do without
+//! This node: its zone decides which hints apply, and its addresses serve node ports. The agent can do without
 //! it.
 
 use cproxy_tests::{

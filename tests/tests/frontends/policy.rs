@@ -50,7 +50,7 @@ fn internal_traffic_policy_is_about_cluster_ips_only() {
             }
         }
     }
-    // One of the pods is on the agent's Node: the ClusterIP leads to that one, and all other frontends to all.
+    // One of the pods is on this node: the ClusterIP leads to that one, and all other frontends to all.
     let nodes =
         slices([2, 1], |number, address| Endpoint::ready(address).node(if number == 2 { "here" } else { "there" }));
     let objects = std::iter::once(internal_local().into()).chain(nodes);

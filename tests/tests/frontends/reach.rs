@@ -17,7 +17,7 @@ fn objects() -> impl Iterator<Item = Value> {
     std::iter::once(service().into()).chain(ready(1..=PODS))
 }
 
-/// The agent's own Node, with these addresses.
+/// This node, with these addresses.
 fn node(addresses: Host) -> Value {
     let mut node = manifest::node("here", "a");
     node["status"] = manifest::node_status(addresses.addresses())["status"].take();

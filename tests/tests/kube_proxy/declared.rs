@@ -1,4 +1,7 @@
 //! Known differences between cproxy and kube-proxy, with reasons. Everything else must be the same.
+//!
+//! A wanted difference is declared here as a predicate like the ones below, which `compare.rs` consults, and described in
+//! the table of docs/semantics.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -136,8 +136,8 @@ impl Frontends {
         self.claims(frontend).first().map(|claim| claim.key(frontend))
     }
 
-    /// Frontends that the kernel has, and the claims on each.
-    pub(super) fn each_claimed(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
+    /// Frontends that the kernel has, with the claims on each.
+    pub(super) fn each_written(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
         let written = self.known.iter().filter(|(_, known)| known.set != UNWRITTEN);
         written.map(|(&frontend, known)| (frontend, known.claims.as_slice()))
     }

@@ -111,7 +111,7 @@ impl TablePlanner {
     /// Frontends of a rank that the kernel has and keeps, the last one first.
     fn written_of(&self, rank: Rank, changes: &Changes) -> impl Iterator<Item = Frontend> {
         let is_deleted = |frontend: &Frontend| changes.deleted.binary_search(frontend).is_ok();
-        let written = self.claims.frontends.each_claimed().map(|(frontend, _)| frontend);
+        let written = self.claims.frontends.each_written().map(|(frontend, _)| frontend);
         written.rev().filter(move |&frontend| self.rank(frontend) == rank && !is_deleted(&frontend))
     }
 

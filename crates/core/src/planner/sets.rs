@@ -46,7 +46,7 @@ pub(super) struct SetContent {
 impl SetContent {
     /// Whether one set can hold the members.
     pub(super) fn fits(&self, limits: &Limits) -> Result<(), PublicationError> {
-        let count = self.members.eligible().len().max(self.members.serving().len());
+        let count = self.members.eligible().len().max(self.members.kept().len());
         if count <= limits.run_backends {
             return Ok(());
         }

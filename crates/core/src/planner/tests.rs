@@ -669,7 +669,7 @@ proptest! {
             assert_eq!(kernel.addresses, cluster_ips(store));
             assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
             assert_eq!(table.problems.iter().count(), problems(store));
-            let claims = table.claims.frontends.each_claimed().filter_map(|(_, claims)| claims.split_first());
+            let claims = table.claims.frontends.each_written().filter_map(|(_, claims)| claims.split_first());
             let losers: BTreeSet<_> = claims.flat_map(|(first, losers)| losers.iter().map(|claim| {
                 let port = (first.service == claim.service).then_some(&first.port_name);
                 (&claim.service, &first.service, port)

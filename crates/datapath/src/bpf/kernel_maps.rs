@@ -191,7 +191,7 @@ impl KernelMaps {
     }
 
     fn write_backends(&self, first_slot: u32, members: &Members) -> Result<(), TableError> {
-        let runs = [members.eligible(), members.serving()];
+        let runs = [members.eligible(), members.kept()];
         for (slot, backend) in (first_slot as usize..).zip(runs.into_iter().flat_map(by_digest)) {
             let out_of_range = || TableError::OutOfRange(format!("slot {slot}"));
             let target =
