@@ -159,7 +159,7 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
         (code, message.as_str()),
         (
             1,
-            "cproxy: cproxy cannot run here: --cgroup /proc: not a cgroup2 directory; \
+            "cproxy: cannot run here: --cgroup /proc: not a cgroup2 directory; \
              pass a directory of a cgroup2 mount (mount -t cgroup2 none DIR)\n"
         )
     );

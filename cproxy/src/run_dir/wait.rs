@@ -42,7 +42,7 @@ pub enum WaitError {
     #[error("not ready after {0:?}: {1}")]
     TimedOut(Duration, String),
     /// The agent cannot run on this machine.
-    #[error("cproxy cannot run here: {0}")]
+    #[error("cannot run here: {0}")]
     Unusable(String),
 }
 
@@ -146,9 +146,9 @@ mod tests {
         fs::write(ready.run_dir.join(FAILED), "no route\nat all").unwrap();
         assert_eq!(outcome(&ready), "not ready after 30ms: the agent has ended: no route");
         fs::write(ready.run_dir.join(UNUSABLE), "too old").unwrap();
-        assert_eq!(outcome(&Conditions { timeout: Duration::MAX, ..ready.clone() }), "cproxy cannot run here: too old");
+        assert_eq!(outcome(&Conditions { timeout: Duration::MAX, ..ready.clone() }), "cannot run here: too old");
         fs::write(ready.run_dir.join(READY), "of another boot\n").unwrap();
-        assert_eq!(outcome(&ready), "cproxy cannot run here: too old");
+        assert_eq!(outcome(&ready), "cannot run here: too old");
         fs::write(ready.run_dir.join(READY), boot_id()).unwrap();
         assert_eq!(outcome(&ready), "ready", "an earlier failure does not count");
         let service = Conditions { services: vec![ServiceName::new("default", "web")], ..ready.clone() };

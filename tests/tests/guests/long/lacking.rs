@@ -29,7 +29,7 @@ fn a_missing_kernel_option_is_reported_in_one_line() {
                 .program("etc/cproxy/workload", "#!/bin/sh\necho 'workload: running'\n");
             let console = image.start().wait_end(PATIENCE);
             assert!(started.elapsed() < Duration::from_secs(300), "the guest still waits: {console}");
-            let line = console.lines().find(|line| line.starts_with("cproxy: cproxy cannot run here: "));
+            let line = console.lines().find(|line| line.starts_with("cproxy: cannot run here: "));
             assert!(line.is_some_and(|line| line.contains(words)), "{option}: {console}");
             assert_eq!(values_of(&console, "workload: ").is_empty(), code == 1, "{console}");
             assert!(console.contains(&format!("init: ending with {code}")), "{console}");
