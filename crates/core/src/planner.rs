@@ -72,7 +72,7 @@ pub struct TablePlanner {
 /// Origin of the claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A bootstrap: no address is known as a ClusterIP, and nothing is removed.
+    /// A bootstrap: no other port of a ClusterIP is refused, and nothing is removed.
     Bootstrap,
     /// A complete store.
     Synced,

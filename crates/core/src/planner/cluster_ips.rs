@@ -1,4 +1,4 @@
-//! Addresses that are known as ClusterIPs: their other ports refuse.
+//! ClusterIPs in the table: calls to ports of theirs that have no frontend are refused.
 
 use std::collections::BTreeMap;
 
