@@ -35,18 +35,13 @@ fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     if set.is_none() {
         return connect_directly(ctx, &destination, protocol);
     }
-    if is_agents_socket(ctx) {
+    if peer::is_agents_socket(ctx) {
         return ALLOW;
     }
     if set.is_empty() {
         return set.deny();
     }
     connect_to_service::<F>(ctx, &destination, protocol, &set)
-}
-
-#[inline(always)]
-fn is_agents_socket(ctx: &SockAddrContext) -> bool {
-    peer::socket_state(ctx).is_some_and(|state| is_agents(state))
 }
 
 /// Connects to an address that is not a Service's. If the socket remembers an earlier peer, that is replaced: it must

@@ -32,6 +32,12 @@ pub(crate) fn is_agents(state: &SocketState) -> bool {
     state.flags & SOCKET_UNTRANSLATED != 0
 }
 
+/// True if the socket is one that the agent has marked as its own.
+#[inline(always)]
+pub(crate) fn is_agents_socket(ctx: &SockAddrContext) -> bool {
+    socket_state(ctx).is_some_and(|state| is_agents(state))
+}
+
 /// True if the endpoint is the translation's backend, to which the kernel has connected.
 #[inline(always)]
 pub(crate) fn backend_is(translation: &Translation, endpoint: &Endpoint) -> bool {
