@@ -134,60 +134,13 @@ impl WatchState {
         input: Input<K>,
         history: &mut History,
     ) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
-        let event = match (&mut *self, input) {
-            (_, Input::Failed(error)) => return Err(error),
-
-            (Self::Listing { mode: ListMode::Cached { page: Some(_) }, .. }, Input::Accepted) => {
-                return Ok((None, Next::Read));
-            }
-            (Self::Listing { has_objects, .. }, Input::Accepted) => {
-                *has_objects = false;
-                WatchEvent::ListStarted
-            }
-            (Self::Listing { has_objects, .. }, Input::Received(Message::Applied(object))) => {
-                *has_objects = true;
-                WatchEvent::Listed(object)
-            }
-            (Self::Listing { has_objects, .. }, Input::Received(Message::Deleted(object))) => {
-                // Wrong for a list of more than one object. But only the Node is optional, and its list has only it.
-                *has_objects = false;
-                WatchEvent::Unlisted(object)
-            }
-            (Self::Listing { .. }, Input::Received(Message::Bookmark { ends_list: false, .. })) => {
-                return Err(ApiError::NotStreamed);
-            }
-            (Self::Listing { .. }, Input::Received(Message::Bookmark { version, ends_list: true })) => {
-                return self.complete_list(version, history).map(|event| (Some(event), Next::Read));
-            }
-            (Self::Listing { mode: ListMode::Streamed, .. }, Input::Ended(_)) => return Err(ApiError::Incomplete),
-            (Self::Listing { mode: ListMode::Cached { page }, .. }, Input::Ended(metadata)) => {
-                if let Some(next) = metadata.next.filter(|next| !next.is_empty()) {
-                    *page = Some(next);
-                    return Ok((None, Next::Request));
-                }
-                return self
-                    .complete_list(metadata.resource_version, history)
-                    .map(|event| (Some(event), Next::Request));
-            }
-
-            (Self::Watching { .. }, Input::Accepted) => return Ok((None, Next::Read)),
-            (Self::Watching { version, .. }, Input::Received(Message::Applied(object))) => {
-                *version = required_version(object.meta().resource_version.clone())?;
-                history.record_change(true);
-                WatchEvent::Applied(object)
-            }
-            (Self::Watching { version, .. }, Input::Received(Message::Deleted(object))) => {
-                *version = required_version(object.meta().resource_version.clone())?;
-                history.record_change(false);
-                WatchEvent::Deleted(object)
-            }
-            (Self::Watching { version, .. }, Input::Received(Message::Bookmark { version: now, .. })) => {
-                *version = required_version(now)?;
-                WatchEvent::Bookmark
-            }
-            (Self::Watching { .. }, Input::Ended(_)) => return Ok((None, Next::Request)),
-        };
-        Ok((Some(event), Next::Read))
+        match self {
+            Self::Listing { mode, has_objects, .. } => match advance_list(mode, has_objects, input)? {
+                ListProgress::Incomplete(event, next) => Ok((event, next)),
+                ListProgress::Complete(version, next) => Ok((Some(self.complete_list(version, history)?), next)),
+            },
+            Self::Watching { version, .. } => advance_watch(version, input, history),
+        }
     }
 
     fn complete_list<K>(&mut self, version: Option<String>, history: &mut History) -> Result<WatchEvent<K>, ApiError> {
@@ -243,15 +196,7 @@ impl WatchState {
                 let log = history.warn_once(format!("{message}; until that succeeds, {meanwhile}"));
                 (Some(log), Next::request_after(history.next_refused_pause()))
             }
-            Recovery::Retry(from) => {
-                let is_relist = self.retry_from(from, history);
-                let pause = Pause {
-                    duration: history.retry.next().max(retry_after(&failure)),
-                    ends_on_network_change: failure.is_connection_failure(),
-                };
-                let action = if is_relist { "listing anew" } else { "trying again" };
-                (Some(Log::Warn(format!("{message}; {action}"))), Next::RequestAfter(pause))
-            }
+            Recovery::Retry(from) => self.retry(from, &failure, &message, history),
         };
         Output { log, event, next }
     }
@@ -273,19 +218,105 @@ impl WatchState {
         }
     }
 
-    /// Chooses where a retry starts. Returns true if a new list replaces a watch.
-    fn retry_from(&mut self, from: RetryFrom, history: &mut History) -> bool {
-        let Self::Watching { version, .. } = self else { return false };
-        let is_relist = match from {
-            RetryFrom::Here => false,
-            RetryFrom::HereOnce => history.record_bad_watch(version),
-            RetryFrom::List => true,
-        };
-        if is_relist {
+    /// Retries after a pause, at the same place or with a new list.
+    fn retry(
+        &mut self,
+        from: RetryFrom,
+        failure: &Failure,
+        message: &str,
+        history: &mut History,
+    ) -> (Option<Log>, Next) {
+        let mut action = "trying again";
+        if let Self::Watching { version, .. } = self
+            && match from {
+                RetryFrom::Here => false,
+                RetryFrom::HereOnce => history.record_bad_watch(version),
+                RetryFrom::List => true,
+            }
+        {
             *self = Self::new();
+            action = "listing anew";
         }
-        is_relist
+        let pause = Pause {
+            duration: history.retry.next().max(retry_after(failure)),
+            ends_on_network_change: failure.is_connection_failure(),
+        };
+        (Some(Log::Warn(format!("{message}; {action}"))), Next::RequestAfter(pause))
     }
+}
+
+/// Progress of a list that one input makes.
+enum ListProgress<K> {
+    /// The list goes on.
+    Incomplete(Option<WatchEvent<K>>, Next),
+    /// The list is complete, at this version.
+    Complete(Option<String>, Next),
+}
+
+fn advance_list<K: WatchedResource>(
+    mode: &mut ListMode,
+    has_objects: &mut bool,
+    input: Input<K>,
+) -> Result<ListProgress<K>, ApiError> {
+    let event = match (mode, input) {
+        (_, Input::Failed(error)) => return Err(error),
+        (ListMode::Cached { page: Some(_) }, Input::Accepted) => {
+            return Ok(ListProgress::Incomplete(None, Next::Read));
+        }
+        (_, Input::Accepted) => {
+            *has_objects = false;
+            WatchEvent::ListStarted
+        }
+        (_, Input::Received(Message::Applied(object))) => {
+            *has_objects = true;
+            WatchEvent::Listed(object)
+        }
+        (_, Input::Received(Message::Deleted(object))) => {
+            // Wrong for a list of more than one object. But only the Node is optional, and its list has only it.
+            *has_objects = false;
+            WatchEvent::Unlisted(object)
+        }
+        (_, Input::Received(Message::Bookmark { ends_list: false, .. })) => return Err(ApiError::NotStreamed),
+        (_, Input::Received(Message::Bookmark { version, ends_list: true })) => {
+            return Ok(ListProgress::Complete(version, Next::Read));
+        }
+        (ListMode::Streamed, Input::Ended(_)) => return Err(ApiError::Incomplete),
+        (ListMode::Cached { page }, Input::Ended(metadata)) => {
+            let Some(next) = metadata.next.filter(|next| !next.is_empty()) else {
+                return Ok(ListProgress::Complete(metadata.resource_version, Next::Request));
+            };
+            *page = Some(next);
+            return Ok(ListProgress::Incomplete(None, Next::Request));
+        }
+    };
+    Ok(ListProgress::Incomplete(Some(event), Next::Read))
+}
+
+fn advance_watch<K: WatchedResource>(
+    version: &mut String,
+    input: Input<K>,
+    history: &mut History,
+) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
+    let event = match input {
+        Input::Failed(error) => return Err(error),
+        Input::Accepted => return Ok((None, Next::Read)),
+        Input::Received(Message::Applied(object)) => {
+            *version = required_version(object.meta().resource_version.clone())?;
+            history.record_change(true);
+            WatchEvent::Applied(object)
+        }
+        Input::Received(Message::Deleted(object)) => {
+            *version = required_version(object.meta().resource_version.clone())?;
+            history.record_change(false);
+            WatchEvent::Deleted(object)
+        }
+        Input::Received(Message::Bookmark { version: now, .. }) => {
+            *version = required_version(now)?;
+            WatchEvent::Bookmark
+        }
+        Input::Ended(_) => return Ok((None, Next::Request)),
+    };
+    Ok((Some(event), Next::Read))
 }
 
 /// Warning about a complete list of an optional resource that has no object.
