@@ -147,7 +147,9 @@ enum Format {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
-    let (mut cli, settings) = settings::with_settings(cli);
+    // `exec` starts programs, whatever the settings are.
+    let is_exec = env::args_os().nth(1).is_some_and(|name| name == "exec");
+    let (mut cli, settings) = if is_exec { (cli, Ok(())) } else { settings::with_settings(cli) };
     let result = parse(&mut cli, settings).map_err(anyhow::Error::from).and_then(execute);
     match result {
         Ok(code) => code,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::Balance;
 use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
-use cproxy_wire::ApiServer;
+use cproxy_wire::{ApiServer, is_api_server_url};
 use http::Uri;
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -128,10 +128,7 @@ enum LogLevel {
 
 fn parse_api_server_url(text: &str) -> Result<Uri, String> {
     let url: Uri = text.parse().map_err(|error| format!("{error}; expected a URL like https://10.0.0.1:6443"))?;
-    match (url.scheme_str(), url.host()) {
-        (Some("https" | "http"), Some(_)) => Ok(url),
-        _ => Err("expected a URL like https://10.0.0.1:6443".to_owned()),
-    }
+    is_api_server_url(&url).then_some(url).ok_or_else(|| "expected a URL like https://10.0.0.1:6443".to_owned())
 }
 
 pub(super) fn run(options: RunOptions) -> anyhow::Result<()> {

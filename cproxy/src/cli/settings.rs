@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::{
-    Arg, Command,
+    Command, Id,
     builder::{ArgPredicate, Resettable},
 };
 
@@ -114,24 +114,42 @@ fn partition(settings: impl Iterator<Item = Result<Setting, SettingsError>>) -> 
     (good.into_iter().flatten().collect(), wrong.into_iter().find_map(Result::err))
 }
 
-/// Makes the first setting of each flag its default. A setting is ignored where a nearer place has a flag that
-/// conflicts with it: API server and manifests exclude each other.
+/// Makes the first setting of each flag its default. API server and manifests exclude each other: a setting is ignored
+/// where a nearer place has a flag that conflicts with it, unless a flag or a variable excludes that one in turn.
 fn with_defaults(mut command: Command, settings: &[Setting]) -> Command {
-    let mut nearer = Vec::new();
+    let mut nearer = Vec::<Id>::new();
     for Setting { name, value, .. } in settings {
         let Some(flag) = command.get_arguments().find(|flag| flag.get_long() == Some(name)) else { continue };
         let id = flag.get_id().clone();
-        let conflicts = command.get_arg_conflicts_with(flag).into_iter().map(|other| other.get_id().clone());
-        let conflicts: Vec<_> = conflicts.collect();
-        if nearer.contains(&id) || conflicts.iter().any(|other| nearer.contains(other)) {
+        if nearer.contains(&id) {
             continue;
         }
-        let none = conflicts.into_iter().map(|other| (other, ArgPredicate::IsPresent, None));
-        let set = |flag: Arg| flag.required(false).default_value_ifs(none).default_value(value.clone());
-        command = command.mut_arg(&id, set);
-        nearer.push(id);
+        let conflicts = conflicts_of(&command, &id);
+        let rivals = conflicts.iter().filter(|&other| nearer.contains(other));
+        let excluders: Vec<_> = rivals.flat_map(|rival| conflicts_of(&command, rival)).collect();
+        let is_excluded = !excluders.is_empty();
+        // Of several conditions, the first that holds counts.
+        command = command.mut_arg(&id, |mut flag| {
+            for other in conflicts {
+                flag = flag.default_value_if(other, ArgPredicate::IsPresent, Resettable::Reset);
+            }
+            for other in excluders {
+                flag = flag.default_value_if(other, ArgPredicate::IsPresent, value.clone());
+            }
+            if is_excluded { flag } else { flag.required(false).default_value(value.clone()) }
+        });
+        if !is_excluded {
+            nearer.push(id);
+        }
     }
     command
+}
+
+/// Flags that exclude the one with this id.
+fn conflicts_of(command: &Command, id: &Id) -> Vec<Id> {
+    let flag = command.get_arguments().find(|flag| flag.get_id() == id);
+    let conflicts = flag.map(|flag| command.get_arg_conflicts_with(flag)).unwrap_or_default();
+    conflicts.into_iter().map(|other| other.get_id().clone()).collect()
 }
 
 /// Parameters for cproxy, up to `--`. A value with spaces is in double quotes, as in the kernel.
@@ -229,7 +247,12 @@ mod tests {
         assert_eq!(parsed(&["--apiserver", "https://flag"], &settings), ["apiserver=https://flag"]);
         assert_eq!(parsed(&["--kubeconfig", "flag"], &settings[2..]), [""; 0]);
         assert_eq!(parsed(&["--node-name", "n"], &settings), ["apiserver=https://kernel", "node_name=n"]);
-        assert_eq!(parsed(&[], &[("manifests", "a,b"), ("apiserver", file)]), ["manifests=a+b"]);
+        let settings = [("manifests", "a,b"), ("apiserver", file)];
+        assert_eq!(parsed(&[], &settings), ["manifests=a+b"]);
+        assert_eq!(parsed(&["--tls-server-name", "flag"], &settings), ["apiserver=https://file"], "no manifests count");
+        assert_eq!(parsed(&["--manifests", "flag"], &settings), ["manifests=flag"]);
+        let settings = [("tls-server-name", "kernel"), ("manifests", "file"), ("apiserver", file)];
+        assert_eq!(parsed(&[], &settings), ["apiserver=https://file"], "ignored manifests exclude nothing");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -13,6 +13,9 @@ use serde::de::DeserializeOwned;
 
 use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, RESPONSE_TIMEOUT, SOCKET};
 use crate::report::FrontendRow;
+
+/// Bound on a response, more than a full table has.
+const RESPONSE_BYTES_MAX: usize = 256 << 20;
 
 /// Whether an agent listens in the run directory.
 pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
@@ -49,15 +52,28 @@ fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Durat
 
 fn fetch(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u8>> {
     let mut stream = connect(run_dir)?;
-    stream.set_read_timeout(Some(timeout))?;
     stream.write_all(request.as_bytes())?;
+    // Another user's socket may send bytes for ever; the agent itself stops after `RESPONSE_TIMEOUT`.
+    let end = Instant::now() + timeout + RESPONSE_TIMEOUT;
     let mut response = Vec::new();
-    stream.read_to_end(&mut response).map_err(|error| match error.kind() {
-        // The system's own text for a timeout does not help the user.
-        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
-        _ => error,
-    })?;
-    Ok(response)
+    let mut chunk = [0; 64 << 10];
+    loop {
+        let left = end.saturating_duration_since(Instant::now()).min(timeout);
+        if left.is_zero() || response.len() > RESPONSE_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no end of the answer"));
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut chunk) {
+            Ok(0) => return Ok(response),
+            Ok(count) => response.extend_from_slice(chunk.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The system's own text for a timeout does not help the user.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Connects without waiting: a blocking call would never return if an agent has stopped and its queue is full.
@@ -68,4 +84,31 @@ fn connect(run_dir: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::net::UnixListener, thread};
+
+    use super::*;
+
+    #[test]
+    fn a_response_without_end_is_an_error() {
+        let dir = std::env::temp_dir().join(format!("cproxy-client-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let listener = UnixListener::bind(dir.join(SOCKET)).unwrap();
+        for (pause, size) in [(Duration::from_millis(5), 1), (Duration::ZERO, 1 << 20)] {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    while stream.write_all(&vec![b' '; size]).is_ok() {
+                        thread::sleep(pause);
+                    }
+                });
+                let error = fetch(&dir, REQUEST_GAUGES, Duration::from_millis(50)).unwrap_err();
+                assert_eq!(error.to_string(), "no end of the answer");
+            });
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

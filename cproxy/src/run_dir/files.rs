@@ -40,7 +40,7 @@ pub(super) fn write(dir: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
 
 /// Removes the files of an agent that has ended.
 pub(super) fn clear(dir: &OwnedFd) -> io::Result<()> {
-    [READY, LIMITED, FAILED, UNUSABLE, SOCKET].into_iter().try_for_each(|name| remove(dir, name))
+    [READY, LIMITED, FAILED, UNUSABLE, SOCKET, TEMPORARY].into_iter().try_for_each(|name| remove(dir, name))
 }
 
 fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
@@ -75,6 +75,15 @@ fn read_small(path: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_file_that_could_not_be_written() {
+        let path = std::env::temp_dir().join(format!("cproxy-run-dir-{}-new", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join(TEMPORARY), "").unwrap();
+        clear(&cproxy_datapath::owned_dir::open(&path).unwrap()).unwrap();
+        fs::remove_dir(&path).unwrap();
+    }
 
     #[test]
     fn only_small_files_are_read() {

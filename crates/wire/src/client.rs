@@ -73,6 +73,9 @@ pub enum ClientError {
         dir = SERVICE_ACCOUNT_DIR
     )]
     NoCredentials(Uri, String),
+    /// The address is not that of a server.
+    #[error("{0}: expected the API server's URL like https://10.0.0.1:6443")]
+    Url(Uri),
     /// The token cannot be read.
     #[error("token file {0}: {1}")]
     Token(PathBuf, std::io::Error),
@@ -93,11 +96,24 @@ pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
     if let Some(url) = &server.url {
         config.cluster_url = url.clone();
     }
+    if !is_api_server_url(&config.cluster_url) {
+        return Err(ClientError::Url(config.cluster_url));
+    }
     config.tls_server_name = server.tls_server_name.clone().or(config.tls_server_name);
     if let Some(path) = &config.auth_info.token_file {
         std::fs::read_to_string(path).map_err(|error| ClientError::Token(path.into(), error))?;
     }
     Ok(config)
+}
+
+/// Whether a connection to this URL is possible: kube expects that and panics without a scheme.
+#[must_use]
+pub fn is_api_server_url(url: &Uri) -> bool {
+    let is_port = |port: &str| port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0);
+    // `Uri` has no port if the number is too large.
+    let port =
+        url.authority().and_then(|authority| authority.as_str().rsplit_once(authority.host())?.1.strip_prefix(':'));
+    matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some() && port.is_none_or(is_port)
 }
 
 /// Makes a client; connects to nothing yet. `setup` is applied to each socket before it connects.
@@ -172,4 +188,20 @@ fn authorize<Body>(token: Option<&TokenFile>, mut request: Request<Body>) -> Req
         request.headers_mut().insert(AUTHORIZATION, header);
     }
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_api_server_url_has_a_scheme_a_host_and_a_possible_port() {
+        let is_url = |text: &str| is_api_server_url(&text.parse().unwrap());
+        for url in ["https://1.2.3.4", "http://[::1]:8080/a:b", "https://api:6443/", "https://u:1@api"] {
+            assert!(is_url(url), "{url}");
+        }
+        for url in ["1.2.3.4", "1.2.3.4:6443", "/a", "ftp://1.2.3.4", "https://1.2.3.4:65536", "https://[::1]:0"] {
+            assert!(!is_url(url), "{url}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use http::HeaderValue;
 use kube::{
     Config,
     config::{
@@ -9,6 +10,7 @@ use kube::{
         NamedContext,
     },
 };
+use secrecy::ExposeSecret;
 
 use super::error_text::chain;
 
@@ -42,6 +44,11 @@ async fn configure(mut kubeconfig: Kubeconfig) -> Result<Config, String> {
     }
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| describe(&error))?;
+    // kube panics if it cannot send the token.
+    let token = config.auth_info.token.as_ref().map(ExposeSecret::expose_secret);
+    if token.is_some_and(|token| HeaderValue::from_str(token).is_err()) {
+        return Err("its user's token has a line feed or another control character".to_owned());
+    }
     match config.proxy_url.take() {
         Some(url) if url != NO_PROXY => Err("its cluster has a proxy-url, which cproxy does not support".to_owned()),
         _ => Ok(config),
@@ -118,6 +125,13 @@ mod tests {
             let error = read_text("errors", &text).await.0.unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{text}: {error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_token_with_a_line_feed_is_refused() {
+        let users = "users: [{name: u, user: {token: \"a\\nb\"}}]\n";
+        let error = read_text("token", &format!("{CONTEXT}{CLUSTER}{users}")).await.0.unwrap_err();
+        assert_eq!(error, "its user's token has a line feed or another control character");
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ mod watch;
 mod watch_event;
 mod watch_state;
 
-pub use client::{ApiServer, ClientError, client, configure};
+pub use client::{ApiServer, ClientError, client, configure, is_api_server_url};
 pub use connector::known_addresses;
 pub use kube::Config;
 pub use last_contact::LastContact;
