@@ -34,7 +34,7 @@ fn wait(sandbox: &Sandbox, flags: &[&str]) -> (i32, String) {
 fn assert_ready(sandbox: &Sandbox, flags: &[&str]) {
     let (code, message) = wait(sandbox, flags);
     let place =
-        format!("cproxy: ready, attached to {}, below the cgroup root, as --cgroup asks: ", sandbox.cgroup().display());
+        format!("cproxy: ready, attached to {}, serving only processes in and below ", sandbox.cgroup().display());
     assert!(code == 0 && message.starts_with(&place) && message.lines().count() == 1, "{code}: {message}");
 }
 
