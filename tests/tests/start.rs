@@ -52,7 +52,8 @@ fn wait_ends_when_the_table_is_complete() {
     let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
     assert_eq!(code, 1);
     assert!(
-        message.starts_with("cproxy: not ready after 50ms: no agent answers at ") && message.lines().count() == 1,
+        message.starts_with("cproxy: not ready after 50ms: no agent runs with the run directory ")
+            && message.lines().count() == 1,
         "{message}"
     );
 
@@ -64,7 +65,12 @@ fn wait_ends_when_the_table_is_complete() {
 
     assert_eq!(
         wait(&sandbox, &["--for", "default/web", "--timeout", "50ms"]),
-        (1, "cproxy: not ready after 50ms: Service default/web has no endpoint that is ready\n".to_owned())
+        (
+            1,
+            "cproxy: not ready after 50ms: Service default/web does not exist or has no eligible endpoint \
+             (see cproxy get services)\n"
+                .to_owned()
+        )
     );
     assert_eq!(served.exit_status(), None);
     write_service(&sandbox, Endpoint::ready(POD));
