@@ -228,7 +228,7 @@ fn settings_of_a_file_give_way_to_nearer_sources() {
     for (text, message) in [
         (
             "log-level = warn\nlog-lvl = warn\n",
-            ", line 2: \"log-lvl\" is no setting; settings are named like the flags: apiserver, ",
+            ", line 2: \"log-lvl\" is not a setting; settings are named like the flags: apiserver, ",
         ),
         ("apiserver\n", ", line 1: \"apiserver\" has no value; "),
         ("log-level = loud\n", "invalid value 'loud' for '--log-level <LEVEL>'"),
