@@ -79,7 +79,7 @@ async fn run_until_stopped(config: Config) -> Result<(), AgentError> {
     if node.pod_ips.is_empty() {
         let known_addresses = move || api_server.as_ref().map(wire::known_addresses).unwrap_or_default();
         let addresses = OwnAddresses::detect(socket_setup(lock.pins()), known_addresses);
-        tracing::info!("own addresses: {}", addresses.detected());
+        own_addresses::report("own addresses", addresses.detected());
         node.pod_ips = own_addresses::pod_ips(addresses.detected());
         drop(tokio::spawn(own_addresses::follow(addresses, weak_sender)));
     }

@@ -23,7 +23,12 @@ use crate::run_dir::{Failure, record_failure};
 /// Exit code for wrong usage.
 const EXIT_USAGE: u8 = 2;
 
-/// Kubernetes Services for the pod in a microVM, by socket hooks.
+/// End of the help of commands whose help has no room for each flag's variable.
+const SETTINGS_HELP: &str = "\
+Each flag can also be set in the environment (CPROXY_RUN_DIR for --run-dir), as a kernel parameter
+(cproxy.run-dir=DIR) or in /etc/cproxy/cproxy.conf: see docs/reference.md";
+
+/// Makes Kubernetes Services work for the pod in a microVM.
 #[derive(Debug, Parser)]
 #[command(name = "cproxy", version)]
 struct Cli {
@@ -34,22 +39,26 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Follow Services and EndpointSlices and keep the kernel's table up to date
+    #[command(next_line_help = true, mut_args(without_shown_variable), after_help = SETTINGS_HELP)]
     Run(Box<run::RunOptions>),
     /// Check whether cproxy can run on this kernel and machine, without changing them
     Check(check::CheckOptions),
     /// Wait until the table of a running agent is complete
+    #[command(next_line_help = true, mut_args(without_shown_variable), after_help = SETTINGS_HELP)]
     Wait(wait::WaitOptions),
     /// Print the state in the kernel, with or without a running agent
     Get(get::GetOptions),
     /// Print the table for manifests, without touching the kernel
     Resolve(resolve::ResolveOptions),
     /// Make the agent choose backends from a new seed, after a snapshot was restored
+    #[command(next_line_help = true, mut_args(without_shown_variable), after_help = SETTINGS_HELP)]
     Reseed(reseed::ReseedOptions),
     /// Detach the programs and remove the table and its pins
+    #[command(next_line_help = true, mut_args(without_shown_variable), after_help = SETTINGS_HELP)]
     Cleanup(cleanup::CleanupOptions),
     /// Replace cproxy by another program, with default handling of SIGINT and SIGQUIT
     Exec(exec::ExecOptions),
-    /// Print the version
+    /// Print the versions of cproxy and its table layout
     Version,
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
@@ -167,6 +176,11 @@ pub fn main() -> ExitCode {
 fn without_empty_variable(flag: Arg) -> Arg {
     let value = flag.get_env().and_then(env::var_os);
     if value.is_some_and(|value| value.is_empty()) { flag.env(None) } else { flag }
+}
+
+/// The name of each flag gives its variable, which the help would repeat.
+fn without_shown_variable(flag: Arg) -> Arg {
+    flag.hide_env(true)
 }
 
 fn parse(cli: &mut clap::Command, settings: Result<(), SettingsError>) -> Result<Command, clap::Error> {

@@ -38,7 +38,7 @@ mod protocol;
 mod server;
 mod wait;
 
-pub use client::{fetch_gauges, fetch_services, request_reseed};
+pub use client::{explain_silence, fetch_gauges, fetch_services, request_reseed};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
 pub use server::{Request, serve};

@@ -389,7 +389,7 @@ fn a_bad_object_harms_only_itself_and_is_named() {
         ["Service default/nowhere", "spec.clusterIP", "not served"],
         ["Service default/zweb", "10.96.0.10:80/TCP", "belongs to Service default/web"],
         ["Service default/zweb", "spec.sessionAffinityConfig.clientIP.timeoutSeconds", "86400"],
-        ["kind Pod", "not used", "ignored"],
+        ["kind Pod (v1)", "ignored", "reads only Services"],
     ] {
         for (text, place) in [(&resolve.stderr, "resolve"), (&log, "run")] {
             let found = text.lines().any(|line| needles.iter().all(|needle| line.contains(needle)));

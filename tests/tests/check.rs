@@ -229,7 +229,7 @@ fn check_names_the_hooked_cgroup_until_the_hooks_are_gone() {
         agent.stop();
     };
     start(sandbox.cgroup().to_owned());
-    let asked = format!("ok to {}, below the cgroup root, as --cgroup asks: ", sandbox.cgroup().display());
+    let asked = format!("ok to {}, serving only processes in and below it", sandbox.cgroup().display());
     let (code, answer) = attached();
     assert!(code == 0 && answer.starts_with(&asked), "also with the agent dead: {answer}");
 

@@ -174,9 +174,8 @@ fn the_example_names_all_settings_and_no_others() {
     let settings = example.lines().filter_map(|line| line.strip_prefix('#')?.split_once(" = "));
     let named: BTreeSet<_> = settings.map(|(name, _)| name.to_owned()).collect();
     let known = ["run", "wait"].map(|verb| output(Command::new(cproxy_binary()).args([verb, "--help"])));
-    let known = known.iter().flat_map(|help| help.split("[env: CPROXY_").skip(1));
-    let known: BTreeSet<_> =
-        known.filter_map(|rest| Some(rest.split_once('=')?.0.replace('_', "-").to_lowercase())).collect();
+    let flags = known.iter().flat_map(|help| help.lines()).filter_map(|line| line.strip_prefix("      --"));
+    let known: BTreeSet<_> = flags.filter_map(|flag| Some(flag.split_once(" <")?.0.to_owned())).collect();
     assert_eq!(named, known);
 }
 

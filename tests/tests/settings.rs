@@ -172,5 +172,5 @@ fn choices_are_reseeded_on_request() {
     agent.stop();
     let output = cproxy(&sandbox, &["reseed"]);
     assert_eq!(output.code, 1);
-    assert!(output.stderr.starts_with("cproxy: no agent answers at "), "{}", output.stderr);
+    assert!(output.stderr.starts_with("cproxy: no agent runs with the run directory "), "{}", output.stderr);
 }

@@ -34,7 +34,7 @@ fn wait(sandbox: &Sandbox, flags: &[&str]) -> (i32, String) {
 fn assert_ready(sandbox: &Sandbox, flags: &[&str]) {
     let (code, message) = wait(sandbox, flags);
     let place =
-        format!("cproxy: ready, attached to {}, below the cgroup root, as --cgroup asks: ", sandbox.cgroup().display());
+        format!("cproxy: ready, attached to {}, serving only processes in and below ", sandbox.cgroup().display());
     assert!(code == 0 && message.starts_with(&place) && message.lines().count() == 1, "{code}: {message}");
 }
 
@@ -52,7 +52,8 @@ fn wait_ends_when_the_table_is_complete() {
     let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
     assert_eq!(code, 1);
     assert!(
-        message.starts_with("cproxy: not ready after 50ms: no agent answers at ") && message.lines().count() == 1,
+        message.starts_with("cproxy: not ready after 50ms: no agent runs with the run directory ")
+            && message.lines().count() == 1,
         "{message}"
     );
 
@@ -64,7 +65,12 @@ fn wait_ends_when_the_table_is_complete() {
 
     assert_eq!(
         wait(&sandbox, &["--for", "default/web", "--timeout", "50ms"]),
-        (1, "cproxy: not ready after 50ms: Service default/web has no endpoint that is ready\n".to_owned())
+        (
+            1,
+            "cproxy: not ready after 50ms: Service default/web does not exist or has no eligible endpoint \
+             (see cproxy get services)\n"
+                .to_owned()
+        )
     );
     assert_eq!(served.exit_status(), None);
     write_service(&sandbox, Endpoint::ready(POD));
@@ -222,7 +228,7 @@ fn settings_of_a_file_give_way_to_nearer_sources() {
     for (text, message) in [
         (
             "log-level = warn\nlog-lvl = warn\n",
-            ", line 2: \"log-lvl\" is no setting; settings are named like the flags: apiserver, ",
+            ", line 2: \"log-lvl\" is not a setting; settings are named like the flags: apiserver, ",
         ),
         ("apiserver\n", ", line 1: \"apiserver\" has no value; "),
         ("log-level = loud\n", "invalid value 'loud' for '--log-level <LEVEL>'"),

@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
 fn steps(arguments: &DemoArguments) -> Steps {
     let is_built = paths::target().join("debug").join(DEMO).exists();
     let mut steps = vec![
-        Step::once("setting up this machine, and compiling dependencies beside", setup::is_ready_to_build(), 90),
+        Step::once("setting up this machine and compiling dependencies meanwhile", setup::is_ready_to_build(), 90),
         Step::once("building the agent and the demonstration", is_built, 60),
     ];
     if arguments.cluster {

@@ -30,10 +30,10 @@ use crate::{
 /// Selection of tests, and the form of their output.
 #[derive(Args)]
 pub(crate) struct TestArguments {
-    /// Leaves out a suite, which then counts as skipped
-    #[arg(long, value_name = "SUITE")]
+    /// Leaves out a group of suites, which then count as skipped
+    #[arg(long, value_name = "GROUP")]
     without: Vec<SuiteGroup>,
-    /// Runs random tests ten times as long
+    /// Runs the random tests churn and kube_proxy much longer
     #[arg(long)]
     soak: bool,
     /// Also runs tests against the oldest supported Kubernetes, which takes minutes to build
@@ -191,7 +191,7 @@ fn steps(arguments: &TestArguments) -> Steps {
     Steps::new(
         "test",
         [
-            Step::once("setting up this machine, and compiling tests beside", setup::is_ready_to_build(), 90),
+            Step::once("setting up this machine and compiling tests meanwhile", setup::is_ready_to_build(), 90),
             Step::once("compiling tests", is_compiled, 60),
             Step::new("running tests, and building the products of later ones meanwhile", tests_seconds),
         ],

@@ -11,6 +11,14 @@ pub(super) fn pod_ips(detected: &DetectedAddresses) -> Vec<Address> {
     detected.iter().map(Address::from).collect()
 }
 
+/// Logs the addresses, or how to name one where none is detected.
+pub(super) fn report(words: &str, detected: &DetectedAddresses) {
+    match detected.iter().next() {
+        Some(_) => tracing::info!("{words}: {detected}"),
+        None => tracing::info!("no address of this VM found for loadBalancerSourceRanges; --pod-ip sets it"),
+    }
+}
+
 /// Sends the addresses whenever they have changed; ends when the receiver is closed, or when changes cannot be seen.
 pub(super) async fn follow<ApiServer: Fn() -> Vec<IpAddr>>(
     mut own: OwnAddresses<ApiServer>,
@@ -19,7 +27,7 @@ pub(super) async fn follow<ApiServer: Fn() -> Vec<IpAddr>>(
     loop {
         let event = match own.changed().await {
             Ok(detected) => {
-                tracing::info!("own addresses now: {detected}");
+                report("own addresses now", detected);
                 Event::PodIps(pod_ips(detected))
             }
             Err(error) => {

@@ -88,6 +88,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     })?;
     match lacking(&requirements).as_slice() {
         [] => Ok(()),
+        ["attached"] => bail!("the programs are not attached as they should be: start `cproxy run` again"),
         names => bail!("cannot run here: missing {}", names.join(", ")),
     }
 }

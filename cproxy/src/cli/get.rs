@@ -85,7 +85,7 @@ fn sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     if listing.unseen != 0 {
         let unseen = listing.unseen;
         print_error(&format!(
-            "network namespaces and processes that cannot be inspected, whose sockets are missing: {unseen}"
+            "the list may be incomplete: {unseen} network namespaces or processes could not be inspected"
         ));
     }
     Ok(())

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{RunDirOption, print};
-use crate::run_dir::request_reseed;
+use crate::run_dir::{explain_silence, request_reseed};
 
 /// Flags of `cproxy reseed`.
 #[derive(Args, Debug)]
@@ -15,7 +15,7 @@ pub(super) struct ReseedOptions {
 pub(super) fn run(options: &ReseedOptions) -> anyhow::Result<()> {
     let dir = &options.run.run_dir;
     let response = request_reseed(dir);
-    let response = response.map_err(|error| anyhow::anyhow!("no agent answers at {}: {error}", dir.display()))?;
+    let response = response.map_err(|error| anyhow::anyhow!(explain_silence(dir, &error)))?;
     match response.trim().strip_prefix("error: ") {
         Some(error) => anyhow::bail!("{error}"),
         None => print("endpoints are chosen from a new seed\n"),

@@ -102,8 +102,10 @@ fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objec
         }
     };
     shown.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
-    if !others.is_empty() {
-        eprintln!("cproxy: {} problems of other objects not shown; omit --explain to see them", others.len());
+    match others.len() {
+        0 => {}
+        1 => eprintln!("cproxy: 1 problem of another object is not shown; omit --explain to see it"),
+        count => eprintln!("cproxy: {count} problems of other objects are not shown; omit --explain to see them"),
     }
 }
 
@@ -134,7 +136,7 @@ fn explain(
         Format::Json => print(&format!("{}\n", explanations_json(&rows, &explanations)?)),
         Format::Table => {
             print_rows(rows.into_iter(), output)?;
-            print(&format!("\n{}", explanations_text(&explanations)))
+            print(&format!("\n{}", explanations_text(name, &explanations)))
         }
     }
 }

@@ -42,21 +42,21 @@ pub(super) struct RunOptions {
     /// cgroup2 directory whose processes are served; default: the cgroup2 root
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
-    /// Ignore processes in or below these cgroup2 directories; at most 4, separated by commas
+    /// Do not translate calls in or below these cgroups; at most 4, separated by commas
     #[arg(long, env = "CPROXY_EXCLUDE_CGROUP", value_name = "DIR", num_args = 1.., value_delimiter = ',')]
     exclude_cgroup: Vec<PathBuf>,
-    /// Ignore processes of these user IDs; at most 8, separated by commas
+    /// Do not translate calls of these users; at most 8, separated by commas
     #[arg(long, env = "CPROXY_EXCLUDE_UID", value_name = "UID", num_args = 1.., value_delimiter = ',',
           value_parser = clap::value_parser!(u32).range(..u32::MAX as i64))]
     exclude_uid: Vec<u32>,
-    /// Ignore calls to these destination ports; at most 8, separated by commas
+    /// Do not translate calls to these ports; at most 8, separated by commas
     #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',',
-          value_parser = clap::value_parser!(u16).range(1..))]
+          value_parser = parse_port)]
     exclude_port: Vec<u16>,
-    /// How to choose a backend for a new connection
+    /// How to choose backends
     #[arg(long, env = "CPROXY_BALANCE", value_name = "METHOD", value_enum, default_value_t)]
     balance: Choice,
-    /// Sockets to close when their backend no longer serves
+    /// Sockets to close when they are stale
     #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "SOCKETS", value_enum, default_value_t)]
     terminate_sockets: Terminate,
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(super) struct RunOptions {
     /// Least severe level to log
     #[arg(long, env = "CPROXY_LOG_LEVEL", value_name = "LEVEL", value_enum, default_value_t)]
     log_level: LogLevel,
-    /// Log lines as text, or as one JSON object each
+    /// Log lines as text or as JSON objects
     #[arg(long, env = "CPROXY_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -124,6 +124,11 @@ enum LogLevel {
     #[default]
     Info,
     Debug,
+}
+
+fn parse_port(text: &str) -> Result<u16, String> {
+    let port = text.parse().ok().filter(|&port| port != 0);
+    port.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
 }
 
 fn parse_api_server_url(text: &str) -> Result<Uri, String> {

@@ -32,7 +32,9 @@ const LINE_CHARS_MAX: usize = 80;
 pub(super) enum SettingsError {
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
-    #[error("{0}: {1:?} is no setting; settings are named like the flags: {2}")]
+    #[error("{FILE_VARIABLE} names {0}, which cannot be read: {1}")]
+    Named(PathBuf, io::Error),
+    #[error("{0}: {1:?} is not a setting; settings are named like the flags: {2}")]
     Unknown(String, String, String),
     #[error("{0}: {1:?} has no value; write it like apiserver = https://10.0.0.1:6443")]
     NoValue(String, String),
@@ -76,7 +78,8 @@ fn read_file(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
     let path = named.unwrap_or_else(|| FILE.into());
     match fs::read(&path) {
         Ok(text) => parse_file(&path, &String::from_utf8_lossy(&text)),
-        Err(error) if !is_named && error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
+        Err(error) if is_named => (Vec::new(), Some(SettingsError::Named(path, error))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
         Err(error) => (Vec::new(), Some(SettingsError::Io(path, error))),
     }
 }
@@ -280,6 +283,6 @@ mod tests {
         assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <METHOD>' [possible"), "{error}");
         let (_, error) = validate(&Cli::command(), vec![setting(("api-server", "x"))]);
         let error = error.unwrap().to_string();
-        assert!(error.starts_with("f, line 7: \"api-server\" is no setting; ") && error.contains(": apiserver, "));
+        assert!(error.starts_with("f, line 7: \"api-server\" is not a setting; ") && error.contains(": apiserver, "));
     }
 }

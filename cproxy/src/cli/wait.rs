@@ -26,7 +26,7 @@ pub(super) struct WaitOptions {
     #[arg(long = "for", env = "CPROXY_FOR", value_name = "NAMESPACE/NAME", num_args = 1.., value_delimiter = ',',
           value_parser = checked_service)]
     services: Vec<Checked<ServiceName>>,
-    /// Result on timeout, if cproxy cannot run here, or if --timeout or --for is invalid
+    /// Result on failure or if a value is invalid
     #[arg(long, env = "CPROXY_ON_TIMEOUT", value_name = "POLICY", value_enum, default_value_t)]
     on_timeout: Policy,
 }

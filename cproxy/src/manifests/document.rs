@@ -209,8 +209,8 @@ impl<'a> DocumentReader<'a> {
                 }
                 (version, kind) => {
                     // One problem for all objects of a kind that is not used.
-                    let message = format!("{version} {kind} is not used by cproxy; ignored");
-                    return contents.add_problem(format_args!("kind {kind}"), &message);
+                    let message = "ignored; cproxy reads only Services, EndpointSlices and Nodes";
+                    return contents.add_problem(format_args!("kind {kind} ({version})"), message);
                 }
             },
         };

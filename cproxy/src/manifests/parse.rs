@@ -173,7 +173,7 @@ mod tests {
             {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b"}, "spec": 5}, 5,
             {"items": [{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "c"}}], "kind": "List"},
             {"metadata": {"name": "d"}}, {"apiVersion": "v1", "kind": "Pod"}, {"apiVersion": "v1", "kind": "Pod"}]"#;
-        let pods = "kind Pod: v1 Pod is not used by cproxy; ignored";
+        let pods = "kind Pod (v1): ignored; cproxy reads only Services, EndpointSlices and Nodes";
         let no_type = |index| format!("f (document 1), items[{index}]: apiVersion and kind are missing; ignored");
         let wrong =
             "default/b: spec: invalid type: integer `5`, expected struct ServiceSpec (f (document 1), items[1])";
@@ -183,7 +183,10 @@ mod tests {
                 ["Service default/a", wrong, "Service default/c", "Service default/d", &no_type(2), pods].as_slice(),
             ),
             (r#""kind": "List""#, &[wrong, "Service default/c", &no_type(0), &no_type(2), &no_type(4), pods]),
-            (r#""kind": "ConfigMap""#, &["kind ConfigMap: v1 ConfigMap is not used by cproxy; ignored"]),
+            (
+                r#""kind": "ConfigMap""#,
+                &["kind ConfigMap (v1): ignored; cproxy reads only Services, EndpointSlices and Nodes"],
+            ),
         ] {
             let version = r#""apiVersion": "v1""#;
             for fields in [[version, kind, items], [version, items, kind], [items, kind, version]] {

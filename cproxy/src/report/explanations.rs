@@ -1,6 +1,6 @@
 //! Reasons why the endpoints of a Service are used or not.
 
-use cproxy_core::{Explanation, printable};
+use cproxy_core::{Explanation, ServiceName, printable};
 
 use super::{columns::align_columns, frontends::FrontendRow};
 
@@ -26,14 +26,15 @@ pub fn explanations_json(frontends: &[FrontendRow], explanations: &[Explanation]
 
 /// Why endpoints are used or not, as aligned columns.
 #[must_use]
-pub fn explanations_text(explanations: &[Explanation]) -> String {
+pub fn explanations_text(service: &ServiceName, explanations: &[Explanation]) -> String {
     let no_slice = if explanations.iter().any(|explanation| explanation.slice.is_some()) {
-        ""
+        String::new()
     } else {
-        "No EndpointSlice says that it is this Service's (namespace, and label kubernetes.io/service-name).\n"
+        let ServiceName { namespace, name } = service;
+        format!("No EndpointSlice in namespace {namespace} has the label kubernetes.io/service-name: {name}.\n")
     };
     if explanations.is_empty() {
-        return no_slice.to_owned();
+        return no_slice;
     }
     let header = ["PORT", "FOR", "ENDPOINT", "SLICE", "USED", "WHY"].map(str::to_owned);
     let line = |explanation: &Explanation| {

@@ -46,6 +46,21 @@ pub fn request_reseed(run_dir: &Path) -> io::Result<String> {
     String::from_utf8(fetch(run_dir, REQUEST_RESEED, RESPONSE_TIMEOUT)?).map_err(io::Error::other)
 }
 
+/// The failure of a request, and its remedy where there is one.
+pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
+    let socket = run_dir.join(SOCKET);
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
+            "no agent runs with the run directory {}: start cproxy run, or pass its --run-dir",
+            run_dir.display()
+        ),
+        io::ErrorKind::PermissionDenied => {
+            format!("only root may ask the agent at {}: run this as root", socket.display())
+        }
+        _ => format!("no agent answers at {}: {error}", socket.display()),
+    }
+}
+
 fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<T> {
     Ok(serde_json::from_slice(&fetch(run_dir, request, timeout)?)?)
 }

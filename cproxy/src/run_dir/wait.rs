@@ -10,9 +10,9 @@ use std::{
 use cproxy_core::{Action, ServiceName};
 
 use super::{
-    client::{fetch_gauges, fetch_services},
+    client::{explain_silence, fetch_gauges, fetch_services},
     files::{is_ready, read_line},
-    protocol::{FAILED, LIMITED, RESPONSE_TIMEOUT, SOCKET, UNUSABLE},
+    protocol::{FAILED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
 };
 
 /// Interval of the first polls for a file: `cproxy wait` must not delay a boot.
@@ -39,7 +39,7 @@ pub struct Conditions {
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
     /// Timeout.
-    #[error("not ready after {0:?}: {1}")]
+    #[error("not ready{after}: {1}", after = if .0.is_zero() { String::new() } else { format!(" after {:?}", .0) })]
     TimedOut(Duration, String),
     /// The agent cannot run on this machine.
     #[error("cannot run here: {0}")]
@@ -105,12 +105,13 @@ impl Missing {
         if let Some(reason) = read_line(run_dir, FAILED) {
             return format!("the agent has ended: {reason}");
         }
-        let silent = |error| format!("no agent answers at {}: {error}", run_dir.join(SOCKET).display());
         match self {
-            Self::Response(error) => silent(error),
-            Self::Service(service) => format!("Service {service} has no endpoint that is ready"),
+            Self::Response(error) => explain_silence(run_dir, &error),
+            Self::Service(service) => {
+                format!("Service {service} does not exist or has no eligible endpoint (see cproxy get services)")
+            }
             Self::Ready => match fetch_gauges(run_dir, LAST_RESPONSE) {
-                Err(error) => silent(error),
+                Err(error) => explain_silence(run_dir, &error),
                 Ok(gauges) if gauges.contains_key("api_server_silent_seconds") => {
                     "the agent has reached its API server but has no complete list of all kinds yet; see its log"
                         .to_owned()
@@ -141,7 +142,10 @@ mod tests {
     #[test]
     fn the_missing_condition_is_named() {
         let ready = conditions("missing");
-        assert!(outcome(&ready).starts_with("not ready after 30ms: no agent answers at "), "{}", outcome(&ready));
+        let none = format!("no agent runs with the run directory {}: start ", ready.run_dir.display());
+        assert!(outcome(&ready).starts_with(&format!("not ready after 30ms: {none}")), "{}", outcome(&ready));
+        let at_once = Conditions { timeout: Duration::ZERO, ..ready.clone() };
+        assert!(outcome(&at_once).starts_with(&format!("not ready: {none}")), "{}", outcome(&at_once));
         fs::create_dir(&ready.run_dir).unwrap();
         fs::write(ready.run_dir.join(FAILED), "no route\nat all").unwrap();
         assert_eq!(outcome(&ready), "not ready after 30ms: the agent has ended: no route");

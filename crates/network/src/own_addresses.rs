@@ -95,9 +95,6 @@ impl DetectedAddresses {
 
 impl fmt::Display for DetectedAddresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("none found");
-        }
         for (index, (address, route)) in self.0.iter().enumerate() {
             let route = match route {
                 Route::ApiServer => "route to the API server",
@@ -137,7 +134,7 @@ mod tests {
             selected(&["192.0.2.1", "2001:db8::1"], &[("2001:db8::1", "2001:db8::9")], &["10.0.0.2"]),
             "10.0.0.2 (route to the API server), 2001:db8::9 (route to the API server)"
         );
-        assert_eq!(selected(&["192.0.2.1"], &[], &[]), "none found");
+        assert_eq!(selected(&["192.0.2.1"], &[], &[]), "");
     }
 
     #[test]
@@ -145,8 +142,8 @@ mod tests {
         let default = ["10.0.0.2"];
         let by_default = "10.0.0.2 (default route)";
         assert_eq!(selected(&["127.0.0.1"], &[("127.0.0.1", "127.0.0.1")], &default), by_default);
-        assert_eq!(selected(&[], &[], &["0.0.0.0", "::1"]), "none found");
-        assert_eq!(selected(&[], &[], &["fe80::1"]), "none found");
+        assert_eq!(selected(&[], &[], &["0.0.0.0", "::1"]), "");
+        assert_eq!(selected(&[], &[], &["fe80::1"]), "");
         assert_eq!(selected(&["fe80::9"], &[("fe80::9", "fe80::1")], &["fd00::2"]), "fd00::2 (default route)");
     }
 }

@@ -222,7 +222,9 @@ fn step_7_clean_up(sandbox: &Sandbox, agent: &mut RunningAgent) -> Result {
     stop(agent)?;
     command("cproxy cleanup");
     let output = checked("cproxy cleanup", cproxy(sandbox, &["cleanup"]))?;
-    output.stdout.lines().chain(output.stderr.lines()).for_each(print_indented);
+    let directory = format!("{}/", sandbox.dir().display());
+    let lines = output.stdout.lines().chain(output.stderr.lines());
+    lines.for_each(|line| print_indented(line.replace(&directory, "")));
     ensure(!sandbox.pin_dir().exists(), || format!("{} should be gone and is not", sandbox.pin_dir().display()))?;
     expect_failure(sandbox, URL, NOWHERE)?;
     print_line(format!("No route leads to {VIP}, as before."));
@@ -459,9 +461,9 @@ fn milliseconds(time: Duration) -> String {
     format!("{} ms", time.as_millis())
 }
 
-/// Prints the heading of a step.
+/// Prints the heading of a step, after an empty line.
 fn step(number: u32, title: impl Display) {
-    println!("{number}. {title}");
+    println!("\n{number}. {title}");
 }
 
 /// Prints a sentence within a step.

@@ -81,7 +81,7 @@ fn the_address_of_the_default_route_is_found_and_followed() {
     // The link goes down, and with it every route and the known addresses; then it comes back.
     world.sandbox.ip("link set own0 down\n");
     world.wait(|rows| actions(rows) == ["drop", "drop"]);
-    world.agent.wait_log("own addresses now: none found", SYNC);
+    world.agent.wait_log("no address of this VM found for loadBalancerSourceRanges", SYNC);
     assert_balancer([false, false]);
     world.agent.wait_log("the VM's IPv4 address is not known: calls to its load balancer's addresses fail", SYNC);
     world

@@ -47,7 +47,10 @@ fn a_guest_names_each_missing_requirement() {
     for (parameter, words) in [
         ("nothing=said", "--apiserver"),
         ("cproxy.apiserver=somewhere", "invalid value 'somewhere' for '--apiserver"),
-        ("cproxy.api-server=https://api.test:6443", "kernel parameter cproxy.api-server: \"api-server\" is no setting"),
+        (
+            "cproxy.api-server=https://api.test:6443",
+            "kernel parameter cproxy.api-server: \"api-server\" is not a setting",
+        ),
     ] {
         let console = console(outside.guest().parameter(parameter), "start");
         assert_logged(&console, &["cproxy: not ready after 4s: the agent has ended: ", words]);

@@ -115,9 +115,7 @@ impl Scope {
     pub fn caveat(self) -> Option<&'static str> {
         match self {
             Self::Machine => None,
-            Self::Requested => {
-                Some("below the cgroup root, as --cgroup asks: processes outside of this cgroup are not served")
-            }
+            Self::Requested => Some("serving only processes in and below it (--cgroup)"),
             Self::Confined => Some(
                 "NOT the cgroup root, which cannot be seen from here: only processes in and below this cgroup are \
                  served; mount the machine's /sys/fs/cgroup, at another path than this, or pass --cgroup if it is \

@@ -11,7 +11,7 @@ pub(super) const TRIES_MAX: u32 = 100;
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// A map could not be opened.
-    #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
+    #[error("cannot open {0}: {cause}; run this as root or with CAP_BPF", cause = super::root_cause(.1))]
     Open(PathBuf, MapError),
     /// A pinned object could not be used.
     #[error("cannot use {0}: {1}")]

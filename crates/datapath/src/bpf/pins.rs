@@ -57,10 +57,10 @@ pub enum PinError {
     #[error("{0} is in use by a running cproxy: stop it first or pass another --pin-dir")]
     Locked(PathBuf),
     /// A file could not be used.
-    #[error("{0}: {1}{hint}", hint = if .1.kind() == io::ErrorKind::PermissionDenied { "; it takes root" } else { "" })]
+    #[error("{0}: {1}{hint}", hint = if .1.kind() == io::ErrorKind::PermissionDenied { "; run this as root" } else { "" })]
     Io(PathBuf, io::Error),
     /// A map could not be asked.
-    #[error("cannot open {0}: {cause}; it takes root or CAP_BPF", cause = super::root_cause(.1))]
+    #[error("cannot open {0}: {cause}; run this as root or with CAP_BPF", cause = super::root_cause(.1))]
     Map(PathBuf, aya::maps::MapError),
 }
 
