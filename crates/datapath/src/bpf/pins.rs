@@ -57,11 +57,15 @@ pub enum PinError {
     #[error("{0} is in use by a running cproxy: stop it first or pass another --pin-dir")]
     Locked(PathBuf),
     /// A file could not be used.
-    #[error("{0}: {1}{hint}", hint = if .1.kind() == io::ErrorKind::PermissionDenied { "; run this as root" } else { "" })]
+    #[error("{0}: {1}{hint}", hint = remedy(.1))]
     Io(PathBuf, io::Error),
-    /// A map could not be asked.
+    /// A map cannot be opened.
     #[error("cannot open {0}: {cause}; run this as root or with CAP_BPF", cause = super::root_cause(.1))]
     Map(PathBuf, aya::maps::MapError),
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::PermissionDenied { "; run this as root" } else { "" }
 }
 
 /// The child of an agent that has ended while it was installing ends with it, a moment later.
