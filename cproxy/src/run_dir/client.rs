@@ -75,20 +75,23 @@ fn fetch(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u8>
     loop {
         let left = end.saturating_duration_since(Instant::now()).min(timeout);
         if left.is_zero() || response.len() > RESPONSE_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "no end of the answer"));
+            return Err(timed_out(&response));
         }
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut chunk) {
             Ok(0) => return Ok(response),
             Ok(count) => response.extend_from_slice(chunk.get(..count).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // The system's own text for a timeout does not help the user.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
-            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(timed_out(&response)),
             Err(error) => return Err(error),
         }
     }
+}
+
+/// The system's own text for a timeout does not help the user.
+fn timed_out(response: &[u8]) -> io::Error {
+    let message = if response.is_empty() { "no answer in time" } else { "no end of the answer" };
+    io::Error::new(io::ErrorKind::TimedOut, message)
 }
 
 /// Connects without waiting: a blocking call would never return if an agent has stopped and its queue is full.
