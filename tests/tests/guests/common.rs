@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 /// Limit on every wait, long enough for a guest with an emulated processor on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Prints a finding for `cargo xtask vm test`, which makes a table of them.
 pub(crate) fn report(what: &str, is: &str) {

@@ -63,7 +63,7 @@ end() {
 start unreachable
 until grep '192.0.2.1:6443: ' /run/unreachable.log >/dev/null; do sleep 0.1; done
 # An agent on an emulated processor may be too busy to answer in time.
-until probe unreachable | grep 'heard nothing' >/run/said; do sleep 0.1; done
+until probe unreachable | grep 'received nothing' >/run/said; do sleep 0.1; done
 probe unreachable >/dev/null
 echo "unreachable probe: $? $(cat /run/said)"
 end unreachable
