@@ -109,7 +109,7 @@ impl SliceRow {
         };
         let service = service_of(slice, findings)?;
         let mut row = Self { service, family, ports: ports(slice, findings), endpoints: Vec::new(), zones: Vec::new() };
-        row.take_endpoints(slice, node, findings);
+        row.add_endpoints(slice, node, findings);
         Some(row)
     }
 
@@ -157,7 +157,7 @@ impl SliceRow {
         index.and_then(|index| self.zones.get(index)).map_or(&[], |zones| zones)
     }
 
-    fn take_endpoints(&mut self, slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) {
+    fn add_endpoints(&mut self, slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) {
         let specs = slice.endpoints.as_deref().unwrap_or_default();
         self.endpoints.reserve_exact(specs.len());
         for (index, spec) in specs.iter().enumerate() {

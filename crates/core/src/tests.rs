@@ -124,7 +124,7 @@ impl Case {
         world.list(objects);
         world.see(&self.step, &format!("{}, {order}", self.name))?;
         for (index, step) in self.then.iter().enumerate() {
-            world.take(step);
+            world.apply(step);
             world.see(step, &format!("{}, {order}, then[{index}]", self.name))?;
         }
         Ok(())
@@ -156,7 +156,7 @@ impl World {
         events.into_iter().for_each(|event| drop(self.store.apply(event)));
     }
 
-    fn take(&mut self, step: &CaseStep) {
+    fn apply(&mut self, step: &CaseStep) {
         let gone = step.gone.iter().map(|name| deleted(name));
         let pod_ips = step.pod_ips_now.iter().map(|ips| Event::PodIps(read_addresses(ips)));
         for event in gone.chain(step.given.iter().map(applied)).chain(pod_ips) {
