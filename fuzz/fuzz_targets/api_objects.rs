@@ -15,7 +15,7 @@ use cproxy_core::{
     api::{EndpointSlice, Node, Object, Service},
     parse_address,
 };
-use cproxy_fuzz::{Follower, check_problems};
+use cproxy_fuzz::{TablePlanners, check_problems};
 use kube::core::{ObjectList, WatchEvent};
 use libfuzzer_sys::fuzz_target;
 use serde_json::from_str;
@@ -24,10 +24,10 @@ fuzz_target!(|input: &str| {
     let mut lines = input.lines();
     let node_name = lines.next().filter(|name| !name.is_empty()).map(str::to_owned);
     let mut store = Store::new(NodeContext { node_name, ..NodeContext::default() });
-    let mut follower = Follower::default();
+    let mut planners = TablePlanners::default();
     for line in lines.chain([""]) {
         match line {
-            "" => follower.write(&mut store),
+            "" => planners.write(&mut store),
             line => events(line).into_iter().for_each(|event| check_problems(&store.apply(event))),
         }
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use cproxy::manifests::{ParseOptions, parse};
 use cproxy_core::{Event, NodeContext, Problem, ResourceKind, Store, resolve};
-use cproxy_fuzz::{Follower, check_problems};
+use cproxy_fuzz::{TablePlanners, check_problems};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -20,7 +20,7 @@ fuzz_target!(|text: &str| {
     };
     check_problems(contents.problems());
     let mut store = store(contents.events());
-    Follower::default().write(&mut store);
+    TablePlanners::default().write(&mut store);
     let again: Vec<_> = contents.events().flat_map(|event| store.apply(event)).collect();
     assert_eq!(again, [], "the same file has no new problems");
     assert!(store.take_dirty().is_empty(), "the same file changes nothing");

@@ -24,20 +24,20 @@ const CRAMPED: Limits = Limits {
 };
 
 /// The tables of an agent that follows a store: one with room, and one without.
-pub struct Follower {
+pub struct TablePlanners {
     table: TablePlanner,
     cramped: TablePlanner,
     is_synced: bool,
 }
 
-impl Default for Follower {
+impl Default for TablePlanners {
     fn default() -> Self {
         let table = |limits| TablePlanner::new(limits, KernelTable::default());
         Self { table: table(KernelMaps::LIMITS), cramped: table(CRAMPED), is_synced: false }
     }
 }
 
-impl Follower {
+impl TablePlanners {
     /// Updates the tables from the store as the agent does, once the store is complete, and checks them.
     pub fn write(&mut self, store: &mut Store) {
         let dirty = store.take_dirty();

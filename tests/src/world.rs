@@ -137,6 +137,22 @@ impl Form {
     }
 }
 
+/// Kind of an application's socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SocketKind {
+    /// TCP.
+    Tcp,
+    /// UDP, with `connect()`.
+    UdpConnected,
+    /// UDP, with an address for each datagram.
+    UdpUnconnected,
+}
+
+impl SocketKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::UdpConnected, Self::UdpUnconnected];
+}
+
 /// A Service with [`PORT`] for TCP and UDP, at both addresses of `address`.
 pub fn service(name: &str, address: Host) -> Service {
     Service::new(name).cluster_ips(address.addresses()).tcp("http", PORT, TCP).udp("dns", PORT, UDP)

@@ -275,31 +275,25 @@ impl Reconciler {
             self.logged_revision = None;
         }
         self.readiness.end_phase(Phase::List);
-        match self.state {
-            SyncState::Incremental(_) => {
-                let ops = self.planner.update(&self.store, dirty);
-                tracing::debug!("writing {} operations", ops.len());
-                self.maps.apply(&ops)?;
+        // After an error nothing more is written; the next write reads the table back first.
+        let (maps, mut outcome) = (&mut self.maps, Ok(()));
+        let mut write = |ops: Vec<Op>| {
+            tracing::debug!("writing {} operations", ops.len());
+            if outcome.is_ok() {
+                outcome = maps.apply(&ops);
             }
-            SyncState::FirstSync | SyncState::Resync { .. } => self.sync()?,
+        };
+        match self.state {
+            SyncState::Incremental(_) => self.planner.update_by(&self.store, dirty, &mut write),
+            SyncState::FirstSync | SyncState::Resync { .. } => self.planner.sync_by(&self.store, &mut write),
         }
+        outcome?;
         self.readiness.end_phase(Phase::Write);
         if !matches!(self.state, SyncState::Incremental(_)) {
             // The agent, or an earlier one, may have failed to raise the epoch after its last write.
             self.maps.apply(&[Op::RaiseEpoch])?;
         }
         Ok(())
-    }
-
-    /// Writes the whole table. After an error nothing more is written; the next write reads the table back first.
-    fn sync(&mut self) -> Result<(), TableError> {
-        let (maps, mut outcome) = (&mut self.maps, Ok(()));
-        self.planner.sync_by(&self.store, &mut |ops| {
-            if outcome.is_ok() {
-                outcome = maps.apply(&ops);
-            }
-        });
-        outcome
     }
 
     /// Completes a write: queues retired backends for the task that closes their sockets, logs problems and announces

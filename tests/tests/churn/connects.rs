@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_tests::world::{Form, PORT};
+use cproxy_tests::world::{Form, PORT, SocketKind};
 use rustix::{
     io::Errno,
     net::{SocketType, connect, sockopt},
@@ -20,22 +20,11 @@ use crate::{
     world::{Backend, TCP_PORTS, UDP_PORTS, cluster_ip},
 };
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    Tcp,
-    UdpConnected,
-    UdpUnconnected,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::UdpConnected, Self::UdpUnconnected];
-}
-
 /// Makes one call.
-pub(crate) fn call(kind: Kind, form: Form, service: usize, question: u64) -> io::Result<(Outcome, Period)> {
+pub(crate) fn call(kind: SocketKind, form: Form, service: usize, question: u64) -> io::Result<(Outcome, Period)> {
     let vip = form.address(cluster_ip(service), PORT);
     match kind {
-        Kind::Tcp => {
+        SocketKind::Tcp => {
             let mut socket = TcpStream::from(socket(form, SocketType::STREAM)?);
             // A reset frees the port at once.
             sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
@@ -47,7 +36,7 @@ pub(crate) fn call(kind: Kind, form: Form, service: usize, question: u64) -> io:
                 check_answer(form, answer, question, TCP_PORTS)
             })
         }
-        Kind::UdpConnected => {
+        SocketKind::UdpConnected => {
             let socket = UdpSocket::from(socket(form, SocketType::DGRAM)?);
             let from = Instant::now();
             let followed = follow_up(timed(|| connect(&socket, &vip)), || {
@@ -60,7 +49,7 @@ pub(crate) fn call(kind: Kind, form: Form, service: usize, question: u64) -> io:
                 followed => followed,
             }
         }
-        Kind::UdpUnconnected => {
+        SocketKind::UdpUnconnected => {
             let socket = UdpSocket::from(socket(form, SocketType::DGRAM)?);
             let sent = timed(|| send_to(&socket, question, vip));
             follow_up(sent, || receive_from(&socket, form, vip, question))

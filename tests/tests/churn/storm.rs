@@ -11,10 +11,15 @@ use std::{
     time::Duration,
 };
 
-use cproxy_tests::{Done, random::Random, sandbox::Sandbox, world::Form};
+use cproxy_tests::{
+    Done,
+    random::Random,
+    sandbox::Sandbox,
+    world::{Form, SocketKind},
+};
 
 use crate::{
-    connects::{self, Kind},
+    connects,
     flows::{Flows, Step},
     history::{History, Outcome},
     world::SERVICES,
@@ -44,7 +49,7 @@ pub(crate) struct Storm {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Connect(Kind),
+    Connect(SocketKind),
     /// A connect without a Service.
     NoService,
     /// A connected UDP socket was closed, as a backend has left.
@@ -84,13 +89,13 @@ impl Storm {
 
     pub(crate) fn connects(&self) -> u64 {
         let counts = self.counts.lock().unwrap();
-        Kind::ALL.iter().filter_map(|kind| counts.get(&Event::Connect(*kind))).flatten().sum()
+        SocketKind::ALL.iter().filter_map(|kind| counts.get(&Event::Connect(*kind))).flatten().sum()
     }
 
     /// Whether all events that prove something have happened often enough.
     pub(crate) fn has_seen_everything(&self) -> bool {
         let counts = self.counts.lock().unwrap();
-        let mut events = Kind::ALL.map(Event::Connect).into_iter().chain(Step::ANSWERED.map(Event::Flow));
+        let mut events = SocketKind::ALL.map(Event::Connect).into_iter().chain(Step::ANSWERED.map(Event::Flow));
         events.all(|event| counts.get(&event).is_some_and(|counts| counts.iter().all(|count| *count >= EVENTS_LEAST)))
     }
 
@@ -133,14 +138,15 @@ impl Storm {
             if self.is_over() {
                 break;
             }
-            let (kind, form, service) = (random.pick(&Kind::ALL), random.pick(&Form::ALL), random.below(SERVICES));
+            let (kind, form, service) =
+                (random.pick(&SocketKind::ALL), random.pick(&Form::ALL), random.below(SERVICES));
             let event = self.connect(kind, form, service, question);
             self.count(event.map_err(|reason| format!("{kind:?} {form:?} to Service {service}: {reason}"))?, form);
         }
         Ok(())
     }
 
-    fn connect(&self, kind: Kind, form: Form, service: usize, question: u64) -> Result<Event, String> {
+    fn connect(&self, kind: SocketKind, form: Form, service: usize, question: u64) -> Result<Event, String> {
         let agent = self.agents.load(Ordering::SeqCst);
         let (outcome, period) = connects::call(kind, form, service, question).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => "no answer".to_owned(),

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::{
     choice::backend,
     servers::Servers,
-    world::{Case, Form, POD_PORT, PORT, World, pod, ready, service, slices, vip},
+    world::{Case, Form, MatrixSandbox, POD_PORT, PORT, pod, ready, service, slices, vip},
 };
 
 const PODS: [u8; 3] = [1, 2, 3];
@@ -67,7 +67,7 @@ fn a_client_keeps_its_backend() {
         let slices = slices(name, &PODS, |_, address| Endpoint::ready(address));
         [service.into()].into_iter().chain(slices)
     };
-    let _world = World::start(PODS, objects("web", 1).chain(objects("unconnected", 2)));
+    let _world = MatrixSandbox::start(PODS, objects("web", 1).chain(objects("unconnected", 2)));
     let listeners = Listeners::new();
     for forms in [&[Form::V4, Form::Mapped][..], &[Form::V6]] {
         let _case = Case::new(format!("{forms:?}"));
@@ -112,7 +112,7 @@ impl Listeners {
 
 #[test]
 fn each_network_namespace_is_a_client_of_its_own() {
-    let world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
+    let world = MatrixSandbox::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let here = connect_each();
     let other = other_client(&world);
     let there = other.run(connect_each);
@@ -124,7 +124,7 @@ fn each_network_namespace_is_a_client_of_its_own() {
 }
 
 /// A network namespace with routes to the pods.
-fn other_client(world: &World) -> Netns {
+fn other_client(world: &MatrixSandbox) -> Netns {
     let batch = world.sandbox.dir().join("other-client");
     let add = |number| format!("address add {}/32 dev lo\n", pod(number).v4);
     fs::write(&batch, format!("link set lo up\n{}", PODS.map(add).concat())).unwrap();
@@ -142,7 +142,7 @@ fn other_client(world: &World) -> Netns {
 fn threads_that_race_for_the_first_connection_agree() {
     const THREADS: usize = 16;
     const ROUNDS: u16 = 100;
-    let _world = World::start(PODS, services_with_affinity(ROUNDS, &PODS, HOURS));
+    let _world = MatrixSandbox::start(PODS, services_with_affinity(ROUNDS, &PODS, HOURS));
     let barrier = Barrier::new(THREADS);
     let race = || {
         let connect = |port| {
@@ -165,7 +165,7 @@ fn threads_that_race_for_the_first_connection_agree() {
 #[test]
 fn a_client_is_forgotten_when_it_is_idle_and_not_before() {
     const TIMEOUT: Duration = Duration::from_secs(1);
-    let _world = World::start(PODS, services_with_affinity(PORTS, &PODS, 1));
+    let _world = MatrixSandbox::start(PODS, services_with_affinity(PORTS, &PODS, 1));
     let mut before = (Instant::now(), connect_each());
     let (start, first) = before.clone();
     let mut in_time = true;
@@ -183,7 +183,7 @@ fn a_client_is_forgotten_when_it_is_idle_and_not_before() {
 
 #[test]
 fn affinity_outlives_the_agent() {
-    let mut world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
+    let mut world = MatrixSandbox::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let before = connect_each();
     world.kill_agent();
     assert_eq!(connect_each(), before, "while there is none");
@@ -193,7 +193,7 @@ fn affinity_outlives_the_agent() {
 
 #[test]
 fn a_client_whose_backend_goes_gets_another_and_keeps_that() {
-    let world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
+    let world = MatrixSandbox::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let before = connect_each();
     world.update(services_with_affinity(PORTS, &[2, 3], HOURS));
     let after = connect_each();
@@ -210,7 +210,7 @@ fn a_client_whose_backend_goes_gets_another_and_keeps_that() {
 
 #[test]
 fn affinity_begins_and_ends_with_the_next_connection() {
-    let world = World::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
+    let world = MatrixSandbox::start(PODS, services_with_affinity(PORTS, &PODS, HOURS));
     let first = connect_each();
     assert_eq!(connect_each(), first);
     let (service, slice) = many_ports(PORTS, &PODS);
@@ -224,7 +224,7 @@ fn affinity_begins_and_ends_with_the_next_connection() {
 /// Services without affinity store nothing.
 #[test]
 fn connections_of_other_services_are_not_remembered() {
-    let _world = World::start(PODS, ready("web", 1, &PODS));
+    let _world = MatrixSandbox::start(PODS, ready("web", 1, &PODS));
     let seen: BTreeSet<_> = (0..100).map(|_| backend(Form::V4.address(vip(1), PORT))).collect();
     assert_eq!(seen.len(), PODS.len());
 }

@@ -6,7 +6,7 @@ use cproxy_tests::process::cproxy;
 
 use crate::{
     choice::backend,
-    world::{Case, Form, PORT, World, pod, ready, vip},
+    world::{Case, Form, MatrixSandbox, PORT, pod, ready, vip},
 };
 
 /// Number of threads that connect at the same time.
@@ -20,13 +20,13 @@ const CASES: [(u8, f64); 4] = [(2, 10.828), (3, 13.816), (7, 22.458), (100, 148.
 const TRIES: u32 = 3;
 
 /// Services with VIPs 1 to 4.
-fn world() -> World {
+fn world() -> MatrixSandbox {
     let numbered = || (1..).zip(CASES);
     let objects = numbered().flat_map(|(number, (count, _))| {
         let pods: Vec<_> = (1..=count).collect();
         ready(&format!("web-{number}"), number, &pods)
     });
-    World::start(1..=100, objects)
+    MatrixSandbox::start(1..=100, objects)
 }
 
 #[test]

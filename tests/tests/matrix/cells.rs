@@ -24,9 +24,10 @@ use serde_json::{Value, json};
 
 use crate::{
     play::{Cast, Party, SOURCE, STRANGER, play},
-    script::{Call, Kind, Role, script},
+    script::{Call, Role, script},
     world::{
-        Form, Host, OTHER_NODE, POD_PORT, PORT, World, count_of_lost_answers, host, pod, ready, service, slices, vip,
+        Form, Host, MatrixSandbox, OTHER_NODE, POD_PORT, PORT, SocketKind, count_of_lost_answers, host, pod, ready,
+        service, slices, vip,
     },
 };
 
@@ -106,13 +107,13 @@ impl Destination {
         reference.iter().map(translate).collect()
     }
 
-    fn party(self, kind: Kind) -> Party {
+    fn party(self, kind: SocketKind) -> Party {
         let party = |host, port, servers| Party { host, port, servers };
         match (self, kind) {
             (Self::Forward, _) => party(vip(FORWARDING), PORT, TARGET_SERVERS),
             (Self::Refuse, _) => party(vip(EMPTY), PORT, &[]),
             (Self::RefusePort, _) => party(vip(FORWARDING), PORT + 1, &[]),
-            (Self::RefuseProtocol, Kind::Tcp) => party(vip(UDP_ONLY), PORT, &[]),
+            (Self::RefuseProtocol, SocketKind::Tcp) => party(vip(UDP_ONLY), PORT, &[]),
             (Self::RefuseProtocol, _) => party(vip(TCP_ONLY), PORT, &[]),
             (Self::Drop, _) => party(vip(ELSEWHERE), PORT, &[]),
             (Self::NoService, _) => Reference::Host.party(),
@@ -139,12 +140,12 @@ fn cast(target: Party, other: Party) -> Cast {
 }
 
 /// The application's side of a cell.
-type Row = (Kind, Form, Call);
+type Row = (SocketKind, Form, Call);
 
 fn rows() -> impl Iterator<Item = Row> {
     let forms = |kind| Form::ALL.map(|form| (kind, form));
     let calls = |(kind, form)| Call::ALL.map(|call| (kind, form, call));
-    Kind::ALL.into_iter().flat_map(forms).flat_map(calls)
+    SocketKind::ALL.into_iter().flat_map(forms).flat_map(calls)
 }
 
 fn objects() -> impl Iterator<Item = Value> {
@@ -166,12 +167,12 @@ fn objects() -> impl Iterator<Item = Value> {
 }
 
 /// Starts servers on every pod and host, without programs.
-fn stage(witness: &Witness) -> (World, Vec<Server>) {
+fn stage(witness: &Witness) -> (MatrixSandbox, Vec<Server>) {
     let pods = TARGET_PODS.into_iter().chain(OTHER_PODS);
     let pods = pods.map(|number| (pod(number), POD_PORT, format!("pod-{number}")));
     let hosts = HOSTS.map(|number| (host(number), PORT, format!("host-{number}")));
     let all: Vec<_> = pods.chain(hosts).collect();
-    let world = World::new(all.iter().map(|(host, ..)| *host).chain([STRANGER, SOURCE]));
+    let world = MatrixSandbox::new(all.iter().map(|(host, ..)| *host).chain([STRANGER, SOURCE]));
     world.ip("route add unreachable 198.51.100.0/24");
     world.ip("-6 route add unreachable 2001:db8:dead::/48");
     let mut servers = Vec::new();
@@ -248,7 +249,7 @@ fn every_cell_shows_a_service_like_a_host() {
     // A second pass checks TCP sockets when all regular places are taken.
     world.occupy_tcp_places();
     for destination in Destination::ALL {
-        let tcp = rows().filter(|(kind, ..)| *kind == Kind::Tcp);
+        let tcp = rows().filter(|(kind, ..)| *kind == SocketKind::Tcp);
         let these = cells_that_differ(destination, tcp, &witness, &references).into_iter();
         differ.extend(these.map(|(name, difference)| (format!("{name}, without a place"), difference)));
     }

@@ -13,7 +13,7 @@ use crate::{
     play::fresh_token,
     servers::{Servers, receive, source_of},
     socket::{Socket, poll},
-    world::{Case, Form, Host, POD_PORT, PORT, World, host, patience, pod, ready, service, slices, vip},
+    world::{Case, Form, Host, MatrixSandbox, POD_PORT, PORT, host, patience, pod, ready, service, slices, vip},
 };
 
 const PLAIN: Host = host(3);
@@ -30,7 +30,7 @@ fn is_server(server: SocketAddr, shown: SocketAddr) -> bool {
 
 #[test]
 fn a_backend_addressed_directly_shows_its_own_address() {
-    let _world = World::start(1..=3, web());
+    let _world = MatrixSandbox::start(1..=3, web());
     let servers = Servers::of_pods(1..=3);
     for form in Form::ALL {
         let _case = Case::new(form);
@@ -63,7 +63,7 @@ fn a_backend_addressed_directly_shows_its_own_address() {
 fn a_socket_keeps_many_services_apart() {
     const MOST: u8 = 40;
     let objects = (1..=MOST).flat_map(|number| ready(&format!("web-{number}"), number, &[number]));
-    let _world = World::start(1..=MOST, objects);
+    let _world = MatrixSandbox::start(1..=MOST, objects);
     let servers = Servers::on((1..=MOST).map(pod).chain([PLAIN]));
     for form in Form::ALL {
         for count in [3, 8, 9, MOST] {
@@ -84,7 +84,7 @@ fn flows_of_a_vip_follow_it_to_another_service() {
         let service = Value::from(service(name, number));
         std::iter::once(service).chain(slices(name, &[of], |_, address| Endpoint::ready(address))).collect::<Vec<_>>()
     };
-    let world = World::start(1..=2, [at("a", 1, 1), at("b", 2, 2)].concat());
+    let world = MatrixSandbox::start(1..=2, [at("a", 1, 1), at("b", 2, 2)].concat());
     let servers = Servers::of_pods(1..=2);
     for form in Form::ALL {
         let _case = Case::new(form);
@@ -112,7 +112,7 @@ fn flows_of_a_vip_follow_it_to_another_service() {
 fn a_flow_that_is_idle_gives_way_to_a_new_one() {
     const PLACES: u8 = FLOWS_PER_SOCKET as u8;
     let objects = (1..=PLACES + 3).flat_map(|number| ready(&format!("web-{number}"), number, &[number]));
-    let world = World::start(1..=PLACES + 3, objects);
+    let world = MatrixSandbox::start(1..=PLACES + 3, objects);
     let servers = Servers::on((1..=PLACES + 3).map(pod));
     let socket = Form::V4.udp();
     let ask = |number| servers.asked_by(&socket, Some(Form::V4.address(vip(number), PORT)));
@@ -155,7 +155,7 @@ fn ask_all_before_the_first_answer(form: Form, servers: &Servers, socket: &Socke
 
 #[test]
 fn of_two_services_with_one_common_backend_the_latest_asked_answers() {
-    let _world = World::start([1], [ready("a", 1, &[1]), ready("b", 2, &[1])].concat());
+    let _world = MatrixSandbox::start([1], [ready("a", 1, &[1]), ready("b", 2, &[1])].concat());
     let servers = Servers::of_pods([1]);
     for form in Form::ALL {
         let socket = form.udp();
@@ -170,7 +170,7 @@ fn of_two_services_with_one_common_backend_the_latest_asked_answers() {
 /// Replies of one backend for two Services could not be told apart.
 #[test]
 fn two_services_with_two_common_backends_get_one_each() {
-    let _world = World::start([1, 2], [ready("a", 1, &[1, 2]), ready("b", 2, &[1, 2])].concat());
+    let _world = MatrixSandbox::start([1, 2], [ready("a", 1, &[1, 2]), ready("b", 2, &[1, 2])].concat());
     let servers = Servers::of_pods([1, 2]);
     for form in Form::ALL {
         // By chance alone, all of them would be right once in 2^16 times.
@@ -227,7 +227,7 @@ impl<'s> SteadyClients<'s> {
 
 #[test]
 fn a_socket_stays_with_a_backend_while_that_serves() {
-    let world = World::start(1..=6, web());
+    let world = MatrixSandbox::start(1..=6, web());
     let servers = Servers::of_pods(1..=6);
     let mut clients = SteadyClients::new(&servers);
     clients.assert_stay(200, "nothing changes");
@@ -257,7 +257,7 @@ fn a_socket_stays_with_a_backend_while_that_serves() {
 
 #[test]
 fn an_answer_under_way_shows_the_vip_after_its_service_is_gone() {
-    let world = World::start(1..=3, web());
+    let world = MatrixSandbox::start(1..=3, web());
     let servers = Servers::of_pods(1..=3);
     let asked = Form::ALL.map(|form| {
         let socket = form.udp();
@@ -278,7 +278,7 @@ fn an_answer_under_way_shows_the_vip_after_its_service_is_gone() {
 
 #[test]
 fn a_peer_that_was_not_asked_shows_its_own_address() {
-    let _world = World::start(1..=3, web());
+    let _world = MatrixSandbox::start(1..=3, web());
     let servers = Servers::of_pods(1..=3);
     for form in Form::ALL {
         let _case = Case::new(form);
@@ -304,7 +304,7 @@ fn a_peer_that_was_not_asked_shows_its_own_address() {
 /// address.
 #[test]
 fn sockets_that_share_a_port_have_flows_of_their_own() {
-    let _world = World::start([1], ready("web", 1, &[1]));
+    let _world = MatrixSandbox::start([1], ready("web", 1, &[1]));
     let servers = Servers::of_pods([1]);
     for form in Form::ALL {
         let mut shown = BTreeSet::new();
@@ -341,7 +341,7 @@ fn sharing_a_port(form: Form) -> [Socket; 2] {
 
 #[test]
 fn sixty_four_sockets_get_the_answers_to_their_own_questions() {
-    let _world = World::start(1..=6, [web(), ready("other", 2, &[4, 5, 6])].concat());
+    let _world = MatrixSandbox::start(1..=6, [web(), ready("other", 2, &[4, 5, 6])].concat());
     let servers = Servers::of_pods(1..=6);
     let sockets: Vec<_> = Form::ALL.into_iter().cycle().take(64).map(|form| (form, form.udp())).collect();
     let mut servers_of = BTreeMap::new();
@@ -376,7 +376,7 @@ fn sixty_four_sockets_get_the_answers_to_their_own_questions() {
 /// The state of a socket ends with it, not with its number.
 #[test]
 fn a_reused_descriptor_has_no_flows_of_its_former_socket() {
-    let _world = World::start([1], ready("web", 1, &[1]));
+    let _world = MatrixSandbox::start([1], ready("web", 1, &[1]));
     let servers = Servers::of_pods([1]);
     for form in Form::ALL {
         let _case = Case::new(form);

@@ -19,18 +19,18 @@ use rustix::net::{
 use crate::{
     play::fresh_token,
     socket::Socket,
-    world::{Case, Form, POD_PORT, PORT, World, patience, pod, ready, vip},
+    world::{Case, Form, MatrixSandbox, POD_PORT, PORT, patience, pod, ready, vip},
 };
 
 struct Hands {
-    _world: World,
+    _world: MatrixSandbox,
     witness: Witness,
     _servers: Vec<Server>,
 }
 
 /// Two Services with three pods each.
 fn hands() -> Hands {
-    let world = World::start(1..=6, [ready("a", 1, &[1, 2, 3]), ready("b", 2, &[4, 5, 6])].concat());
+    let world = MatrixSandbox::start(1..=6, [ready("a", 1, &[1, 2, 3]), ready("b", 2, &[4, 5, 6])].concat());
     let witness = Witness::default();
     let mut servers = Vec::new();
     for number in 1..=6 {

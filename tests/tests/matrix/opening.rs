@@ -10,7 +10,7 @@ use std::{
 use crate::{
     message::Name,
     socket::{Socket, poll},
-    world::{Case, Form, POD_PORT, PORT, World, patience, pod, ready, service, vip},
+    world::{Case, Form, MatrixSandbox, POD_PORT, PORT, patience, pod, ready, service, vip},
 };
 
 /// Forms for TCP: a socket of AF_INET6 cannot connect to an address of AF_INET.
@@ -19,8 +19,8 @@ const FORMS: [Form; 3] = [Form::V4, Form::V6, Form::Mapped];
 const MESSAGE: &[u8] = b"in the first segment";
 
 /// Service 1 with pod 1, and Service 2 without pods.
-fn world() -> World {
-    World::start([1], [ready("web", 1, &[1]), vec![service("empty", 2).into()]].concat())
+fn world() -> MatrixSandbox {
+    MatrixSandbox::start([1], [ready("web", 1, &[1]), vec![service("empty", 2).into()]].concat())
 }
 
 /// Listeners of the pod in both families, which accept data with the first segment.

@@ -12,9 +12,9 @@ use cproxy_tests::witness::{Token, Witness, parse_answer, response};
 
 use crate::{
     message::Buffer,
-    script::{Kind, Role, Step},
+    script::{Role, Step},
     socket::{ReceiveCall, SendCall, Socket, Waiting},
-    world::{Form, Host, count_lost_answer, host, patience},
+    world::{Form, Host, SocketKind, count_lost_answer, host, patience},
 };
 
 /// Host that the application never sends to.
@@ -47,7 +47,7 @@ pub(crate) struct Play<'a> {
     cast: &'a Cast,
     witness: &'a Witness,
     form: Form,
-    kind: Kind,
+    kind: SocketKind,
     socket: Socket,
     /// Number of answers under way.
     outstanding: usize,
@@ -65,8 +65,8 @@ struct Sent {
 }
 
 /// Runs a script and returns the observations.
-pub(crate) fn play(cast: &Cast, witness: &Witness, form: Form, kind: Kind, script: &[Step]) -> Vec<String> {
-    let socket = if kind == Kind::Tcp { form.tcp() } else { form.udp() };
+pub(crate) fn play(cast: &Cast, witness: &Witness, form: Form, kind: SocketKind, script: &[Step]) -> Vec<String> {
+    let socket = if kind == SocketKind::Tcp { form.tcp() } else { form.udp() };
     let (sent, trace) = (Vec::new(), Vec::new());
     let mut play =
         Play { cast, witness, form, kind, socket, outstanding: 0, answered_by: BTreeMap::new(), sent, trace };
@@ -90,7 +90,7 @@ impl Play<'_> {
             Step::Peer => outcome(self.socket.peer(), |address| self.name_of(address)),
             Step::Send(call, to) => {
                 // Answers to another source would not reach a connected socket.
-                let source = if self.kind == Kind::UdpUnconnected { SOURCE } else { ANY };
+                let source = if self.kind == SocketKind::UdpUnconnected { SOURCE } else { ANY };
                 let result = self.send(*call, to, source);
                 self.outstanding += result.as_ref().unwrap_or(&0);
                 outcome(result, |count| format!("{count} sent"))
@@ -171,7 +171,7 @@ impl Play<'_> {
 
     fn stranger(&mut self) -> String {
         let port = self.socket.local().expect("a bound socket").port();
-        if self.kind != Kind::UdpUnconnected || port == 0 {
+        if self.kind != SocketKind::UdpUnconnected || port == 0 {
             return "nowhere to send to".to_owned();
         }
         let to_itself = if self.form == Form::V6 { "::1" } else { "127.0.0.1" };

@@ -1,18 +1,9 @@
 //! Steps of an application in each cell of the matrix, the same against a host and against a Service.
 
-use crate::socket::{ReceiveCall, SendCall};
-
-/// Kind of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    Tcp,
-    UdpConnected,
-    UdpUnconnected,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::UdpConnected, Self::UdpUnconnected];
-}
+use crate::{
+    socket::{ReceiveCall, SendCall},
+    world::SocketKind,
+};
 
 /// Call under test in a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,10 +77,10 @@ use Role::{Other, Plain, Target};
 use Step::{Connect, ConnectByUring, Disconnect, Peer, Receive, SendAside, Stranger};
 
 /// Steps of a cell.
-pub(crate) fn script(kind: Kind, call: Call) -> Vec<Step> {
+pub(crate) fn script(kind: SocketKind, call: Call) -> Vec<Step> {
     match kind {
-        Kind::Tcp | Kind::UdpConnected => connected(call),
-        Kind::UdpUnconnected => unconnected(call),
+        SocketKind::Tcp | SocketKind::UdpConnected => connected(call),
+        SocketKind::UdpUnconnected => unconnected(call),
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use aya::maps::{Array, Map, MapData};
 use cproxy_datapath::bpf::PinDir;
 use cproxy_ebpf::TCP_PLACES;
-pub(crate) use cproxy_tests::world::{Host, PORT, cluster_ip as vip, pod};
+pub(crate) use cproxy_tests::world::{Host, PORT, SocketKind, cluster_ip as vip, pod};
 use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{self, RunningAgent, eventually},
@@ -161,7 +161,7 @@ pub(crate) fn ready(name: &str, number: u8, pods: &[u8]) -> Vec<Value> {
 }
 
 /// A sandbox with an optional agent.
-pub(crate) struct World {
+pub(crate) struct MatrixSandbox {
     // Dropped first.
     agent: Option<RunningAgent>,
     /// Number of writes to the manifest.
@@ -169,7 +169,7 @@ pub(crate) struct World {
     pub(crate) sandbox: Sandbox,
 }
 
-impl World {
+impl MatrixSandbox {
     /// A sandbox with addresses for these hosts, without programs.
     pub(crate) fn new(hosts: impl IntoIterator<Item = Host>) -> Self {
         LOST_ANSWERS.store(0, Ordering::Relaxed);
