@@ -12,12 +12,12 @@ use std::{
 
 pub(crate) use cproxy_tests::world::{pod_name, pod_number};
 use cproxy_tests::{
-    Server, echo, http,
+    echo, http,
     manifest::{self, Endpoint, Service, Slice},
     nonce,
-    process::{self, Daemon, Output, RunningAgent, eventually},
+    process::{self, Daemon, Output, eventually},
     sandbox::{Placement, Sandbox},
-    world::{self, cluster_ip, rows, start_agent},
+    world::{self, World, cluster_ip, rows},
 };
 use serde_json::Value;
 
@@ -98,11 +98,9 @@ fn service_name(service: u8) -> String {
     format!("service-{service}")
 }
 
-/// A running cluster. Dropping it ends the agent first.
+/// A running cluster.
 pub(crate) struct Cluster {
-    _agent: RunningAgent,
-    _servers: Vec<Server>,
-    pub(crate) sandbox: Sandbox,
+    pub(crate) world: World,
 }
 
 impl Cluster {
@@ -120,22 +118,26 @@ impl Cluster {
     /// Starts a cluster with other pods and Services, which `manifests` writes. Each pod has an HTTP server, one that
     /// greets, and one that repeats questions, all in both families.
     pub(crate) fn with(pods: &[u8], manifests: impl FnOnce(&Sandbox)) -> Self {
-        let sandbox = Sandbox::for_test();
-        sandbox.add_addresses(pods.iter().flat_map(|&pod| pod_addresses(pod)));
-        let mut servers = Vec::new();
-        for (pod, address) in pods.iter().flat_map(|&pod| pod_addresses(pod).map(|address| (pod, address))) {
-            let (at, name) = (|port| SocketAddr::new(address, port + OFFSET), pod_name(pod));
-            servers.push(http::serve(&sandbox, at(HTTP), &name));
-            servers.push(echo::tcp(&sandbox, at(GREETING), &name));
-            servers.push(nonce::udp(&sandbox, at(QUESTION), &name));
-        }
-        manifests(&sandbox);
-        Self { _agent: start_agent(&sandbox), _servers: servers, sandbox }
+        let serve = |sandbox: &Sandbox| {
+            manifests(sandbox);
+            sandbox.add_addresses(pods.iter().flat_map(|&pod| pod_addresses(pod)));
+            let pods = pods.iter().flat_map(|&pod| pod_addresses(pod).map(|address| (pod_name(pod), address)));
+            let servers = pods.map(|(name, address)| {
+                let at = |port| SocketAddr::new(address, port + OFFSET);
+                [
+                    http::serve(sandbox, at(HTTP), &name),
+                    echo::tcp(sandbox, at(GREETING), &name),
+                    nonce::udp(sandbox, at(QUESTION), &name),
+                ]
+            });
+            servers.flatten().collect::<Vec<_>>()
+        };
+        Self { world: World::builder().prepare(serve).start() }
     }
 
     /// Replaces the pods behind a Service, and waits until the kernel has them.
     pub(crate) fn set(&self, service: u8, pods: &[u8]) {
-        put(&self.sandbox, service, pods, pods);
+        put(&self.world.sandbox, service, pods, pods);
         self.wait_for(&[(service, pods.to_vec())]);
     }
 
@@ -149,7 +151,7 @@ impl Cluster {
         let of_interest: BTreeSet<_> = services.iter().flat_map(|(service, _)| vips(*service)).collect();
         eventually(PATIENCE, "the table follows", || {
             let now: BTreeSet<_> =
-                table(&self.sandbox, HTTP).into_iter().filter(|(vip, _)| of_interest.contains(vip)).collect();
+                table(&self.world.sandbox, HTTP).into_iter().filter(|(vip, _)| of_interest.contains(vip)).collect();
             if now == wanted { Ok(()) } else { Err(format!("{now:?} instead of {wanted:?}")) }
         });
     }
@@ -161,12 +163,12 @@ impl Cluster {
 
     /// Like [`Self::run`], with input on stdin.
     pub(crate) fn run_with_input(&self, program: Command, input: &str) -> Output {
-        process::run(&self.sandbox, Placement::Hooked, program, input, PATIENCE)
+        process::run(&self.world.sandbox, Placement::Hooked, program, input, PATIENCE)
     }
 
     /// The program, with a resolv.conf of its own.
     pub(crate) fn with_resolv_conf(&self, content: &str, program: &Command) -> Command {
-        let directory = self.sandbox.dir().join("etc");
+        let directory = self.world.sandbox.dir().join("etc");
         fs::create_dir_all(&directory).unwrap();
         let files = [("resolv.conf", content), ("hosts", ""), ("nsswitch.conf", "hosts: files dns\n")];
         let mut mounts = String::new();
@@ -195,7 +197,7 @@ impl Cluster {
             }
             dnsmasq.arg(format!("--host-record=who.test,192.0.2.{pod}"));
             dnsmasq.arg(format!("--txt-record=who.test,{}", pod_name(pod)));
-            let mut daemon = Daemon::spawn(&self.sandbox, "dnsmasq", Placement::Unhooked, dnsmasq);
+            let mut daemon = Daemon::spawn(&self.world.sandbox, "dnsmasq", Placement::Unhooked, dnsmasq);
             daemon.wait_log("started", PATIENCE);
             daemon
         })

@@ -105,7 +105,7 @@ fn a_pod_that_returns_as_terminating_gets_no_flow() {
     let socket = UdpSocket::bind("[::]:0").unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     for (ready, terminating) in [(1, None), (2, None), (3, Some(1))] {
-        write(&cluster.sandbox, ready, terminating);
+        write(&cluster.world.sandbox, ready, terminating);
         cluster.wait_for(&services.clone().map(|service| (service, vec![pod(service, ready)])).collect::<Vec<_>>());
         for service in services.clone() {
             let [_, v6, mapped] = forms(service, QUESTION);
@@ -125,7 +125,7 @@ fn http3_stays_on_one_connection() {
     for vip in vips(WEB) {
         let mut client = build::go();
         client.args(["http3-client", &format!("https://{}/", SocketAddr::new(vip, HTTP3)), &REQUESTS.to_string()]);
-        let mut client = Daemon::spawn(&cluster.sandbox, "http3-client", Placement::Hooked, client);
+        let mut client = Daemon::spawn(&cluster.world.sandbox, "http3-client", Placement::Hooked, client);
         let first = client.wait_log("first ", PATIENCE).replace("first ", "");
         let pod = pod_number(first.split(' ').next().unwrap());
         churn_around(&cluster, pod, || {
@@ -146,7 +146,7 @@ fn http3_stays_on_one_connection() {
 fn serve_http3(cluster: &Cluster, pod: u8, address: std::net::IpAddr) -> Daemon {
     let mut server = build::go();
     server.args(["http3-server", &SocketAddr::new(address, HTTP3 + OFFSET).to_string(), &pod_name(pod)]);
-    let mut daemon = Daemon::spawn(&cluster.sandbox, "http3-server", Placement::Unhooked, server);
+    let mut daemon = Daemon::spawn(&cluster.world.sandbox, "http3-server", Placement::Unhooked, server);
     daemon.wait_log("listening", PATIENCE);
     daemon
 }

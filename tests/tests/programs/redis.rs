@@ -51,10 +51,10 @@ fn serve(cluster: &Cluster) -> [Daemon; 3] {
         // Both programs are the same file, and Debian's package with the name redis-server starts a service.
         let mut server = Command::new("redis-check-rdb");
         server.arg0("redis-server").args(["--save", "", "--appendonly", "no", "--protected-mode", "no"]);
-        server.args(["--dir", &cluster.sandbox.dir().display().to_string()]);
+        server.args(["--dir", &cluster.world.sandbox.dir().display().to_string()]);
         server.args(["--port", &(REDIS + OFFSET).to_string(), "--bind"]);
         server.args(pod_addresses(pod).map(|address| address.to_string()));
-        let mut daemon = Daemon::spawn(&cluster.sandbox, "redis-server", Placement::Unhooked, server);
+        let mut daemon = Daemon::spawn(&cluster.world.sandbox, "redis-server", Placement::Unhooked, server);
         daemon.wait_log("Ready to accept connections", PATIENCE);
         assert_eq!(ask_pod(cluster, pod, &["SET", "name", &pod_name(pod)]), "OK");
         daemon
@@ -107,7 +107,7 @@ fn keeps_an_idle_connection(cluster: &Cluster) {
     for vip in vips(WEB) {
         let mut wait = redis_cli(vip, REDIS);
         wait.args(["BLPOP", "queue", "0"]);
-        let mut client = Daemon::spawn(&cluster.sandbox, "redis-cli", Placement::Hooked, wait);
+        let mut client = Daemon::spawn(&cluster.world.sandbox, "redis-cli", Placement::Hooked, wait);
         let blocked = |pod: &u8| number(cluster, *pod, "blocked_clients") == 1;
         let pod = eventually(PATIENCE, "a pod has the client", || PODS.into_iter().find(blocked).ok_or("none yet"));
         let others: Vec<_> = PODS.into_iter().filter(|other| *other != pod).collect();
