@@ -15,7 +15,7 @@ use std::path::Path;
 use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup};
 use cproxy_network::{OwnAddresses, SocketSetup};
-use cproxy_wire::{self as wire, LastContact};
+use cproxy_wire::LastContact;
 pub use error::AgentError;
 pub use install::{EXIT_RETRY, install_programs};
 use readiness::Readiness;
@@ -67,7 +67,7 @@ async fn run_until_stopped(config: Config) -> Result<(), AgentError> {
     let listener = run_dir.listen()?;
     timeline.end(Phase::Prepare);
     let last_contact = LastContact::default();
-    let api_server = source.api_server();
+    let known_addresses = source.known_addresses();
     let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
     // The source alone keeps the channel open, so that its end is noticed.
     let weak_sender = sender.downgrade();
@@ -77,7 +77,6 @@ async fn run_until_stopped(config: Config) -> Result<(), AgentError> {
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
     if node.pod_ips.is_empty() {
-        let known_addresses = move || api_server.as_ref().map(wire::known_addresses).unwrap_or_default();
         let addresses = OwnAddresses::detect(socket_setup(lock.pins()), known_addresses);
         own_addresses::report("own addresses", addresses.detected());
         node.pod_ips = own_addresses::pod_ips(addresses.detected());

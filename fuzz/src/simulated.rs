@@ -13,19 +13,16 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
-use cproxy_wire::{LastContact, watch};
+use cproxy_wire::{Body, BoxError, LastContact, Link, Received, Transport, watch};
 use http::{Request, Response, Uri};
 use http_body::Frame;
-use kube::{Client, client::Body};
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, watch as changes},
     time::{Instant, sleep, sleep_until},
 };
-
-type Bytes = <Body as http_body::Body>::Data;
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Name of this node.
 const NODE: &str = "own";
@@ -144,6 +141,8 @@ pub struct ReceivedRequest {
     pub kind: ResourceKind,
     /// Kind of request.
     pub how: How,
+    /// Time after which the server ends the watch.
+    lasts: Duration,
     /// It has the field selector that leaves out headless Services.
     is_sparing: bool,
 }
@@ -197,8 +196,8 @@ impl Simulation {
         let own = NodeContext { node_name: Some(NODE.to_owned()), ..NodeContext::default() };
         let (last_contact, store) = (LastContact::default(), Arc::new(Mutex::new(Store::new(own))));
         let (sender, mut events) = mpsc::channel(4);
-        let url = Uri::from_static("https://simulated:6443");
-        drop(tokio::spawn(watch(server.client(), url, Some(NODE.to_owned()), last_contact.clone(), sender)));
+        let (transport, contact) = (server.clone(), last_contact.clone());
+        drop(tokio::spawn(async move { watch(&transport, Some(NODE.to_owned()), contact, sender).await }));
         let fed = store.clone();
         drop(tokio::spawn(async move {
             while let Some(batch) = events.recv().await {
@@ -393,13 +392,7 @@ impl Server {
         store
     }
 
-    fn client(&self) -> Client {
-        let server = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| server.clone().respond(request.uri().clone()));
-        Client::new(service, "default")
-    }
-
-    async fn respond(self, uri: Uri) -> Result<Response<ResponseBody>, Error> {
+    async fn respond(self, uri: Uri) -> Result<Response<Body>, BoxError> {
         // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
         let asked = ReceivedRequest::read(&uri);
@@ -410,12 +403,12 @@ impl Server {
             Err(_) => return Err("connection refused".into()),
         };
         let (sender, coming) = mpsc::channel(1);
-        let mut response = Response::new(ResponseBody(coming));
+        let mut response = Response::new(Body::new(ResponseBody(coming)));
         let mut writer = ResponseWriter { server: self, kind: asked.kind, sender };
         drop(tokio::spawn(async move {
             match refusal {
                 Some(code) => writer.text(&status(code).to_string()).await,
-                None => writer.respond(asked.how, asked.is_sparing).await,
+                None => writer.respond(asked).await,
             }
         }));
         if let Some(code) = refusal {
@@ -426,6 +419,19 @@ impl Server {
         }
         Ok(response)
     }
+}
+
+impl Transport for Server {
+    async fn send(&self, request: Request<()>) -> Result<Received, BoxError> {
+        let response = self.clone().respond(request.uri().clone()).await?;
+        Ok(Received { response, link: Link::plain() })
+    }
+
+    fn server(&self) -> Arc<str> {
+        "https://simulated:6443/".into()
+    }
+
+    async fn report_failure(&self) {}
 }
 
 impl ReceivedRequest {
@@ -448,7 +454,8 @@ impl ReceivedRequest {
         assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
         let fields = value("fieldSelector");
         assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
-        Self { kind, how, is_sparing: kind == ResourceKind::Services && fields.is_some() }
+        let lasts = Duration::from_secs(value("timeoutSeconds").map_or(0, |seconds| seconds.parse().unwrap()));
+        Self { kind, how, lasts, is_sparing: kind == ResourceKind::Services && fields.is_some() }
     }
 }
 
@@ -545,7 +552,8 @@ struct ResponseEnded;
 type SendResult = Result<(), ResponseEnded>;
 
 impl ResponseWriter {
-    async fn respond(&mut self, how: How, is_sparing: bool) -> SendResult {
+    async fn respond(&mut self, asked: ReceivedRequest) -> SendResult {
+        let ReceivedRequest { how, is_sparing, .. } = asked;
         let streaming = self.server.lock().streaming;
         let version = match how {
             How::Listed => return self.list(is_sparing).await,
@@ -560,7 +568,7 @@ impl ResponseWriter {
             }
             How::Watched(version) => version,
         };
-        self.watch(version, is_sparing).await
+        self.watch(version, is_sparing, asked.lasts).await
     }
 
     async fn list(&mut self, is_sparing: bool) -> SendResult {
@@ -604,9 +612,9 @@ impl ResponseWriter {
         Ok(version)
     }
 
-    async fn watch(&mut self, mut version: u64, is_sparing: bool) -> SendResult {
+    async fn watch(&mut self, mut version: u64, is_sparing: bool, lasts: Duration) -> SendResult {
         let mut changed = self.server.changed.subscribe();
-        let end = Instant::now() + Duration::from_secs(290);
+        let end = Instant::now() + lasts;
         loop {
             let change = self.server.lock().change_after(version, self.kind, is_sparing);
             if let Some(change) = change {
@@ -711,10 +719,10 @@ pub struct ResponseBody(mpsc::Receiver<io::Result<Bytes>>);
 
 impl http_body::Body for ResponseBody {
     type Data = Bytes;
-    type Error = io::Error;
+    type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.0.poll_recv(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.0.poll_recv(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data).map_err(Into::into)))
     }
 }
 

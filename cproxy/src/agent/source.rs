@@ -1,9 +1,10 @@
 //! Source of objects: an API server or manifests.
 
+use std::net::IpAddr;
+
 use cproxy_core::Event;
 use cproxy_network::SocketSetup;
-use cproxy_wire::{self as wire, LastContact};
-use http::Uri;
+use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, LastContact};
 use tokio::sync::mpsc;
 
 use super::error::AgentError;
@@ -17,17 +18,18 @@ const PROXY_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "
 
 /// Source that was checked and has not been started.
 pub(super) enum CheckedSource {
-    ApiServer(Box<wire::Config>),
+    ApiServer(ApiServer, Box<Configuration>),
     Manifests(Watcher, Box<Files>),
 }
 
 impl CheckedSource {
-    /// URL of the API server, if that is the source.
-    pub(super) fn api_server(&self) -> Option<Uri> {
-        match self {
-            Self::ApiServer(config) => Some(config.cluster_url.clone()),
+    /// Addresses of the API servers, if they are the source, as far as they are known without a nameserver.
+    pub(super) fn known_addresses(&self) -> impl Fn() -> Vec<IpAddr> + use<> {
+        let configuration = match self {
+            Self::ApiServer(_, configuration) => Some(configuration.clone()),
             Self::Manifests(..) => None,
-        }
+        };
+        move || configuration.as_ref().map(|configuration| configuration.known_addresses()).unwrap_or_default()
     }
 }
 
@@ -38,7 +40,9 @@ pub(super) async fn check(source: &ObjectSource, options: ParseOptions) -> Resul
         ObjectSource::Manifests(paths) => {
             CheckedSource::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, options)?))
         }
-        ObjectSource::ApiServer(server) => CheckedSource::ApiServer(Box::new(wire::configure(server).await?)),
+        ObjectSource::ApiServer(server) => {
+            CheckedSource::ApiServer(server.clone(), Box::new(wire::configure(server).await?))
+        }
     })
 }
 
@@ -56,14 +60,14 @@ pub(super) fn start(
                 tracing::error!("inotify: {error}; changes of manifests are no longer seen");
             }
         })),
-        CheckedSource::ApiServer(config) => {
-            let client = wire::client(&config, setup)?;
-            tracing::info!("following the API server at {}", config.cluster_url);
+        CheckedSource::ApiServer(server, configuration) => {
+            tracing::info!("following the API server at {configuration}");
             // Without this line, an API server behind a proxy just looks unreachable.
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }
-            drop(tokio::spawn(wire::watch(client, config.cluster_url, node_name, last_contact, sender)));
+            let client = ApiClient::new(server, *configuration, setup);
+            drop(tokio::spawn(async move { wire::watch(&client, node_name, last_contact, sender).await }));
         }
     }
     Ok(())

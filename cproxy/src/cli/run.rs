@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::Balance;
 use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
-use cproxy_wire::{ApiServer, is_api_server_url};
-use http::Uri;
+use cproxy_wire::{ApiServer, ServerAddress};
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::{NodeOptions, PinDirOption, RunDirOption};
@@ -27,10 +26,11 @@ pub(super) struct RunOptions {
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
           conflicts_with_all = ["kubeconfig", "apiserver", "tls_server_name"])]
     manifests: Vec<PathBuf>,
-    /// Real URL of the API server, not a ClusterIP; default: from kubeconfig or environment
-    #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", conflicts_with = "manifests",
-          value_parser = parse_api_server_url)]
-    apiserver: Option<Uri>,
+    /// Real URLs of API servers, not ClusterIPs, in order of preference, separated by commas; also
+    /// unix:///PATH and vsock://CID:PORT; default: from kubeconfig or environment
+    #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", num_args = 1.., value_delimiter = ',',
+          conflicts_with = "manifests")]
+    apiserver: Vec<ServerAddress>,
     /// Name expected in the API server's certificate; default: from kubeconfig or URL
     #[arg(long, env = "CPROXY_TLS_SERVER_NAME", value_name = "NAME", conflicts_with = "manifests")]
     tls_server_name: Option<String>,
@@ -131,11 +131,6 @@ fn parse_port(text: &str) -> Result<u16, String> {
     port.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
 }
 
-fn parse_api_server_url(text: &str) -> Result<Uri, String> {
-    let url: Uri = text.parse().map_err(|error| format!("{error}; expected a URL like https://10.0.0.1:6443"))?;
-    is_api_server_url(&url).then_some(url).ok_or_else(|| "expected a URL like https://10.0.0.1:6443".to_owned())
-}
-
 pub(super) fn run(options: RunOptions) -> anyhow::Result<()> {
     memory::limit_spare_memory();
     start_log(options.log_level, options.log_format);
@@ -150,7 +145,7 @@ fn config(options: RunOptions) -> Result<Config, clap::Error> {
     let source = if options.manifests.is_empty() {
         ObjectSource::ApiServer(ApiServer {
             kubeconfig: options.kubeconfig,
-            url: options.apiserver,
+            addresses: options.apiserver,
             tls_server_name: options.tls_server_name,
         })
     } else {

@@ -1,207 +1,342 @@
-//! Configuration of the API server, and a client for it.
+//! Client of one or several API servers, in order of preference. There is one connection at a time.
+//!
+//! Files and programs with credentials are read again for each request, of which there are few. If what a connection is
+//! made of has changed, a new connection is made before the old one is given up. A server that fails is passed over;
+//! the client goes back to a preferred one after growing times, when it sends a request anyway.
 
 use std::{
-    path::PathBuf,
+    mem,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use cproxy_network::SocketSetup;
-use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
-use hyper_util::{client::legacy, rt::TokioExecutor};
-use kube::{
-    Client, Config,
-    client::ConfigExt,
-    config::{AuthInfo, Cluster},
-};
-use tower::ServiceBuilder;
+use http::{Request, StatusCode};
+use tokio::{sync::Mutex as AsyncMutex, time::Instant};
 
 use super::{
+    configuration::{ApiServer, Configuration, configure},
+    connection::{Connection, Dialer},
     connector::Connector,
-    error_text::{chain, first_line},
-    kubeconfig,
-    rate_limit::RateLimited,
+    error_text::chain,
+    exec_plugin::{self, ExecCredentials},
+    rate_limit::RateLimit,
+    transport::{BoxError, Received, Transport},
 };
 
-/// Directory of a pod's ServiceAccount.
-const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// Limit on each step of a connection: with one server, and with others to turn to.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Bytes read from a connection at once; also the longest head of a response.
-const READ_BYTES_MAX: usize = 64 << 10;
+/// Time after a failure before the client goes back to a preferred server. It doubles if that server fails again soon.
+const HOLD: Duration = Duration::from_secs(60);
+const HOLD_MAX: Duration = Duration::from_secs(3600);
 
-/// The API server to follow.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ApiServer {
-    /// A kubeconfig. Without it, the pod's ServiceAccount is used.
-    pub kubeconfig: Option<PathBuf>,
-    /// Its address, instead of the kubeconfig's or of the ClusterIP.
-    pub url: Option<Uri>,
-    /// The name expected in its certificate.
-    pub tls_server_name: Option<String>,
+/// Client of API servers.
+#[derive(Debug)]
+pub struct ApiClient {
+    connector: Connector,
+    rate_limit: RateLimit,
+    /// Locked while a connection is made, so that requests share it.
+    session: AsyncMutex<Session>,
+    /// Address of the server that was used last.
+    server: Mutex<Arc<str>>,
 }
 
-impl std::fmt::Display for ApiServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.kubeconfig {
-            Some(path) => write!(f, "API server of kubeconfig {}", path.display())?,
-            None => write!(f, "API server of the pod's ServiceAccount")?,
+/// Servers, identity, and the present connection.
+#[derive(Debug)]
+struct Session {
+    options: ApiServer,
+    /// Read and not used yet.
+    next: Option<Configuration>,
+    /// Last configuration that could be read.
+    configuration: Arc<Configuration>,
+    exec: Option<(String, ExecCredentials)>,
+    /// A warning about the configuration was logged, and it still holds.
+    has_warned: bool,
+    health: Vec<Health>,
+    current: Option<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    connection: Arc<Connection>,
+    /// Index of the server.
+    index: usize,
+    fingerprint: u64,
+    since: Instant,
+}
+
+/// Failures of one server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Health {
+    failed_at: Option<Instant>,
+    hold: Duration,
+}
+
+impl Health {
+    /// Records a failure of a server that has served for this long.
+    fn record_failure(&mut self, now: Instant, served: Duration) {
+        let is_fresh = self.hold.is_zero() || served > self.hold;
+        self.hold = if is_fresh { HOLD } else { (self.hold * 2).min(HOLD_MAX) };
+        self.failed_at = Some(now);
+    }
+
+    /// Whether the server may be preferred.
+    fn is_good(&self, now: Instant) -> bool {
+        self.failed_at.is_none_or(|at| now.saturating_duration_since(at) >= self.hold)
+    }
+}
+
+/// Order in which servers are tried: good ones by preference, then the others, the one that failed first to begin with.
+fn order(health: &[Health], now: Instant) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..health.len()).collect();
+    order.sort_by_key(|&index| {
+        health.get(index).filter(|health| !health.is_good(now)).and_then(|health| health.failed_at)
+    });
+    order
+}
+
+impl ApiClient {
+    /// A client for `options`, which were read as `configuration`; connects to nothing yet. `setup` is applied to each
+    /// network socket before it connects.
+    #[must_use]
+    pub fn new(options: ApiServer, configuration: Configuration, setup: SocketSetup) -> Self {
+        let server = configuration.servers.first().map(ToString::to_string).unwrap_or_default();
+        let session = Session {
+            options,
+            configuration: Arc::new(configuration.clone()),
+            next: Some(configuration),
+            exec: None,
+            has_warned: false,
+            health: Vec::new(),
+            current: None,
+        };
+        Self {
+            connector: Connector::new(setup),
+            rate_limit: RateLimit::new(),
+            session: AsyncMutex::new(session),
+            server: Mutex::new(server.into()),
         }
-        if let Some(url) = &self.url {
-            write!(f, ", at {url}")?;
+    }
+
+    /// Replaces the options, which were read as `configuration`, and connects anew. The old connection serves until
+    /// the new one stands.
+    pub async fn reconfigure(&self, options: ApiServer, configuration: Configuration) {
+        let mut session = self.session.lock().await;
+        (session.options, session.next) = (options, Some(configuration));
+        session.exec = None;
+        if let Err(error) = self.connect(&mut session).await {
+            tracing::warn!("the new configuration of the API server cannot be used yet: {error}");
         }
-        match &self.tls_server_name {
-            Some(name) => write!(f, ", as {name}"),
-            None => Ok(()),
+    }
+
+    /// Makes sure that there is a connection, and that it is the best one. Returns whether it is new.
+    async fn connect(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
+        let configuration = session.read().await?;
+        let (fingerprint, now) = (configuration.fingerprint(), Instant::now());
+        session.health.resize(configuration.servers.len(), Health::default());
+        let mut order = order(&session.health, now);
+        let mut kept = None;
+        if let Some(current) = &session.current
+            && current.connection.is_open().await
+        {
+            if current.fingerprint == fingerprint {
+                let health = &session.health;
+                let is_better =
+                    |index: usize| index < current.index && health.get(index).is_some_and(|one| one.is_good(now));
+                order.retain(|&index| is_better(index));
+            }
+            kept = Some(current.connection.clone());
+        }
+        let tls = configuration.material.client_config()?;
+        let mut errors = Vec::new();
+        for index in order {
+            let Some(address) = configuration.servers.get(index) else { continue };
+            let has_others = configuration.servers.len() > 1;
+            let dialer = Dialer {
+                connector: self.connector.clone(),
+                configuration: configuration.clone(),
+                tls: tls.clone(),
+                address: address.clone(),
+                limit: if has_others { FAILOVER_TIMEOUT } else { CONNECT_TIMEOUT },
+            };
+            if kept.is_none() {
+                self.set_server(address.to_string());
+            }
+            match dialer.connect().await {
+                Ok(connection) => {
+                    self.set_server(address.to_string());
+                    return Ok((session.replace(Arc::new(connection), index, fingerprint), true));
+                }
+                Err(error) => {
+                    session.record_failure(index, now);
+                    let error = chain(&*error);
+                    errors.push(if has_others { format!("{address}: {error}") } else { error });
+                }
+            }
+        }
+        match kept {
+            Some(connection) => {
+                errors.iter().for_each(|error| tracing::debug!("the present connection stays: {error}"));
+                Ok((connection, false))
+            }
+            None => Err(errors.join("; ").into()),
+        }
+    }
+
+    fn set_server(&self, address: String) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = address.into();
+    }
+
+    /// Sends a request once. Returns the connection that was used, too, and with an error whether that one is old.
+    async fn send_once(&self, mut request: Request<()>) -> Result<(Received, Arc<Connection>), (BoxError, bool)> {
+        let mut session = self.session.lock().await;
+        let (connection, is_new) = self.connect(&mut session).await.map_err(|error| (error, false))?;
+        session.configuration.add_headers(request.headers_mut());
+        drop(session);
+        match connection.send(request).await {
+            Ok(received) => Ok((received, connection)),
+            Err(error) => {
+                self.session.lock().await.give_up(&connection, is_new);
+                Err((error, !is_new))
+            }
         }
     }
 }
 
-/// Error of [`configure`] and [`client`].
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// The kubeconfig cannot be used.
-    #[error("--kubeconfig {0}: {1}")]
-    Kubeconfig(PathBuf, String),
-    /// There is neither a kubeconfig nor a ServiceAccount.
-    #[error(
-        "no API server is known: pass --kubeconfig FILE, --apiserver URL or --manifests PATH, or run in a pod with a \
-         ServiceAccount ({0})"
-    )]
-    NoServiceAccount(String),
-    /// There is an address, but there are no credentials.
-    #[error(
-        "no credentials for {0}: put token and ca.crt into {dir}, or pass --kubeconfig FILE ({1})",
-        dir = SERVICE_ACCOUNT_DIR
-    )]
-    NoCredentials(Uri, String),
-    /// The address is not that of a server.
-    #[error("{0}: expected the API server's URL like https://10.0.0.1:6443")]
-    Url(Uri),
-    /// The token cannot be read.
-    #[error("token file {0}: {1}")]
-    Token(PathBuf, std::io::Error),
-    /// TLS or the credentials could not be set up.
-    #[error("cannot set up the connection to {0}: {1}")]
-    Setup(Uri, String),
-}
-
-/// Reads the configuration; connects to nothing.
-///
-/// # Errors
-/// The configuration is incomplete or invalid.
-pub async fn configure(server: &ApiServer) -> Result<Config, ClientError> {
-    let mut config = match &server.kubeconfig {
-        Some(path) => kubeconfig::read(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
-        None => in_cluster(server.url.as_ref()).await?,
-    };
-    if let Some(url) = &server.url {
-        config.cluster_url = url.clone();
-    }
-    if !is_api_server_url(&config.cluster_url) {
-        return Err(ClientError::Url(config.cluster_url));
-    }
-    config.tls_server_name = server.tls_server_name.clone().or(config.tls_server_name);
-    if let Some(path) = &config.auth_info.token_file {
-        std::fs::read_to_string(path).map_err(|error| ClientError::Token(path.into(), error))?;
-    }
-    Ok(config)
-}
-
-/// Whether a connection to this URL is possible: kube expects that and panics without a scheme.
-#[must_use]
-pub fn is_api_server_url(url: &Uri) -> bool {
-    let is_port = |port: &str| port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0);
-    // `Uri` has no port if the number is too large.
-    let port =
-        url.authority().and_then(|authority| authority.as_str().rsplit_once(authority.host())?.1.strip_prefix(':'));
-    matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some() && port.is_none_or(is_port)
-}
-
-/// Makes a client; connects to nothing yet. `setup` is applied to each socket before it connects.
-///
-/// # Errors
-/// TLS or the credentials cannot be set up.
-pub fn client(config: &Config, setup: SocketSetup) -> Result<Client, ClientError> {
-    build(config, setup).map_err(|error| ClientError::Setup(config.cluster_url.clone(), chain(&error)))
-}
-
-/// Configuration with the pod's ServiceAccount. With a URL it does not need KUBERNETES_SERVICE_HOST, a ClusterIP that
-/// only cproxy serves.
-async fn in_cluster(url: Option<&Uri>) -> Result<Config, ClientError> {
-    let Some(url) = url else {
-        let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
-        tracing::warn!(
-            "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: \
-             if it cannot be reached, pass --apiserver with the API server's real address"
-        );
-        return Ok(config);
-    };
-    let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
-    let cluster =
-        Cluster { server: Some(url.to_string()), certificate_authority: Some(file("ca.crt")), ..Cluster::default() };
-    let user = AuthInfo { token_file: Some(file("token")), ..AuthInfo::default() };
-    kubeconfig::build(cluster, user).await.map_err(|error| ClientError::NoCredentials(url.clone(), error))
-}
-
-fn build(config: &Config, setup: SocketSetup) -> kube::Result<Client> {
-    let mut config = config.clone();
-    let token = config.auth_info.token_file.take().map(TokenFile::new);
-    let https = config.rustls_https_connector_with_connector(Connector::new(setup, config.connect_timeout))?;
-    let service = ServiceBuilder::new()
-        .layer_fn(RateLimited::new)
-        .layer(config.base_uri_layer())
-        .layer(config.extra_headers_layer()?)
-        .option_layer(config.auth_layer()?)
-        .map_request(move |request| authorize(token.as_ref(), request))
-        .map_err(tower::BoxError::from)
-        .service(legacy::Client::builder(TokioExecutor::new()).http1_max_buf_size(READ_BYTES_MAX).build(https));
-    Ok(Client::new(service, config.default_namespace))
-}
-
-/// Token that is read again for each request, of which there are few. kube keeps the file's text for a minute and
-/// treats a line feed as a part of the token.
-#[derive(Clone)]
-struct TokenFile {
-    path: PathBuf,
-    last: Arc<Mutex<Option<HeaderValue>>>,
-}
-
-impl TokenFile {
-    fn new(path: String) -> Self {
-        Self { path: path.into(), last: Arc::default() }
-    }
-
-    /// The present header. If the file is gone, the last token is used, as in client-go.
-    fn header(&self) -> Option<HeaderValue> {
-        let text = std::fs::read_to_string(&self.path).ok();
-        let now = text.and_then(|text| HeaderValue::try_from(format!("Bearer {}", text.trim())).ok());
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.is_some() {
-            *last = now;
+impl Transport for ApiClient {
+    async fn send(&self, request: Request<()>) -> Result<Received, BoxError> {
+        self.rate_limit.pause().await;
+        let sent = match self.send_once(request.clone()).await {
+            // The server may have closed an old connection just now.
+            Err((_, true)) => self.send_once(request).await,
+            sent => sent,
+        };
+        let (received, connection) = sent.map_err(|(error, _)| error)?;
+        let (code, mut session) = (received.response.status(), self.session.lock().await);
+        if code == StatusCode::UNAUTHORIZED {
+            session.exec = None;
         }
-        last.clone()
+        if code == StatusCode::UNAUTHORIZED || is_failure(code) && session.health.len() > 1 {
+            session.give_up(&connection, true);
+        }
+        drop(session);
+        Ok(received)
+    }
+
+    fn server(&self) -> Arc<str> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn report_failure(&self) {
+        let mut session = self.session.lock().await;
+        if let Some(connection) = session.current.as_ref().map(|current| current.connection.clone()) {
+            session.give_up(&connection, true);
+        }
     }
 }
 
-fn authorize<Body>(token: Option<&TokenFile>, mut request: Request<Body>) -> Request<Body> {
-    if let Some(mut header) = token.and_then(TokenFile::header) {
-        header.set_sensitive(true);
-        request.headers_mut().insert(AUTHORIZATION, header);
+/// Whether another server may do better. 429 and 504 come with Retry-After and have to be waited for.
+fn is_failure(code: StatusCode) -> bool {
+    matches!(code.as_u16(), 500 | 502 | 503)
+}
+
+impl Session {
+    /// Reads files and programs again. If that fails, the last configuration is used.
+    async fn read(&mut self) -> Result<Arc<Configuration>, BoxError> {
+        let configuration = match self.next.take() {
+            Some(configuration) => Ok(configuration),
+            None => configure(&self.options).await,
+        };
+        match configuration {
+            Ok(configuration) => {
+                self.has_warned = false;
+                self.configuration = Arc::new(self.with_exec(configuration).await?);
+            }
+            // client-go keeps the last token, too.
+            Err(error) if !mem::replace(&mut self.has_warned, true) => {
+                tracing::warn!("{error}; what was read last stays in use");
+            }
+            Err(_) => {}
+        }
+        Ok(self.configuration.clone())
     }
-    request
+
+    /// Adds the credentials of the user's program, which runs if there are none or if they are about to expire.
+    async fn with_exec(&mut self, mut configuration: Configuration) -> Result<Configuration, String> {
+        let Some(exec) = &configuration.exec else { return Ok(configuration) };
+        let key = format!("{exec:?}");
+        let known = self.exec.take().filter(|(of, credentials)| *of == key && credentials.are_valid());
+        let credentials = match known {
+            Some((_, credentials)) => credentials,
+            None => exec_plugin::run(exec).await?,
+        };
+        self.exec = Some((key, credentials.clone()));
+        configuration.add(credentials)?;
+        Ok(configuration)
+    }
+
+    /// Makes `connection` the present one.
+    fn replace(&mut self, connection: Arc<Connection>, index: usize, fingerprint: u64) -> Arc<Connection> {
+        let current = Current { connection: connection.clone(), index, fingerprint, since: Instant::now() };
+        if let Some(old) = self.current.replace(current) {
+            old.connection.supersede();
+        }
+        connection
+    }
+
+    /// Gives up the present connection for new requests, if it is still this one. Responses on it go on.
+    fn give_up(&mut self, connection: &Arc<Connection>, has_failed: bool) {
+        let Some(current) = self.current.as_ref().filter(|current| Arc::ptr_eq(&current.connection, connection)) else {
+            return;
+        };
+        if has_failed {
+            self.record_failure(current.index, Instant::now());
+        }
+        self.current = None;
+    }
+
+    /// Records that a server failed. How long it has served counts if it is the present one.
+    fn record_failure(&mut self, index: usize, now: Instant) {
+        let of_current = self.current.as_ref().filter(|current| current.index == index);
+        let served = of_current.map_or(Duration::ZERO, |current| now.saturating_duration_since(current.since));
+        if let Some(health) = self.health.get_mut(index) {
+            health.record_failure(now, served);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
     #[test]
-    fn an_api_server_url_has_a_scheme_a_host_and_a_possible_port() {
-        let is_url = |text: &str| is_api_server_url(&text.parse().unwrap());
-        for url in ["https://1.2.3.4", "http://[::1]:8080/a:b", "https://api:6443/", "https://u:1@api"] {
-            assert!(is_url(url), "{url}");
-        }
-        for url in ["1.2.3.4", "1.2.3.4:6443", "/a", "ftp://1.2.3.4", "https://1.2.3.4:65536", "https://[::1]:0"] {
-            assert!(!is_url(url), "{url}");
-        }
+    fn servers_that_failed_are_tried_last_and_preferred_again_after_a_while() {
+        let start = Instant::now();
+        let mut health = [Health::default(); 3];
+        assert_eq!(order(&health, start), [0, 1, 2]);
+        health[0].record_failure(start, seconds(0));
+        health[1].record_failure(start + seconds(1), seconds(0));
+        assert_eq!(order(&health, start + seconds(2)), [2, 0, 1], "the first failure is the oldest");
+        assert_eq!(order(&health, start + HOLD), [0, 2, 1]);
+        assert_eq!(order(&health, start + HOLD + seconds(1)), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_server_that_fails_again_soon_is_left_alone_for_longer() {
+        let (start, mut health) = (Instant::now(), Health::default());
+        health.record_failure(start, seconds(10_000));
+        assert_eq!(health.hold, HOLD);
+        health.record_failure(start, seconds(30));
+        assert_eq!(health.hold, HOLD * 2);
+        (0..20).for_each(|_| health.record_failure(start, seconds(30)));
+        assert_eq!(health.hold, HOLD_MAX);
+        health.record_failure(start, HOLD_MAX + seconds(1));
+        assert_eq!(health.hold, HOLD);
     }
 }

@@ -1,43 +1,72 @@
-//! TCP connections to the API server.
+//! Byte streams to an API server: TCP, directly or through an HTTP proxy, unix sockets and vsock.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, path::Path, time::Duration};
 
 use cproxy_network::SocketSetup;
 use http::Uri;
-use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
-use tokio::net::{TcpSocket, TcpStream};
-use tower::Service;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpSocket, TcpStream, UnixStream},
+    time::timeout,
+};
+use tokio_vsock::{VsockAddr, VsockStream};
 
-use super::dns;
+use super::{address::ServerAddress, dns};
 
 /// A peer that has vanished without a FIN or RST is noticed after idle + interval x probes: 30 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Connector to the host of a URI. Applies `setup` to each socket before it connects.
+/// Longest head of a proxy's response.
+const PROXY_HEAD_BYTES_MAX: usize = 8 << 10;
+
+const HTTPS_PORT: u16 = 443;
+const HTTP_PORT: u16 = 80;
+
+/// Byte stream to a server.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// Connector to addresses of API servers. Applies `setup` to each network socket before it connects.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    pub(super) setup: SocketSetup,
-    timeout: Option<Duration>,
+    setup: SocketSetup,
 }
 
 impl Connector {
-    pub(super) fn new(setup: SocketSetup, timeout: Option<Duration>) -> Self {
-        Self { setup, timeout }
+    pub(super) fn new(setup: SocketSetup) -> Self {
+        Self { setup }
     }
 
-    async fn connect_to_host(self, uri: Uri) -> io::Result<TcpStream> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{uri}: the host name has no address"));
-        for address in self.resolve(&uri).await? {
-            match self.connect(address).await {
+    /// Connects to an address, through the proxy unless the address is a local socket. `limit` is for each step.
+    pub(super) async fn connect(
+        &self,
+        address: &ServerAddress,
+        proxy: Option<&Proxy>,
+        limit: Duration,
+    ) -> io::Result<Box<dyn Stream>> {
+        match (address, proxy) {
+            (ServerAddress::Url(url), Some(proxy)) => Ok(Box::new(self.connect_through(proxy, url, limit).await?)),
+            (ServerAddress::Url(url), None) => Ok(Box::new(self.connect_to_host(url, limit).await?)),
+            (ServerAddress::Unix(path), _) => {
+                let stream = timeout(limit, UnixStream::connect(path)).await?;
+                Ok(Box::new(stream.map_err(|error| describe_unix(path, &error))?))
+            }
+            (&ServerAddress::Vsock { cid, port }, _) => {
+                let stream = timeout(limit, VsockStream::connect(VsockAddr::new(cid, port))).await?;
+                Ok(Box::new(stream.map_err(describe_vsock)?))
+            }
+        }
+    }
+
+    async fn connect_to_host(&self, url: &Uri, limit: Duration) -> io::Result<TcpStream> {
+        let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
+        let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+        for address in dns::resolve(host, &self.setup).await? {
+            match self.connect_to(SocketAddr::new(address, port(url)), limit).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
             }
@@ -45,33 +74,55 @@ impl Connector {
         Err(last)
     }
 
-    async fn resolve(&self, uri: &Uri) -> io::Result<Vec<SocketAddr>> {
-        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
-        let addresses = dns::resolve(host(uri), &self.setup).await?;
-        Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
-    }
-
-    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+    async fn connect_to(&self, address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         self.setup.apply(&socket)?;
         socket.set_nodelay(true)?;
         keep_alive(&socket)?;
-        let connecting = socket.connect(address);
-        match self.timeout {
-            Some(timeout) => tokio::time::timeout(timeout, connecting).await?,
-            None => connecting.await,
-        }
+        timeout(limit, socket.connect(address)).await?
+    }
+
+    /// Opens a tunnel by CONNECT (RFC 9110, 9.3.6).
+    async fn connect_through(&self, proxy: &Proxy, url: &Uri, limit: Duration) -> io::Result<TcpStream> {
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("proxy {}: {error}", proxy.url));
+        let mut stream = self.connect_to_host(&proxy.url, limit).await.map_err(named)?;
+        let target = format!("{}:{}", url.host().unwrap_or_default(), port(url));
+        timeout(limit, open_tunnel(&mut stream, &target, proxy.authorization.as_deref())).await?.map_err(named)?;
+        Ok(stream)
     }
 }
 
-/// Addresses of a URI's host that are known without a nameserver.
-#[must_use]
-pub fn known_addresses(uri: &Uri) -> Vec<IpAddr> {
-    dns::local_addresses(host(uri))
+/// HTTP proxy.
+#[derive(Clone, Debug)]
+pub(super) struct Proxy {
+    /// Its address, without user information.
+    pub(super) url: Uri,
+    /// Value of Proxy-Authorization.
+    pub(super) authorization: Option<String>,
 }
 
-fn host(uri: &Uri) -> &str {
-    uri.host().unwrap_or_default().trim_matches(['[', ']'])
+async fn open_tunnel(stream: &mut TcpStream, target: &str, authorization: Option<&str>) -> io::Result<()> {
+    let authorization = authorization.map(|value| format!("Proxy-Authorization: {value}\r\n")).unwrap_or_default();
+    let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{authorization}\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    // One byte at a time, since what follows the head belongs to the tunnel. Heads are short and read once.
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() == PROXY_HEAD_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the head of its response is too long"));
+        }
+        head.push(stream.read_u8().await?);
+    }
+    let line = String::from_utf8_lossy(&head);
+    let line = line.lines().next().unwrap_or_default();
+    match line.split(' ').nth(1).and_then(|code| code.parse::<u16>().ok()) {
+        Some(200..300) => Ok(()),
+        _ => Err(io::Error::other(format!("it refuses to connect to {target}: {line}"))),
+    }
+}
+
+fn port(url: &Uri) -> u16 {
+    url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { HTTP_PORT } else { HTTPS_PORT })
 }
 
 fn keep_alive(socket: &TcpSocket) -> io::Result<()> {
@@ -81,17 +132,64 @@ fn keep_alive(socket: &TcpSocket) -> io::Result<()> {
     Ok(sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?)
 }
 
-impl Service<Uri> for Connector {
-    type Response = TokioIo<TcpStream>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+fn describe_unix(path: &Path, error: &io::Error) -> io::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "; there is no such socket",
+        io::ErrorKind::ConnectionRefused => "; nothing listens on it",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("{}: {error}{hint}", path.display()))
+}
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+fn describe_vsock(error: io::Error) -> io::Error {
+    // Without the module there is no address family; with the module and without a device there is no host.
+    let hint = match error.raw_os_error() {
+        Some(libc::EAFNOSUPPORT) => "this kernel has no vsock (CONFIG_VSOCKETS)",
+        Some(libc::ENODEV | libc::ENETUNREACH | libc::EADDRNOTAVAIL) => {
+            "this VM has no vsock device for that context id"
+        }
+        Some(libc::ECONNRESET | libc::ECONNREFUSED) => "nothing listens on that port",
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{error}; {hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Outcome of a tunnel through a proxy that sends this response, and the request that it got.
+    async fn tunnel(response: &str, authorization: Option<&str>) -> (io::Result<()>, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut proxy, _) = listener.accept().await.unwrap();
+        proxy.write_all(response.as_bytes()).await.unwrap();
+        proxy.shutdown().await.unwrap();
+        let result = open_tunnel(&mut stream, "api:6443", authorization).await;
+        stream.shutdown().await.unwrap();
+        let mut request = String::new();
+        proxy.read_to_string(&mut request).await.unwrap();
+        (result, request)
     }
 
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connector = self.clone();
-        Box::pin(async move { connector.connect_to_host(uri).await.map(TokioIo::new) })
+    #[tokio::test]
+    async fn a_tunnel_is_opened_by_connect() {
+        let (result, request) = tunnel("HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n", None).await;
+        result.unwrap();
+        assert_eq!(request, "CONNECT api:6443 HTTP/1.1\r\nHost: api:6443\r\n\r\n");
+        let (_, request) = tunnel("HTTP/1.1 200 OK\r\n\r\n", Some("Basic dTpw")).await;
+        assert!(request.contains("\r\nProxy-Authorization: Basic dTpw\r\n"), "{request}");
+    }
+
+    #[tokio::test]
+    async fn a_refused_tunnel_is_an_error_with_the_status_line() {
+        let (result, _) = tunnel("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", None).await;
+        let error = result.unwrap_err().to_string();
+        assert_eq!(error, "it refuses to connect to api:6443: HTTP/1.1 407 Proxy Authentication Required");
+        assert!(tunnel("HTTP/1.1 200 OK\r\n", None).await.0.is_err(), "cut off");
+        let long = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "x".repeat(PROXY_HEAD_BYTES_MAX));
+        assert!(tunnel(&long, None).await.0.is_err(), "too long");
     }
 }

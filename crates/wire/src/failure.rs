@@ -3,16 +3,20 @@
 use std::time::Duration;
 
 use cproxy_core::{api::Metadata, object_name, printable, shortened};
-use http::Uri;
 use kube::core::Status;
 
-use super::{error_text::chain, resources::WatchedResource, split::SplitError};
+use super::{error_text::chain, resources::WatchedResource, split::SplitError, transport::BoxError};
 
 /// Status code for a watch from a version that the server no longer has.
 const GONE: u16 = 410;
 
 /// Longest Retry-After that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+/// Longest silence in a list. A live server hardly pauses during a list.
+const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Longest silence in a watch: five intervals of bookmarks.
+const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
 
 /// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +27,16 @@ pub(super) enum Operation {
     CachedList,
     /// A watch from a version on.
     Watch,
+}
+
+impl Operation {
+    /// Time without an object or bookmark after which the connection counts as dead.
+    pub(super) fn silence_max(self) -> Duration {
+        match self {
+            Self::StreamedList | Self::CachedList => LIST_SILENCE_MAX,
+            Self::Watch => WATCH_SILENCE_MAX,
+        }
+    }
 }
 
 /// Failed list or watch.
@@ -36,9 +50,9 @@ pub(super) struct Failure {
 #[derive(Debug)]
 pub(super) enum ApiError {
     /// The server did not respond.
-    Connection(kube::Error),
+    Connection(BoxError),
     /// The response broke off with an error.
-    Interrupted(kube::Error),
+    Interrupted(BoxError),
     /// The connection was closed in the middle of the response.
     Cut,
     /// The server sent nothing for this long.
@@ -128,7 +142,7 @@ impl Failure {
             _ if is_refused && is_optional => Recovery::DoWithout,
             (Operation::Watch, ApiError::Cut) => Recovery::Resume,
             (Operation::Watch, _) if refused.or(event) == Some(GONE) => Recovery::Relist,
-            (Operation::Watch, ApiError::NoVersion | ApiError::Silent(_)) => Recovery::Retry(RetryFrom::List),
+            (Operation::Watch, ApiError::NoVersion) => Recovery::Retry(RetryFrom::List),
             (Operation::Watch, ApiError::ErrorEvent(_)) if event == Some(429) => Recovery::Retry(RetryFrom::Here),
             (Operation::Watch, ApiError::ErrorEvent(_) | ApiError::Split(_) | ApiError::Unreadable(..)) => {
                 Recovery::Retry(RetryFrom::HereOnce)
@@ -173,12 +187,12 @@ impl Failure {
     }
 
     /// Message of one line that names the resource, the server and, if a permission is missing, the verbs to grant.
-    pub(super) fn describe<K: WatchedResource>(&self, url: &Uri) -> String {
+    pub(super) fn describe<K: WatchedResource>(&self, server: &str) -> String {
         // The message of a server, or of a proxy in front of it, may be long.
-        shortened(self.describe_in_full::<K>(url))
+        shortened(self.describe_in_full::<K>(server))
     }
 
-    fn describe_in_full<K: WatchedResource>(&self, url: &Uri) -> String {
+    fn describe_in_full<K: WatchedResource>(&self, server: &str) -> String {
         let (resource, group) = (K::PLURAL, K::GROUP);
         let verb = match self.operation {
             Operation::CachedList => "list",
@@ -194,18 +208,15 @@ impl Failure {
             }
             ApiError::Refused(status) if status.code == 401 => {
                 return format!(
-                    "cannot {verb} {resource}: the API server at {url} does not accept the credentials (401); check \
+                    "cannot {verb} {resource}: the API server at {server} does not accept the credentials (401); check \
                      the token or certificate of the kubeconfig or ServiceAccount"
                 );
             }
             ApiError::ErrorEvent(status) => return format!("{verb} of {resource} ended: {}", status.message),
             ApiError::NoVersion => return format!("the API server sent {resource} without resourceVersion"),
-            ApiError::Silent(silence) => return format!("no data about {resource} from {url} for {silence:?}"),
+            ApiError::Silent(silence) => return format!("no data about {resource} from {server} for {silence:?}"),
             ApiError::Refused(status) => format!("{} ({})", status.message, status.code),
-            ApiError::Connection(kube::Error::Service(error)) | ApiError::Interrupted(kube::Error::Service(error)) => {
-                chain(&**error)
-            }
-            ApiError::Connection(error) | ApiError::Interrupted(error) => chain(error),
+            ApiError::Connection(error) | ApiError::Interrupted(error) => chain(&**error),
             ApiError::Cut => "the connection was closed in the middle of the response".to_owned(),
             ApiError::Split(error) => chain(error),
             ApiError::Unreadable(error, None) => format!("the response cannot be read: {}", chain(error)),
@@ -215,7 +226,7 @@ impl Failure {
             ApiError::Incomplete => "the response ended before the list was complete".to_owned(),
             ApiError::NotStreamed => "lists are not streamed".to_owned(),
         };
-        format!("cannot {verb} {resource} at {url}: {error}")
+        format!("cannot {verb} {resource} at {server}: {error}")
     }
 }
 
@@ -248,8 +259,8 @@ mod tests {
         failure.recovery(false, false)
     }
 
-    fn connection() -> kube::Error {
-        kube::Error::Service("no route".into())
+    fn connection() -> BoxError {
+        "no route".into()
     }
 
     fn unreadable() -> ApiError {
@@ -313,15 +324,14 @@ mod tests {
             assert_eq!(recovery(&refused(Operation::Watch, code)), RETRY, "{code}");
         }
         assert_eq!(of(ApiError::ErrorEvent(status(429))), RETRY);
-        for error in [ApiError::Connection(connection()), ApiError::Interrupted(connection())] {
+        let silent = ApiError::Silent(WATCH_SILENCE_MAX);
+        for error in [ApiError::Connection(connection()), ApiError::Interrupted(connection()), silent] {
             assert_eq!(of(error), RETRY);
         }
         for error in [ApiError::ErrorEvent(status(500)), unreadable(), ApiError::Split(SplitError::TooLong(7))] {
             assert_eq!(of(error), Recovery::Retry(RetryFrom::HereOnce));
         }
-        for error in [ApiError::NoVersion, ApiError::Silent(Duration::from_secs(310))] {
-            assert_eq!(of(error), Recovery::Retry(RetryFrom::List));
-        }
+        assert_eq!(of(ApiError::NoVersion), Recovery::Retry(RetryFrom::List));
     }
 
     #[test]
@@ -368,16 +378,15 @@ mod tests {
 
     #[test]
     fn a_missing_permission_is_named_with_the_verbs_to_grant() {
-        let url = Uri::from_static("https://api:6443");
-        let list = refused(Operation::CachedList, 403).describe::<EndpointSlice>(&url);
+        let list = refused(Operation::CachedList, 403).describe::<EndpointSlice>("https://api:6443/");
         assert!(list.starts_with("not permitted to list endpointslices: grant the verbs list and watch"), "{list}");
         assert!(list.contains("\"discovery.k8s.io\"") && !list.contains('\n'), "{list}");
     }
 
     #[test]
     fn unreadable_data_is_named_with_resource_server_and_object() {
-        let url = Uri::from_static("https://api:6443");
-        let line = |error| Failure { operation: Operation::Watch, error }.describe::<EndpointSlice>(&url);
+        let line =
+            |error| Failure { operation: Operation::Watch, error }.describe::<EndpointSlice>("https://api:6443/");
         let start = "cannot watch endpointslices at https://api:6443/: ";
         assert_eq!(line(ApiError::too_long(8 << 20)), format!("{start}one object is longer than 8388608 bytes"));
         let names = Metadata { name: Some("web\n".to_owned()), ..Metadata::default() };

@@ -1,11 +1,12 @@
 //! Loop of one resource's list and watch: carries out the decisions of [`WatchState::step`]. Its I/O is a trait, so
 //! that tests can script it.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use super::{
-    failure::ApiError,
+    failure::{ApiError, Operation},
     resources::WatchedResource,
+    selectors::Selectors,
     step::{Collection, Input, Log, Next, Pause, Request},
     watch_event::WatchEvent,
     watch_state::{History, WatchState},
@@ -16,8 +17,8 @@ pub(super) trait ApiSource<K> {
     /// Sends a request and waits until the server has accepted it. [`Self::receive`] reads the response.
     async fn request(&mut self, request: Request) -> Result<(), ApiError>;
 
-    /// Reads the next part of the response. It fails after `silence_max` without an object.
-    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, ApiError>;
+    /// Reads the next part of the response. It fails if it lacks an object for too long ([`Operation::silence_max`]).
+    async fn receive(&mut self, operation: Operation) -> Result<Input<K>, ApiError>;
 
     /// Publishes an event. Waits while the receiver's queue is full.
     async fn publish(&mut self, event: WatchEvent<K>);
@@ -25,21 +26,26 @@ pub(super) trait ApiSource<K> {
     async fn pause(&mut self, pause: Pause);
 
     fn log(&mut self, log: Log);
+
+    /// Address of the server that was used last, for messages.
+    fn server(&self) -> Arc<str>;
 }
 
-/// Follows a collection. Never returns.
-pub(super) async fn follow<K: WatchedResource>(source: &mut impl ApiSource<K>, collection: Collection<'_>) {
+/// Follows the objects with these selectors. Never returns.
+pub(super) async fn follow<K: WatchedResource>(source: &mut impl ApiSource<K>, selectors: Selectors<'_>) {
     let (mut state, mut history) = (WatchState::new(), History::new());
     let mut next = Next::Request;
     loop {
         let input = match next {
-            Next::Read => source.receive(state.silence_max()).await,
-            Next::Request => send::<K>(source, &state, collection).await,
+            Next::Read => source.receive(state.operation()).await,
+            Next::Request => send::<K>(source, &state, selectors).await,
             Next::RequestAfter(pause) => {
                 source.pause(pause).await;
-                send::<K>(source, &state, collection).await
+                send::<K>(source, &state, selectors).await
             }
         };
+        let server = source.server();
+        let collection = Collection { server: &server, selectors };
         let (new, output) = state.step(input.unwrap_or_else(Input::Failed), collection, &mut history);
         state = new;
         if let Some(log) = output.log {
@@ -55,24 +61,23 @@ pub(super) async fn follow<K: WatchedResource>(source: &mut impl ApiSource<K>, c
 async fn send<K: WatchedResource>(
     source: &mut impl ApiSource<K>,
     state: &WatchState,
-    collection: Collection<'_>,
+    selectors: Selectors<'_>,
 ) -> Result<Input<K>, ApiError> {
-    source.request(state.request::<K>(collection.selectors)).await.map(|()| Input::Accepted)
+    source.request(state.request::<K>(selectors)).await.map(|()| Input::Accepted)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::VecDeque, future::pending};
+    use std::{collections::VecDeque, future::pending, time::Duration};
 
     use cproxy_core::api::{Metadata, Service};
-    use http::Uri;
     use kube::core::Status;
 
     use super::*;
     use crate::{
         decode::Decoded,
         message::{ListMetadata, Message},
-        selectors::{FieldSelector, Selectors},
+        selectors::FieldSelector,
     };
 
     type Response = Result<Vec<Result<Input<Service>, ApiError>>, ApiError>;
@@ -93,7 +98,7 @@ mod tests {
             Ok(())
         }
 
-        async fn receive(&mut self, _: Duration) -> Result<Input<Service>, ApiError> {
+        async fn receive(&mut self, _: Operation) -> Result<Input<Service>, ApiError> {
             let Some(input) = self.response.pop_front() else { return pending().await };
             input
         }
@@ -119,6 +124,10 @@ mod tests {
                 Log::Info(message) => format!("info {message}"),
                 Log::Warn(message) => format!("warn {message}"),
             });
+        }
+
+        fn server(&self) -> Arc<str> {
+            "https://api:6443/".into()
         }
     }
 
@@ -171,9 +180,8 @@ mod tests {
     /// Plays the script to its end and returns the transcript.
     async fn play(responses: impl IntoIterator<Item = Response>) -> Vec<String> {
         let mut script = Script { responses: responses.into_iter().collect(), ..Script::default() };
-        let url = Uri::from_static("https://api:6443");
         let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
-        let following = follow::<Service>(&mut script, Collection { url: &url, selectors });
+        let following = follow::<Service>(&mut script, selectors);
         tokio::time::timeout(Duration::from_secs(1), following).await.unwrap_err();
         script.transcript
     }
@@ -224,7 +232,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_is_logged_before_the_pause_and_a_list_starts_from_its_first_page() {
-        let no_route = || ApiError::Connection(kube::Error::Service("no route".into()));
+        let no_route = || ApiError::Connection("no route".into());
         let first = || Ok(vec![applied("a", "3"), page("5", Some("c"))]);
         assert_eq!(
             play([Err(no_route()), Err(refused(422)), first(), Err(refused(503)), first()]).await,

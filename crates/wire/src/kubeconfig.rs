@@ -1,8 +1,8 @@
-//! Configuration from a kubeconfig's current context, as kube reads it, but without proxies.
+//! Configuration from a kubeconfig's current context, as kube reads it, but without the environment's proxy.
 
 use std::path::Path;
 
-use http::HeaderValue;
+use super::error_text::chain;
 use kube::{
     Config,
     config::{
@@ -10,9 +10,6 @@ use kube::{
         NamedContext,
     },
 };
-use secrecy::ExposeSecret;
-
-use super::error_text::chain;
 
 /// Stands for no proxy: where a cluster has none, kube takes the one of the environment, which is the pod's.
 const NO_PROXY: &str = "none";
@@ -44,15 +41,11 @@ async fn configure(mut kubeconfig: Kubeconfig) -> Result<Config, String> {
     }
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| describe(&error))?;
-    // kube panics if it cannot send the token.
-    let token = config.auth_info.token.as_ref().map(ExposeSecret::expose_secret);
-    if token.is_some_and(|token| HeaderValue::from_str(token).is_err()) {
-        return Err("its user's token has a line feed or another control character".to_owned());
+    config.proxy_url.take_if(|url| *url == NO_PROXY);
+    if let Some(cluster) = config.auth_info.exec.as_mut().and_then(|exec| exec.cluster.as_mut()) {
+        cluster.proxy_url.take_if(|url| url == NO_PROXY);
     }
-    match config.proxy_url.take() {
-        Some(url) if url != NO_PROXY => Err("its cluster has a proxy-url, which cproxy does not support".to_owned()),
-        _ => Ok(config),
-    }
+    Ok(config)
 }
 
 /// An error in one line, without the name of the file.
@@ -128,13 +121,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_with_a_line_feed_is_refused() {
-        let users = "users: [{name: u, user: {token: \"a\\nb\"}}]\n";
-        let error = read_text("token", &format!("{CONTEXT}{CLUSTER}{users}")).await.0.unwrap_err();
-        assert_eq!(error, "its user's token has a line feed or another control character");
-    }
-
-    #[tokio::test]
     async fn paths_are_relative_to_the_file() {
         let users = "users: [{name: u, user: {tokenFile: token, client-key: /key, exec: {command: bin/login}}}]\n";
         let (config, directory) = read_text("paths", &format!("{CONTEXT}{CLUSTER}{users}")).await;
@@ -149,13 +135,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proxy_is_refused() {
+    async fn only_the_files_own_proxy_counts() {
         let read = async |proxy: &str| {
-            let cluster = CLUSTER.replace("cluster: {", &format!("cluster: {{proxy-url: '{proxy}', "));
-            read_text("proxy", &format!("{CONTEXT}{cluster}")).await.0
+            let cluster = CLUSTER.replace("cluster: {", &format!("cluster: {{{proxy}"));
+            let users = "users: [{name: u, user: {exec: {command: login, provideClusterInfo: true}}}]\n";
+            let config = read_text("proxy", &format!("{CONTEXT}{cluster}{users}")).await.0.unwrap();
+            let of_exec = config.auth_info.exec.unwrap().cluster.unwrap().proxy_url;
+            (config.proxy_url.map(|url| url.to_string()), of_exec)
         };
-        let refused = read("http://1.2.3.4").await.unwrap_err();
-        assert!(refused.contains("proxy-url, which cproxy does not support"), "{refused}");
-        assert!(read("").await.is_ok());
+        let url = "http://1.2.3.4:8080/".to_owned();
+        assert_eq!(read("proxy-url: 'http://1.2.3.4:8080/', ").await, (Some(url.clone()), Some(url)));
+        assert_eq!(read("proxy-url: '', ").await, (None, None));
+        assert_eq!(read("").await, (None, None));
     }
 }

@@ -1,11 +1,15 @@
 //! Kubernetes API: client, lists, watches and decoding. The client's sockets are never translated.
 
+mod address;
 mod backoff;
 mod client;
+mod configuration;
+mod connection;
 mod connector;
 mod decode;
 mod dns;
 mod error_text;
+mod exec_plugin;
 mod failure;
 mod follow;
 mod head;
@@ -19,12 +23,15 @@ mod response;
 mod selectors;
 pub mod split;
 mod step;
+mod tls;
+mod transport;
 mod watch;
 mod watch_event;
 mod watch_state;
 
-pub use client::{ApiServer, ClientError, client, configure, is_api_server_url};
-pub use connector::known_addresses;
-pub use kube::Config;
+pub use address::ServerAddress;
+pub use client::ApiClient;
+pub use configuration::{ApiServer, ClientError, Configuration, configure};
 pub use last_contact::LastContact;
+pub use transport::{Body, BoxError, Link, Received, Transport};
 pub use watch::watch;

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::{
     failure::{ApiError, Operation},
     message::{ListMetadata, Message},
     resources::WatchedResource,
-    response::{Chunk, Response},
+    response::Response,
     split::{Items, LONGEST_BYTES, Lines, Part},
     step::Input,
+    transport::Link,
 };
 
 /// Response of a list or watch.
@@ -16,7 +19,7 @@ pub(super) struct MessageReader {
     response: Response,
     splitter: Splitter,
     /// Last chunk of the body, of which `read_bytes` have been read.
-    chunk: Chunk,
+    chunk: Bytes,
     read_bytes: usize,
     /// A message was returned. From the next call on, silence is measured between messages.
     has_returned: bool,
@@ -37,7 +40,12 @@ impl MessageReader {
             Operation::CachedList => Splitter::List(Items::new(LONGEST_BYTES), ListMetadata::default()),
             Operation::StreamedList | Operation::Watch => Splitter::Watch(Lines::new(LONGEST_BYTES)),
         };
-        Self { response, splitter, chunk: Chunk::new(), read_bytes: 0, has_returned: false, has_ended: false }
+        Self { response, splitter, chunk: Bytes::new(), read_bytes: 0, has_returned: false, has_ended: false }
+    }
+
+    /// Connection of the response.
+    pub(super) fn link(&self) -> &Link {
+        self.response.link()
     }
 
     /// The next message, or the end of the response.

@@ -4,27 +4,22 @@
 //! limit, a server or proxy that ends each watch at once would get thousands of requests per second.
 
 use std::{
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use tokio::time::Instant;
-use tower::Service;
 
 /// Requests that pass without a delay: enough for a start with lists by pages.
 const BURST: u32 = 20;
 /// Interval between requests after the burst.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Service that passes requests on at a bounded rate.
-#[derive(Clone)]
-pub(super) struct RateLimited<S> {
-    inner: S,
-    schedule: Arc<Mutex<Schedule>>,
-}
+/// Rate limit.
+#[derive(Debug)]
+pub(super) struct RateLimit(Mutex<Schedule>);
 
+#[derive(Debug)]
 struct Schedule {
     /// Time at which the next request would be due without a burst.
     due: Instant,
@@ -32,49 +27,33 @@ struct Schedule {
     is_slowed: bool,
 }
 
-impl<S> RateLimited<S> {
-    pub(super) fn new(inner: S) -> Self {
-        let schedule = Schedule { due: Instant::now(), is_slowed: false };
-        Self { inner, schedule: Arc::new(Mutex::new(schedule)) }
+impl RateLimit {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Schedule { due: Instant::now(), is_slowed: false }))
+    }
+
+    /// Waits until the next request is due.
+    pub(super) async fn pause(&self) {
+        let pause = self.0.lock().unwrap_or_else(PoisonError::into_inner).next();
+        tokio::time::sleep(pause).await;
     }
 }
 
 impl Schedule {
-    /// Delay of the next request.
+    /// Delay of the next request. The first delay of a series is logged.
+    fn next(&mut self) -> Duration {
+        let pause = self.pause(Instant::now());
+        if !pause.is_zero() && !self.is_slowed {
+            tracing::warn!("the API server ends each request at once: slowing down to one request every {INTERVAL:?}");
+        }
+        self.is_slowed = !pause.is_zero();
+        pause
+    }
+
+    /// Delay of a request at this time.
     fn pause(&mut self, now: Instant) -> Duration {
         self.due = self.due.max(now) + INTERVAL;
         self.due.saturating_duration_since(now).saturating_sub(INTERVAL * BURST)
-    }
-}
-
-impl<S, Request> Service<Request> for RateLimited<S>
-where
-    S: Service<Request> + Clone + Send + 'static,
-    S::Future: Send,
-    Request: Send + 'static,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request) -> Self::Future {
-        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
-        let pause = schedule.pause(Instant::now());
-        if !pause.is_zero() && !schedule.is_slowed {
-            tracing::warn!("the API server ends each request at once: slowing down to one request every {INTERVAL:?}");
-        }
-        schedule.is_slowed = !pause.is_zero();
-        // Only the instance that has returned ready may be called.
-        let next = self.inner.clone();
-        let mut ready = std::mem::replace(&mut self.inner, next);
-        Box::pin(async move {
-            tokio::time::sleep(pause).await;
-            ready.call(request).await
-        })
     }
 }
 

@@ -2,48 +2,54 @@
 
 use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 
+use bytes::Bytes;
 use http::{
     HeaderMap, Request, StatusCode,
     header::{ACCEPT, HeaderValue, RETRY_AFTER},
 };
-use http_body::Body as _;
-use kube::{
-    Client,
-    client::Body,
-    core::{Status, response::StatusDetails},
-};
+use http_body::{Body as _, Frame};
+use kube::core::{Status, response::StatusDetails};
 use tokio::time::{Instant, timeout_at};
 
-use super::failure::ApiError;
+use super::{
+    failure::ApiError,
+    transport::{Body, BoxError, Link, Received, Transport},
+};
 
 /// Bytes that are read of an error response.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
-/// Part of a response's body.
-pub(super) type Chunk = <Body as http_body::Body>::Data;
+/// Longest silence before the connection is checked: two intervals of bookmarks, and a little more.
+const UNCHECKED_SILENCE_MAX: Duration = Duration::from_secs(130);
 
 /// Response whose body is still arriving.
 pub(super) struct Response {
     body: Body,
+    link: Link,
     silence_max: Duration,
     silent_until: Instant,
 }
 
 impl Response {
     /// Requests `target`, a path with a query. It fails after `silence_max` without an object.
-    pub(super) async fn get(client: &Client, target: &str, silence_max: Duration) -> Result<Self, ApiError> {
+    pub(super) async fn get(transport: &impl Transport, target: &str, silence_max: Duration) -> Result<Self, ApiError> {
         let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
-        let request =
-            request.body(Body::empty()).map_err(|error| ApiError::Connection(kube::Error::HttpError(error)))?;
+        let request = request.body(()).map_err(|error| ApiError::Connection(error.into()))?;
         let silent_until = Instant::now() + silence_max;
-        let received = timeout_at(silent_until, client.send(request)).await;
-        let received = received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
-        let (code, retry_after) = (received.status(), retry_after(received.headers()));
-        let response = Self { body: received.into_body(), silence_max, silent_until };
+        let received = timeout_at(silent_until, transport.send(request)).await;
+        let Received { response, link } =
+            received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
+        let (code, retry_after) = (response.status(), retry_after(response.headers()));
+        let response = Self { body: response.into_body(), link, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
         Err(ApiError::Refused(Box::new(response.error(code, retry_after).await)))
+    }
+
+    /// Its connection.
+    pub(super) fn link(&self) -> &Link {
+        &self.link
     }
 
     /// Restarts the timeout for silence with `silence_max`.
@@ -51,12 +57,23 @@ impl Response {
         (self.silence_max, self.silent_until) = (silence_max, Instant::now() + silence_max);
     }
 
+    /// The next frame; `None` at the end. In the middle of a long silence the connection is checked.
+    async fn frame(&mut self) -> Result<Option<Result<Frame<Bytes>, BoxError>>, ApiError> {
+        let check_at = (self.silent_until - self.silence_max).checked_add(UNCHECKED_SILENCE_MAX);
+        if let Some(check_at) = check_at.filter(|check_at| *check_at < self.silent_until) {
+            match timeout_at(check_at, next_frame(&mut self.body)).await {
+                Ok(frame) => return Ok(frame),
+                Err(_) => self.link.probe(),
+            }
+        }
+        let frame = timeout_at(self.silent_until, next_frame(&mut self.body)).await;
+        frame.map_err(|_| ApiError::Silent(self.silence_max))
+    }
+
     /// The next chunk; `None` at the end.
-    pub(super) async fn chunk(&mut self) -> Result<Option<Chunk>, ApiError> {
+    pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
         loop {
-            let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
-            let frame = timeout_at(self.silent_until, frame).await.map_err(|_| ApiError::Silent(self.silence_max))?;
-            let Some(frame) = frame.transpose().map_err(interruption)? else { return Ok(None) };
+            let Some(frame) = self.frame().await?.transpose().map_err(interruption)? else { return Ok(None) };
             // Trailers are ignored.
             if let Ok(chunk) = frame.into_data() {
                 return Ok(Some(chunk));
@@ -83,6 +100,10 @@ impl Response {
     }
 }
 
+fn next_frame(body: &mut Body) -> impl Future<Output = Option<Result<Frame<Bytes>, BoxError>>> {
+    poll_fn(|context| Pin::new(&mut *body).poll_frame(context))
+}
+
 /// Seconds of the Retry-After header. The API server never sends a date.
 fn retry_after(headers: &HeaderMap) -> Option<u32> {
     headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
@@ -95,11 +116,11 @@ fn details(retry_after_seconds: u32) -> StatusDetails {
 
 /// Error of a broken response: [`ApiError::Cut`] for a closed connection, with which servers and proxies often end a
 /// watch.
-fn interruption(error: kube::Error) -> ApiError {
+fn interruption(error: BoxError) -> ApiError {
     let is_eof = |error: &(dyn Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
     };
-    let first: &(dyn Error + 'static) = &error;
+    let first: &(dyn Error + 'static) = &*error;
     let is_cut = std::iter::successors(Some(first), |&error| error.source()).any(is_eof);
     if is_cut { ApiError::Cut } else { ApiError::Interrupted(error) }
 }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use http::Uri;
-
 use super::{
     failure::{ApiError, Operation},
     message::{ListMetadata, Message},
@@ -64,15 +62,13 @@ pub(super) struct Request {
     pub(super) operation: Operation,
     /// Path and query.
     pub(super) target: String,
-    /// Time without an object after which the connection counts as dead.
-    pub(super) silence_max: Duration,
 }
 
 /// Objects that a watch follows, and their server.
 #[derive(Clone, Copy)]
 pub(super) struct Collection<'a> {
     /// Address of the API server, for messages.
-    pub(super) url: &'a Uri,
+    pub(super) server: &'a str,
     pub(super) selectors: Selectors<'a>,
 }
 

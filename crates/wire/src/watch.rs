@@ -7,26 +7,26 @@
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
 //! instead. If the server cannot be reached, the agent waits, as for the other resources.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use cproxy_core::{
     Event,
     api::{EndpointSlice, Node, Service},
 };
 use cproxy_network::NetworkChanges;
-use http::Uri;
-use kube::Client;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
-    failure::ApiError,
+    failure::{ApiError, Operation},
     follow::{ApiSource, follow},
     last_contact::LastContact,
+    message::ListMetadata,
     message_reader::MessageReader,
     resources::WatchedResource,
     response::Response,
     selectors::{FieldSelector, Selectors},
-    step::{Collection, Input, Log, Pause, Request},
+    step::{Input, Log, Pause, Request},
+    transport::Transport,
     watch_event::WatchEvent,
 };
 
@@ -35,13 +35,12 @@ const PAUSE_MIN: Duration = Duration::from_millis(200);
 
 /// Follows the API server until the receiver of `events` is closed. Without a node name, no Node is watched.
 pub async fn watch(
-    client: Client,
-    url: Uri,
+    transport: &impl Transport,
     node_name: Option<String>,
     last_contact: LastContact,
     events: mpsc::Sender<Vec<Event>>,
 ) {
-    let watcher = ApiWatcher { client, url, last_contact, events, list_done: Notify::new() };
+    let watcher = ApiWatcher { transport, last_contact, events, list_done: Notify::new() };
     // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go). Headless Services have no frontends anyway, and
     // Kubernetes before 1.31 cannot leave them out.
     let services = Selectors {
@@ -64,42 +63,56 @@ pub async fn watch(
     }
 }
 
-/// Connection to one API server, shared by the watches of all resources.
-struct ApiWatcher {
-    client: Client,
-    url: Uri,
+/// Way to the API servers, shared by the watches of all resources.
+struct ApiWatcher<'a, T> {
+    transport: &'a T,
     last_contact: LastContact,
     events: mpsc::Sender<Vec<Event>>,
     /// Notified when a list is complete.
     list_done: Notify,
 }
 
-impl ApiWatcher {
+impl<T: Transport> ApiWatcher<'_, T> {
     async fn follow<K: WatchedResource>(&self, selectors: Selectors<'_>) {
         let mut source = HttpSource { watcher: self, reader: None };
-        follow::<K>(&mut source, Collection { url: &self.url, selectors }).await;
+        follow::<K>(&mut source, selectors).await;
+    }
+
+    /// Reports a server that accepts requests or connections, but sends nothing.
+    async fn report_silence<R>(&self, result: Result<R, ApiError>) -> Result<R, ApiError> {
+        if matches!(result, Err(ApiError::Silent(_))) {
+            self.transport.report_failure().await;
+        }
+        result
     }
 }
 
 /// API server as the source of one resource.
-struct HttpSource<'a> {
-    watcher: &'a ApiWatcher,
+struct HttpSource<'a, T> {
+    watcher: &'a ApiWatcher<'a, T>,
     /// Reader of the last response.
     reader: Option<MessageReader>,
 }
 
-impl<K: WatchedResource> ApiSource<K> for HttpSource<'_> {
+impl<K: WatchedResource, T: Transport> ApiSource<K> for HttpSource<'_, T> {
     async fn request(&mut self, request: Request) -> Result<(), ApiError> {
-        // An unfinished response is dropped first, which closes its connection.
+        // An unfinished response is dropped first, which ends it.
         self.reader = None;
-        let response = Response::get(&self.watcher.client, &request.target, request.silence_max).await?;
+        let response = Response::get(self.watcher.transport, &request.target, request.operation.silence_max()).await;
+        let response = self.watcher.report_silence(response).await?;
         self.reader = Some(MessageReader::new(request.operation, response));
         Ok(())
     }
 
-    async fn receive(&mut self, silence_max: Duration) -> Result<Input<K>, ApiError> {
+    async fn receive(&mut self, operation: Operation) -> Result<Input<K>, ApiError> {
         let Some(reader) = &mut self.reader else { return Err(ApiError::Incomplete) };
-        reader.next(silence_max).await
+        let mut link = reader.link().clone();
+        tokio::select! {
+            biased;
+            input = reader.next(operation.silence_max()) => self.watcher.report_silence(input).await,
+            // A watch moves to a better connection. A list that is under way ends where it is.
+            () = link.superseded(), if operation == Operation::Watch => Ok(Input::Ended(ListMetadata::default())),
+        }
     }
 
     /// Ignores a closed receiver, which ends [`watch`].
@@ -117,7 +130,7 @@ impl<K: WatchedResource> ApiSource<K> for HttpSource<'_> {
     }
 
     async fn pause(&mut self, pause: Pause) {
-        // An unfinished response does not keep its connection open during the pause.
+        // An unfinished response does not go on during the pause.
         self.reader = None;
         if pause.ends_on_network_change {
             pause_unless_network_changes(pause.duration).await;
@@ -132,6 +145,10 @@ impl<K: WatchedResource> ApiSource<K> for HttpSource<'_> {
             Log::Info(message) => tracing::info!("{message}"),
             Log::Warn(message) => tracing::warn!("{message}"),
         }
+    }
+
+    fn server(&self) -> Arc<str> {
+        self.watcher.transport.server()
     }
 }
 

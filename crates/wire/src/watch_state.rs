@@ -18,15 +18,17 @@ use super::{
     watch_event::WatchEvent,
 };
 
-/// Time after which the server ends a watch. Until then it sends bookmarks.
-const WATCH_SECONDS: &str = "290";
-/// Longest silence in a watch: a little more than [`WATCH_SECONDS`].
-const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
-/// Longest silence in a list. A live server hardly pauses during a list.
-const LIST_SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Time after which the server ends a watch: this and up to as much again, as in client-go, so that the watches of many
+/// agents do not end together.
+const WATCH_MIN: Duration = Duration::from_secs(300);
 
 /// Objects per page, for servers that send lists by pages. Objects are read one by one, so a page need not be small.
 const PAGE_ITEMS: &str = "500";
+
+/// Time over which many agents that list anew spread, for each object of the list and at most. A list costs the API
+/// server some 6 us of CPU time for each object, so that it can serve more than a hundred agents with one core.
+const SPREAD_PER_OBJECT: Duration = Duration::from_millis(1);
+const SPREAD_MAX: Duration = Duration::from_secs(30);
 
 /// Longest jitter that is added to a Retry-After, so that many agents with the same one do not return together.
 const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
@@ -42,8 +44,8 @@ pub(super) enum WatchState {
         mode: ListMode,
         /// The requests carry the optional field selector.
         sends_optional_fields: bool,
-        /// At least one object of the list was received.
-        has_objects: bool,
+        /// Number of objects of the list so far.
+        object_count: u32,
     },
     /// The list is complete; changes follow.
     Watching {
@@ -69,7 +71,7 @@ pub(super) enum ListMode {
 impl WatchState {
     /// Start of a list with all features.
     pub(super) fn new() -> Self {
-        Self::Listing { mode: ListMode::Streamed, sends_optional_fields: true, has_objects: false }
+        Self::Listing { mode: ListMode::Streamed, sends_optional_fields: true, object_count: 0 }
     }
 
     pub(super) fn operation(&self) -> Operation {
@@ -80,17 +82,10 @@ impl WatchState {
         }
     }
 
-    /// Time without an object or bookmark after which the connection counts as dead.
-    pub(super) fn silence_max(&self) -> Duration {
-        match self {
-            Self::Listing { .. } => LIST_SILENCE_MAX,
-            Self::Watching { .. } => WATCH_SILENCE_MAX,
-        }
-    }
-
     /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has.
     pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>) -> Request {
-        let watch = [("watch", "true"), ("timeoutSeconds", WATCH_SECONDS), ("allowWatchBookmarks", "true")];
+        let seconds = (WATCH_MIN + jitter(WATCH_MIN)).as_secs().to_string();
+        let watch = [("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
         let stream = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
         let parameters = match self {
             Self::Listing { mode: ListMode::Streamed, .. } => {
@@ -104,11 +99,7 @@ impl WatchState {
             }
             Self::Watching { version, .. } => [&watch[..], &[("resourceVersion", version)]].concat(),
         };
-        Request {
-            operation: self.operation(),
-            target: self.sent_selectors(selectors).target::<K>(&parameters),
-            silence_max: self.silence_max(),
-        }
+        Request { operation: self.operation(), target: self.sent_selectors(selectors).target::<K>(&parameters) }
     }
 
     /// Next state and output for an input.
@@ -135,7 +126,7 @@ impl WatchState {
         history: &mut History,
     ) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
         match self {
-            Self::Listing { mode, has_objects, .. } => match advance_list(mode, has_objects, input)? {
+            Self::Listing { mode, object_count, .. } => match advance_list(mode, object_count, input)? {
                 ListProgress::Incomplete(event, next) => Ok((event, next)),
                 ListProgress::Complete(version, next) => Ok((Some(self.complete_list(version, history)?), next)),
             },
@@ -145,8 +136,8 @@ impl WatchState {
 
     fn complete_list<K>(&mut self, version: Option<String>, history: &mut History) -> Result<WatchEvent<K>, ApiError> {
         let version = required_version(version)?;
-        if let Self::Listing { mode, sends_optional_fields, has_objects } = self {
-            history.record_list(*has_objects, *mode == ListMode::Streamed);
+        if let Self::Listing { mode, sends_optional_fields, object_count } = self {
+            history.record_list(*object_count, *mode == ListMode::Streamed);
             *self = Self::Watching { version, sends_optional_fields: *sends_optional_fields };
         }
         Ok(WatchEvent::ListDone)
@@ -160,7 +151,7 @@ impl WatchState {
         history: &mut History,
     ) -> Output<K> {
         let failure = Failure { operation: self.operation(), error };
-        let message = failure.describe::<K>(collection.url);
+        let message = failure.describe::<K>(collection.server);
         let selectors = self.sent_selectors(collection.selectors);
         if let Self::Listing { mode: ListMode::Cached { page }, .. } = self {
             *page = None;
@@ -187,7 +178,7 @@ impl WatchState {
             Recovery::Relist => {
                 *self = Self::new();
                 let message = format!("the watch of {resource} is too old to be resumed: listing anew");
-                (Some(Log::Info(message)), Next::request_after(history.expired.next()))
+                (Some(Log::Info(message)), Next::request_after(history.expired.next() + spread(history.object_count)))
             }
             Recovery::DoWithout => {
                 event = history.record_unavailable().then_some(WatchEvent::Unavailable);
@@ -226,6 +217,7 @@ impl WatchState {
         message: &str,
         history: &mut History,
     ) -> (Option<Log>, Next) {
+        let mut pause = history.retry.next().max(retry_after(failure));
         let mut action = "trying again";
         if let Self::Watching { version, .. } = self
             && match from {
@@ -236,11 +228,9 @@ impl WatchState {
         {
             *self = Self::new();
             action = "listing anew";
+            pause += spread(history.object_count);
         }
-        let pause = Pause {
-            duration: history.retry.next().max(retry_after(failure)),
-            ends_on_network_change: failure.is_connection_failure(),
-        };
+        let pause = Pause { duration: pause, ends_on_network_change: failure.is_connection_failure() };
         (Some(Log::Warn(format!("{message}; {action}"))), Next::RequestAfter(pause))
     }
 }
@@ -255,7 +245,7 @@ enum ListProgress<K> {
 
 fn advance_list<K: WatchedResource>(
     mode: &mut ListMode,
-    has_objects: &mut bool,
+    object_count: &mut u32,
     input: Input<K>,
 ) -> Result<ListProgress<K>, ApiError> {
     let event = match (mode, input) {
@@ -264,16 +254,15 @@ fn advance_list<K: WatchedResource>(
             return Ok(ListProgress::Incomplete(None, Next::Read));
         }
         (_, Input::Accepted) => {
-            *has_objects = false;
+            *object_count = 0;
             WatchEvent::ListStarted
         }
         (_, Input::Received(Message::Applied(object))) => {
-            *has_objects = true;
+            *object_count = object_count.saturating_add(1);
             WatchEvent::Listed(object)
         }
         (_, Input::Received(Message::Deleted(object))) => {
-            // Wrong for a list of more than one object. But only the Node is optional, and its list has only it.
-            *has_objects = false;
+            *object_count = object_count.saturating_sub(1);
             WatchEvent::Unlisted(object)
         }
         (_, Input::Received(Message::Bookmark { ends_list: false, .. })) => return Err(ApiError::NotStreamed),
@@ -338,6 +327,11 @@ fn required_version(version: Option<String>) -> Result<String, ApiError> {
     version.filter(|version| !version.is_empty()).ok_or(ApiError::NoVersion)
 }
 
+/// Random time before a list of this many objects, which many agents may need at once.
+fn spread(object_count: u32) -> Duration {
+    jitter((SPREAD_PER_OBJECT * object_count).min(SPREAD_MAX))
+}
+
 /// Pause that the server asks for, with jitter; zero if it asks for none.
 fn retry_after(failure: &Failure) -> Duration {
     let pause = failure.retry_after();
@@ -347,7 +341,6 @@ fn retry_after(failure: &Failure) -> Duration {
 #[cfg(test)]
 mod tests {
     use cproxy_core::api::{Metadata, Node, Service};
-    use http::Uri;
     use kube::core::Status;
 
     use super::{
@@ -358,14 +351,13 @@ mod tests {
 
     /// State and history of one resource.
     struct Machine {
-        url: Uri,
         state: Option<WatchState>,
         history: History,
     }
 
     impl Machine {
         fn new() -> Self {
-            Self { url: Uri::from_static("https://api:6443"), state: Some(WatchState::new()), history: History::new() }
+            Self { state: Some(WatchState::new()), history: History::new() }
         }
 
         fn watching(version: &str, sends_optional_fields: bool) -> Self {
@@ -375,7 +367,7 @@ mod tests {
 
         fn step<K: WatchedResource>(&mut self, input: Input<K>) -> Output<K> {
             let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
-            let collection = Collection { url: &self.url, selectors };
+            let collection = Collection { server: "https://api:6443/", selectors };
             let (state, output) = self.state.take().unwrap().step(input, collection, &mut self.history);
             self.state = Some(state);
             output
@@ -420,11 +412,11 @@ mod tests {
         WatchState::new()
     }
 
-    fn cached(page: Option<&str>, sends_optional_fields: bool, has_objects: bool) -> WatchState {
+    fn cached(page: Option<&str>, sends_optional_fields: bool, object_count: u32) -> WatchState {
         WatchState::Listing {
             mode: ListMode::Cached { page: page.map(str::to_owned) },
             sends_optional_fields,
-            has_objects,
+            object_count,
         }
     }
 
@@ -458,13 +450,13 @@ mod tests {
 
     #[test]
     fn a_cached_list_is_read_page_by_page_and_begins_once() {
-        let mut machine = Machine { state: Some(cached(None, true, false)), ..Machine::new() };
+        let mut machine = Machine { state: Some(cached(None, true, 0)), ..Machine::new() };
         let output = machine.step::<Service>(Input::Accepted);
         assert!(matches!(output, Output { event: Some(WatchEvent::ListStarted), next: Next::Read, .. }));
         machine.step::<Service>(Input::Received(Message::Applied(object())));
         let output = machine.step::<Service>(page("7", "c"));
         assert!(matches!(output, Output { log: None, event: None, next: Next::Request }));
-        assert_eq!(*machine.state(), cached(Some("c"), true, true));
+        assert_eq!(*machine.state(), cached(Some("c"), true, 1));
         let output = machine.step::<Service>(Input::Accepted);
         assert!(
             matches!(output, Output { log: None, event: None, next: Next::Read }),
@@ -473,18 +465,18 @@ mod tests {
         let output = machine.step::<Service>(page("8", ""));
         assert!(matches!(output, Output { event: Some(WatchEvent::ListDone), next: Next::Request, .. }));
         assert_eq!(*machine.state(), watching("8"));
-        assert!(machine.history.has_objects);
+        assert_eq!(machine.history.object_count, 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_page_that_fails_is_followed_by_the_first_page() {
-        let mut machine = Machine { state: Some(cached(Some("c"), true, true)), ..Machine::new() };
+        let mut machine = Machine { state: Some(cached(Some("c"), true, 1)), ..Machine::new() };
         let output = machine.fail(ApiError::Cut);
         assert!(matches!(output, Output { log: Some(Log::Warn(_)), event: None, next: Next::RequestAfter(_) }));
-        assert_eq!(*machine.state(), cached(None, true, true));
+        assert_eq!(*machine.state(), cached(None, true, 1));
         let output = machine.step::<Service>(Input::Accepted);
         assert!(matches!(output.event, Some(WatchEvent::ListStarted)));
-        assert_eq!(*machine.state(), cached(None, true, false), "the list has no objects yet");
+        assert_eq!(*machine.state(), cached(None, true, 0), "the list has no objects yet");
     }
 
     #[tokio::test(start_paused = true)]
@@ -503,12 +495,12 @@ mod tests {
             assert_eq!(message, "the API server sent services without resourceVersion; listing anew");
             assert_eq!(*machine.state(), streamed());
         }
-        let mut machine = Machine { state: Some(cached(None, false, true)), ..Machine::new() };
+        let mut machine = Machine { state: Some(cached(None, false, 1)), ..Machine::new() };
         let Output { log: Some(Log::Warn(message)), event: None, .. } = machine.step::<Service>(page("", "")) else {
             panic!("no failure")
         };
         assert_eq!(message, "the API server sent services without resourceVersion; trying again");
-        assert_eq!(*machine.state(), cached(None, false, true));
+        assert_eq!(*machine.state(), cached(None, false, 1));
     }
 
     #[test]
@@ -518,7 +510,7 @@ mod tests {
             (bookmark("", true), "warn"),
             (Input::Ended(ListMetadata::default()), "warn"),
             (Input::Failed(ApiError::Refused(status(422))), "info"),
-            (Input::Failed(ApiError::Silent(LIST_SILENCE_MAX)), "info"),
+            (Input::Failed(ApiError::Silent(Operation::StreamedList.silence_max())), "info"),
             (Input::Failed(ApiError::ErrorEvent(status(500))), "warn"),
         ] {
             let mut machine = Machine::new();
@@ -536,7 +528,7 @@ mod tests {
                 }
                 Log::Debug(message) => panic!("{message}"),
             }
-            assert_eq!(*machine.state(), cached(None, true, false));
+            assert_eq!(*machine.state(), cached(None, true, 0));
         }
     }
 
@@ -571,7 +563,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_a_failed_connection_waits_for_the_network() {
-        let no_route = || kube::Error::Service("no route".into());
+        let no_route = || "no route".into();
         for (error, expected) in [
             (ApiError::Connection(no_route()), true),
             (ApiError::Interrupted(no_route()), true),
@@ -645,15 +637,39 @@ mod tests {
         assert_eq!(after(&mut machine, bookmark("11", true)), (false, true), "it was deleted while it was listed");
         machine.step::<Node>(applied(versioned("12")));
         assert_eq!(after(&mut machine, deleted(versioned("13"))), (false, true));
-        machine.state = Some(cached(None, true, false));
+        machine.state = Some(cached(None, true, 0));
         assert_eq!(after(&mut machine, page("14", "")), (false, false), "the watch may still be refused");
     }
 
     #[test]
-    fn a_list_may_be_silent_for_less_time_than_a_watch() {
-        assert_eq!(streamed().silence_max(), LIST_SILENCE_MAX);
-        assert_eq!(cached(None, true, true).silence_max(), LIST_SILENCE_MAX);
-        assert_eq!(watching("7").silence_max(), WATCH_SILENCE_MAX);
+    fn watches_of_many_agents_end_at_different_times() {
+        let seconds = |_| {
+            let selectors = Selectors { labels: "", fields: FieldSelector::Any };
+            let target = watching("7").request::<Service>(selectors).target;
+            let (_, rest) = target.split_once("timeoutSeconds=").unwrap();
+            rest.split('&').next().unwrap().parse::<u64>().unwrap()
+        };
+        let seconds: Vec<_> = (0..100).map(seconds).collect();
+        assert!(seconds.iter().all(|seconds| (300..=600).contains(seconds)), "{seconds:?}");
+        assert!(seconds.iter().any(|&seconds| seconds < 400) && seconds.iter().any(|&seconds| seconds > 500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_of_many_objects_are_spread_over_a_longer_time() {
+        let pauses = |object_count| {
+            let pause = move |_| {
+                let mut machine = Machine::watching("7", true);
+                machine.history.object_count = object_count;
+                let Next::RequestAfter(pause) = machine.fail(ApiError::Refused(status(410))).next else {
+                    panic!("no pause")
+                };
+                pause.duration
+            };
+            (0..100).map(pause).max().unwrap()
+        };
+        assert!(pauses(10) < EXPIRED_PAUSE * 2 + Duration::from_millis(10));
+        assert!((Duration::from_secs(5)..Duration::from_secs(11)).contains(&pauses(10_000)));
+        assert!((Duration::from_secs(15)..Duration::from_secs(31)).contains(&pauses(u32::MAX)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -673,10 +689,12 @@ mod tests {
         machine.step::<Service>(bookmark("8", true));
         machine.fail(unreadable());
         assert_eq!(*machine.state(), streamed(), "a list that ends at the same place has not helped");
-        machine.state = Some(cached(None, false, true));
-        for error in [unreadable(), unreadable(), ApiError::NoVersion, ApiError::Silent(LIST_SILENCE_MAX)] {
+        machine.state = Some(cached(None, false, 1));
+        for error in
+            [unreadable(), unreadable(), ApiError::NoVersion, ApiError::Silent(Operation::CachedList.silence_max())]
+        {
             machine.fail(error);
-            assert_eq!(*machine.state(), cached(None, false, true), "features return with the next complete list");
+            assert_eq!(*machine.state(), cached(None, false, 1), "features return with the next complete list");
         }
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct History {
     has_list: bool,
     /// Objects of the resource are known.
     pub(super) has_objects: bool,
+    /// Number of objects of the last list.
+    pub(super) object_count: u32,
     /// Version from which the last bad watch began: one that ended with an error event or unreadable data.
     bad_version: Option<String>,
     pub(super) retry: Backoff,
@@ -38,6 +40,7 @@ impl History {
         Self {
             has_list: false,
             has_objects: false,
+            object_count: 0,
             bad_version: None,
             retry: Backoff::new(RETRY_PAUSE),
             expired: Backoff::new(EXPIRED_PAUSE),
@@ -47,8 +50,8 @@ impl History {
     }
 
     /// Records a complete list. Only a streamed list shows that the server permits watches, too.
-    pub(super) fn record_list(&mut self, has_objects: bool, is_streamed: bool) {
-        (self.has_list, self.has_objects) = (true, has_objects);
+    pub(super) fn record_list(&mut self, object_count: u32, is_streamed: bool) {
+        (self.has_list, self.has_objects, self.object_count) = (true, object_count > 0, object_count);
         if is_streamed {
             self.end_refusals();
         }

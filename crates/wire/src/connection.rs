@@ -1,0 +1,299 @@
+//! Connection to one API server: HTTP/2 for all requests, or HTTP/1.1 with a connection for each request under way.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::{
+    Ping, PingPong, Reason, RecvStream,
+    client::{Builder, SendRequest},
+};
+use http::{
+    HeaderValue, Request, Uri,
+    header::HOST,
+    uri::{Authority, PathAndQuery, Scheme},
+};
+use http_body::Frame;
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
+
+use super::{
+    address::ServerAddress,
+    configuration::Configuration,
+    connector::{Connector, Stream},
+    tls,
+    transport::{Body, BoxError, Link, Received},
+};
+
+/// Bytes of one response that may wait in memory, and of all together. Enough for 25 MB/s at a round trip of 10 ms.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 512 << 10;
+
+/// Longest head of a response.
+const HEAD_BYTES_MAX: u32 = 64 << 10;
+
+/// Interval of PING where the kernel does not notice a peer that has vanished.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// Time for the answer to a PING.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connection to one API server.
+#[derive(Debug)]
+pub(super) struct Connection {
+    protocol: Protocol,
+    scheme: Scheme,
+    authority: Authority,
+    path_prefix: String,
+    superseded: watch::Sender<bool>,
+    probe: Option<Arc<Notify>>,
+}
+
+/// HTTP version that the server speaks.
+#[derive(Debug)]
+enum Protocol {
+    Http2(SendRequest<Bytes>),
+    /// Connections that are idle or still busy, and the way to more.
+    Http1(Mutex<Vec<http1::SendRequest<NoBody>>>, Box<Dialer>),
+}
+
+/// Everything that a new connection to one server needs.
+#[derive(Clone, Debug)]
+pub(super) struct Dialer {
+    pub(super) connector: Connector,
+    pub(super) configuration: Arc<Configuration>,
+    pub(super) tls: Arc<rustls::ClientConfig>,
+    pub(super) address: ServerAddress,
+    /// Limit on each step.
+    pub(super) limit: Duration,
+}
+
+impl Dialer {
+    /// Connects. Where TLS does not settle the HTTP version, HTTP/2 is tried first.
+    pub(super) async fn connect(self) -> Result<Connection, BoxError> {
+        let (stream, is_http2) = self.open().await?;
+        match is_http2 {
+            Some(true) => self.http2(stream, false).await,
+            Some(false) => self.http1(stream).await,
+            None => match self.http2(stream, true).await {
+                Ok(connection) => Ok(connection),
+                Err(error) => {
+                    tracing::debug!("no HTTP/2 at {}: {error}", self.address);
+                    let (stream, _) = self.open().await?;
+                    self.http1(stream).await
+                }
+            },
+        }
+    }
+
+    /// Opens a stream. Returns whether TLS has chosen HTTP/2; `None` without TLS.
+    async fn open(&self) -> io::Result<(Box<dyn Stream>, Option<bool>)> {
+        let proxy = self.configuration.proxy.as_ref();
+        let stream = self.connector.connect(&self.address, proxy, self.limit).await?;
+        let Some(name) = self.configuration.tls_name(&self.address) else { return Ok((stream, None)) };
+        let (stream, is_http2) = timeout(self.limit, tls::handshake(self.tls.clone(), name, stream)).await??;
+        Ok((Box::new(stream), Some(is_http2)))
+    }
+
+    /// Speaks HTTP/2. `is_uncertain`: the peer must first show that it does, too.
+    async fn http2(&self, stream: Box<dyn Stream>, is_uncertain: bool) -> Result<Connection, BoxError> {
+        let mut builder = Builder::new();
+        builder
+            .enable_push(false)
+            .initial_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_header_list_size(HEAD_BYTES_MAX);
+        let (sender, mut driver) = builder.handshake::<_, Bytes>(stream).await?;
+        let mut pings = driver.ping_pong().ok_or("HTTP/2 without PING")?;
+        if is_uncertain {
+            tokio::select! {
+                end = &mut driver => {
+                    end?;
+                    return Err("the connection was closed".into());
+                }
+                pong = timeout(self.limit, pings.ping(Ping::opaque())) => {
+                    pong??;
+                }
+            }
+        }
+        let probe = Arc::new(Notify::new());
+        // The kernel watches TCP connections itself, but not what is behind a proxy or a local socket.
+        let is_watched = !self.address.is_local() && self.configuration.proxy.is_none();
+        drop(tokio::spawn(drive(driver, pings, probe.clone(), (!is_watched).then_some(PING_INTERVAL))));
+        Ok(self.connection(Protocol::Http2(sender), Some(probe)))
+    }
+
+    async fn http1(self, stream: Box<dyn Stream>) -> Result<Connection, BoxError> {
+        let sender = start_http1(stream).await?;
+        let protocol = Protocol::Http1(Mutex::new(vec![sender]), Box::new(self.clone()));
+        Ok(self.connection(protocol, None))
+    }
+
+    fn connection(&self, protocol: Protocol, probe: Option<Arc<Notify>>) -> Connection {
+        let has_tls = self.configuration.tls_name(&self.address).is_some();
+        Connection {
+            protocol,
+            scheme: if has_tls { Scheme::HTTPS } else { Scheme::HTTP },
+            authority: self.address.authority(),
+            path_prefix: self.address.path_prefix().to_owned(),
+            superseded: watch::Sender::new(false),
+            probe,
+        }
+    }
+}
+
+impl Connection {
+    /// Whether new requests can be sent: the connection is open, and the server has not said GOAWAY.
+    pub(super) async fn is_open(&self) -> bool {
+        match &self.protocol {
+            Protocol::Http2(sender) => {
+                let mut sender = sender.clone();
+                // Ready at once, as requests are few, or never again.
+                matches!(timeout(Duration::ZERO, poll_fn(|context| sender.poll_ready(context))).await, Ok(Ok(())))
+            }
+            // Another one is made when needed.
+            Protocol::Http1(..) => true,
+        }
+    }
+
+    /// Ends waits for [`Link::superseded`]. Responses go on.
+    pub(super) fn supersede(&self) {
+        self.superseded.send_replace(true);
+    }
+
+    /// Sends a request and waits for the head of the response.
+    pub(super) async fn send(&self, request: Request<()>) -> Result<Received, BoxError> {
+        let (mut parts, ()) = request.into_parts();
+        let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        let path = format!("{}{path}", self.path_prefix);
+        let response = match &self.protocol {
+            Protocol::Http2(sender) => {
+                let uri = Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone());
+                parts.uri = uri.path_and_query(path).build()?;
+                let mut sender = sender.clone().ready().await?;
+                let (response, _) = sender.send_request(Request::from_parts(parts, ()), true)?;
+                response.await?.map(|body| Body::new(Http2Body(body)))
+            }
+            Protocol::Http1(senders, dialer) => {
+                parts.uri = path.parse()?;
+                parts.headers.insert(HOST, HeaderValue::try_from(self.authority.as_str())?);
+                let mut sender = match idle(senders) {
+                    Some(sender) => sender,
+                    None => start_http1(dialer.open().await?.0).await?,
+                };
+                let response = sender.send_request(Request::from_parts(parts, NoBody)).await?;
+                senders.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+                response.map(|body| Body::new(Http1Body(body)))
+            }
+        };
+        let link = Link::new(self.superseded.subscribe(), self.probe.clone());
+        Ok(Received { response, link })
+    }
+}
+
+/// Drives an HTTP/2 connection to its end, or until the peer leaves a PING unanswered.
+async fn drive(
+    connection: h2::client::Connection<Box<dyn Stream>, Bytes>,
+    mut pings: PingPong,
+    probe: Arc<Notify>,
+    interval: Option<Duration>,
+) {
+    let watch = async {
+        loop {
+            match interval {
+                Some(interval) => drop(timeout(interval, probe.notified()).await),
+                None => probe.notified().await,
+            }
+            if !matches!(timeout(PING_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        end = connection => tracing::debug!("the connection to the API server has ended: {end:?}"),
+        // This drops the connection, which ends its responses.
+        () = watch => tracing::debug!("the API server does not answer a PING"),
+    }
+}
+
+async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendRequest<NoBody>> {
+    let mut builder = http1::Builder::new();
+    let builder = builder.max_buf_size(HEAD_BYTES_MAX as usize);
+    let (sender, driver) = builder.handshake(TokioIo::new(stream)).await?;
+    drop(tokio::spawn(driver));
+    Ok(sender)
+}
+
+/// Removes a connection whose last response has been read. Forgets closed ones.
+fn idle(senders: &Mutex<Vec<http1::SendRequest<NoBody>>>) -> Option<http1::SendRequest<NoBody>> {
+    let mut senders = senders.lock().unwrap_or_else(PoisonError::into_inner);
+    senders.retain(|sender| !sender.is_closed());
+    let index = senders.iter().position(http1::SendRequest::is_ready)?;
+    Some(senders.swap_remove(index))
+}
+
+/// Body of a request: none has one.
+struct NoBody;
+
+impl http_body::Body for NoBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        true
+    }
+}
+
+struct Http1Body(Incoming);
+
+impl http_body::Body for Http1Body {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.0).poll_frame(context).map_err(Into::into)
+    }
+}
+
+/// Body of an HTTP/2 response. The server may send more once a chunk is read, so that no response can fill the memory.
+struct Http2Body(RecvStream);
+
+impl http_body::Body for Http2Body {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let chunk = match ready!(self.0.poll_data(context)) {
+            Some(Ok(chunk)) => chunk,
+            Some(Err(error)) => return Poll::Ready(Some(Err(describe(error)))),
+            None => return Poll::Ready(None),
+        };
+        let released = self.0.flow_control().release_capacity(chunk.len());
+        Poll::Ready(Some(released.map(|()| Frame::data(chunk)).map_err(Into::into)))
+    }
+}
+
+/// Error of a body. A connection that the server closes in an orderly way is an unexpected end of file, as in HTTP/1.1.
+fn describe(error: h2::Error) -> BoxError {
+    let is_closed = error
+        .get_io()
+        .is_some_and(|error| matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof));
+    if is_closed || error.is_go_away() && error.reason() == Some(Reason::NO_ERROR) {
+        return io::Error::new(io::ErrorKind::UnexpectedEof, error).into();
+    }
+    error.into()
+}
