@@ -7,7 +7,10 @@
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
 //! instead. If the server cannot be reached, the agent waits, as for the other resources.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use cproxy_core::{
     Event,
@@ -41,7 +44,14 @@ pub async fn watch(
     last_contact: LastContact,
     events: mpsc::Sender<Vec<Event>>,
 ) {
-    let watcher = ApiWatcher { client, url, last_contact, events, list_done: Notify::new() };
+    let watcher = ApiWatcher {
+        client,
+        url,
+        last_contact,
+        events,
+        list_done: Notify::new(),
+        accepts_protobuf: AtomicBool::new(true),
+    };
     // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go). Headless Services have no frontends anyway, and
     // Kubernetes before 1.31 cannot leave them out.
     let services = Selectors {
@@ -72,12 +82,30 @@ struct ApiWatcher {
     events: mpsc::Sender<Vec<Event>>,
     /// Notified when a list is complete.
     list_done: Notify,
+    /// The server has not yet refused protobuf.
+    accepts_protobuf: AtomicBool,
 }
 
 impl ApiWatcher {
     async fn follow<K: WatchedResource>(&self, selectors: Selectors<'_>) {
         let mut source = HttpSource { watcher: self, reader: None };
         follow::<K>(&mut source, Collection { url: &self.url, selectors }).await;
+    }
+
+    /// Sends a request. If the server, or a proxy in front of it, refuses protobuf, JSON alone is asked for from then
+    /// on.
+    async fn send(&self, request: &Request) -> Result<Response, ApiError> {
+        let get = |accepts| Response::get(&self.client, &request.target, accepts, request.silence_max);
+        let accepts_protobuf = self.accepts_protobuf.load(Ordering::Relaxed);
+        match get(accepts_protobuf).await {
+            Err(ApiError::Refused(status)) if accepts_protobuf && matches!(status.code, 406 | 415) => {
+                if self.accepts_protobuf.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the API server at {} does not send protobuf: asking for JSON", self.url);
+                }
+                get(false).await
+            }
+            response => response,
+        }
     }
 }
 
@@ -92,8 +120,8 @@ impl<K: WatchedResource> ApiSource<K> for HttpSource<'_> {
     async fn request(&mut self, request: Request) -> Result<(), ApiError> {
         // An unfinished response is dropped first, which closes its connection.
         self.reader = None;
-        let response = Response::get(&self.watcher.client, &request.target, request.silence_max).await?;
-        self.reader = Some(MessageReader::new(request.operation, response));
+        let response = self.watcher.send(&request).await?;
+        self.reader = Some(MessageReader::new(request.operation, response)?);
         Ok(())
     }
 
