@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use cproxy_core::{api::Metadata, object_name, printable, shortened};
-use kube::core::Status;
 
-use super::{error_text::chain, resources::WatchedResource, split::SplitError, transport::BoxError};
+use super::{
+    decode::DecodeError, error_text::chain, resources::WatchedResource, split::SplitError, status::Status,
+    transport::BoxError,
+};
 
 /// Status code for a watch from a version that the server no longer has.
-const GONE: u16 = 410;
+const GONE: i32 = 410;
 
 /// Longest Retry-After that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
@@ -63,8 +65,10 @@ pub(super) enum ApiError {
     ErrorEvent(Box<Status>),
     /// The response cannot be split into objects.
     Split(SplitError),
-    /// A part of the response is not JSON, or not in the expected form. With the object's name if that can be read.
-    Unreadable(serde_json::Error, Option<String>),
+    /// The response is in an encoding that was not asked for.
+    ContentType(String),
+    /// A part of the response cannot be decoded. With the object's name if that can be read.
+    Unreadable(DecodeError, Option<String>),
     /// The response has no resourceVersion.
     NoVersion,
     /// The response ended before the list was complete.
@@ -102,7 +106,7 @@ pub(super) enum RetryFrom {
 }
 
 impl ApiError {
-    pub(super) fn unreadable<K: WatchedResource>(error: serde_json::Error, names: &Metadata) -> Self {
+    pub(super) fn unreadable<K: WatchedResource>(error: DecodeError, names: &Metadata) -> Self {
         let name = object_name(names).map(|name| printable(&format!("{} {name}", K::KIND)));
         Self::Unreadable(error, name)
     }
@@ -111,14 +115,14 @@ impl ApiError {
         Self::Split(SplitError::TooLong(longest_bytes))
     }
 
-    fn refused_code(&self) -> Option<u16> {
+    fn refused_code(&self) -> Option<i32> {
         match self {
             Self::Refused(status) => Some(status.code),
             _ => None,
         }
     }
 
-    fn event_code(&self) -> Option<u16> {
+    fn event_code(&self) -> Option<i32> {
         match self {
             Self::ErrorEvent(status) => Some(status.code),
             _ => None,
@@ -180,7 +184,7 @@ impl Failure {
         match &self.error {
             ApiError::Refused(status) | ApiError::ErrorEvent(status) => {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-                Duration::from_secs(seconds.into()).min(RETRY_AFTER_MAX)
+                Duration::from_secs(seconds.try_into().unwrap_or(0)).min(RETRY_AFTER_MAX)
             }
             _ => Duration::ZERO,
         }
@@ -219,6 +223,7 @@ impl Failure {
             ApiError::Connection(error) | ApiError::Interrupted(error) => chain(&**error),
             ApiError::Cut => "the connection was closed in the middle of the response".to_owned(),
             ApiError::Split(error) => chain(error),
+            ApiError::ContentType(text) => format!("the response is {}", printable(text)),
             ApiError::Unreadable(error, None) => format!("the response cannot be read: {}", chain(error)),
             ApiError::Unreadable(error, Some(name)) => {
                 format!("the response cannot be read at {name}: {}", chain(error))
@@ -242,16 +247,16 @@ mod tests {
 
     use super::*;
 
-    fn status(code: u16) -> Box<Status> {
+    fn status(code: i32) -> Box<Status> {
         serde_json::from_value(serde_json::json!({"code": code, "message": "m", "reason": "r", "status": "Failure"}))
             .unwrap()
     }
 
-    fn refused(operation: Operation, code: u16) -> Failure {
+    fn refused(operation: Operation, code: i32) -> Failure {
         Failure { operation, error: ApiError::Refused(status(code)) }
     }
 
-    fn event(operation: Operation, code: u16) -> Failure {
+    fn event(operation: Operation, code: i32) -> Failure {
         Failure { operation, error: ApiError::ErrorEvent(status(code)) }
     }
 
@@ -264,7 +269,7 @@ mod tests {
     }
 
     fn unreadable() -> ApiError {
-        ApiError::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
+        ApiError::Unreadable(DecodeError::NoMagic, None)
     }
 
     const RETRY: Recovery = Recovery::Retry(RetryFrom::Here);
@@ -368,12 +373,12 @@ mod tests {
 
     #[test]
     fn the_pause_that_a_server_asks_for_is_bounded() {
-        let asks = |seconds: u32| {
+        let asks = |seconds: i32| {
             let mut status = status(429);
             status.details = serde_json::from_value(serde_json::json!({"retryAfterSeconds": seconds})).unwrap();
             Failure { operation: Operation::CachedList, error: ApiError::Refused(status) }.retry_after()
         };
-        assert_eq!([0, 7, u32::MAX].map(asks), [0, 7, 60].map(Duration::from_secs));
+        assert_eq!([-1, 0, 7, i32::MAX].map(asks), [0, 0, 7, 60].map(Duration::from_secs));
     }
 
     #[test]
@@ -389,9 +394,9 @@ mod tests {
             |error| Failure { operation: Operation::Watch, error }.describe::<EndpointSlice>("https://api:6443/");
         let start = "cannot watch endpointslices at https://api:6443/: ";
         assert_eq!(line(ApiError::too_long(8 << 20)), format!("{start}one object is longer than 8388608 bytes"));
-        let names = Metadata { name: Some("web\n".to_owned()), ..Metadata::default() };
+        let names = Metadata { name: "web\n".to_owned(), ..Metadata::default() };
         let error = serde_json::from_str::<u8>("x").unwrap_err();
-        let unreadable = line(ApiError::unreadable::<EndpointSlice>(error, &names));
+        let unreadable = line(ApiError::unreadable::<EndpointSlice>(error.into(), &names));
         let named = "the response cannot be read at EndpointSlice default/web\u{fffd}: expected value";
         assert!(unreadable.starts_with(&format!("{start}{named}")), "{unreadable}");
     }

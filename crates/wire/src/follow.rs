@@ -71,13 +71,13 @@ mod tests {
     use std::{collections::VecDeque, future::pending, time::Duration};
 
     use cproxy_core::api::{Metadata, Service};
-    use kube::core::Status;
 
     use super::*;
     use crate::{
         decode::Decoded,
         message::{ListMetadata, Message},
         selectors::FieldSelector,
+        status::Status,
     };
 
     type Response = Result<Vec<Result<Input<Service>, ApiError>>, ApiError>;
@@ -141,12 +141,11 @@ mod tests {
     }
 
     fn name(object: &Decoded<Service>) -> &str {
-        object.meta().name.as_deref().unwrap()
+        &object.meta().name
     }
 
     fn object(name: &str, version: &str) -> Decoded<Service> {
-        let metadata =
-            Metadata { name: Some(name.to_owned()), resource_version: Some(version.to_owned()), ..Metadata::default() };
+        let metadata = Metadata { name: name.to_owned(), resource_version: version.to_owned(), ..Metadata::default() };
         let mut service = Box::<Service>::default();
         service.metadata = metadata;
         Decoded::Object(service)
@@ -173,8 +172,8 @@ mod tests {
         Ok(Input::Ended(metadata))
     }
 
-    fn refused(code: u16) -> ApiError {
-        ApiError::Refused(Box::new(Status::failure("m", "r").with_code(code)))
+    fn refused(code: i32) -> ApiError {
+        ApiError::Refused(Box::new(Status { message: "m".to_owned(), code, details: None }))
     }
 
     /// Plays the script to its end and returns the transcript.

@@ -5,14 +5,15 @@ use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderMap, Request, StatusCode,
-    header::{ACCEPT, HeaderValue, RETRY_AFTER},
+    header::{ACCEPT, RETRY_AFTER},
 };
 use http_body::{Body as _, Frame};
-use kube::core::{Status, response::StatusDetails};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
+    content_type::ContentType,
     failure::ApiError,
+    status::{Status, StatusDetails},
     transport::{Body, BoxError, Link, Received, Transport},
 };
 
@@ -26,25 +27,39 @@ const UNCHECKED_SILENCE_MAX: Duration = Duration::from_secs(130);
 pub(super) struct Response {
     body: Body,
     link: Link,
+    /// Encoding of the body. Another one than those asked for is the error.
+    content_type: Result<ContentType, String>,
     silence_max: Duration,
     silent_until: Instant,
 }
 
 impl Response {
-    /// Requests `target`, a path with a query. It fails after `silence_max` without an object.
-    pub(super) async fn get(transport: &impl Transport, target: &str, silence_max: Duration) -> Result<Self, ApiError> {
-        let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
+    /// Requests `target`, a path with a query, in protobuf if the server has it and in JSON otherwise, or in JSON only.
+    /// It fails after `silence_max` without an object.
+    pub(super) async fn get(
+        transport: &impl Transport,
+        target: &str,
+        accepts_protobuf: bool,
+        silence_max: Duration,
+    ) -> Result<Self, ApiError> {
+        let request = Request::get(target).header(ACCEPT, ContentType::accepted(accepts_protobuf));
         let request = request.body(()).map_err(|error| ApiError::Connection(error.into()))?;
         let silent_until = Instant::now() + silence_max;
         let received = timeout_at(silent_until, transport.send(request)).await;
         let Received { response, link } =
             received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
         let (code, retry_after) = (response.status(), retry_after(response.headers()));
-        let response = Self { body: response.into_body(), link, silence_max, silent_until };
+        let content_type = ContentType::of(response.headers());
+        let response = Self { body: response.into_body(), link, content_type, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
         Err(ApiError::Refused(Box::new(response.error(code, retry_after).await)))
+    }
+
+    /// Encoding of the body.
+    pub(super) fn content_type(&self) -> Result<ContentType, ApiError> {
+        self.content_type.clone().map_err(ApiError::ContentType)
     }
 
     /// Its connection.
@@ -81,22 +96,20 @@ impl Response {
         }
     }
 
-    /// Status in an error response. A proxy in front of the server may send text instead.
-    async fn error(mut self, code: StatusCode, retry_after: Option<u32>) -> Status {
+    /// Status in an error response.
+    async fn error(mut self, code: StatusCode, retry_after: Option<i32>) -> Status {
         let mut text = Vec::new();
         while text.len() < ERROR_BYTES_MAX
             && let Ok(Some(chunk)) = self.chunk().await
         {
             text.extend_from_slice(&chunk);
         }
-        let mut status: Status = serde_json::from_slice(&text).unwrap_or_else(|_| {
-            let text = String::from_utf8_lossy(&text);
-            Status::failure(text.trim().lines().next().unwrap_or_default(), "")
-        });
-        if let Some(seconds) = retry_after {
-            status.details = Some(details(seconds));
+        let mut status = Status::read(&text, self.content_type.ok());
+        if let Some(retry_after_seconds) = retry_after {
+            status.details = Some(StatusDetails { retry_after_seconds });
         }
-        status.with_code(code.as_u16())
+        status.code = code.as_u16().into();
+        status
     }
 }
 
@@ -105,13 +118,8 @@ fn next_frame(body: &mut Body) -> impl Future<Output = Option<Result<Frame<Bytes
 }
 
 /// Seconds of the Retry-After header. The API server never sends a date.
-fn retry_after(headers: &HeaderMap) -> Option<u32> {
+fn retry_after(headers: &HeaderMap) -> Option<i32> {
     headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
-}
-
-fn details(retry_after_seconds: u32) -> StatusDetails {
-    let [name, group, kind, uid] = <[String; 4]>::default();
-    StatusDetails { name, group, kind, uid, causes: Vec::new(), retry_after_seconds }
 }
 
 /// Error of a broken response: [`ApiError::Cut`] for a closed connection, with which servers and proxies often end a

@@ -290,12 +290,12 @@ fn advance_watch<K: WatchedResource>(
         Input::Failed(error) => return Err(error),
         Input::Accepted => return Ok((None, Next::Read)),
         Input::Received(Message::Applied(object)) => {
-            *version = required_version(object.meta().resource_version.clone())?;
+            *version = required_version(Some(object.meta().resource_version.clone()))?;
             history.record_change(true);
             WatchEvent::Applied(object)
         }
         Input::Received(Message::Deleted(object)) => {
-            *version = required_version(object.meta().resource_version.clone())?;
+            *version = required_version(Some(object.meta().resource_version.clone()))?;
             history.record_change(false);
             WatchEvent::Deleted(object)
         }
@@ -341,13 +341,17 @@ fn retry_after(failure: &Failure) -> Duration {
 #[cfg(test)]
 mod tests {
     use cproxy_core::api::{Metadata, Node, Service};
-    use kube::core::Status;
 
     use super::{
         history::{EXPIRED_PAUSE, REFUSED_JITTER_MAX, REFUSED_PAUSE, REFUSED_PAUSE_MAX, RETRY_PAUSE},
         *,
     };
-    use crate::{decode::Decoded, message::ListMetadata, selectors::FieldSelector};
+    use crate::{
+        decode::{DecodeError, Decoded},
+        message::ListMetadata,
+        selectors::FieldSelector,
+        status::Status,
+    };
 
     /// State and history of one resource.
     struct Machine {
@@ -388,7 +392,7 @@ mod tests {
 
     /// Unreadable object of this version. It is the only variant whose version can be set for any resource type.
     fn versioned<K>(version: &str) -> Decoded<K> {
-        let metadata = Metadata { resource_version: Some(version.to_owned()), ..Metadata::default() };
+        let metadata = Metadata { resource_version: version.to_owned(), ..Metadata::default() };
         Decoded::Unreadable(Box::new(metadata), "wrong".to_owned())
     }
 
@@ -400,12 +404,12 @@ mod tests {
         Input::Ended(ListMetadata { resource_version: Some(version.to_owned()), next: Some(next.to_owned()) })
     }
 
-    fn status(code: u16) -> Box<Status> {
-        Box::new(Status::failure("m", "r").with_code(code))
+    fn status(code: i32) -> Box<Status> {
+        Box::new(Status { message: "m".to_owned(), code, details: None })
     }
 
     fn unreadable() -> ApiError {
-        ApiError::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
+        ApiError::Unreadable(DecodeError::NoMagic, None)
     }
 
     fn streamed() -> WatchState {
