@@ -23,10 +23,8 @@ const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
 /// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// A list as the initial events of a watch.
-    StreamedList,
-    /// A list, or a page of one, from the server's cache.
-    CachedList,
+    /// A list from the server's cache.
+    List,
     /// A watch from a version on.
     Watch,
 }
@@ -35,7 +33,7 @@ impl Operation {
     /// Time without an object or bookmark after which the connection counts as dead.
     pub(super) fn silence_max(self) -> Duration {
         match self {
-            Self::StreamedList | Self::CachedList => LIST_SILENCE_MAX,
+            Self::List => LIST_SILENCE_MAX,
             Self::Watch => WATCH_SILENCE_MAX,
         }
     }
@@ -73,8 +71,6 @@ pub(super) enum ApiError {
     NoVersion,
     /// The response ended before the list was complete.
     Incomplete,
-    /// The server ignored the request for a streamed list and sent changes only.
-    NotStreamed,
 }
 
 /// Way to recover from a failure.
@@ -84,8 +80,6 @@ pub(super) enum Recovery {
     Resume,
     /// Repeat the request at once without the optional field selector.
     DropFieldSelector,
-    /// List from the server's cache, at once.
-    ListFromCache,
     /// List again: the watch is too old to be resumed, which is not an error.
     Relist,
     /// Do without the resource, and request it again after growing pauses.
@@ -134,15 +128,13 @@ impl Failure {
     /// Chooses how to recover (docs/decisions/021). `has_optional_fields`: the request carried a field selector that
     /// can be dropped. `is_optional`: the agent can do without the resource.
     ///
-    /// As in client-go, an error that may pass is only retried, and a streamed list that fails otherwise comes from the
-    /// cache. After unreadable data in a watch, client-go lists at once. Here the watch is resumed first and only the
+    /// After unreadable data in a watch, client-go lists at once. Here the watch is resumed first and only the
     /// second error leads to a list, since a proxy may have caused the first.
     pub(super) fn recovery(&self, has_optional_fields: bool, is_optional: bool) -> Recovery {
         let (refused, event) = (self.error.refused_code(), self.error.event_code());
         let is_refused = matches!(refused.or(event), Some(403 | 404));
         match (self.operation, &self.error) {
             (_, ApiError::Refused(_)) if refused == Some(400) && has_optional_fields => Recovery::DropFieldSelector,
-            (Operation::StreamedList, _) if !self.may_pass() => Recovery::ListFromCache,
             _ if is_refused && is_optional => Recovery::DoWithout,
             (Operation::Watch, ApiError::Cut) => Recovery::Resume,
             (Operation::Watch, _) if refused.or(event) == Some(GONE) => Recovery::Relist,
@@ -153,25 +145,6 @@ impl Failure {
             }
             _ => Recovery::Retry(RetryFrom::Here),
         }
-    }
-
-    /// True if the same request may succeed later: there was no response, or its status says nothing about streaming.
-    fn may_pass(&self) -> bool {
-        match &self.error {
-            ApiError::Connection(_) => true,
-            // Not 501: like 400 and 422, it can mean that the server does not stream lists.
-            ApiError::Refused(status) => {
-                matches!(status.code, 401 | 403 | 404 | 408 | 429 | 500 | 502..600)
-            }
-            _ => false,
-        }
-    }
-
-    /// True if the server does not stream lists. A server that does not know `sendInitialEvents` refuses the request;
-    /// one that ignores it never sends the bookmark that ends a list.
-    pub(super) fn is_lack_of_streaming(&self) -> bool {
-        self.operation == Operation::StreamedList
-            && matches!(self.error, ApiError::Refused(_) | ApiError::NotStreamed | ApiError::Silent(_))
     }
 
     /// True if the connection failed, before or during the response.
@@ -199,8 +172,8 @@ impl Failure {
     fn describe_in_full<K: WatchedResource>(&self, server: &str) -> String {
         let (resource, group) = (K::PLURAL, K::GROUP);
         let verb = match self.operation {
-            Operation::CachedList => "list",
-            Operation::StreamedList | Operation::Watch => "watch",
+            Operation::List => "list",
+            Operation::Watch => "watch",
         };
         let error = match &self.error {
             ApiError::Refused(status) if status.code == 403 => {
@@ -229,7 +202,6 @@ impl Failure {
                 format!("the response cannot be read at {name}: {}", chain(error))
             }
             ApiError::Incomplete => "the response ended before the list was complete".to_owned(),
-            ApiError::NotStreamed => "lists are not streamed".to_owned(),
         };
         format!("cannot {verb} {resource} at {server}: {error}")
     }
@@ -275,46 +247,12 @@ mod tests {
     const RETRY: Recovery = Recovery::Retry(RetryFrom::Here);
 
     #[test]
-    fn a_failed_stream_comes_from_the_cache_unless_the_error_may_pass() {
-        for code in [401, 403, 404, 408, 429, 500, 502, 503, 504] {
-            assert_eq!(recovery(&refused(Operation::StreamedList, code)), RETRY, "{code}");
-        }
-        for code in [204, 302, 400, 405, 406, 410, 422, 501] {
-            assert_eq!(recovery(&refused(Operation::StreamedList, code)), Recovery::ListFromCache, "{code}");
-            assert!(refused(Operation::StreamedList, code).is_lack_of_streaming());
-        }
-        for code in [0, 403, 410, 429, 500] {
-            assert_eq!(
-                recovery(&event(Operation::StreamedList, code)),
-                Recovery::ListFromCache,
-                "{code}, when it had begun"
-            );
-        }
-        for error in [
-            ApiError::Interrupted(connection()),
-            ApiError::Cut,
-            ApiError::Silent(Duration::from_secs(60)),
-            ApiError::Split(SplitError::TooLong(7)),
-            unreadable(),
-            ApiError::NoVersion,
-            ApiError::Incomplete,
-            ApiError::NotStreamed,
-        ] {
-            assert_eq!(recovery(&Failure { operation: Operation::StreamedList, error }), Recovery::ListFromCache);
-        }
-        assert_eq!(
-            recovery(&Failure { operation: Operation::StreamedList, error: ApiError::Connection(connection()) }),
-            RETRY
-        );
-    }
-
-    #[test]
-    fn a_list_from_the_cache_is_only_ever_retried() {
+    fn a_list_is_only_ever_retried() {
         for code in [400, 401, 403, 404, 410, 422, 429, 500] {
-            assert_eq!(recovery(&refused(Operation::CachedList, code)), RETRY, "{code}");
+            assert_eq!(recovery(&refused(Operation::List, code)), RETRY, "{code}");
         }
         for error in [ApiError::Connection(connection()), ApiError::Cut, unreadable(), ApiError::NoVersion] {
-            assert_eq!(recovery(&Failure { operation: Operation::CachedList, error }), RETRY);
+            assert_eq!(recovery(&Failure { operation: Operation::List, error }), RETRY);
         }
     }
 
@@ -341,7 +279,7 @@ mod tests {
 
     #[test]
     fn only_an_invalid_request_loses_its_optional_selector() {
-        for operation in [Operation::StreamedList, Operation::CachedList, Operation::Watch] {
+        for operation in [Operation::List, Operation::Watch] {
             assert_eq!(refused(operation, 400).recovery(true, false), Recovery::DropFieldSelector);
             assert_ne!(refused(operation, 422).recovery(true, false), Recovery::DropFieldSelector);
             assert_ne!(event(operation, 400).recovery(true, false), Recovery::DropFieldSelector);
@@ -351,11 +289,7 @@ mod tests {
     #[test]
     fn an_optional_resource_is_given_up_only_after_403_or_404() {
         for (code, is_given_up) in [(403, true), (404, true), (401, false), (410, false), (429, false), (500, false)] {
-            for failure in [
-                refused(Operation::StreamedList, code),
-                refused(Operation::CachedList, code),
-                refused(Operation::Watch, code),
-            ] {
+            for failure in [refused(Operation::List, code), refused(Operation::Watch, code)] {
                 assert_eq!(failure.recovery(false, true) == Recovery::DoWithout, is_given_up, "{code}");
                 assert_ne!(failure.recovery(false, false), Recovery::DoWithout, "{code}");
             }
@@ -365,10 +299,7 @@ mod tests {
                 "{code}"
             );
         }
-        assert_eq!(
-            Failure { operation: Operation::CachedList, error: ApiError::NoVersion }.recovery(false, true),
-            RETRY
-        );
+        assert_eq!(Failure { operation: Operation::List, error: ApiError::NoVersion }.recovery(false, true), RETRY);
     }
 
     #[test]
@@ -376,14 +307,14 @@ mod tests {
         let asks = |seconds: i32| {
             let mut status = status(429);
             status.details = serde_json::from_value(serde_json::json!({"retryAfterSeconds": seconds})).unwrap();
-            Failure { operation: Operation::CachedList, error: ApiError::Refused(status) }.retry_after()
+            Failure { operation: Operation::List, error: ApiError::Refused(status) }.retry_after()
         };
         assert_eq!([-1, 0, 7, i32::MAX].map(asks), [0, 0, 7, 60].map(Duration::from_secs));
     }
 
     #[test]
     fn a_missing_permission_is_named_with_the_verbs_to_grant() {
-        let list = refused(Operation::CachedList, 403).describe::<EndpointSlice>("https://api:6443/");
+        let list = refused(Operation::List, 403).describe::<EndpointSlice>("https://api:6443/");
         assert!(list.starts_with("not permitted to list endpointslices: grant the verbs list and watch"), "{list}");
         assert!(list.contains("\"discovery.k8s.io\"") && !list.contains('\n'), "{list}");
     }

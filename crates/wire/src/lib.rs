@@ -28,6 +28,7 @@ mod status;
 mod step;
 mod tls;
 mod transport;
+mod unzip;
 mod watch;
 mod watch_event;
 mod watch_state;

@@ -8,9 +8,6 @@ use serde::Deserialize;
 
 use super::{decode::Decoded, failure::ApiError, resources::WatchedResource};
 
-/// Annotation of the bookmark that ends a streamed list.
-const LIST_END: &str = "k8s.io/initial-events-end";
-
 /// Message of the API server.
 #[derive(Debug)]
 pub(super) enum Message<K> {
@@ -19,23 +16,15 @@ pub(super) enum Message<K> {
     /// Object that was deleted.
     Deleted(Decoded<K>),
     /// All changes up to this version have been sent.
-    Bookmark {
-        version: Option<String>,
-        /// The streamed list is complete.
-        ends_list: bool,
-    },
+    Bookmark(Option<String>),
 }
 
-/// Metadata of a list or page.
+/// Metadata of a list.
 #[derive(Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ListMetadata {
     #[prost(string, optional, tag = "2")]
     pub(super) resource_version: Option<String>,
-    /// Continue token of the next page.
-    #[serde(rename = "continue")]
-    #[prost(string, optional, tag = "3")]
-    pub(super) next: Option<String>,
 }
 
 /// Type of a watch event.

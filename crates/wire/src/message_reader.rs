@@ -29,7 +29,7 @@ pub(super) struct MessageReader {
 
 /// Form of the body.
 enum Splitter {
-    /// List in JSON, or a page of it, and its metadata once received.
+    /// List in JSON, and its metadata once received.
     JsonList(split::json::Items, ListMetadata),
     /// List in protobuf.
     ProtobufList(split::protobuf::Items, ListMetadata),
@@ -41,7 +41,7 @@ enum Splitter {
 
 impl MessageReader {
     pub(super) fn new(operation: Operation, response: Response) -> Result<Self, ApiError> {
-        let splitter = Splitter::new(operation == Operation::CachedList, response.content_type()?)?;
+        let splitter = Splitter::new(operation == Operation::List, response.content_type()?)?;
         Ok(Self { response, splitter, chunk: Bytes::new(), read_bytes: 0, has_returned: false, has_ended: false })
     }
 

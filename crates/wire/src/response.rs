@@ -5,16 +5,18 @@ use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderMap, Request, StatusCode,
-    header::{ACCEPT, RETRY_AFTER},
+    header::{ACCEPT, ACCEPT_ENCODING, HeaderValue, RETRY_AFTER},
 };
 use http_body::{Body as _, Frame};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     content_type::ContentType,
-    failure::ApiError,
+    failure::{ApiError, Operation},
     status::{Status, StatusDetails},
+    step,
     transport::{Body, BoxError, Link, Received, Transport},
+    unzip::{GZIP, Unzip},
 };
 
 /// Bytes that are read of an error response.
@@ -26,6 +28,7 @@ const UNCHECKED_SILENCE_MAX: Duration = Duration::from_secs(130);
 /// Response whose body is still arriving.
 pub(super) struct Response {
     body: Body,
+    unzip: Unzip,
     link: Link,
     /// Encoding of the body. Another one than those asked for is the error.
     content_type: Result<ContentType, String>,
@@ -34,23 +37,28 @@ pub(super) struct Response {
 }
 
 impl Response {
-    /// Requests `target`, a path with a query, in protobuf if the server has it and in JSON otherwise, or in JSON only.
-    /// It fails after `silence_max` without an object.
+    /// Sends a request for protobuf if the server has it and JSON otherwise, or for JSON only. It fails if it lacks an
+    /// object for too long ([`Operation::silence_max`]).
     pub(super) async fn get(
         transport: &impl Transport,
-        target: &str,
+        request: &step::Request,
         accepts_protobuf: bool,
-        silence_max: Duration,
     ) -> Result<Self, ApiError> {
-        let request = Request::get(target).header(ACCEPT, ContentType::accepted(accepts_protobuf));
-        let request = request.body(()).map_err(|error| ApiError::Connection(error.into()))?;
+        let silence_max = request.operation.silence_max();
+        let mut builder = Request::get(&request.target).header(ACCEPT, ContentType::accepted(accepts_protobuf));
+        // The objects of a watch come one by one, and API servers never compress them.
+        if request.operation == Operation::List {
+            builder = builder.header(ACCEPT_ENCODING, HeaderValue::from_static(GZIP));
+        }
+        let request = builder.body(()).map_err(|error| ApiError::Connection(error.into()))?;
         let silent_until = Instant::now() + silence_max;
         let received = timeout_at(silent_until, transport.send(request)).await;
         let Received { response, link } =
             received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
         let (code, retry_after) = (response.status(), retry_after(response.headers()));
         let content_type = ContentType::of(response.headers());
-        let response = Self { body: response.into_body(), link, content_type, silence_max, silent_until };
+        let unzip = Unzip::new(response.headers());
+        let response = Self { body: response.into_body(), unzip, link, content_type, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
@@ -85,13 +93,19 @@ impl Response {
         frame.map_err(|_| ApiError::Silent(self.silence_max))
     }
 
-    /// The next chunk; `None` at the end.
+    /// The next chunk of the content; `None` at the end.
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
         loop {
-            let Some(frame) = self.frame().await?.transpose().map_err(interruption)? else { return Ok(None) };
+            if let Some(chunk) = self.unzip.next().map_err(|error| interruption(error.into()))? {
+                return Ok(Some(chunk));
+            }
+            let Some(frame) = self.frame().await?.transpose().map_err(interruption)? else {
+                self.unzip.finish().map_err(|error| interruption(error.into()))?;
+                return Ok(None);
+            };
             // Trailers are ignored.
             if let Ok(chunk) = frame.into_data() {
-                return Ok(Some(chunk));
+                self.unzip.add(chunk);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Watches of Services, EndpointSlices and, if its name is known, this Node, as one stream of events.
 //!
-//! If the server can stream lists, they are the initial events of a watch. Otherwise they come from the server's cache.
-//! They are never a quorum read from etcd. Objects are decoded and published one by one, so the memory that a list
+//! Lists come from the server's cache, and are never a quorum read from etcd. Objects are decoded and published one by one, so the memory that a list
 //! takes is bounded by its longest object.
 //!
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
@@ -103,7 +102,7 @@ impl<T: Transport> ApiWatcher<'_, T> {
     /// Sends a request. If the server, or a proxy in front of it, refuses protobuf, JSON alone is asked for from then
     /// on.
     async fn send(&self, request: &Request) -> Result<Response, ApiError> {
-        let get = |accepts| Response::get(self.transport, &request.target, accepts, request.operation.silence_max());
+        let get = |accepts| Response::get(self.transport, request, accepts);
         let accepts_protobuf = self.accepts_protobuf.load(Ordering::Relaxed);
         match get(accepts_protobuf).await {
             Err(ApiError::Refused(status)) if accepts_protobuf && matches!(status.code, 406 | 415) => {

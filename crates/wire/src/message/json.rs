@@ -1,11 +1,9 @@
 //! Messages in JSON: the items of a list and the lines of a watch.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Change, LIST_END, ListMetadata, Message};
+use super::{Change, ListMetadata, Message};
 use crate::{
     decode::{DecodeError, Decoded},
     failure::ApiError,
@@ -32,8 +30,6 @@ struct Bookmark {
 #[serde(rename_all = "camelCase")]
 struct BookmarkMetadata {
     resource_version: Option<String>,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
 }
 
 /// Reads the metadata of a list.
@@ -76,8 +72,7 @@ fn whole_line<K: WatchedResource>(line: &[u8]) -> Result<Message<K>, ApiError> {
         Change::Deleted => Message::Deleted(decode()?),
         Change::Bookmark => {
             let Bookmark { metadata } = serde_json::from_str(object.get()).map_err(unreadable)?;
-            let ends_list = metadata.annotations.contains_key(LIST_END);
-            Message::Bookmark { version: metadata.resource_version, ends_list }
+            Message::Bookmark(metadata.resource_version)
         }
         Change::Error => {
             return Err(ApiError::ErrorEvent(serde_json::from_str::<Box<Status>>(object.get()).map_err(unreadable)?));
@@ -108,14 +103,9 @@ mod tests {
                     || matches!(line, Some(Message::Deleted(_)) if !is_put)
             );
         }
-        let bookmark = |annotations: &str| {
-            let metadata = format!(r#"{{"resourceVersion":"7","annotations":{{{annotations}}}}}"#);
-            match read(&format!(r#"{{"type":"BOOKMARK","object":{{"metadata":{metadata}}}}}"#)).unwrap() {
-                Some(Message::Bookmark { version, ends_list }) if version.as_deref() == Some("7") => ends_list,
-                _ => panic!("no bookmark with a version"),
-            }
-        };
-        assert!(!bookmark("") && bookmark(r#""k8s.io/initial-events-end":"true""#));
+        let bookmark =
+            read(r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7","annotations":{"a":"b"}}}}"#);
+        assert!(matches!(bookmark, Ok(Some(Message::Bookmark(Some(version)))) if version == "7"));
         let error = read(r#"{"type":"ERROR","object":{"kind":"Status","code":410}}"#);
         assert!(matches!(error, Err(ApiError::ErrorEvent(status)) if status.code == 410));
         assert!(matches!(read(" \r"), Ok(None)));

@@ -1,11 +1,9 @@
 //! Messages in protobuf: the items of a list and the frames of a watch.
 
-use std::collections::BTreeMap;
-
 use cproxy_core::printable;
 use prost::Message as _;
 
-use super::{Change, LIST_END, ListMetadata, Message};
+use super::{Change, ListMetadata, Message};
 use crate::{
     decode::{DecodeError, Decoded},
     failure::ApiError,
@@ -25,8 +23,6 @@ struct Bookmark {
 struct BookmarkMetadata {
     #[prost(string, optional, tag = "6")]
     resource_version: Option<String>,
-    #[prost(btree_map = "string, string", tag = "12")]
-    annotations: BTreeMap<String, String>,
 }
 
 /// Checks the type of a list.
@@ -72,8 +68,7 @@ fn message<K: WatchedResource>(change: Change, object: &[u8]) -> Result<Message<
         Change::Deleted => Message::Deleted(Decoded::read_protobuf(object)),
         Change::Bookmark => {
             let Bookmark { metadata } = Bookmark::decode(object)?;
-            let ends_list = metadata.annotations.contains_key(LIST_END);
-            Message::Bookmark { version: metadata.resource_version, ends_list }
+            Message::Bookmark(metadata.resource_version)
         }
         _ => Message::Applied(Decoded::read_protobuf(object)),
     })
@@ -142,16 +137,9 @@ mod tests {
             let (Message::Applied(object) | Message::Deleted(object)) = &message else { panic!("{message:?}") };
             assert_eq!((&*object.meta().name, matches!(message, Message::Applied(_))), ("a", is_put));
         }
-        for (annotation, expected) in [("k8s.io/initial-events-end", true), ("other", false)] {
-            let annotation = [field(1, annotation.as_bytes()), field(2, b"true")].concat();
-            let metadata = [field(6, b"7"), field(12, &annotation)].concat();
-            match read(&event("BOOKMARK", &envelope("Service", &field(1, &metadata)))).unwrap() {
-                Message::Bookmark { version, ends_list } => {
-                    assert_eq!((version.as_deref(), ends_list), (Some("7"), expected));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        let metadata = [field(6, b"7"), field(12, b"")].concat();
+        let bookmark = read(&event("BOOKMARK", &envelope("Service", &field(1, &metadata))));
+        assert!(matches!(bookmark, Ok(Message::Bookmark(Some(version))) if version == "7"));
         let status = Status { message: "old".to_owned(), code: 410, details: None }.encode_to_vec();
         let error = read(&event("ERROR", &envelope("Status", &status)));
         assert!(matches!(error, Err(ApiError::ErrorEvent(status)) if status.code == 410 && status.message == "old"));
