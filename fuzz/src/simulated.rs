@@ -1,7 +1,8 @@
 //! Stateful API server in memory that misbehaves as a script says, and the invariants of an agent that follows it.
 //!
 //! A script is pairs of bytes, an action and its argument: objects change, the server forgets old versions, requests
-//! fail and responses break off in every way. Time is tokio's paused clock, which only advances while every task waits.
+//! fail and responses break off in every way. The server sends protobuf to clients that accept it, and only JSON if the
+//! script has an odd length. Time is tokio's paused clock, which only advances while every task waits.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +16,7 @@ use std::{
 
 use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
 use cproxy_wire::{LastContact, watch};
-use http::{Request, Response, Uri};
+use http::{HeaderMap, Request, Response, Uri};
 use http_body::Frame;
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ use tokio::{
     sync::{mpsc, watch as changes},
     time::{Instant, sleep, sleep_until},
 };
+
+use crate::encoding::{self, envelope_start, field, varint};
 
 type Bytes = <Body as http_body::Body>::Data;
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -132,6 +135,7 @@ struct State {
     /// Status of every response, and its Retry-After in seconds.
     outage: Option<(u16, Option<u32>)>,
     streaming: Streaming,
+    sends_protobuf: bool,
     knows_fields: bool,
     long_ones: usize,
     asked: Vec<(Instant, ReceivedRequest)>,
@@ -179,6 +183,7 @@ pub struct Simulation {
 /// Plays a script; panics if an invariant does not hold. Call it inside a runtime with paused time.
 pub async fn play(script: &[u8]) {
     let simulation = Simulation::start();
+    simulation.server.lock().sends_protobuf = script.len().is_multiple_of(2);
     let mut actions = 0;
     for pair in script.chunks_exact(2).take(ACTIONS_MAX) {
         let [action, argument] = [pair[0], pair[1]];
@@ -270,6 +275,7 @@ impl Server {
             faults: BTreeMap::new(),
             outage: None,
             streaming: Streaming::Served,
+            sends_protobuf: true,
             knows_fields: true,
             long_ones: 0,
             asked: Vec::new(),
@@ -331,7 +337,8 @@ impl Server {
         let kind =
             [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes][usize::from(argument % 3)];
         let slot = if kind == ResourceKind::Nodes { 0 } else { usize::from(argument >> 2) % SLOTS };
-        let code = [400, 401, 403, 404, 410, 422, 429, 500, 501, 503, 504, 302][usize::from(argument >> 1) % 12];
+        let code =
+            [400, 401, 403, 404, 406, 410, 415, 422, 429, 500, 501, 503, 504, 302][usize::from(argument >> 1) % 14];
         let mut state = self.lock();
         match action % 26 {
             0..=3 => state.put(kind, slot, action ^ argument, Form::Good),
@@ -395,14 +402,19 @@ impl Server {
 
     fn client(&self) -> Client {
         let server = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| server.clone().respond(request.uri().clone()));
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let server = server.clone();
+            async move { server.respond(request.uri(), request.headers()).await }
+        });
         Client::new(service, "default")
     }
 
-    async fn respond(self, uri: Uri) -> Result<Response<ResponseBody>, Error> {
+    async fn respond(self, uri: &Uri, headers: &HeaderMap) -> Result<Response<ResponseBody>, Error> {
         // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
-        let asked = ReceivedRequest::read(&uri);
+        let asked = ReceivedRequest::read(uri);
+        let accepts_protobuf = headers["accept"].to_str()?.contains("protobuf");
+        let is_protobuf = accepts_protobuf && self.lock().sends_protobuf;
         let refusal = self.lock().refusal(asked);
         let (refusal, retry_after) = match refusal {
             Ok(refusal) => refusal,
@@ -411,9 +423,10 @@ impl Server {
         };
         let (sender, coming) = mpsc::channel(1);
         let mut response = Response::new(ResponseBody(coming));
-        let mut writer = ResponseWriter { server: self, kind: asked.kind, sender };
+        let mut writer = ResponseWriter { server: self, kind: asked.kind, is_protobuf, sender };
         drop(tokio::spawn(async move {
             match refusal {
+                Some(code) if is_protobuf => writer.bytes(&envelope(&status(code))).await,
                 Some(code) => writer.text(&status(code).to_string()).await,
                 None => writer.respond(asked.how, asked.is_sparing).await,
             }
@@ -421,6 +434,12 @@ impl Server {
         if let Some(code) = refusal {
             *response.status_mut() = code.try_into()?;
         }
+        let content_type = match (is_protobuf, refusal.is_none() && asked.how != How::Listed) {
+            (true, true) => "application/vnd.kubernetes.protobuf;stream=watch",
+            (true, false) => "application/vnd.kubernetes.protobuf",
+            (false, _) => "application/json",
+        };
+        response.headers_mut().insert("content-type", content_type.parse()?);
         if let Some(seconds) = retry_after {
             response.headers_mut().insert("retry-after", seconds.into());
         }
@@ -537,6 +556,7 @@ impl State {
 struct ResponseWriter {
     server: Server,
     kind: ResourceKind,
+    is_protobuf: bool,
     sender: mpsc::Sender<io::Result<Bytes>>,
 }
 
@@ -568,6 +588,9 @@ impl ResponseWriter {
             let state = self.server.lock();
             (state.list(self.kind, is_sparing), state.version)
         };
+        if self.is_protobuf {
+            return self.protobuf_list(&objects, version).await;
+        }
         self.text(r#"{"kind":"List","items":["#).await?;
         for (index, (slot, object)) in objects.iter().enumerate() {
             self.break_off(version).await?;
@@ -577,6 +600,22 @@ impl ResponseWriter {
         let fault = self.server.lock().next_fault(self.kind);
         let version = if fault == Some(Fault::Versionless) { String::new() } else { version.to_string() };
         self.text(&format!(r#"],"metadata":{{"resourceVersion":"{version}"}}}}"#)).await
+    }
+
+    async fn protobuf_list(&mut self, objects: &[(usize, Object)], version: u64) -> SendResult {
+        let fault = self.server.lock().next_fault(self.kind);
+        let version_text = if fault == Some(Fault::Versionless) { String::new() } else { version.to_string() };
+        let metadata = field(1, &field(2, version_text.as_bytes()));
+        let items: Vec<_> =
+            objects.iter().map(|(slot, object)| Message::object(self.kind, *slot, object).wrap(2, &[])).collect();
+        let length = metadata.len() + items.iter().map(Message::length).sum::<usize>();
+        let start = envelope_start(&format!("{}List", self.kind.singular()));
+        self.bytes(&[start, varint(2 << 3 | 2), varint(length as u64), metadata].concat()).await?;
+        for item in items {
+            self.break_off(version).await?;
+            self.message(item).await?;
+        }
+        self.bytes(&[field(3, b""), field(4, b"")].concat()).await
     }
 
     /// The list as the start of a watch.
@@ -627,6 +666,9 @@ impl ResponseWriter {
     }
 
     async fn change(&mut self, change: &Change) -> SendResult {
+        if change.is_poisoned && self.is_protobuf {
+            return self.frame(Message::of(vec![0, 1])).await;
+        }
         if change.is_poisoned {
             return self.text("{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"x\"}\n").await;
         }
@@ -639,13 +681,20 @@ impl ResponseWriter {
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
         match fault {
             Fault::ErrorEvent(code) => self.line("ERROR", &status(code)).await,
+            Fault::Garbage if self.is_protobuf => self.frame(Message::of(b"\0{<".to_vec())).await,
             Fault::Garbage => self.text("\0{<\n").await,
+            Fault::Half if self.is_protobuf => {
+                self.bytes(&[0, 0, 1, 0, 0x0a]).await?;
+                Err(ResponseEnded)
+            }
             Fault::Half => {
                 self.text(r#"{"type":"MODIFIED","object":{"metadata":{"#).await?;
                 Err(ResponseEnded)
             }
             Fault::Foreign => self.line("ADDED", &other).await,
             Fault::Versionless => self.line("BOOKMARK", &json!({"metadata": {}})).await,
+            Fault::TooLong if self.is_protobuf => self.frame(Message { start: Vec::new(), filler: TOO_LONG }).await,
+            Fault::Endless if self.is_protobuf => self.frame(Message { start: Vec::new(), filler: ENDLESS }).await,
             Fault::TooLong => self.filler(TOO_LONG).await,
             Fault::Endless => self.filler(ENDLESS).await,
             Fault::Late => Ok(()),
@@ -664,6 +713,10 @@ impl ResponseWriter {
     }
 
     async fn event(&mut self, name: &str, slot: usize, object: &Object) -> SendResult {
+        if self.is_protobuf {
+            let object = Message::object(self.kind, slot, object);
+            return self.frame(object.event(name, self.kind.singular())).await;
+        }
         self.text(&format!(r#"{{"type":"{name}","object":"#)).await?;
         self.object(slot, object).await?;
         self.text("}\n").await
@@ -682,6 +735,10 @@ impl ResponseWriter {
     }
 
     async fn line(&mut self, name: &str, object: &Value) -> SendResult {
+        if self.is_protobuf {
+            let kind = object["kind"].as_str().unwrap_or(self.kind.singular());
+            return self.frame(Message::of(encoding::object(object)).event(name, kind)).await;
+        }
         self.text(&format!("{}\n", json!({"type": name, "object": object}))).await
     }
 
@@ -693,9 +750,25 @@ impl ResponseWriter {
         Ok(())
     }
 
-    /// Sends text in chunks that end anywhere.
+    /// Sends a frame of a watch.
+    async fn frame(&mut self, event: Message) -> SendResult {
+        let length = u32::try_from(event.length()).expect("a frame of 4 GiB").to_be_bytes();
+        self.bytes(&length).await?;
+        self.message(event).await
+    }
+
+    async fn message(&mut self, message: Message) -> SendResult {
+        self.bytes(&message.start).await?;
+        self.filler(message.filler).await
+    }
+
     async fn text(&mut self, text: &str) -> SendResult {
-        for chunk in text.as_bytes().chunks(97) {
+        self.bytes(text.as_bytes()).await
+    }
+
+    /// Sends bytes in chunks that end anywhere.
+    async fn bytes(&mut self, bytes: &[u8]) -> SendResult {
+        for chunk in bytes.chunks(97) {
             self.send(Bytes::copy_from_slice(chunk)).await?;
         }
         Ok(())
@@ -704,6 +777,54 @@ impl ResponseWriter {
     async fn send(&mut self, bytes: Bytes) -> SendResult {
         self.sender.send(Ok(bytes)).await.map_err(|_| ResponseEnded)
     }
+}
+
+/// Message in protobuf: its first bytes, and a number of others.
+struct Message {
+    start: Vec<u8>,
+    filler: usize,
+}
+
+impl Message {
+    fn of(start: Vec<u8>) -> Self {
+        Self { start, filler: 0 }
+    }
+
+    fn object(kind: ResourceKind, slot: usize, object: &Object) -> Self {
+        let value = value(kind, slot, &Object { form: Form::Good, ..object.clone() });
+        let start = encoding::object(&value);
+        match object.form {
+            Form::Good => Self::of(start),
+            // A name that is not UTF-8, after the right one.
+            Form::Unreadable => Self::of([start, field(1, &field(1, &[0xff]))].concat()),
+            Form::TooLong => {
+                let field = [varint(99 << 3 | 2), varint(TOO_LONG as u64)].concat();
+                Self { start: [start, field].concat(), filler: TOO_LONG }
+            }
+        }
+    }
+
+    /// metav1.WatchEvent with this object.
+    fn event(self, name: &str, kind: &str) -> Self {
+        let envelope = self.wrap(2, &envelope_start(kind));
+        envelope.wrap(1, &[]).wrap(2, &field(1, name.as_bytes()))
+    }
+
+    /// This message as a field of another one that begins with `start`.
+    fn wrap(self, number: u32, start: &[u8]) -> Self {
+        let key = [varint(u64::from(number << 3 | 2)), varint(self.length() as u64)].concat();
+        Self { start: [start, &key, &self.start].concat(), filler: self.filler }
+    }
+
+    fn length(&self) -> usize {
+        self.start.len() + self.filler
+    }
+}
+
+/// The object in protobuf, with its kind.
+fn envelope(object: &Value) -> Vec<u8> {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    [envelope_start(kind), field(2, &encoding::object(object)), field(3, b""), field(4, b"")].concat()
 }
 
 /// Body of a response.

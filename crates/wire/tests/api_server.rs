@@ -9,6 +9,8 @@
     reason = "a failed assertion is a failed test"
 )]
 
+#[path = "../../../fuzz/src/encoding.rs"]
+pub mod encoding;
 #[path = "../../../fuzz/src/simulated.rs"]
 pub mod simulated;
 
