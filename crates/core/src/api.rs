@@ -48,15 +48,15 @@ pub struct Metadata {
     #[prost(btree_map = "string, string", tag = "11")]
     pub labels: BTreeMap<String, String>,
     /// Creation time.
-    #[serde(rename = "creationTimestamp")]
-    #[prost(message, optional, tag = "8")]
-    pub created: Option<Time>,
+    #[serde(default, rename = "creationTimestamp", deserialize_with = "null_as_default")]
+    #[prost(message, required, tag = "8")]
+    pub created: Time,
 }
 
 /// A time; in JSON an RFC 3339 time, the API server's format.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Time {
-    /// Seconds since 1970. In protobuf, the time that is null in JSON has no seconds.
+    /// Seconds since 1970; null in JSON is a time without seconds in protobuf.
     #[prost(int64, optional, tag = "1")]
     pub seconds: Option<i64>,
 }
@@ -332,14 +332,6 @@ pub struct NodeAddress {
     #[serde(default, deserialize_with = "null_as_default")]
     #[prost(string, tag = "2")]
     pub address: String,
-}
-
-impl Metadata {
-    /// Creation time in seconds since 1970.
-    #[must_use]
-    pub fn created_s(&self) -> Option<i64> {
-        self.created.and_then(|time| time.seconds)
-    }
 }
 
 /// Rejects an object whose `kind` names another kind.

@@ -85,7 +85,7 @@ impl ServiceRow {
         let is_served = |address: Address| cluster_ips.iter().any(|ip| ip.family() == address.family());
         let ingress = &service.status.load_balancer.ingress;
         Some(Self {
-            created_s: service.metadata.created_s(),
+            created_s: service.metadata.created.seconds,
             external_ips: external_ips(spec, is_served, findings),
             load_balancer_ips: load_balancer_ips(ingress, is_served, findings),
             source_ranges: source_ranges(spec, findings),
