@@ -1,0 +1,81 @@
+//! A guest without a network, whose agent reaches the API server through a vsock device: the host answers with a proxy
+//! that has the credentials.
+
+use std::process::Command;
+
+use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
+    guest::{GuestImage, Kernel},
+    manifest::http_service,
+    process::Daemon,
+    sandbox::{Placement, Sandbox},
+};
+
+use crate::common::{PATIENCE, values_of};
+
+/// Port of the host, whose CID is always 2.
+const PORT: u32 = 6443;
+const API_SERVER: &str = "cproxy.apiserver=vsock://2:6443";
+
+/// Address of a pod inside the guest.
+const POD: &str = "10.244.0.9";
+
+/// Workload that serves as a pod, and is a client of Services that come later.
+const WORKLOAD: &str = r#"#!/bin/sh
+ip address add 10.244.0.9/32 dev lo
+mkdir /www && echo "the pod in the guest" >/www/index.html
+busybox httpd -p 10.244.0.9:8080 -h /www
+echo "workload: the table is complete"
+cproxy wait --timeout 120s --for default/first && echo "workload: first is $(wget -qO- http://10.96.0.30)"
+cproxy wait --timeout 120s --for default/second && echo "workload: second is $(wget -qO- http://10.96.0.31)"
+"#;
+
+/// A guest with neither a network card nor credentials.
+fn guest(sandbox: &Sandbox) -> GuestImage<'_> {
+    let image = GuestImage::new(sandbox, &Kernel::from_env()).without_network().parameter(API_SERVER);
+    image.parameter(format!("cproxy.node-name={NODE}")).program("etc/cproxy/workload", WORKLOAD)
+}
+
+/// A proxy of the host with the agent's credentials, for connections to a guest's vsock.
+fn proxy(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, socket: &str) -> Daemon {
+    let mut command = Command::new(control_plane.binary("kubectl"));
+    command.env("KUBECONFIG", control_plane.kubeconfig_for("cproxy")).env("HOME", sandbox.dir());
+    command.arg("proxy").arg(format!("--unix-socket={socket}"));
+    let mut daemon = Daemon::spawn(sandbox, "kubectl-proxy", Placement::Unhooked, command);
+    daemon.wait_log("Starting to serve", PATIENCE);
+    daemon
+}
+
+#[test]
+fn an_agent_without_a_network_follows_the_api_server_through_vsock() {
+    let sandbox = Sandbox::for_test();
+    let control_plane = ControlPlane::start(&sandbox);
+    let image = guest(&sandbox).with_vsock();
+    let socket = image.vsock_socket(PORT).display().to_string();
+    let mut first_proxy = proxy(&sandbox, &control_plane, &socket);
+    let mut guest = image.start();
+    guest.wait_line("workload: the table is complete", PATIENCE);
+
+    control_plane.apply(http_service("first", "10.96.0.30", [POD]));
+    guest.wait_line("workload: first is the pod in the guest", PATIENCE);
+
+    // The proxy's successor listens at the same path.
+    first_proxy.kill();
+    control_plane.apply(http_service("second", "10.96.0.31", [POD]));
+    let _second_proxy = proxy(&sandbox, &control_plane, &socket);
+    guest.wait_line("workload: second is the pod in the guest", PATIENCE);
+    let console = guest.wait_end(PATIENCE);
+    assert!(console.contains("init: ending with 0"), "{console}");
+}
+
+#[test]
+fn a_vsock_address_that_cannot_be_reached_is_named() {
+    let sandbox = Sandbox::for_test();
+    for (image, reason) in [(guest(&sandbox), "no vsock device"), (guest(&sandbox).with_vsock(), "timed out")] {
+        let console = image.parameter("cproxy.timeout=8s").start().wait_end(PATIENCE);
+        let is_named = |line: &str| ["WARN", "vsock://2:6443", reason].iter().all(|words| line.contains(words));
+        assert!(console.lines().any(is_named), "{reason}:\n{console}");
+        assert!(console.contains("cproxy: not ready after 8s: "), "{console}");
+        assert_eq!(values_of(&console, "workload: "), [""; 0], "{console}");
+    }
+}
