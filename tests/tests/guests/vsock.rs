@@ -1,5 +1,5 @@
-//! A guest without a network, whose agent reaches the API server through a vsock device: the host answers with a proxy
-//! that has the credentials.
+//! A guest without a network, whose agent reaches the API server through a vsock device. A proxy on the host has the
+//! credentials.
 
 use std::process::Command;
 
