@@ -1,15 +1,17 @@
-//! A guest without a network, whose agent reaches the API server through a vsock device. A proxy on the host has the
-//! credentials.
+//! A guest without a network, whose agent reaches the API server through a vsock device: by a proxy on the host that has
+//! credentials, or by a relay.
 
-use std::process::Command;
+use std::{os::unix::net::UnixListener, path::Path, process::Command, thread};
 
 use cproxy_tests::{
-    control_plane::{ControlPlane, NODE},
+    control_plane::{self, ControlPlane, NODE},
     guest::{GuestImage, Kernel},
     manifest::http_service,
+    outside::SECRETS,
     process::Daemon,
     sandbox::{Placement, Sandbox},
 };
+use tokio::{net, runtime, sync::oneshot};
 
 use crate::common::PATIENCE;
 
@@ -30,10 +32,37 @@ cproxy wait --timeout 120s --for default/first && echo "workload: first is $(wge
 cproxy wait --timeout 120s --for default/second && echo "workload: second is $(wget -qO- http://10.96.0.31)"
 "#;
 
+/// Workload that ends at once.
+const IDLE: &str = "#!/bin/sh\necho 'workload: the table is complete'\n";
+
 /// A guest with neither a network card nor credentials.
-fn guest(sandbox: &Sandbox) -> GuestImage<'_> {
+fn guest<'s>(sandbox: &'s Sandbox, workload: &str) -> GuestImage<'s> {
     let image = GuestImage::new(sandbox, &Kernel::from_env()).without_network().parameter(API_SERVER);
-    image.parameter(format!("cproxy.node-name={NODE}")).program("etc/cproxy/workload", WORKLOAD)
+    image.parameter(format!("cproxy.node-name={NODE}")).program("etc/cproxy/workload", workload)
+}
+
+/// A relay of the host between a guest's vsock and the API server, which ends when the returned value is dropped.
+fn relay(socket: &Path) -> oneshot::Sender<()> {
+    let (end, mut ended) = oneshot::channel();
+    let listener = UnixListener::bind(socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = net::UnixListener::from_std(listener).unwrap();
+            loop {
+                let (mut guest, _) = tokio::select! {
+                    accepted = listener.accept() => accepted.unwrap(),
+                    _ = &mut ended => break,
+                };
+                drop(tokio::spawn(async move {
+                    let mut server = net::TcpStream::connect((control_plane::ADDRESS, control_plane::PORT)).await?;
+                    tokio::io::copy_bidirectional(&mut guest, &mut server).await
+                }));
+            }
+        });
+    });
+    end
 }
 
 /// A proxy of the host with the agent's credentials, for connections to a guest's vsock.
@@ -50,7 +79,7 @@ fn proxy(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, socket: &str) -> D
 fn an_agent_without_a_network_follows_the_api_server_through_vsock() {
     let sandbox = Sandbox::for_test();
     let control_plane = ControlPlane::start(&sandbox);
-    let image = guest(&sandbox).with_vsock();
+    let image = guest(&sandbox, WORKLOAD).with_vsock();
     let socket = image.vsock_socket(PORT).display().to_string();
     let mut first_proxy = proxy(&sandbox, &control_plane, &socket);
     let mut guest = image.start();
@@ -69,9 +98,25 @@ fn an_agent_without_a_network_follows_the_api_server_through_vsock() {
 }
 
 #[test]
+fn tls_passes_through_a_relay_behind_vsock() {
+    let sandbox = Sandbox::for_test();
+    let control_plane = ControlPlane::start(&sandbox);
+    let image = guest(&sandbox, IDLE)
+        .with_vsock()
+        .parameter(format!("cproxy.tls-server-name={}", control_plane::NAME))
+        .file(&format!("{SECRETS}/token"), control_plane.token("cproxy"))
+        .file(&format!("{SECRETS}/ca.crt"), control_plane.ca_pem());
+    let _relay = relay(&image.vsock_socket(PORT));
+    let console = image.start().wait_end(PATIENCE);
+    assert!(console.contains("workload: the table is complete"), "{console}");
+    assert!(console.contains("init: ending with 0"), "{console}");
+}
+
+#[test]
 fn a_vsock_address_that_cannot_be_reached_is_named() {
     let sandbox = Sandbox::for_test();
-    for (image, reason) in [(guest(&sandbox), "no vsock device"), (guest(&sandbox).with_vsock(), "timed out")] {
+    let guest = || guest(&sandbox, IDLE);
+    for (image, reason) in [(guest(), "no vsock device"), (guest().with_vsock(), "timed out")] {
         let (_, line) = image.start().wait_line(reason, PATIENCE);
         assert!(line.contains("WARN") && line.contains("vsock://2:6443"), "{line}");
     }
