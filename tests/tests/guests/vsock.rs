@@ -1,5 +1,5 @@
-//! A guest without a network, whose agent reaches the API server through a vsock device: by a proxy on the host that has
-//! credentials, or by a relay.
+//! A guest without a network, whose agent reaches the API server through a vsock device: by a proxy on the host, which
+//! has credentials, or by a relay.
 
 use std::{os::unix::net::UnixListener, path::Path, process::Command, thread};
 
