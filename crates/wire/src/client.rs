@@ -149,7 +149,7 @@ impl ApiClient {
             }
             kept = Some(current.connection.clone());
         }
-        let tls = configuration.material.client_config()?;
+        let tls = configuration.tls()?;
         let mut errors = Vec::new();
         for index in order {
             let Some(address) = configuration.servers.get(index) else { continue };

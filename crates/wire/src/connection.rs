@@ -72,7 +72,8 @@ enum Protocol {
 pub(super) struct Dialer {
     pub(super) connector: Connector,
     pub(super) configuration: Arc<Configuration>,
-    pub(super) tls: Arc<rustls::ClientConfig>,
+    /// Set if one of the servers speaks TLS.
+    pub(super) tls: Option<Arc<rustls::ClientConfig>>,
     pub(super) address: ServerAddress,
     /// Limit on each step.
     pub(super) limit: Duration,
@@ -100,8 +101,9 @@ impl Dialer {
     async fn open(&self) -> io::Result<(Box<dyn Stream>, Option<bool>)> {
         let proxy = self.configuration.proxy.as_ref();
         let stream = self.connector.connect(&self.address, proxy, self.limit).await?;
-        let Some(name) = self.configuration.tls_name(&self.address) else { return Ok((stream, None)) };
-        let (stream, is_http2) = timeout(self.limit, tls::handshake(self.tls.clone(), name, stream)).await??;
+        let name = self.configuration.tls_name(&self.address);
+        let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, None)) };
+        let (stream, is_http2) = timeout(self.limit, tls::handshake(config, name, stream)).await??;
         Ok((Box::new(stream), Some(is_http2)))
     }
 
