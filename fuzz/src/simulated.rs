@@ -62,6 +62,17 @@ pub enum Streaming {
     Failing,
 }
 
+/// Response to a client that accepts protobuf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protobuf {
+    /// It is in protobuf.
+    Sent,
+    /// It is in JSON.
+    NotSent,
+    /// The request is refused with this status.
+    Refused(u16),
+}
+
 /// Fault of one request or of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -135,7 +146,7 @@ struct State {
     /// Status of every response, and its Retry-After in seconds.
     outage: Option<(u16, Option<u32>)>,
     streaming: Streaming,
-    sends_protobuf: bool,
+    protobuf: Protobuf,
     knows_fields: bool,
     long_ones: usize,
     asked: Vec<(Instant, ReceivedRequest)>,
@@ -148,6 +159,8 @@ pub struct ReceivedRequest {
     pub kind: ResourceKind,
     /// Kind of request.
     pub how: How,
+    /// The client accepts protobuf besides JSON.
+    pub accepts_protobuf: bool,
     /// It has the field selector that leaves out headless Services.
     is_sparing: bool,
 }
@@ -183,7 +196,9 @@ pub struct Simulation {
 /// Plays a script; panics if an invariant does not hold. Call it inside a runtime with paused time.
 pub async fn play(script: &[u8]) {
     let simulation = Simulation::start();
-    simulation.server.lock().sends_protobuf = script.len().is_multiple_of(2);
+    if !script.len().is_multiple_of(2) {
+        simulation.server.set_protobuf(Protobuf::NotSent);
+    }
     let mut actions = 0;
     for pair in script.chunks_exact(2).take(ACTIONS_MAX) {
         let [action, argument] = [pair[0], pair[1]];
@@ -275,7 +290,7 @@ impl Server {
             faults: BTreeMap::new(),
             outage: None,
             streaming: Streaming::Served,
-            sends_protobuf: true,
+            protobuf: Protobuf::Sent,
             knows_fields: true,
             long_ones: 0,
             asked: Vec::new(),
@@ -296,6 +311,11 @@ impl Server {
     /// Sets the response to requests for streamed lists.
     pub fn set_streaming(&self, streaming: Streaming) {
         self.lock().streaming = streaming;
+    }
+
+    /// Sets the response to clients that accept protobuf.
+    pub fn set_protobuf(&self, protobuf: Protobuf) {
+        self.lock().protobuf = protobuf;
     }
 
     /// Sets the status of every response, with its Retry-After in seconds. Ends all watches.
@@ -412,9 +432,8 @@ impl Server {
     async fn respond(self, uri: &Uri, headers: &HeaderMap) -> Result<Response<ResponseBody>, Error> {
         // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
-        let asked = ReceivedRequest::read(uri);
-        let accepts_protobuf = headers["accept"].to_str()?.contains("protobuf");
-        let is_protobuf = accepts_protobuf && self.lock().sends_protobuf;
+        let asked = ReceivedRequest::read(uri, headers);
+        let is_protobuf = asked.accepts_protobuf && self.lock().protobuf == Protobuf::Sent;
         let refusal = self.lock().refusal(asked);
         let (refusal, retry_after) = match refusal {
             Ok(refusal) => refusal,
@@ -449,7 +468,7 @@ impl Server {
 
 impl ReceivedRequest {
     /// Parses a request; panics if it is not one that an API server answers from its cache.
-    fn read(uri: &Uri) -> Self {
+    fn read(uri: &Uri, headers: &HeaderMap) -> Self {
         let query = uri.query().unwrap_or_default();
         let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         let kind = match uri.path() {
@@ -467,7 +486,12 @@ impl ReceivedRequest {
         assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
         let fields = value("fieldSelector");
         assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
-        Self { kind, how, is_sparing: kind == ResourceKind::Services && fields.is_some() }
+        let accepts_protobuf = match headers["accept"].to_str() {
+            Ok("application/vnd.kubernetes.protobuf, application/json") => true,
+            Ok("application/json") => false,
+            other => panic!("{other:?} is accepted"),
+        };
+        Self { kind, how, accepts_protobuf, is_sparing: kind == ResourceKind::Services && fields.is_some() }
     }
 }
 
@@ -520,6 +544,9 @@ impl State {
         if let Some(&fault @ (Fault::Refuse(_) | Fault::Unreachable | Fault::Mute)) = faults.front() {
             faults.pop_front();
             let Fault::Refuse(code) = fault else { return Err(fault) };
+            return Ok((Some(code), None));
+        }
+        if let (true, Protobuf::Refused(code)) = (asked.accepts_protobuf, self.protobuf) {
             return Ok((Some(code), None));
         }
         let code = match asked.how {
