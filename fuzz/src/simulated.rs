@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::encoding::{self, envelope_start, field, varint};
+use crate::encoding::{self, field, varint};
 
 type Bytes = <Body as http_body::Body>::Data;
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -846,6 +846,11 @@ impl Message {
     fn length(&self) -> usize {
         self.start.len() + self.filler
     }
+}
+
+/// First bytes of an encoded object, and its kind.
+fn envelope_start(kind: &str) -> Vec<u8> {
+    [b"k8s\0".to_vec(), field(1, &[field(1, b"v1"), field(2, kind.as_bytes())].concat())].concat()
 }
 
 /// The object in protobuf, with its kind.

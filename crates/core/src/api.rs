@@ -62,7 +62,6 @@ pub struct Time {
 }
 
 /// v1 Service.
-#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
 #[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct Service {
     #[serde(default, rename = "kind", deserialize_with = "own_kind::<Service, _>")]
@@ -199,7 +198,6 @@ pub struct ServicePortSpec {
 }
 
 /// discovery.k8s.io/v1 EndpointSlice.
-#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
 #[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
@@ -296,7 +294,6 @@ pub struct EndpointPortSpec {
 }
 
 /// v1 Node.
-#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
 #[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct Node {
     #[serde(default, rename = "kind", deserialize_with = "own_kind::<Node, _>")]
