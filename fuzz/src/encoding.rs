@@ -148,11 +148,6 @@ pub fn varint(mut number: u64) -> Vec<u8> {
     bytes
 }
 
-/// First bytes of an encoded object, and its kind.
-pub fn envelope_start(kind: &str) -> Vec<u8> {
-    [b"k8s\0".to_vec(), field(1, &[field(1, b"v1"), field(2, kind.as_bytes())].concat())].concat()
-}
-
 /// Seconds since 1970 of a time like `2026-01-02T03:04:05Z`.
 fn seconds(text: &str) -> i64 {
     let numbers: Vec<i64> =

@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::encoding::{self, envelope_start, field, varint};
+use crate::encoding::{self, field, varint};
 
 /// Name of this node.
 const NODE: &str = "own";
@@ -45,6 +45,17 @@ const PATIENCE: Duration = Duration::from_secs(40 * 60);
 /// Bound on the requests to a server that behaves.
 const REST: Duration = Duration::from_secs(600);
 const REST_REQUESTS_MAX: usize = 20;
+
+/// Response to a client that accepts protobuf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protobuf {
+    /// It is in protobuf.
+    Sent,
+    /// It is in JSON.
+    NotSent,
+    /// The request is refused with this status.
+    Refused(u16),
+}
 
 /// Fault of one request or of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +129,7 @@ struct State {
     faults: BTreeMap<ResourceKind, VecDeque<Fault>>,
     /// Status of every response, and its Retry-After in seconds.
     outage: Option<(u16, Option<u32>)>,
-    sends_protobuf: bool,
+    protobuf: Protobuf,
     knows_fields: bool,
     long_ones: usize,
     asked: Vec<(Instant, ReceivedRequest)>,
@@ -133,6 +144,8 @@ pub struct ReceivedRequest {
     pub how: How,
     /// Time after which the server ends the watch.
     lasts: Duration,
+    /// The client accepts protobuf besides JSON.
+    pub accepts_protobuf: bool,
     /// It has the field selector that leaves out headless Services.
     is_sparing: bool,
 }
@@ -166,7 +179,9 @@ pub struct Simulation {
 /// Plays a script; panics if an invariant does not hold. Call it inside a runtime with paused time.
 pub async fn play(script: &[u8]) {
     let simulation = Simulation::start();
-    simulation.server.lock().sends_protobuf = script.len().is_multiple_of(2);
+    if !script.len().is_multiple_of(2) {
+        simulation.server.set_protobuf(Protobuf::NotSent);
+    }
     let mut actions = 0;
     for pair in script.chunks_exact(2).take(ACTIONS_MAX) {
         let [action, argument] = [pair[0], pair[1]];
@@ -257,7 +272,7 @@ impl Server {
             objects: BTreeMap::new(),
             faults: BTreeMap::new(),
             outage: None,
-            sends_protobuf: true,
+            protobuf: Protobuf::Sent,
             knows_fields: true,
             long_ones: 0,
             asked: Vec::new(),
@@ -273,6 +288,11 @@ impl Server {
     /// Requests so far, with their times.
     pub fn asked(&self) -> Vec<(Instant, ReceivedRequest)> {
         self.lock().asked.clone()
+    }
+
+    /// Sets the response to clients that accept protobuf.
+    pub fn set_protobuf(&self, protobuf: Protobuf) {
+        self.lock().protobuf = protobuf;
     }
 
     /// Sets the status of every response, with its Retry-After in seconds. Ends all watches.
@@ -324,7 +344,10 @@ impl Server {
             7 if argument.is_multiple_of(4) => state.put_long(kind, slot, argument),
             8 => state.add_unreadable_object(),
             9 => state.forgotten = state.version,
-            10 => state.sends_protobuf = argument.is_multiple_of(2),
+            10 => {
+                state.protobuf =
+                    [Protobuf::Sent, Protobuf::NotSent, Protobuf::Refused(406), Protobuf::Refused(415)][slot]
+            }
             11 => state.knows_fields = argument.is_multiple_of(2),
             12 => state.outage = Some((code, (argument.is_multiple_of(5)).then_some(u32::from(argument)))),
             13 => state.outage = None,
@@ -378,9 +401,8 @@ impl Server {
     async fn respond(self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Body>, BoxError> {
         // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
-        let asked = ReceivedRequest::read(uri);
-        let accepts_protobuf = headers["accept"].to_str()?.contains("protobuf");
-        let is_protobuf = accepts_protobuf && self.lock().sends_protobuf;
+        let asked = ReceivedRequest::read(uri, headers);
+        let is_protobuf = asked.accepts_protobuf && self.lock().protobuf == Protobuf::Sent;
         let refusal = self.lock().refusal(asked);
         let (refusal, retry_after) = match refusal {
             Ok(refusal) => refusal,
@@ -428,7 +450,7 @@ impl Transport for Server {
 
 impl ReceivedRequest {
     /// Parses a request; panics if it is not one that an API server answers from its cache.
-    fn read(uri: &Uri) -> Self {
+    fn read(uri: &Uri, headers: &HeaderMap) -> Self {
         let query = uri.query().unwrap_or_default();
         let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         let kind = match uri.path() {
@@ -447,7 +469,13 @@ impl ReceivedRequest {
         let fields = value("fieldSelector");
         assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
         let lasts = Duration::from_secs(value("timeoutSeconds").map_or(0, |seconds| seconds.parse().unwrap()));
-        Self { kind, how, lasts, is_sparing: kind == ResourceKind::Services && fields.is_some() }
+        let accepts_protobuf = match headers["accept"].to_str() {
+            Ok("application/vnd.kubernetes.protobuf, application/json") => true,
+            Ok("application/json") => false,
+            other => panic!("{other:?} is accepted"),
+        };
+        let is_sparing = kind == ResourceKind::Services && fields.is_some();
+        Self { kind, how, lasts, accepts_protobuf, is_sparing }
     }
 }
 
@@ -500,6 +528,9 @@ impl State {
         if let Some(&fault @ (Fault::Refuse(_) | Fault::Unreachable | Fault::Mute)) = faults.front() {
             faults.pop_front();
             let Fault::Refuse(code) = fault else { return Err(fault) };
+            return Ok((Some(code), None));
+        }
+        if let (true, Protobuf::Refused(code)) = (asked.accepts_protobuf, self.protobuf) {
             return Ok((Some(code), None));
         }
         let code = match asked.how {
@@ -770,6 +801,11 @@ impl Message {
     fn length(&self) -> usize {
         self.start.len() + self.filler
     }
+}
+
+/// First bytes of an encoded object, and its kind.
+fn envelope_start(kind: &str) -> Vec<u8> {
+    [b"k8s\0".to_vec(), field(1, &[field(1, b"v1"), field(2, kind.as_bytes())].concat())].concat()
 }
 
 /// The object in protobuf, with its kind.

@@ -62,8 +62,7 @@ pub struct Time {
 }
 
 /// v1 Service.
-#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct Service {
     #[serde(default, rename = "kind", deserialize_with = "own_kind::<Service, _>")]
     #[prost(message, optional, tag = "1000")]
@@ -83,7 +82,7 @@ pub struct Service {
 }
 
 /// `spec` of a Service.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceSpec {
     /// ClusterIP, NodePort, LoadBalancer or ExternalName.
@@ -127,7 +126,7 @@ pub struct ServiceSpec {
 }
 
 /// `status` of a Service.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus {
     /// State of the load balancer.
@@ -137,7 +136,7 @@ pub struct ServiceStatus {
 }
 
 /// `status.loadBalancer` of a Service.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct LoadBalancerStatus {
     /// Addresses of the load balancer.
     #[serde(default, deserialize_with = "null_as_default")]
@@ -146,7 +145,7 @@ pub struct LoadBalancerStatus {
 }
 
 /// One address of a load balancer.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerIngress {
     /// IP address; an entry may have a host name only.
@@ -159,7 +158,7 @@ pub struct LoadBalancerIngress {
 }
 
 /// `spec.sessionAffinityConfig` of a Service.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct SessionAffinityConfig {
     /// Settings of ClientIP affinity.
     #[serde(rename = "clientIP")]
@@ -168,7 +167,7 @@ pub struct SessionAffinityConfig {
 }
 
 /// `clientIP` of the session affinity's settings.
-#[derive(Clone, Copy, Deserialize, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct ClientIpConfig {
     /// Time for which a client keeps its backend.
@@ -177,7 +176,7 @@ pub struct ClientIpConfig {
 }
 
 /// One port of a Service.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePortSpec {
     /// Name of the port; optional for a single port.
@@ -199,8 +198,7 @@ pub struct ServicePortSpec {
 }
 
 /// discovery.k8s.io/v1 EndpointSlice.
-#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
     #[serde(default, rename = "kind", deserialize_with = "own_kind::<EndpointSlice, _>")]
@@ -225,7 +223,7 @@ pub struct EndpointSlice {
 }
 
 /// One endpoint of a slice.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
     /// Addresses of the endpoint; only the first counts.
@@ -245,7 +243,7 @@ pub struct EndpointSpec {
 }
 
 /// `hints` of an endpoint.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointHints {
     /// Zones whose clients should use the endpoint.
@@ -259,7 +257,7 @@ pub struct EndpointHints {
 }
 
 /// Zone or node in a hint.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct HintName {
     /// Name of the zone or node.
     #[serde(default, deserialize_with = "null_as_default")]
@@ -268,7 +266,7 @@ pub struct HintName {
 }
 
 /// `conditions` of an endpoint.
-#[derive(Clone, Copy, Deserialize, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct EndpointConditions {
     /// Takes new connections; absent: true.
     #[prost(bool, optional, tag = "1")]
@@ -282,7 +280,7 @@ pub struct EndpointConditions {
 }
 
 /// One port of a slice.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct EndpointPortSpec {
     /// Name that the Service's port has too.
     #[prost(string, optional, tag = "1")]
@@ -296,8 +294,7 @@ pub struct EndpointPortSpec {
 }
 
 /// v1 Node.
-#[expect(clippy::manual_non_exhaustive, reason = "the kind is looked at and not kept")]
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct Node {
     #[serde(default, rename = "kind", deserialize_with = "own_kind::<Node, _>")]
     #[prost(message, optional, tag = "1000")]
@@ -313,7 +310,7 @@ pub struct Node {
 }
 
 /// `status` of a Node.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct NodeStatus {
     /// Addresses of the Node.
     #[serde(default, deserialize_with = "null_as_default")]
@@ -322,7 +319,7 @@ pub struct NodeStatus {
 }
 
 /// One address of a Node.
-#[derive(Clone, Deserialize, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct NodeAddress {
     /// InternalIP, ExternalIP, Hostname and others.
     #[serde(default, rename = "type", deserialize_with = "null_as_default")]

@@ -44,3 +44,27 @@ impl ContentType {
         HeaderValue::from_static(if with_protobuf { both } else { JSON })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_is_json_or_protobuf_and_nothing_else() {
+        let of = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, HeaderValue::try_from(text).unwrap());
+            ContentType::of(&headers)
+        };
+        assert_eq!(ContentType::of(&HeaderMap::new()), Ok(ContentType::Json));
+        assert_eq!(of("application/json; charset=utf-8"), Ok(ContentType::Json));
+        assert_eq!(of("application/json;stream=watch"), Ok(ContentType::Json));
+        for content_type in [ContentType::Json, ContentType::Protobuf, ContentType::ProtobufStream] {
+            assert_eq!(of(content_type.as_str()), Ok(content_type));
+        }
+        assert_eq!(of("application/vnd.kubernetes.protobuf; stream=watch"), Ok(ContentType::ProtobufStream));
+        for other in ["text/html", "", "application/cbor-seq", "application/jsonp"] {
+            assert_eq!(of(other), Err(other.to_owned()));
+        }
+    }
+}

@@ -19,7 +19,7 @@ use std::time::Duration;
 use cproxy_core::ResourceKind;
 use tokio::time::{Instant, sleep};
 
-use self::simulated::{How, Simulation, play};
+use self::simulated::{How, Protobuf, Simulation, play};
 
 /// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
 const PEAK_BYTES_MAX: u64 = 3 * 3 * (8 << 20);
@@ -83,6 +83,34 @@ fn a_refusal_does_not_count_as_contact() {
         let silent = simulation.last_contact.silent_seconds().unwrap();
         assert!(silent <= 60, "a bookmark each minute, and silent for {silent} s");
     });
+}
+
+#[test]
+fn a_server_or_proxy_that_refuses_protobuf_is_asked_for_json_from_then_on() {
+    for code in [406, 415] {
+        simulate(async {
+            let simulation = Simulation::start();
+            simulation.server.set_protobuf(Protobuf::Refused(code));
+            simulation.converge().await;
+            simulation.server.forget();
+            sleep(hours(1)).await;
+            let asked = simulation.server.asked();
+            let with_protobuf = asked.iter().filter(|(_, asked)| asked.accepts_protobuf).count();
+            assert!((1..=2).contains(&with_protobuf), "once for each kind that is asked for first: {asked:?}");
+        });
+    }
+}
+
+#[test]
+fn a_list_in_protobuf_takes_the_memory_of_its_longest_object() {
+    let peak = |long: bool| {
+        let script: &[u8] = if long { &[10, 4, 7, 24, 9, 160, 17, 160] } else { &[10, 4, 9, 160, 17, 160] };
+        allocation_counter::measure(|| simulate(play(script))).bytes_max
+    };
+    let (short, long) = (peak(false), peak(true));
+    assert!(short < 1 << 20, "{short} bytes for short objects");
+    let bounds = (8 << 20)..3 * (8 << 20);
+    assert!(bounds.contains(&long), "{long} bytes with one of 9 MiB, of which 8 MiB are kept");
 }
 
 #[test]

@@ -88,7 +88,8 @@ async fn serve_badly(mut stream: TcpStream, rest: &[u8]) {
             let payload = &bytes[at + head.len()..at + head.len() + 8];
             stream.write_all(&frame(PING, 1, 0, payload)).await.ok();
         }
-        let has_request = bytes.windows(9).any(|head| head[..2] == [0, 0] && head[3] == HEADERS && head[5..8] == [0; 3]);
+        let has_request =
+            bytes.windows(9).any(|head| head[..2] == [0, 0] && head[3] == HEADERS && head[5..8] == [0; 3]);
         if has_request && !std::mem::replace(&mut sent, true) {
             stream.write_all(rest).await.ok();
             stream.shutdown().await.ok();

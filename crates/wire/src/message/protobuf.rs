@@ -99,6 +99,7 @@ fn nameless<K: WatchedResource>(error: DecodeError) -> ApiError {
 #[cfg(test)]
 mod tests {
     use cproxy_core::api::{Metadata, Service};
+    use proptest::prelude::*;
     use prost::encoding::{WireType, encode_key, encode_varint};
 
     use super::*;
@@ -221,6 +222,27 @@ mod tests {
         for (kind, expected) in [("PodList", "PodList"), ("Status", "Status"), ("", "no kind")] {
             let Err(ApiError::Unreadable(error, None)) = check(kind) else { panic!("{kind} is accepted") };
             assert_eq!(error.to_string(), format!("{expected} where ServiceList is asked for"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_with_wrong_bytes_is_an_object_or_an_error(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+            end in any::<prop::sample::Index>(),
+            is_whole in any::<bool>(),
+        ) {
+            let mut frame = event("ADDED", &envelope("Service", &service("web")));
+            for (index, byte) in changes {
+                *index.get_mut(&mut frame) = byte;
+            }
+            let frame = &frame[..end.index(frame.len() + 1)];
+            let piece = if is_whole { Piece::Whole(frame) } else { Piece::Head(frame) };
+            let is_named = |names: &Metadata| names.name.len() <= frame.len();
+            match read_frame::<Service>(piece) {
+                Ok(Message::Applied(object) | Message::Deleted(object)) => prop_assert!(is_named(object.meta())),
+                Ok(Message::Bookmark { .. }) | Err(_) => {}
+            }
         }
     }
 }
