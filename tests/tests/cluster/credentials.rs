@@ -163,7 +163,7 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
         control_plane.renew_authority();
         vm.cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
         vm.cluster.expect(&[WEB]);
-        cut_until(&vm, &mut agent, &["WARN", "cannot watch services", "UnknownIssuer"]);
+        cut_until(&vm, &mut agent, &["WARN", "cannot watch services", "invalid peer certificate"]);
         vm.cluster.assert_table(&[WEB]);
         vm.write("ca.crt", &control_plane.ca_pem());
         vm.expect_another(true);

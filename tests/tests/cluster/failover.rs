@@ -28,8 +28,9 @@ const RETURN_MAX: Duration = Duration::from_secs(200);
 
 /// Two API servers behind relays. The second one offers HTTP/1.1 only.
 struct Servers<'s> {
-    cluster: Cluster<'s>,
+    // Ends before etcd does.
     second: Option<Daemon>,
+    cluster: Cluster<'s>,
     audits: [AuditLog; 2],
     relays: [Relay; 2],
 }
@@ -40,7 +41,7 @@ impl<'s> Servers<'s> {
         let flags = audits[0].flags();
         let cluster = Cluster::start_with(sandbox, &[&flags[0], &flags[1]]);
         let relays = [PORT, SECOND_PORT].map(|port| Relay::start(sandbox, SocketAddr::new(ADDRESS, port)));
-        let mut servers = Self { cluster, second: None, audits, relays };
+        let mut servers = Self { second: None, cluster, audits, relays };
         servers.start_second();
         servers
     }
@@ -121,7 +122,7 @@ fn another_api_server_goes_on_where_one_was_killed() {
 
         servers.cluster.control_plane.kill_api_server();
         for relay in &servers.relays {
-            agent.wait_log(&format!("https://{}: ", relay.address()), PATIENCE);
+            agent.wait_log(&format!("https://{}/: ", relay.address()), PATIENCE);
         }
         servers.cluster.assert_table(&[web]);
         servers.start_second();
