@@ -267,10 +267,17 @@ impl Session {
     async fn with_exec(&mut self, mut configuration: Configuration) -> Result<Configuration, String> {
         let Some(exec) = &configuration.exec else { return Ok(configuration) };
         let key = format!("{exec:?}");
-        let known = self.exec.take().filter(|(of, credentials)| *of == key && credentials.are_valid());
+        let known = self.exec.as_ref().filter(|(of, _)| *of == key).map(|(_, credentials)| credentials.clone());
         let credentials = match known {
-            Some((_, credentials)) => credentials,
-            None => exec_plugin::run(exec).await?,
+            Some(known) if known.are_fresh() => known,
+            known => match (exec_plugin::run(exec).await, known) {
+                (Ok(new), _) => new,
+                (Err(error), Some(known)) if known.are_valid() => {
+                    tracing::warn!("{error}; its last credentials stay in use until they expire");
+                    known
+                }
+                (Err(error), _) => return Err(error),
+            },
         };
         self.exec = Some((key, credentials.clone()));
         configuration.add(credentials)?;

@@ -231,8 +231,10 @@ async fn drive(
 async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendRequest<NoBody>> {
     let mut builder = http1::Builder::new();
     let builder = builder.max_buf_size(HEAD_BYTES_MAX as usize);
-    let (sender, driver) = builder.handshake(TokioIo::new(stream)).await?;
+    let (mut sender, driver) = builder.handshake(TokioIo::new(stream)).await?;
     drop(tokio::spawn(driver));
+    // Until then it counts as busy.
+    sender.ready().await?;
     Ok(sender)
 }
 

@@ -3,8 +3,8 @@
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use cproxy_tests::{
-    control_plane::{ADDRESS, PORT, role_binding},
-    manifest::write_text,
+    control_plane::{ADDRESS, NODE, PORT, role_binding},
+    manifest::{self, write_text},
     process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary},
     sandbox::{Placement, Sandbox},
 };
@@ -146,4 +146,37 @@ fn a_wrong_token_and_a_wrong_authority_are_named() {
         config["clusters"][0]["cluster"]["certificate-authority"] = json!(other);
     });
     assert_keeps_trying(&cluster, authority, &[&server, "certificate", "UnknownIssuer"]);
+}
+
+#[test]
+fn an_identity_of_a_node_needs_the_role_node_proxier_for_endpoint_slices_only() {
+    let sandbox = Sandbox::for_test();
+    let cluster = Cluster::start(&sandbox);
+    cluster.apply(manifest::node(NODE, "a"));
+    let start = |user: &str, group| {
+        let identity = cluster.control_plane.client_identity(user, group, false);
+        let files = [("client-certificate", identity.certificate), ("client-key", identity.key)];
+        let files = files.map(|(field, text)| (field.to_owned(), json!(write_text(sandbox.dir(), field, &text))));
+        let kubeconfig = kubeconfig_with(&cluster, "node", |config| {
+            config["users"][0]["user"] = Value::Object(files.into_iter().collect());
+        });
+        Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE]).start()
+    };
+    // The node authorizer, with what nodes may do by themselves.
+    let node = format!("system:node:{NODE}");
+    let mut agent = start(&node, Some("system:nodes"));
+    let line = agent.wait_log("not permitted to watch endpointslices", PATIENCE);
+    assert!(line.contains("discovery.k8s.io"), "{line}");
+    cluster.control_plane.apply([role_binding("system:node-proxier", &node)]);
+    agent.wait_ready(PATIENCE);
+    cluster.expect(&[]);
+    let log = agent.log();
+    assert!(!log.contains("watch services:") && !log.contains("nodes"), "{log}");
+    agent.stop();
+
+    // The role suffices for any other identity, too: the one that Kubernetes has for kube-proxy.
+    let mut agent = start("system:kube-proxy", None);
+    agent.wait_ready(PATIENCE);
+    cluster.expect(&[]);
+    assert!(!agent.log().contains("not permitted"), "{}", agent.log());
 }
