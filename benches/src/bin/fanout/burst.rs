@@ -1,0 +1,95 @@
+//! Many agents that start within a second, and the API server's answers to somebody else meanwhile.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use cproxy_benches::subject::SUBJECT;
+use cproxy_tests::control_plane::ControlPlane;
+use kube::{Client, api::GetParams, core::Request};
+use tokio::runtime::Runtime;
+
+use crate::{
+    measure::{self, Group, Plan, Start},
+    place::{BYSTANDER, Place},
+};
+
+/// Time from one question of the bystander to the next.
+pub(crate) const PERIOD: Duration = Duration::from_millis(20);
+
+/// Results of one burst.
+pub(crate) struct Burst {
+    pub(crate) group: Group,
+    pub(crate) start: Start,
+    /// Times of the answers to a bystander, before and from the start until all are ready.
+    pub(crate) answers_before: Vec<Duration>,
+    pub(crate) answers: Vec<Duration>,
+}
+
+/// Client that asks for one Service again and again.
+struct Bystander {
+    is_done: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Vec<(Instant, Duration)>>>,
+}
+
+pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Result<Burst> {
+    measure::restart_alone(place, plan)?;
+    let bystander = Bystander::start(&place.control_plane)?;
+    // The API server's idle CPU time includes that for the bystander.
+    let idle = place.idle_rate(plan.idle)?;
+    let before = Instant::now();
+    let (fleet, start) = measure::start_once(place, group, plan.rest, idle)?;
+    let answers = bystander.end()?;
+    let started = fleet.started;
+    drop(fleet);
+    place.clear()?;
+    let all_ready = started + start.ready.iter().max().copied().unwrap_or_default();
+    let times = |from: Option<Instant>, to: Instant| {
+        let asked = answers.iter().filter(move |(at, _)| from.is_none_or(|from| *at >= from) && *at < to);
+        asked.map(|(_, time)| *time).collect()
+    };
+    Ok(Burst { group, answers_before: times(None, before), answers: times(Some(started), all_ready), start })
+}
+
+impl Bystander {
+    fn start(control_plane: &ControlPlane<'_>) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting tokio")?;
+        let client = runtime.block_on(control_plane.client_for(BYSTANDER));
+        let is_done = Arc::new(AtomicBool::new(false));
+        let flag = is_done.clone();
+        let thread = thread::spawn(move || ask(&runtime, &client, &flag));
+        Ok(Self { is_done, thread })
+    }
+
+    /// The moments at which questions were due, and the times from there to their answers.
+    fn end(self) -> Result<Vec<(Instant, Duration)>> {
+        self.is_done.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the bystander has panicked"))?
+    }
+}
+
+/// Asks once in each period, later only while an earlier question has no answer: its successors then count as having
+/// waited as well.
+fn ask(runtime: &Runtime, client: &Client, is_done: &AtomicBool) -> Result<Vec<(Instant, Duration)>> {
+    let ask = || {
+        let request = Request::new("/api/v1/namespaces/default/services").get(SUBJECT, &GetParams::default())?;
+        runtime.block_on(client.request_text(request)).context("the API server does not answer the bystander")
+    };
+    // The first question makes the connection.
+    ask()?;
+    let mut due = Instant::now();
+    let mut answers = Vec::new();
+    while !is_done.load(Ordering::Relaxed) {
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        ask()?;
+        answers.push((due, due.elapsed()));
+        due += PERIOD;
+    }
+    Ok(answers)
+}
