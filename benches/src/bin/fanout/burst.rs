@@ -67,15 +67,14 @@ impl Bystander {
         Ok(Self { is_done, thread })
     }
 
-    /// The moments at which questions were due, and the times from there to their answers.
+    /// The moments of the questions, and the times to their answers.
     fn end(self) -> Result<Vec<(Instant, Duration)>> {
         self.is_done.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the bystander has panicked"))?
     }
 }
 
-/// Asks once in each period, later only while an earlier question has no answer: its successors then count as having
-/// waited as well.
+/// Asks once in each period, but not while an earlier question has no answer.
 fn ask(runtime: &Runtime, client: &Client, is_done: &AtomicBool) -> Result<Vec<(Instant, Duration)>> {
     let ask = || {
         let request = Request::new("/api/v1/namespaces/default/services").get(SUBJECT, &GetParams::default())?;
@@ -83,13 +82,13 @@ fn ask(runtime: &Runtime, client: &Client, is_done: &AtomicBool) -> Result<Vec<(
     };
     // The first question makes the connection.
     ask()?;
-    let mut due = Instant::now();
     let mut answers = Vec::new();
     while !is_done.load(Ordering::Relaxed) {
-        thread::sleep(due.saturating_duration_since(Instant::now()));
+        let asked = Instant::now();
         ask()?;
-        answers.push((due, due.elapsed()));
-        due += PERIOD;
+        let time = asked.elapsed();
+        answers.push((asked, time));
+        thread::sleep(PERIOD.saturating_sub(time));
     }
     Ok(answers)
 }

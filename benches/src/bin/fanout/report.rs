@@ -121,7 +121,7 @@ pub(crate) const FIGURES: [Figure<Found>; 22] = [
 ];
 
 /// Figures of a burst.
-const BURST: [Figure<Burst>; 12] = [
+const BURST: [Figure<Burst>; 13] = [
     Figure { name: "first_ready_s", meaning: "first ready, s", of: |burst| first(&burst.start.ready) },
     Figure { name: "half_ready_s", meaning: "half of them, s", of: |burst| half(&burst.start.ready) },
     Figure { name: "last_ready_s", meaning: "all of them, s", of: |burst| last(&burst.start.ready) },
@@ -139,6 +139,11 @@ const BURST: [Figure<Burst>; 12] = [
         name: "sent_mib",
         meaning: "sent to all of them, MiB",
         of: |burst| vec![burst.start.cost.sent_bytes as f64 / MIB],
+    },
+    Figure {
+        name: "connections",
+        meaning: "connections and TLS handshakes of each",
+        of: |burst| vec![burst.start.cost.connections as f64 / f64::from(burst.group.count)],
     },
     Figure {
         name: "answer_before_p50_ms",
@@ -267,9 +272,8 @@ fn notes(found: &[Found], plan: &Plan) -> Vec<String> {
             plan.rest_after_crash.as_secs_f64()
         ),
         format!(
-            "Before and during the start of many agents, a bystander asks for one Service every {} ms on a connection \
-             of its own, as another user without special rights. A question that is late because the one before it has \
-             no answer yet counts from when it was due.",
+            "Before and during the start of many agents, a bystander asks for one Service every {} ms, and again as \
+             soon as an answer took longer, on a connection of its own and as another user without special rights.",
             burst::PERIOD.as_millis()
         ),
     ];

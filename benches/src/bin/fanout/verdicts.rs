@@ -1,5 +1,7 @@
 //! Targets for the cost of each agent.
 
+use std::fmt;
+
 use cproxy_benches::{
     paired::Estimate,
     report::{Figure, Target, Verdict},
@@ -87,11 +89,77 @@ fn verdict(aim: &Aim, shape: Shape, all: &[Found]) -> Option<Verdict> {
     Some(Verdict { what, found, target: Target::AtMost(aim.at_most) })
 }
 
-impl std::fmt::Display for Base {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Base {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kind(kind) => write!(f, "{kind}"),
             Self::Value(value, unit) | Self::Former(value, unit) => write!(f, "{value:.1} {unit}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        measure::{Group, Start},
+        place::Cost,
+    };
+
+    /// A fleet each of whose clients costs that much.
+    fn fleet(kind: Kind, shape: Shape, count: u32, server_cpu_ms: f64, sent_kib: u32) -> Found {
+        let cost = |connections: u32| Cost {
+            server_cpu_s: server_cpu_ms / 1e3 * f64::from(count),
+            clients_cpu: Duration::ZERO,
+            sent_bytes: u64::from(sent_kib * count) << 10,
+            connections: u64::from(connections * count),
+        };
+        Found {
+            group: Group { kind, shape, wanted: count, count },
+            starts: vec![Start { ready: Vec::new(), cost: cost(1), server_peak_bytes: 0.0 }],
+            server_live_bytes: 0.0,
+            resident_bytes: Vec::new(),
+            open_connections: 0,
+            first_follows: Vec::new(),
+            last_follows: Vec::new(),
+            changes: cost(0),
+            returns: Vec::new(),
+            crash: cost(2),
+        }
+    }
+
+    fn ratios(found: &[Found]) -> Vec<(String, String)> {
+        of(found).into_iter().map(|verdict| (verdict.what, format!("{:.2}", verdict.found.median))).collect()
+    }
+
+    #[test]
+    fn the_number_of_agents_with_the_largest_ratio_decides() {
+        let found = [
+            fleet(Kind::Cproxy, FORMER, 1, 7.78, 1_000),
+            fleet(Kind::KubeProxy, FORMER, 1, 15.56, 2_000),
+            fleet(Kind::Cproxy, FORMER, 10, 15.56, 1_000),
+            fleet(Kind::KubeProxy, FORMER, 10, 15.56, 2_000),
+        ];
+        let wanted = [
+            ("API server's CPU for each start, 1000 Services: cproxy over 77.8 ms", "0.20"),
+            ("API server's CPU for each start, 1000 Services: cproxy over kube-proxy, nftables", "1.00"),
+            ("sent for each start, 1000 Services: cproxy over 4367.0 KiB", "0.23"),
+            ("sent for each start, 1000 Services: cproxy over kube-proxy, nftables", "0.50"),
+            ("sent to each after a crash, 1000 Services: cproxy over 19.5 KiB", "51.20"),
+            ("connections for each start, 1000 Services: cproxy over 1.0 connection", "1.00"),
+        ];
+        assert_eq!(ratios(&found), wanted.map(|(what, ratio)| (what.to_owned(), ratio.to_owned())));
+    }
+
+    #[test]
+    fn the_former_cost_is_a_target_for_its_shape_alone() {
+        let shape = Shape::new(5_000, 10);
+        let found = [fleet(Kind::Cproxy, shape, 1, 10.0, 10), fleet(Kind::Before, shape, 1, 100.0, 100)];
+        let ratios = ratios(&found);
+        assert!(ratios.iter().all(|(what, _)| !what.contains("77.8")), "{ratios:?}");
+        let before = ratios.iter().filter(|(what, _)| what.ends_with("cproxy before")).map(|(_, ratio)| ratio.as_str());
+        assert_eq!(before.collect::<Vec<_>>(), ["0.10", "0.10"]);
     }
 }
