@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 const PAUSE_PART: u32 = 50;
 
 /// Limit on every wait, longer than any takes.
-pub const TIMEOUT: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The Service and its slice, with the first backend.
 #[must_use]

@@ -1,6 +1,9 @@
 //! The measurements of one fleet.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use cproxy_tests::{population::Shape, usage::Memory};
@@ -12,6 +15,9 @@ use crate::{
 
 /// Pause between two changes, longer than the second that kube-proxy leaves between two syncs.
 const PAUSE: Duration = Duration::from_millis(1_200);
+
+/// Time after which no further change is made. Many kube-proxies take half a minute for each.
+const CHANGES_TIME: Duration = Duration::from_secs(60);
 
 /// Extent of the measurements.
 pub(crate) struct Plan {
@@ -52,10 +58,18 @@ pub(crate) struct Found {
     pub(crate) last_follows: Vec<Duration>,
     /// Cost of all changes.
     pub(crate) changes: Cost,
-    /// Time from a restarted API server's readiness until each client follows a change.
+    pub(crate) crash: Crash,
+}
+
+/// A crash and restart of the API server under its clients.
+pub(crate) struct Crash {
+    /// Time until the API server is ready again, without clients and with them.
+    pub(crate) ready_alone: Duration,
+    pub(crate) ready: Duration,
+    /// Time from then until each client follows a change.
     pub(crate) returns: Vec<Duration>,
-    /// Cost of the crash; CPU time of the API server beyond that of a restart without clients.
-    pub(crate) crash: Cost,
+    /// CPU time of the API server is that beyond the restart without clients.
+    pub(crate) cost: Cost,
 }
 
 /// One start of all clients.
@@ -68,7 +82,7 @@ pub(crate) struct Start {
 }
 
 pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Result<Found> {
-    let restart = restart_alone(place, plan)?;
+    let alone = restart_alone(place, plan)?;
     let idle = place.idle_rate(plan.idle)?;
     let live_before = place.live_bytes()?;
     let (fleet, starts) = start(place, group, plan, idle)?;
@@ -76,8 +90,7 @@ pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Resul
     let resident_bytes = fleet.pids().into_iter().map(|pid| Memory::of(pid).resident).collect();
     let open_connections = fleet.open_connections()?;
     let (first_follows, last_follows, changes) = change(place, &fleet, plan, idle)?;
-    let (returns, crash) = crash(place, &fleet, plan, idle)?;
-    let crash = Cost { server_cpu_s: crash.server_cpu_s - restart.server_cpu_s, ..crash };
+    let crash = crash(place, &fleet, plan, idle, &alone)?;
     drop(fleet);
     place.clear()?;
     Ok(Found {
@@ -89,20 +102,19 @@ pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Resul
         first_follows,
         last_follows,
         changes,
-        returns,
         crash,
     })
 }
 
 /// Restarts the API server while there are no clients, so that each fleet meets one that has served none, and returns
-/// the cost of what [`crash`] does.
-pub(crate) fn restart_alone(place: &mut Place<'_>, plan: &Plan) -> Result<Cost> {
+/// the time until it is ready and the cost of what [`crash`] does.
+pub(crate) fn restart_alone(place: &mut Place<'_>, plan: &Plan) -> Result<(Duration, Cost)> {
     let crashed = place.moment(None)?;
-    place.restart();
+    let ready = place.restart();
     place.change_unseen();
     let now = place.rest(None, plan.rest_after_crash)?;
     let idle = place.idle_rate(plan.idle)?;
-    Ok(now.since(&Moment { server_cpu: Duration::ZERO, ..crashed }, idle))
+    Ok((ready, now.since(&Moment { server_cpu: Duration::ZERO, ..crashed }, idle)))
 }
 
 fn start(place: &Place<'_>, group: Group, plan: &Plan, idle: f64) -> Result<(Fleet, Vec<Start>)> {
@@ -139,20 +151,32 @@ fn change(
     place.change(fleet)?;
     let before = place.rest(Some(fleet), plan.rest)?;
     let (mut first, mut last) = (Vec::new(), Vec::new());
+    let deadline = Instant::now() + CHANGES_TIME;
     for _ in 0..plan.changes {
         thread::sleep(PAUSE);
         let follows = place.change(fleet)?;
         first.extend(follows.iter().min());
         last.extend(follows.iter().max());
+        if Instant::now() > deadline {
+            break;
+        }
     }
     Ok((first, last, place.rest(Some(fleet), plan.rest)?.since(&before, idle)))
 }
 
-/// Crashes the API server. Returns the time from its readiness until each client follows it again, and the cost.
-fn crash(place: &mut Place<'_>, fleet: &Fleet, plan: &Plan, idle: f64) -> Result<(Vec<Duration>, Cost)> {
+/// Crashes the API server under its clients.
+fn crash(
+    place: &mut Place<'_>,
+    fleet: &Fleet,
+    plan: &Plan,
+    idle: f64,
+    (ready_alone, alone): &(Duration, Cost),
+) -> Result<Crash> {
     let before = place.moment(Some(fleet))?;
-    place.restart();
+    let ready = place.restart();
     let returns = place.change(fleet).context("after the API server's crash")?;
     let now = place.rest(Some(fleet), plan.rest_after_crash)?;
-    Ok((returns, now.since(&Moment { server_cpu: Duration::ZERO, ..before }, idle)))
+    let cost = now.since(&Moment { server_cpu: Duration::ZERO, ..before }, idle);
+    let cost = Cost { server_cpu_s: cost.server_cpu_s - alone.server_cpu_s, ..cost };
+    Ok(Crash { ready_alone: *ready_alone, ready, returns, cost })
 }

@@ -122,11 +122,14 @@ impl<'s> Place<'s> {
         self.writer.replace([subject::slice(self.changes)]);
     }
 
-    /// Crashes and restarts the API server.
-    pub(crate) fn restart(&mut self) {
+    /// Crashes and restarts the API server, and returns the time until it is ready.
+    pub(crate) fn restart(&mut self) -> Duration {
+        let crashed = Instant::now();
         self.control_plane.kill_api_server();
         self.control_plane.start_api_server();
+        let took = crashed.elapsed();
         self.writer = Writer::new(&self.control_plane);
+        took
     }
 
     /// Memory of the API server that is in use, without garbage and without what is only kept for later: heap and

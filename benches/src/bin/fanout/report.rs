@@ -20,7 +20,7 @@ use crate::{
 const KIB: f64 = 1_024.0;
 const MIB: f64 = 1_048_576.0;
 
-pub(crate) const FIGURES: [Figure<Found>; 22] = [
+pub(crate) const FIGURES: [Figure<Found>; 23] = [
     Figure {
         name: "first_ready_s",
         meaning: "all started at once: first ready, s",
@@ -97,26 +97,31 @@ pub(crate) const FIGURES: [Figure<Found>; 22] = [
         },
     },
     Figure {
-        name: "first_returns_s",
-        meaning: "API server is back: first follows, s",
-        of: |found| first(&found.returns),
+        name: "server_delay_s",
+        meaning: "crash: API server is ready later by, s",
+        of: |found| vec![found.crash.ready.as_secs_f64() - found.crash.ready_alone.as_secs_f64()],
     },
-    Figure { name: "half_return_s", meaning: "  half of them, s", of: |found| half(&found.returns) },
-    Figure { name: "last_returns_s", meaning: "  all of them, s", of: |found| last(&found.returns) },
+    Figure {
+        name: "first_returns_s",
+        meaning: "  from then, first follows, s",
+        of: |found| first(&found.crash.returns),
+    },
+    Figure { name: "half_return_s", meaning: "  half of them, s", of: |found| half(&found.crash.returns) },
+    Figure { name: "last_returns_s", meaning: "  all of them, s", of: |found| last(&found.crash.returns) },
     Figure {
         name: "return_sent_kib",
         meaning: "  sent to each since the crash, KiB",
-        of: |found| each(found, found.crash.sent_bytes as f64 / KIB),
+        of: |found| each(found, found.crash.cost.sent_bytes as f64 / KIB),
     },
     Figure {
         name: "return_connections",
         meaning: "  connections and TLS handshakes of each",
-        of: |found| each(found, found.crash.connections as f64),
+        of: |found| each(found, found.crash.cost.connections as f64),
     },
     Figure {
         name: "return_server_cpu_s",
         meaning: "  API server's CPU for all of them, s",
-        of: |found| vec![found.crash.server_cpu_s],
+        of: |found| vec![found.crash.cost.server_cpu_s],
     },
 ];
 
@@ -247,8 +252,8 @@ fn notes(found: &[Found], plan: &Plan) -> Vec<String> {
             "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM. All are \
              outside the API server's network namespace; the bytes that it sends are counted on the links between, \
              headers included, and so are the connections that it accepts, with one TLS handshake each. Medians of {} \
-             starts of a single client and of {} changes of one EndpointSlice; brackets hold the 95 % interval or, \
-             with few samples, the smallest and the largest value.",
+             starts of a single client and of at most {} changes of one EndpointSlice; brackets hold the 95 % interval \
+             or, with few samples, the smallest and the largest value.",
             plan.starts_of_one, plan.changes
         ),
         format!(
@@ -265,10 +270,10 @@ fn notes(found: &[Found], plan: &Plan) -> Vec<String> {
          kube-proxy has its default settings, with which it writes its rules at most once a second."
             .to_owned(),
         format!(
-            "\"API server is back\" means after it was killed and started again under its clients: times start when it \
-             serves again and show how far apart the clients come back. Bytes and connections count from the crash \
-             until nothing has been sent for {} s; the API server's CPU time is that beyond the same restart without \
-             clients, of some seconds, and says little for few clients.",
+            "\"Crash\" means that the API server was killed and started again under its clients. Its delay and its CPU \
+             time are those beyond the same restart without clients, which takes some seconds and varies: they say \
+             little for few clients. The other times start when it is ready again and show how far apart the clients \
+             come back. Bytes and connections count from the crash until nothing has been sent for {} s.",
             plan.rest_after_crash.as_secs_f64()
         ),
         format!(
@@ -295,7 +300,7 @@ fn samples(found: &[Found], bursts: &[Burst], verdicts: &[Verdict], plan: &Plan)
         let mut figures = Figure::samples(&FIGURES, found);
         group(&mut figures, found.group);
         figures.insert("ready_s".to_owned(), found.starts.iter().map(|start| all_s(&start.ready)).collect());
-        figures.insert("returns_s".to_owned(), json!(all_s(&found.returns)));
+        figures.insert("returns_s".to_owned(), json!(all_s(&found.crash.returns)));
         Value::Object(figures)
     };
     let burst = |burst: &Burst| {

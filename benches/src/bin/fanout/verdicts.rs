@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        measure::{Group, Start},
+        measure::{Crash, Group, Start},
         place::Cost,
     };
 
@@ -125,8 +125,7 @@ mod tests {
             first_follows: Vec::new(),
             last_follows: Vec::new(),
             changes: cost(0),
-            returns: Vec::new(),
-            crash: cost(2),
+            crash: Crash { ready_alone: Duration::ZERO, ready: Duration::ZERO, returns: Vec::new(), cost: cost(2) },
         }
     }
 
