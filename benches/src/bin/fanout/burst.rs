@@ -1,4 +1,4 @@
-//! Many agents that start within a second, and the API server's answers to somebody else meanwhile.
+//! Many agents that start within a second, and the API server's response times to another client meanwhile.
 
 use std::{
     sync::{
@@ -20,19 +20,19 @@ use crate::{
     place::{BYSTANDER, Place},
 };
 
-/// Time from one question of the bystander to the next.
+/// Time from one request of the bystander to the next.
 pub(crate) const PERIOD: Duration = Duration::from_millis(20);
 
 /// Results of one burst.
 pub(crate) struct Burst {
     pub(crate) group: Group,
     pub(crate) start: Start,
-    /// Times of the answers to a bystander, before and from the start until all are ready.
-    pub(crate) answers_before: Vec<Duration>,
-    pub(crate) answers: Vec<Duration>,
+    /// Response times of a bystander, before and from the start until all are ready.
+    pub(crate) responses_before: Vec<Duration>,
+    pub(crate) responses: Vec<Duration>,
 }
 
-/// Client that asks for one Service again and again.
+/// Client that reads one Service again and again.
 struct Bystander {
     is_done: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<(Instant, Duration)>>>,
@@ -45,16 +45,16 @@ pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Resul
     let idle = place.idle_rate(plan.idle)?;
     let before = Instant::now();
     let (fleet, start) = measure::start_once(place, group, plan.rest, idle)?;
-    let answers = bystander.end()?;
+    let responses = bystander.end()?;
     let started = fleet.started;
     drop(fleet);
     place.clear()?;
     let all_ready = started + start.ready.iter().max().copied().unwrap_or_default();
     let times = |from: Option<Instant>, to: Instant| {
-        let asked = answers.iter().filter(move |(at, _)| from.is_none_or(|from| *at >= from) && *at < to);
-        asked.map(|(_, time)| *time).collect()
+        let within = responses.iter().filter(move |(at, _)| from.is_none_or(|from| *at >= from) && *at < to);
+        within.map(|(_, time)| *time).collect()
     };
-    Ok(Burst { group, answers_before: times(None, before), answers: times(Some(started), all_ready), start })
+    Ok(Burst { group, responses_before: times(None, before), responses: times(Some(started), all_ready), start })
 }
 
 impl Bystander {
@@ -63,32 +63,32 @@ impl Bystander {
         let client = runtime.block_on(control_plane.client_for(BYSTANDER));
         let is_done = Arc::new(AtomicBool::new(false));
         let flag = is_done.clone();
-        let thread = thread::spawn(move || ask(&runtime, &client, &flag));
+        let thread = thread::spawn(move || read_repeatedly(&runtime, &client, &flag));
         Ok(Self { is_done, thread })
     }
 
-    /// The moments of the questions, and the times to their answers.
+    /// Moments of the requests, with their response times.
     fn end(self) -> Result<Vec<(Instant, Duration)>> {
         self.is_done.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the bystander has panicked"))?
     }
 }
 
-/// Asks once in each period, but not while an earlier question has no answer.
-fn ask(runtime: &Runtime, client: &Client, is_done: &AtomicBool) -> Result<Vec<(Instant, Duration)>> {
-    let ask = || {
+/// Sends a request in each period, but none while an earlier one has no response.
+fn read_repeatedly(runtime: &Runtime, client: &Client, is_done: &AtomicBool) -> Result<Vec<(Instant, Duration)>> {
+    let read = || {
         let request = Request::new("/api/v1/namespaces/default/services").get(SUBJECT, &GetParams::default())?;
-        runtime.block_on(client.request_text(request)).context("the API server does not answer the bystander")
+        runtime.block_on(client.request_text(request)).context("the bystander's request")
     };
-    // The first question makes the connection.
-    ask()?;
-    let mut answers = Vec::new();
+    // The first request makes the connection.
+    read()?;
+    let mut responses = Vec::new();
     while !is_done.load(Ordering::Relaxed) {
-        let asked = Instant::now();
-        ask()?;
-        let time = asked.elapsed();
-        answers.push((asked, time));
+        let sent = Instant::now();
+        read()?;
+        let time = sent.elapsed();
+        responses.push((sent, time));
         thread::sleep(PERIOD.saturating_sub(time));
     }
-    Ok(answers)
+    Ok(responses)
 }

@@ -222,12 +222,12 @@ fn start_agent(sandbox: &Sandbox, name: &str, launcher: &Path, kubeconfig: &Path
     fs::create_dir(&cgroup).and_then(|()| fs::create_dir(&run_dir)).context("making an agent's directories")?;
     let agent = Agent::new(sandbox).binary(launcher).kubeconfig(kubeconfig).args(["--node-name", NODE]);
     let process = agent.cgroup(&cgroup).pin_dir(&pin_dir).run_dir(run_dir).start();
-    be_nice(process.pid())?;
+    lower_priority(process.pid())?;
     Ok(OneAgent { process, cgroup, pin_dir })
 }
 
 /// Lowers the priority of a process that has just started, and thereby of all its later threads.
-fn be_nice(pid: u32) -> Result<()> {
+fn lower_priority(pid: u32) -> Result<()> {
     rustix::process::setpriority_process(Pid::from_raw(pid as i32), NICENESS).context("lowering a client's priority")
 }
 
@@ -269,7 +269,7 @@ fn start_kube_proxies(count: u32, place: &Place<'_>) -> Result<(Fleet, Vec<Durat
     let mut daemons = Vec::new();
     for netns in &netns {
         let daemon = kube_proxy.spawn(sandbox, netns, "nftables")?;
-        be_nice(daemon.pid())?;
+        lower_priority(daemon.pid())?;
         daemons.push(daemon);
     }
     let ready = Looking::Outside(seen).wait()?.into_iter().map(|seen| seen - started).collect();

@@ -3,7 +3,7 @@
 //!
 //! Fleets of agents of several sizes follow one API server, one fleet after the other; fleets of kube-proxies do the
 //! same. A fleet starts all at once. Then single EndpointSlices change; then the API server crashes and comes back.
-//! Last, many agents start while somebody else asks for one Service again and again.
+//! Last, many agents start while another client reads one Service again and again.
 
 mod burst;
 mod fleet;

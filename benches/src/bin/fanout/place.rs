@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::fleet::Fleet;
 
-/// User that asks for a Service while others start. Unlike an administrator it has to queue, and not with the agents.
+/// User that reads a Service while agents start. Unlike an administrator it has to queue, and not with the agents.
 pub(crate) const BYSTANDER: &str = "nobody";
 const BYSTANDER_ROLE: &str = "system:aggregate-to-view";
 

@@ -151,30 +151,34 @@ const BURST: [Figure<Burst>; 13] = [
         of: |burst| vec![burst.start.cost.connections as f64 / f64::from(burst.group.count)],
     },
     Figure {
-        name: "answer_before_p50_ms",
-        meaning: "answer to a bystander before: median, ms",
-        of: |burst| answer(&burst.answers_before, |summary| summary.p50),
+        name: "response_before_p50_ms",
+        meaning: "response to a bystander before: median, ms",
+        of: |burst| response(&burst.responses_before, |summary| summary.p50),
     },
     Figure {
-        name: "answer_before_p99_ms",
+        name: "response_before_p99_ms",
         meaning: "  p99, ms",
-        of: |burst| answer(&burst.answers_before, |summary| summary.p99),
+        of: |burst| response(&burst.responses_before, |summary| summary.p99),
     },
     Figure {
-        name: "answer_before_max_ms",
+        name: "response_before_max_ms",
         meaning: "  slowest, ms",
-        of: |burst| answer(&burst.answers_before, |summary| summary.max),
+        of: |burst| response(&burst.responses_before, |summary| summary.max),
     },
     Figure {
-        name: "answer_p50_ms",
-        meaning: "until all are ready: median, ms",
-        of: |burst| answer(&burst.answers, |summary| summary.p50),
+        name: "response_p50_ms",
+        meaning: "response until all are ready: median, ms",
+        of: |burst| response(&burst.responses, |summary| summary.p50),
     },
-    Figure { name: "answer_p99_ms", meaning: "  p99, ms", of: |burst| answer(&burst.answers, |summary| summary.p99) },
     Figure {
-        name: "answer_max_ms",
+        name: "response_p99_ms",
+        meaning: "  p99, ms",
+        of: |burst| response(&burst.responses, |summary| summary.p99),
+    },
+    Figure {
+        name: "response_max_ms",
         meaning: "  slowest, ms",
-        of: |burst| answer(&burst.answers, |summary| summary.max),
+        of: |burst| response(&burst.responses, |summary| summary.max),
     },
 ];
 
@@ -277,8 +281,8 @@ fn notes(found: &[Found], plan: &Plan) -> Vec<String> {
             plan.rest_after_crash.as_secs_f64()
         ),
         format!(
-            "Before and during the start of many agents, a bystander asks for one Service every {} ms, and again as \
-             soon as an answer took longer, on a connection of its own and as another user without special rights.",
+            "Before and during the start of many agents, a bystander reads one Service every {} ms, and again as soon \
+             as a response took longer, on a connection of its own and as another user without special rights.",
             burst::PERIOD.as_millis()
         ),
     ];
@@ -307,7 +311,7 @@ fn samples(found: &[Found], bursts: &[Burst], verdicts: &[Verdict], plan: &Plan)
         let mut figures = Figure::samples(&BURST, burst);
         group(&mut figures, burst.group);
         figures.insert("ready_s".to_owned(), json!(all_s(&burst.start.ready)));
-        figures.insert("answers_ms".to_owned(), json!(all_ms(&burst.answers)));
+        figures.insert("responses_ms".to_owned(), json!(all_ms(&burst.responses)));
         Value::Object(figures)
     };
     json!({
@@ -349,7 +353,7 @@ fn last(times: &[Duration]) -> Vec<f64> {
     all_s(times).into_iter().reduce(f64::max).into_iter().collect()
 }
 
-fn answer(times: &[Duration], of: impl Fn(Summary) -> f64) -> Vec<f64> {
+fn response(times: &[Duration], of: impl Fn(Summary) -> f64) -> Vec<f64> {
     Summary::of(all_ms(times)).map(of).into_iter().collect()
 }
 
