@@ -16,6 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cproxy_benches::{
     kube_proxy::KubeProxy,
+    rest,
     subject::{self, Seen, TIMEOUT, VIP},
 };
 use cproxy_tests::{
@@ -38,6 +39,9 @@ const PAUSE_FACTOR: u32 = 4;
 
 /// Shortest pause between two polls for clients that are ready.
 const READY_POLL: Duration = Duration::from_millis(1);
+
+/// Time without CPU use after which agents count as waiting at their gate.
+const AT_GATE: Duration = Duration::from_millis(200);
 
 /// Niceness of the clients. In a cluster the API server does not share its CPUs with them.
 const NICENESS: i32 = 10;
@@ -207,7 +211,7 @@ fn start_agents(binary: &Path, count: u32, place: &Place<'_>) -> Result<(Fleet, 
     let kubeconfig = place.control_plane.agent_kubeconfig();
     let start = |number| start_agent(sandbox, &format!("{fleet}-{number}"), &launcher, &kubeconfig);
     let mut agents = (0..count).map(start).collect::<Result<Vec<_>>>()?;
-    // Until all are ready, so that none comes to a closed gate.
+    rest::wait(1, AT_GATE, TIMEOUT, || agents.iter().map(|agent| cpu_time(agent.process.pid())).sum())?;
     let _open = fs::File::options().read(true).write(true).open(&gate).context("opening the gate")?;
     let started = Instant::now();
     let ready = wait_ready(&mut agents, started)?;
@@ -248,10 +252,11 @@ fn wait_ready(agents: &mut [OneAgent], started: Instant) -> Result<Vec<Duration>
     Ok(ready.into_iter().flatten().collect())
 }
 
-/// Writes a script that waits for the gate and then runs the agent in the namespace with the script's arguments.
+/// Writes a script that waits for the gate in the namespace and then runs the agent with the script's arguments.
 fn launcher(path: &Path, gate: &Path, netns: &Netns, agent: &Path) -> Result<PathBuf> {
     let (gate, netns, agent) = (gate.display(), netns.path(), agent.display());
-    let script = format!("#!/bin/sh\n: < '{gate}'\nexec nsenter '--net={}' '{agent}' \"$@\"\n", netns.display());
+    let at_gate = format!(r#": < "{gate}"; exec "{agent}" "$@""#);
+    let script = format!("#!/bin/sh\nexec nsenter '--net={}' sh -c '{at_gate}' sh \"$@\"\n", netns.display());
     fs::write(path, script)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)))
         .context("writing into the sandbox")?;
