@@ -109,7 +109,7 @@ fn main() -> Result<()> {
 /// The plan; with `--quick` also smaller numbers in the arguments.
 fn plan(arguments: &mut Arguments) -> Plan {
     if !arguments.quick {
-        let [rest, rest_after_crash, idle] = [500, 5_000, 5_000].map(Duration::from_millis);
+        let [rest, rest_after_crash, idle] = [500, 5_000, 10_000].map(Duration::from_millis);
         return Plan { changes: arguments.changes, starts_of_one: 5, rest, rest_after_crash, idle };
     }
     (arguments.services, arguments.agents, arguments.kube_proxies) = (vec![20], vec![3], Some(vec![1]));

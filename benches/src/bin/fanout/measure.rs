@@ -63,10 +63,9 @@ pub(crate) struct Found {
 
 /// A crash and restart of the API server under its clients.
 pub(crate) struct Crash {
-    /// Time until the API server is ready again, without clients and with them.
-    pub(crate) ready_alone: Duration,
-    pub(crate) ready: Duration,
-    /// Time from then until each client follows a change.
+    /// Time until the API server is ready again beyond that of a restart without clients.
+    pub(crate) delay_s: f64,
+    /// Time from its readiness until each client follows a change.
     pub(crate) returns: Vec<Duration>,
     /// CPU time of the API server is that beyond the restart without clients.
     pub(crate) cost: Cost,
@@ -81,16 +80,23 @@ pub(crate) struct Start {
     pub(crate) server_peak_bytes: f64,
 }
 
+/// A restart of the API server without clients.
+pub(crate) struct Alone {
+    ready: Duration,
+    server_cpu_s: f64,
+    /// Share of a CPU that the API server takes afterwards.
+    idle: f64,
+}
+
 pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Result<Found> {
     let alone = restart_alone(place, plan)?;
-    let idle = place.idle_rate(plan.idle)?;
     let live_before = place.live_bytes()?;
-    let (fleet, starts) = start(place, group, plan, idle)?;
+    let (fleet, starts) = start(place, group, plan, alone.idle)?;
     let server_live_bytes = place.live_bytes()? as f64 - live_before as f64;
     let resident_bytes = fleet.pids().into_iter().map(|pid| Memory::of(pid).resident).collect();
     let open_connections = fleet.open_connections()?;
-    let (first_follows, last_follows, changes) = change(place, &fleet, plan, idle)?;
-    let crash = crash(place, &fleet, plan, idle, &alone)?;
+    let (first_follows, last_follows, changes) = change(place, &fleet, plan, alone.idle)?;
+    let crash = crash(place, &fleet, plan, &alone)?;
     drop(fleet);
     place.clear()?;
     Ok(Found {
@@ -106,15 +112,16 @@ pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Resul
     })
 }
 
-/// Restarts the API server while there are no clients, so that each fleet meets one that has served none, and returns
-/// the time until it is ready and the cost of what [`crash`] does.
-pub(crate) fn restart_alone(place: &mut Place<'_>, plan: &Plan) -> Result<(Duration, Cost)> {
+/// Restarts the API server while there are no clients, so that each fleet meets one that has served none. Otherwise
+/// this does what [`crash`] does.
+pub(crate) fn restart_alone(place: &mut Place<'_>, plan: &Plan) -> Result<Alone> {
     let crashed = place.moment(None)?;
     let ready = place.restart();
     place.change_unseen();
     let now = place.rest(None, plan.rest_after_crash)?;
     let idle = place.idle_rate(plan.idle)?;
-    Ok((ready, now.since(&Moment { server_cpu: Duration::ZERO, ..crashed }, idle)))
+    let cost = now.since(&Moment { server_cpu: Duration::ZERO, ..crashed }, idle);
+    Ok(Alone { ready, server_cpu_s: cost.server_cpu_s, idle })
 }
 
 fn start(place: &Place<'_>, group: Group, plan: &Plan, idle: f64) -> Result<(Fleet, Vec<Start>)> {
@@ -165,18 +172,12 @@ fn change(
 }
 
 /// Crashes the API server under its clients.
-fn crash(
-    place: &mut Place<'_>,
-    fleet: &Fleet,
-    plan: &Plan,
-    idle: f64,
-    (ready_alone, alone): &(Duration, Cost),
-) -> Result<Crash> {
+fn crash(place: &mut Place<'_>, fleet: &Fleet, plan: &Plan, alone: &Alone) -> Result<Crash> {
     let before = place.moment(Some(fleet))?;
     let ready = place.restart();
     let returns = place.change(fleet).context("after the API server's crash")?;
     let now = place.rest(Some(fleet), plan.rest_after_crash)?;
-    let cost = now.since(&Moment { server_cpu: Duration::ZERO, ..before }, idle);
+    let cost = now.since(&Moment { server_cpu: Duration::ZERO, ..before }, alone.idle);
     let cost = Cost { server_cpu_s: cost.server_cpu_s - alone.server_cpu_s, ..cost };
-    Ok(Crash { ready_alone: *ready_alone, ready, returns, cost })
+    Ok(Crash { delay_s: ready.as_secs_f64() - alone.ready.as_secs_f64(), returns, cost })
 }

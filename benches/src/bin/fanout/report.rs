@@ -99,7 +99,7 @@ pub(crate) const FIGURES: [Figure<Found>; 23] = [
     Figure {
         name: "server_delay_s",
         meaning: "crash: API server is ready later by, s",
-        of: |found| vec![found.crash.ready.as_secs_f64() - found.crash.ready_alone.as_secs_f64()],
+        of: |found| vec![found.crash.delay_s],
     },
     Figure {
         name: "first_returns_s",

@@ -125,7 +125,7 @@ mod tests {
             first_follows: Vec::new(),
             last_follows: Vec::new(),
             changes: cost(0),
-            crash: Crash { ready_alone: Duration::ZERO, ready: Duration::ZERO, returns: Vec::new(), cost: cost(2) },
+            crash: Crash { delay_s: 0.0, returns: Vec::new(), cost: cost(2) },
         }
     }
 
