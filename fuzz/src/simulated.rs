@@ -465,7 +465,8 @@ impl ReceivedRequest {
             Some(_) => How::Watched(version.parse().expect("a version that the server has not sent")),
         };
         assert_eq!((value("limit"), value("sendInitialEvents")), (None, None), "{uri}");
-        assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
+        let is_bounded = value("resourceVersionMatch") == Some("NotOlderThan");
+        assert!(matches!(how, How::Watched(1..)) || is_bounded != (version == "0"), "{uri}");
         let fields = value("fieldSelector");
         assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
         let lasts = Duration::from_secs(value("timeoutSeconds").map_or(0, |seconds| seconds.parse().unwrap()));

@@ -12,6 +12,9 @@ use super::{
 /// Status code for a watch from a version that the server no longer has.
 const GONE: i32 = 410;
 
+/// Status code for a version that the server does not have yet.
+const TIMEOUT: i32 = 504;
+
 /// Longest Retry-After that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
@@ -140,11 +143,17 @@ impl Failure {
             (Operation::Watch, _) if refused.or(event) == Some(GONE) => Recovery::Relist,
             (Operation::Watch, ApiError::NoVersion) => Recovery::Retry(RetryFrom::List),
             (Operation::Watch, ApiError::ErrorEvent(_)) if event == Some(429) => Recovery::Retry(RetryFrom::Here),
+            (Operation::Watch, _) if self.is_version_too_large() => Recovery::Retry(RetryFrom::HereOnce),
             (Operation::Watch, ApiError::ErrorEvent(_) | ApiError::Split(_) | ApiError::Unreadable(..)) => {
                 Recovery::Retry(RetryFrom::HereOnce)
             }
             _ => Recovery::Retry(RetryFrom::Here),
         }
+    }
+
+    /// True if the server does not have the version yet after some seconds of waiting, or never will.
+    pub(super) fn is_version_too_large(&self) -> bool {
+        self.error.refused_code() == Some(TIMEOUT)
     }
 
     /// True if the connection failed, before or during the response.
@@ -275,6 +284,7 @@ mod tests {
             assert_eq!(of(error), Recovery::Retry(RetryFrom::HereOnce));
         }
         assert_eq!(of(ApiError::NoVersion), Recovery::Retry(RetryFrom::List));
+        assert_eq!(recovery(&refused(Operation::Watch, 504)), Recovery::Retry(RetryFrom::HereOnce));
     }
 
     #[test]

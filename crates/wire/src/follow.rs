@@ -255,7 +255,7 @@ mod tests {
                 "Watch fieldSelector=a%3Db resourceVersion=5",
                 "info the watch of services is too old to be resumed: listing anew",
                 "pause",
-                "List fieldSelector=a%3Db resourceVersion=0",
+                "List fieldSelector=a%3Db resourceVersion=5",
                 "ListStarted",
                 "ListDone",
                 "Watch fieldSelector=a%3Db resourceVersion=6",

@@ -52,11 +52,11 @@ pub async fn watch(
         list_done: Notify::new(),
         accepts_protobuf: AtomicBool::new(true),
     };
-    // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go). Headless Services have no frontends anyway, and
-    // Kubernetes before 1.31 cannot leave them out.
+    // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go), and one against Services of type ExternalName.
+    // These and headless Services have no frontends anyway, and Kubernetes before 1.31 cannot leave them out.
     let services = Selectors {
         labels: "!service.kubernetes.io/service-proxy-name",
-        fields: FieldSelector::Optional("spec.clusterIP!=None"),
+        fields: FieldSelector::Optional("spec.clusterIP!=None,spec.type!=ExternalName"),
     };
     let slices = Selectors { labels: "!service.kubernetes.io/headless", fields: FieldSelector::Any };
     let node = async {

@@ -42,6 +42,8 @@ pub(super) enum WatchState {
         sends_optional_fields: bool,
         /// Number of objects of the list so far.
         object_count: u32,
+        /// Version of the last watch. Another server, or its cache, may be behind it.
+        at_least: Option<String>,
     },
     /// The list is complete; changes follow.
     Watching {
@@ -53,9 +55,21 @@ pub(super) enum WatchState {
 }
 
 impl WatchState {
-    /// Start of a list with all features.
+    /// Start of the first list, with all features.
     pub(super) fn new() -> Self {
-        Self::Listing { sends_optional_fields: true, object_count: 0 }
+        Self::listing(None)
+    }
+
+    fn listing(at_least: Option<String>) -> Self {
+        Self::Listing { sends_optional_fields: true, object_count: 0, at_least }
+    }
+
+    /// Gives up the watch for a new list.
+    fn relist(&mut self) {
+        *self = match self {
+            Self::Listing { at_least, .. } => Self::listing(at_least.take()),
+            Self::Watching { version, .. } => Self::listing(Some(std::mem::take(version))),
+        };
     }
 
     pub(super) fn operation(&self) -> Operation {
@@ -65,13 +79,17 @@ impl WatchState {
         }
     }
 
-    /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has. A limit
-    /// would make one of it while the server is starting (`shouldDelegateList` of apiserver/pkg/storage/cacher 1.36).
+    /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has, and
+    /// `NotOlderThan` waits for the cache to have the version. A limit would make a quorum read of it while the server
+    /// is starting (apiserver/pkg/storage/cacher/delegator.go 1.36).
     pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>) -> Request {
         let seconds = (WATCH_MIN + jitter(WATCH_MIN)).as_secs().to_string();
         let watch = [("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
         let parameters = match self {
-            Self::Listing { .. } => vec![("resourceVersion", "0")],
+            Self::Listing { at_least: None, .. } => vec![("resourceVersion", "0")],
+            Self::Listing { at_least: Some(version), .. } => {
+                vec![("resourceVersion", version.as_str()), ("resourceVersionMatch", "NotOlderThan")]
+            }
             Self::Watching { version, .. } => [&watch[..], &[("resourceVersion", version)]].concat(),
         };
         Request { operation: self.operation(), target: self.sent_selectors(selectors).target::<K>(&parameters) }
@@ -111,7 +129,7 @@ impl WatchState {
 
     fn complete_list<K>(&mut self, version: Option<String>, history: &mut History) -> Result<WatchEvent<K>, ApiError> {
         let version = required_version(version)?;
-        if let Self::Listing { sends_optional_fields, object_count } = self {
+        if let Self::Listing { sends_optional_fields, object_count, .. } = self {
             history.record_list(*object_count);
             *self = Self::Watching { version, sends_optional_fields: *sends_optional_fields };
         }
@@ -139,7 +157,7 @@ impl WatchState {
                 (Some(Log::Info(message)), Next::Request)
             }
             Recovery::Relist => {
-                *self = Self::new();
+                self.relist();
                 let message = format!("the watch of {resource} is too old to be resumed: listing anew");
                 (Some(Log::Info(message)), Next::request_after(history.expired.next() + spread(history.object_count)))
             }
@@ -176,6 +194,12 @@ impl WatchState {
     ) -> (Option<Log>, Next) {
         let mut pause = history.retry.next().max(retry_after(failure));
         let mut action = "trying again";
+        if let Self::Listing { at_least, .. } = self
+            && failure.is_version_too_large()
+        {
+            // The server's data may come from a backup.
+            *at_least = None;
+        }
         if let Self::Watching { version, .. } = self
             && match from {
                 RetryFrom::Here => false,
@@ -183,7 +207,7 @@ impl WatchState {
                 RetryFrom::List => true,
             }
         {
-            *self = Self::new();
+            self.relist();
             action = "listing anew";
             pause += spread(history.object_count);
         }
@@ -356,6 +380,11 @@ mod tests {
         WatchState::new()
     }
 
+    /// List that must not be older than this version.
+    fn relisting(version: &str) -> WatchState {
+        WatchState::listing(Some(version.to_owned()))
+    }
+
     fn watching(version: &str) -> WatchState {
         WatchState::Watching { version: version.to_owned(), sends_optional_fields: true }
     }
@@ -410,7 +439,7 @@ mod tests {
                 panic!("no failure")
             };
             assert_eq!(message, "the API server sent services without resourceVersion; listing anew");
-            assert_eq!(*machine.state(), listing());
+            assert_eq!(*machine.state(), relisting("7"));
         }
         let mut machine = Machine::new();
         let Output { log: Some(Log::Warn(message)), event: None, .. } = machine.step::<Service>(end("")) else {
@@ -446,7 +475,23 @@ mod tests {
         };
         assert_eq!(message, "the watch of services is too old to be resumed: listing anew");
         assert!(pause.duration < EXPIRED_PAUSE * 2 && !pause.ends_on_network_change);
-        assert_eq!(*machine.state(), listing(), "all features are asked for again");
+        assert_eq!(*machine.state(), relisting("7"), "all features are asked for again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_version_that_the_server_does_not_have_is_given_up_step_by_step() {
+        let mut machine = Machine::watching("7", true);
+        let too_large = || ApiError::Refused(status(504));
+        machine.fail(too_large());
+        assert_eq!(*machine.state(), watching("7"), "its cache may be behind");
+        machine.fail(too_large());
+        assert_eq!(*machine.state(), relisting("7"));
+        let selectors = Selectors { labels: "", fields: FieldSelector::Any };
+        let target = |machine: &Machine| machine.state().request::<Service>(selectors).target;
+        assert_eq!(target(&machine), "/api/v1/services?resourceVersion=7&resourceVersionMatch=NotOlderThan");
+        machine.fail(too_large());
+        assert_eq!(*machine.state(), listing(), "its data may come from a backup");
+        assert_eq!(target(&machine), "/api/v1/services?resourceVersion=0");
     }
 
     #[tokio::test(start_paused = true)]
@@ -570,16 +615,16 @@ mod tests {
         machine.fail(ApiError::Refused(status(503)));
         assert_eq!(*machine.state(), less("8"));
         machine.fail(unreadable());
-        assert_eq!(*machine.state(), listing());
+        assert_eq!(*machine.state(), relisting("8"));
         machine.step::<Service>(Input::Accepted);
         machine.step::<Service>(end("8"));
         machine.fail(unreadable());
-        assert_eq!(*machine.state(), listing(), "a list that ends at the same place has not helped");
-        machine.state = Some(WatchState::Listing { sends_optional_fields: false, object_count: 0 });
+        assert_eq!(*machine.state(), relisting("8"), "a list that ends at the same place has not helped");
+        machine.state = Some(WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None });
         for error in [unreadable(), unreadable(), ApiError::NoVersion, ApiError::Silent(Operation::List.silence_max())]
         {
             machine.fail(error);
-            let without = WatchState::Listing { sends_optional_fields: false, object_count: 0 };
+            let without = WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None };
             assert_eq!(*machine.state(), without, "features return with the next complete list");
         }
     }
