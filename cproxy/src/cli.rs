@@ -161,11 +161,8 @@ enum Format {
 /// Runs one command. Errors go to stderr in one line; 1 for failure, 2 for wrong usage.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
-    // `exec` starts programs, whatever the settings are.
-    let is_exec = env::args_os().nth(1).is_some_and(|name| name == "exec");
-    let (mut cli, settings) = if is_exec { (cli, Ok(())) } else { settings::with_settings(cli) };
-    let result = parse(&mut cli, settings).map_err(anyhow::Error::from).and_then(execute);
+    let (cli, command) = read();
+    let result = command.map_err(anyhow::Error::from).and_then(execute);
     match result {
         Ok(code) => code,
         Err(error) => match error.downcast_ref() {
@@ -176,6 +173,16 @@ pub fn main() -> ExitCode {
             }
         },
     }
+}
+
+/// Reads the command line, and the settings of the environment and of the machine.
+fn read() -> (clap::Command, Result<Command, clap::Error>) {
+    let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
+    // `exec` starts programs, whatever the settings are.
+    let is_exec = env::args_os().nth(1).is_some_and(|name| name == "exec");
+    let (mut cli, settings) = if is_exec { (cli, Ok(())) } else { settings::with_settings(cli) };
+    let command = parse(&mut cli, settings);
+    (cli, command)
 }
 
 /// An empty variable, as scripts and pod templates leave it, counts as absent.
