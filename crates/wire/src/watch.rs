@@ -163,7 +163,10 @@ impl<K: WatchedResource, T: Transport> ApiSource<K> for HttpSource<'_, T> {
         // An unfinished response does not go on during the pause.
         self.reader = None;
         if pause.ends_on_network_change {
-            pause_unless_network_changes(pause.duration).await;
+            tokio::select! {
+                () = pause_unless_network_changes(pause.duration) => {}
+                () = self.watcher.transport.replaced() => {}
+            }
         } else {
             tokio::time::sleep(pause.duration).await;
         }
