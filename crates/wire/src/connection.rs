@@ -301,3 +301,33 @@ fn describe(error: h2::Error) -> BoxError {
     }
     error.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::duplex, time::Instant};
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    /// Time until a connection to a peer that reads nothing ends.
+    async fn lifetime(interval: Option<Duration>, is_probed: bool) -> Duration {
+        let (client, _server) = duplex(64 << 10);
+        let client: Box<dyn Stream> = Box::new(client);
+        let (_sender, mut connection) = Builder::new().handshake(client).await.unwrap();
+        let pings = connection.ping_pong().unwrap();
+        let (probe, start) = (Arc::new(Notify::new()), Instant::now());
+        if is_probed {
+            probe.notify_one();
+        }
+        timeout(DAY, drive(connection, pings, probe, interval)).await.ok();
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_leaves_a_ping_unanswered_loses_its_connection() {
+        assert_eq!(lifetime(Some(PING_INTERVAL), false).await, PING_INTERVAL + PING_TIMEOUT);
+        assert_eq!(lifetime(None, true).await, PING_TIMEOUT);
+        assert_eq!(lifetime(None, false).await, DAY, "the kernel watches the connection");
+    }
+}
