@@ -29,4 +29,5 @@ mod node;
 mod outage;
 mod own_address;
 mod own_sockets;
+mod reload;
 mod restart;
