@@ -206,7 +206,12 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
     let _other = echo::tcp(&sandbox, at(VIP, 81), "the VIP itself");
     manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, [POD]));
     let file = sandbox.dir().join("cproxy.conf");
-    let set = |text: &str| std::fs::write(&file, text).unwrap();
+    // By renaming: the agent reads the file at any time.
+    let set = |text: &str| {
+        let new = file.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &file).unwrap();
+    };
     set("log-level = warn\n");
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).start();
     agent.wait_ready(SYNC);
@@ -244,7 +249,10 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
         agent.signal(Signal::HUP);
         set("balance = round-robin\nlog-level = debug\n");
         agent.signal(Signal::HUP);
-        agent.wait_log("to none; --balance changed from random to round-robin; --log-level", SYNC);
+        agent.wait_log(
+            "to none; --balance changed from random to round-robin; --log-level changed from info to debug",
+            SYNC,
+        );
         assert!(is_refused());
         agent.signal(Signal::HUP);
         agent.wait_log("no setting has changed", SYNC);
