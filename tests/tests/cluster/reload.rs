@@ -25,6 +25,7 @@ fn a_hangup_moves_the_watches_to_another_address_without_a_gap() {
     let failures = agent.log().matches("cannot watch").count();
     cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
     let stays = "TCP 10.96.0.10:80 10.244.0.1:8080";
+    cluster.expect(&[stays]);
     while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         for (addresses, used, pod) in [
             ("https://[2001:db8::1]:6443", "https://[2001:db8::1]:6443", "10.244.0.2"),
