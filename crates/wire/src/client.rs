@@ -178,7 +178,16 @@ impl ApiClient {
         }
         match kept {
             Some(connection) => {
-                errors.iter().for_each(|error| tracing::debug!("the present connection stays: {error}"));
+                let is_outdated = session.current.as_ref().is_some_and(|current| current.fingerprint != fingerprint);
+                for error in errors {
+                    if is_outdated {
+                        tracing::warn!(
+                            "the changed configuration cannot be used: {error}; the present connection stays"
+                        );
+                    } else {
+                        tracing::debug!("the present connection stays: {error}");
+                    }
+                }
                 Ok((connection, false))
             }
             None => Err(errors.join("; ").into()),
