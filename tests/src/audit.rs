@@ -50,19 +50,19 @@ impl AuditLog {
     /// The agent's requests so far, in order.
     pub fn requests(&self) -> Vec<AuditedRequest> {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let mut requests = Vec::<(Value, AuditedRequest)>::new();
+        let mut requests = Vec::<(String, AuditedRequest)>::new();
         // The last line may be incomplete.
         for event in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-            let text = |field: &Value| field.as_str().unwrap_or_default().to_owned();
-            if !text(&event["userAgent"]).starts_with(AGENT) {
+            let text = |path| event.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+            if !text("/userAgent").starts_with(AGENT) {
                 continue;
             }
-            let is_done = event["stage"] == "ResponseComplete";
-            let (id, code) = (event["auditID"].clone(), event["responseStatus"]["code"].as_u64().unwrap_or_default());
+            let (id, is_done) = (text("/auditID"), text("/stage") == "ResponseComplete");
+            let code = event.pointer("/responseStatus/code").and_then(Value::as_u64).unwrap_or_default();
             match requests.iter_mut().find(|(other, _)| *other == id) {
                 Some((_, request)) => (request.is_done, request.code) = (is_done, code),
                 None => {
-                    let (user, uri) = (text(&event["user"]["username"]), text(&event["requestURI"]));
+                    let (user, uri) = (text("/user/username"), text("/requestURI"));
                     requests.push((id, AuditedRequest { user, uri, code, is_done }));
                 }
             }

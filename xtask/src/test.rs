@@ -36,7 +36,8 @@ pub(crate) struct TestArguments {
     /// Runs the random tests churn and kube_proxy much longer, and tests that take 25 minutes
     #[arg(long)]
     soak: bool,
-    /// Also runs tests against the oldest supported Kubernetes, which takes minutes to build
+    /// Also runs tests that take minutes, and those against the oldest supported Kubernetes, which takes minutes to
+    /// build
     #[arg(long)]
     long: bool,
     /// Runs only the tests whose names contain this

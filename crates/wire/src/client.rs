@@ -206,8 +206,9 @@ impl ApiClient {
         }
         match kept {
             Some(connection) => {
+                let is_outdated = session.current.as_ref().is_some_and(|current| current.fingerprint != fingerprint);
                 for error in errors {
-                    if session.must_renew {
+                    if session.must_renew || is_outdated {
                         tracing::warn!("the present connection to the API server stays for now: {error}");
                     } else {
                         tracing::debug!("the present connection stays: {error}");

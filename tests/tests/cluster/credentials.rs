@@ -152,6 +152,16 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
         });
         vm.expect_another(true);
 
+        // With a wrong authority there is no new connection, and the present one stays.
+        let other = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap();
+        vm.write("ca.crt", &other.cert.pem());
+        let line = agent.wait_log("the present connection stays", PATIENCE);
+        assert!(line.contains("WARN") && line.contains("invalid peer certificate"), "{line}");
+        assert_eq!(vm.relay.open_count(), 1);
+        vm.expect_another(false);
+        vm.write("ca.crt", &control_plane.ca_pem());
+        vm.expect_another(true);
+
         vm.write_identity(&control_plane.client_identity("second", None, true));
         vm.relay.cut();
         agent.wait_log("does not accept the credentials (401); check the token or certificate", PATIENCE);

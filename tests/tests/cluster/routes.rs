@@ -83,3 +83,18 @@ fn an_http_proxy_of_the_kubeconfig_is_used_with_its_password() {
     kubeconfig_with_proxy(&cluster, &format!("http://user:secret@{}", closed.address()));
     agent.wait_ready(PATIENCE);
 }
+
+#[test]
+fn a_vsock_address_without_a_host_behind_it_is_named_with_the_reason_and_tried_again() {
+    let sandbox = Sandbox::for_test();
+    // No program has this port, should this machine be a VM with vsock.
+    let address = "vsock://2:4294967294";
+    let mut agent = Agent::new(&sandbox).args(["--apiserver", address]).start();
+    let line = agent.wait_log("cannot watch services", PATIENCE);
+    let reasons = ["this kernel has no vsock", "this VM has no vsock device", "nothing listens on that port"];
+    assert!(line.contains(address) && reasons.iter().any(|reason| line.contains(reason)), "{line}");
+    agent.wait_until(PATIENCE, "it tries again", |agent| {
+        if agent.log().matches("cannot watch services").count() > 1 { Ok(()) } else { Err("not yet") }
+    });
+    assert!(!agent.is_ready());
+}
