@@ -1,5 +1,5 @@
-//! Objects in protobuf as an API server sends them. An input is objects: a byte for the kind and what becomes of it, two
-//! bytes for its length, least significant first, and the object. At the end the agent writes the table.
+//! Objects in protobuf as an API server sends them. An input is objects: a byte for the kind and what becomes of it,
+//! two bytes for its length, least significant first, and the object. At the end the agent writes the table.
 
 #![no_main]
 

@@ -224,7 +224,7 @@ impl ApiClient {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = address.into();
     }
 
-    /// Sends a request once. Returns the connection that was used, too, and with an error whether another one may serve.
+    /// Sends a request once. Returns the connection that was used, too, and with an error whether another may serve.
     async fn send_once(&self, mut request: Request<()>) -> Result<(Received, Arc<Connection>), (BoxError, bool)> {
         let mut session = self.session.lock().await;
         let (connection, is_new) = self.connect(&mut session).await.map_err(|error| (error, false))?;

@@ -1,5 +1,5 @@
-//! Names of a JSON object that is too long or broken, read from its beginning. The API server writes them before any long
-//! field.
+//! Names of a JSON object that is too long or broken, read from its beginning. The API server writes them before any
+//! long field.
 
 use std::{borrow::Cow, fmt};
 

@@ -1,7 +1,7 @@
 //! Watches of Services, EndpointSlices and, if its name is known, this Node, as one stream of events.
 //!
-//! Lists come from the server's cache, and are never a quorum read from etcd. Objects are decoded and published one by one, so the memory that a list
-//! takes is bounded by its longest object.
+//! Lists come from the server's cache, and are never a quorum read from etcd. Objects are decoded and published one by
+//! one, so the memory that a list takes is bounded by its longest object.
 //!
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
 //! instead. If the server cannot be reached, the agent waits, as for the other resources.

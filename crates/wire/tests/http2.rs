@@ -1,7 +1,7 @@
 //! HTTP/2 servers that misbehave, over real connections: the client gives up their connection, makes another one, and
 //! gets its lists from that.
 
-#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a failed assertion is a failed test")]
+#![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a failed assertion is a failed test")]
 
 use std::{
     fs,
@@ -48,7 +48,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// What a bad server sends after its settings and the first request, until its client hangs up.
+/// Bytes that bad servers send after their settings and the first request.
 fn bad_servers() -> Vec<(&'static str, Vec<u8>)> {
     let response = frame(HEADERS, END_HEADERS, 1, STATUS_200);
     let half = frame(DATA, 0, 1, br#"{"kind":"ServiceList","items":[{"metadata":{"name":"#);
