@@ -80,8 +80,7 @@ fn watched<K: Object>(json: &str, applied: fn(K) -> Event, deleted: fn(ObjectNam
         Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => vec![applied(object)],
         Ok(WatchEvent::Deleted(object)) => {
             let meta = object.metadata();
-            let name = |name: &Option<String>| name.clone().unwrap_or_default();
-            vec![deleted(ObjectName::new(&name(&meta.namespace), name(&meta.name)))]
+            vec![deleted(ObjectName::new(&meta.namespace, &*meta.name))]
         }
         Ok(WatchEvent::Bookmark(_) | WatchEvent::Error(_)) | Err(_) => Vec::new(),
     }

@@ -12,6 +12,7 @@ use std::{
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
+pub use crate::credentials::ClientIdentity;
 use crate::{
     credentials::{self, Credentials},
     manifest,
@@ -27,6 +28,9 @@ pub const ADDRESS_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 
 
 /// The API server's port.
 pub const PORT: u16 = 6443;
+
+/// The second API server's port.
+pub const SECOND_PORT: u16 = 6444;
 
 /// Name of the API server, for nameservers that serve it.
 pub const NAME: &str = "api.test";
@@ -59,8 +63,8 @@ const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
 /// URL of etcd for the API server.
 const ETCD: &str = "http://127.0.0.1:2379";
 
-/// Limit on the whole start on a busy machine.
-const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Limit on each step of the start, on a busy machine and with many clients that come back.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Limit on a run of kubectl, which takes a minute for thousands of objects.
 const KUBECTL_TIMEOUT: Duration = Duration::from_secs(300);
@@ -143,6 +147,23 @@ impl<'s> ControlPlane<'s> {
         credentials::token(user)
     }
 
+    /// A certificate for a client of this name, perhaps in a group. `is_expired`: it was valid once.
+    pub fn client_identity(&self, user: &str, group: Option<&str>, is_expired: bool) -> ClientIdentity {
+        self.credentials.client(user, group, is_expired)
+    }
+
+    /// Replaces the authority of the API server and its certificate, which the running server uses from then on for
+    /// new connections. Clients that exist trust the previous one.
+    pub fn renew_authority(&self) {
+        self.credentials.renew_authority();
+    }
+
+    /// A bound token of a ServiceAccount in the namespace `default`.
+    pub fn request_token(&self, account: &str, lifetime: Duration) -> String {
+        let lifetime = format!("--duration={}s", lifetime.as_secs());
+        self.kubectl(&["create", "token", account, &lifetime], "").trim().to_owned()
+    }
+
     /// A kubeconfig for a user with all rights.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.kubeconfig_for("admin")
@@ -188,8 +209,12 @@ impl<'s> ControlPlane<'s> {
 
     /// Runs kubectl as `user`; it may fail.
     pub fn try_kubectl(&self, user: &str, args: &[&str], input: &str) -> Output {
+        self.kubectl_with(&self.kubeconfig_for(user), args, input)
+    }
+
+    fn kubectl_with(&self, kubeconfig: &Path, args: &[&str], input: &str) -> Output {
         let mut command = Command::new(self.binary("kubectl"));
-        command.env("KUBECONFIG", self.kubeconfig_for(user)).env("HOME", self.sandbox.dir()).args(args);
+        command.env("KUBECONFIG", kubeconfig).env("HOME", self.sandbox.dir()).args(args);
         run(self.sandbox, Placement::Unhooked, command, input, KUBECTL_TIMEOUT)
     }
 
@@ -200,7 +225,13 @@ impl<'s> ControlPlane<'s> {
 
     /// A client for one of the control plane's users.
     pub async fn client_for(&self, user: &str) -> kube::Client {
-        let file = Kubeconfig::read_from(self.kubeconfig_for(user)).expect("cannot read a kubeconfig just written");
+        self.client_at(user, &self.server_url()).await
+    }
+
+    /// Like [`ControlPlane::client_for`], for another URL of the API server.
+    pub async fn client_at(&self, user: &str, server: &str) -> kube::Client {
+        let file =
+            Kubeconfig::read_from(self.kubeconfig_at(user, server)).expect("cannot read a kubeconfig just written");
         let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
             .await
             .expect("cannot use a kubeconfig just written");
@@ -222,11 +253,23 @@ impl<'s> ControlPlane<'s> {
     /// Starts the API server, if it is not running, and waits until it is ready.
     pub fn start_api_server(&mut self) {
         if self.api_server.is_none() {
-            let command = self.api_server_command();
+            let mut command = self.api_server_command(PORT);
+            command.args(&self.flags);
             let mut daemon = Daemon::spawn(self.sandbox, "kube-apiserver", Placement::Unhooked, command);
             self.wait_ready(&mut daemon);
             self.api_server = Some(daemon);
         }
+    }
+
+    /// Starts another API server with the same etcd, at [`SECOND_PORT`], and waits until it is ready.
+    pub fn start_second(&self, flags: &[String]) -> Daemon {
+        let mut command = self.api_server_command(SECOND_PORT);
+        // The first one is the only endpoint of default/kubernetes.
+        command.arg("--endpoint-reconciler-type=none").args(flags);
+        let mut daemon = Daemon::spawn(self.sandbox, "second-kube-apiserver", Placement::Unhooked, command);
+        let kubeconfig = self.kubeconfig_at("admin", &format!("https://{ADDRESS}:{SECOND_PORT}"));
+        daemon.wait_until(START_TIMEOUT, "it was ready", |_| self.get_raw_with(&kubeconfig, "/readyz"));
+        daemon
     }
 
     /// The API server's process id, while it runs.
@@ -256,30 +299,34 @@ impl ControlPlane<'_> {
 
     /// The API server's answer to a GET by `admin`.
     fn get_raw(&self, path: &str) -> Result<String, String> {
-        let output = self.try_kubectl("admin", &["get", "--raw", path], "");
+        self.get_raw_with(&self.admin_kubeconfig(), path)
+    }
+
+    fn get_raw_with(&self, kubeconfig: &Path, path: &str) -> Result<String, String> {
+        let output = self.kubectl_with(kubeconfig, &["get", "--raw", path], "");
         if output.code == 0 { Ok(output.stdout) } else { Err(output.stderr) }
     }
 
-    fn api_server_command(&self) -> Command {
+    fn api_server_command(&self, port: u16) -> Command {
         let mut command = Command::new(binary(&self.api_server_binaries, "kube-apiserver"));
         command.arg(format!("--etcd-servers={ETCD}"));
         command.arg("--bind-address=::").arg(format!("--advertise-address={ADDRESS}"));
-        command.arg(format!("--secure-port={PORT}"));
+        command.arg(format!("--secure-port={port}"));
         command.arg(format!("--service-cluster-ip-range={SERVICE_RANGES}"));
         command.arg("--service-account-issuer=https://kubernetes.default.svc");
-        command.arg("--authorization-mode=RBAC");
+        command.arg("--authorization-mode=Node,RBAC");
         // Pods get no tokens here, since the controller that would create their accounts does not run.
         command.arg("--disable-admission-plugins=ServiceAccount");
         for (flag, name) in [
             ("--tls-cert-file", "server.crt"),
             ("--tls-private-key-file", "server.key"),
+            ("--client-ca-file", "clients.crt"),
             ("--token-auth-file", "tokens.csv"),
             ("--service-account-key-file", "service-account.pub"),
             ("--service-account-signing-key-file", "service-account.key"),
         ] {
             command.arg(flag).arg(self.credentials.file(name));
         }
-        command.args(&self.flags);
         command
     }
 }

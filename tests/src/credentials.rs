@@ -2,7 +2,7 @@
 //! created for each run and are worthless afterwards.
 
 use std::{
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 
@@ -13,18 +13,38 @@ use serde_json::json;
 const USERS: [(&str, &str); 4] =
     [("admin", "system:masters"), ("cproxy", ""), ("system:kube-proxy", ""), ("nobody", "")];
 
-/// Directory of the credentials.
-#[derive(Debug)]
+/// Directory of the credentials, and the authority of client certificates.
 pub(crate) struct Credentials {
     directory: PathBuf,
+    /// Names of the API server.
+    names: Vec<String>,
+    clients: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Credentials").field(&self.directory).finish()
+    }
+}
+
+/// Client certificate and key in PEM.
+#[derive(Clone, Debug)]
+pub struct ClientIdentity {
+    /// The certificate.
+    pub certificate: String,
+    /// Its key.
+    pub key: String,
 }
 
 impl Credentials {
     /// Creates them in `directory`, for an API server with the given names.
     pub(crate) fn create(directory: PathBuf, names: &[&str]) -> Self {
         fs::create_dir(&directory).expect("cannot create a directory in the sandbox");
-        let credentials = Self { directory };
-        credentials.make_certificates(names).expect("cannot make certificates");
+        let clients = new_authority("cproxy test clients").expect("cannot make a certificate");
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let credentials = Self { directory, names, clients };
+        credentials.write("clients.crt", &credentials.clients.pem());
+        credentials.renew_authority();
         let key = new_key();
         credentials.write("service-account.key", &key.serialize_pem());
         credentials.write("service-account.pub", &key.public_key_pem());
@@ -51,18 +71,39 @@ impl Credentials {
         self.write(&format!("{}.kubeconfig", user.replace(':', "-")), &config.to_string())
     }
 
-    fn make_certificates(&self, names: &[&str]) -> Result<(), rcgen::Error> {
-        let mut params = named("cproxy test authority", &[])?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, new_key())?;
-        let mut params = named("kube-apiserver", names)?;
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let key = new_key();
-        let certificate = params.signed_by(&key, &authority)?;
-        self.write("ca.crt", &authority.pem());
-        self.write("server.crt", &certificate.pem());
-        self.write("server.key", &key.serialize_pem());
-        Ok(())
+    /// A certificate for a client of this name, perhaps in a group. `is_expired`: it was valid once.
+    pub(crate) fn client(&self, user: &str, group: Option<&str>, is_expired: bool) -> ClientIdentity {
+        let make = || {
+            let mut params = named(user, Vec::new())?;
+            if let Some(group) = group {
+                params.distinguished_name.push(DnType::OrganizationName, group);
+            }
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            if is_expired {
+                params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+                params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+            }
+            let key = new_key();
+            let certificate = params.signed_by(&key, &self.clients)?;
+            Ok(ClientIdentity { certificate: certificate.pem(), key: key.serialize_pem() })
+        };
+        make().unwrap_or_else(|error: rcgen::Error| panic!("cannot make a certificate: {error}"))
+    }
+
+    /// Replaces the authority of the API server and its certificate. Clients of the harness trust only the new one.
+    pub(crate) fn renew_authority(&self) {
+        let renew = || {
+            let authority = new_authority("cproxy test authority")?;
+            let mut params = named("kube-apiserver", self.names.clone())?;
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            let key = new_key();
+            let certificate = params.signed_by(&key, &authority)?;
+            self.write("ca.crt", &authority.pem());
+            self.write("server.crt", &certificate.pem());
+            self.write("server.key", &key.serialize_pem());
+            Ok(())
+        };
+        renew().unwrap_or_else(|error: rcgen::Error| panic!("cannot make certificates: {error}"));
     }
 
     fn write(&self, name: &str, content: &str) -> PathBuf {
@@ -89,8 +130,14 @@ fn new_key() -> KeyPair {
     KeyPair::generate().expect("cannot generate a key pair")
 }
 
-fn named(common_name: &str, names: &[&str]) -> Result<CertificateParams, rcgen::Error> {
-    let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?;
+fn new_authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {
+    let mut params = named(name, Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, new_key())
+}
+
+fn named(common_name: &str, names: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, common_name);
     Ok(params)
 }

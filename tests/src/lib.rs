@@ -13,6 +13,7 @@
 )]
 
 pub mod api;
+pub mod audit;
 pub mod control_plane;
 pub mod echo;
 pub mod guest;
@@ -26,6 +27,7 @@ pub mod pinned;
 pub mod population;
 pub mod process;
 pub mod random;
+pub mod relay;
 pub mod sandbox;
 pub mod seccomp;
 pub mod supervised;

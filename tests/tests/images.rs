@@ -267,8 +267,8 @@ fn the_sysv_script_starts_stops_and_reports_its_status() {
                 does() { echo \"does $1\"; sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
                 does status; does start; does status\n\
                 kill -9 \"$(pidof cproxy)\"; sleep 2; cproxy wait; does status\n\
-                does restart; does reload; sleep 2; grep -o 'settings were read again' /var/log/cproxy.log; does status\n\
-                does stop; does status; cproxy get services; does other\n";
+                does restart; does reload; sleep 2; grep -o 'settings were read again' /var/log/cproxy.log\n\
+                does status; does stop; does status; cproxy get services; does other\n";
     program(&root, "etc/cproxy/first", text);
     let (_, log) = boot(&sandbox, &root, "cproxy.manifests=/etc/cproxy/manifests\n", "/etc/cproxy/first");
     let codes: Vec<_> =

@@ -33,10 +33,11 @@ pub(crate) struct TestArguments {
     /// Leaves out a group of suites, which then count as skipped
     #[arg(long, value_name = "GROUP")]
     without: Vec<SuiteGroup>,
-    /// Runs the random tests churn and kube_proxy much longer
+    /// Runs the random tests churn and kube_proxy much longer, and tests that take 25 minutes
     #[arg(long)]
     soak: bool,
-    /// Also runs tests against the oldest supported Kubernetes, which takes minutes to build
+    /// Also runs tests that take minutes, and those against the oldest supported Kubernetes, which takes minutes to
+    /// build
     #[arg(long)]
     long: bool,
     /// Runs only the tests whose names contain this
@@ -94,6 +95,9 @@ const ALONE: &[&str] = &["--test-threads=1"];
 
 /// Leaves out the tests that take minutes.
 const WITHOUT_LONG: [&str; 2] = ["--skip", "long::"];
+
+/// Leaves out the tests that take even longer.
+const WITHOUT_SOAK: [&str; 2] = ["--skip", "soak::"];
 
 /// The same without the tests that take minutes under emulation or need other kernels; `cargo xtask vm test` has those.
 const SHORT: &[&str] = &["--test-threads=1", WITHOUT_LONG[0], WITHOUT_LONG[1]];
@@ -323,6 +327,9 @@ impl SuiteRunner<'_> {
         }
         if suite.needs.contains(&Requirement::OldestControlPlane) && !self.arguments.long {
             command.args(WITHOUT_LONG);
+        }
+        if !self.arguments.soak {
+            command.args(WITHOUT_SOAK);
         }
         let (counts, status) = stream(&mut command)?;
         Ok(outcome_of(suite.name, counts, status, self.arguments.filter.is_some()))

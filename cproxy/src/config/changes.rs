@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_running_agent_can_change_is_applied() {
+    fn changes_that_a_running_agent_can_make_are_applied() {
         let ip = |text| vec![parse_address(text).unwrap()];
         for (new, text) in [
             (changed(|new| server(new).kubeconfig = Some("/k".into())), "--kubeconfig changed from none to /k"),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_at_the_start_stays_and_is_named() {
+    fn settings_that_count_at_the_start_stay_and_are_named() {
         let manifests = ObjectSource::Manifests(vec!["a".into(), "b".into()]);
         for (new, text) in [
             (changed(|new| new.bootstrap = Some("/b".into())), "--bootstrap changed from none to /b"),

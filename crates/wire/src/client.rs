@@ -174,7 +174,7 @@ impl ApiClient {
             }
             kept = Some(current.connection.clone());
         }
-        let tls = configuration.material.client_config()?;
+        let tls = configuration.tls()?;
         let mut errors = Vec::new();
         for index in order {
             let Some(address) = configuration.servers.get(index) else { continue };
@@ -206,8 +206,9 @@ impl ApiClient {
         }
         match kept {
             Some(connection) => {
+                let is_outdated = session.current.as_ref().is_some_and(|current| current.fingerprint != fingerprint);
                 for error in errors {
-                    if session.must_renew {
+                    if session.must_renew || is_outdated {
                         tracing::warn!("the present connection to the API server stays for now: {error}");
                     } else {
                         tracing::debug!("the present connection stays: {error}");
@@ -223,7 +224,7 @@ impl ApiClient {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = address.into();
     }
 
-    /// Sends a request once. Returns the connection that was used, too, and with an error whether another one may serve.
+    /// Sends a request once. Returns the connection that was used, too, and with an error whether another may serve.
     async fn send_once(&self, mut request: Request<()>) -> Result<(Received, Arc<Connection>), (BoxError, bool)> {
         let mut session = self.session.lock().await;
         let (connection, is_new) = self.connect(&mut session).await.map_err(|error| (error, false))?;
@@ -318,10 +319,17 @@ impl Session {
     async fn with_exec(&mut self, mut configuration: Configuration) -> Result<Configuration, String> {
         let Some(exec) = &configuration.exec else { return Ok(configuration) };
         let key = format!("{exec:?}");
-        let known = self.exec.take().filter(|(of, credentials)| *of == key && credentials.are_valid());
+        let known = self.exec.as_ref().filter(|(of, _)| *of == key).map(|(_, credentials)| credentials.clone());
         let credentials = match known {
-            Some((_, credentials)) => credentials,
-            None => exec_plugin::run(exec).await?,
+            Some(known) if known.are_fresh() => known,
+            known => match (exec_plugin::run(exec).await, known) {
+                (Ok(new), _) => new,
+                (Err(error), Some(known)) if known.are_valid() => {
+                    tracing::warn!("{error}; its last credentials stay in use until they expire");
+                    known
+                }
+                (Err(error), _) => return Err(error),
+            },
         };
         self.exec = Some((key, credentials.clone()));
         configuration.add(credentials)?;

@@ -9,8 +9,8 @@ use tokio::{process::Command, time::timeout};
 
 use super::tls::Identity;
 
-/// Time for the program to end.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for the program to end. Two requests that wait for it one after the other still have time for a list.
+const TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Time before the expiry at which credentials are asked for again.
 const EARLY: Duration = Duration::from_secs(60);
@@ -58,11 +58,17 @@ struct ExecStatus {
 
 impl ExecCredentials {
     /// True if they are still good for a while.
+    pub(super) fn are_fresh(&self) -> bool {
+        self.are_valid_after(EARLY)
+    }
+
+    /// True if they are still good.
     pub(super) fn are_valid(&self) -> bool {
-        self.expires.is_none_or(|expires| {
-            let now = Timestamp::now();
-            now.checked_add(EARLY).is_ok_and(|soon| soon < expires)
-        })
+        self.are_valid_after(Duration::ZERO)
+    }
+
+    fn are_valid_after(&self, time: Duration) -> bool {
+        self.expires.is_none_or(|expires| Timestamp::now().checked_add(time).is_ok_and(|then| then < expires))
     }
 
     fn read(json: &[u8]) -> Result<Self, String> {
@@ -77,6 +83,9 @@ impl ExecCredentials {
             (None, None) => None,
             _ => return Err("its ExecCredential needs both clientCertificateData and clientKeyData".to_owned()),
         };
+        if token.as_ref().is_some_and(|token| token.contains(|character: char| character.is_control())) {
+            return Err("the token of its ExecCredential has a line feed or another control character".to_owned());
+        }
         if token.is_none() && identity.is_none() {
             return Err("its ExecCredential has neither a token nor a client certificate".to_owned());
         }
@@ -128,16 +137,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_is_valid_until_shortly_before_its_expiry() {
+    async fn a_token_is_fresh_until_shortly_before_its_expiry() {
         let print = |status: &str| shell(&format!("printf '%s' '{{\"status\":{status}}}'"));
         let for_ever = run(&print(r#"{"token":"a\n"}"#)).await.unwrap();
-        assert!(for_ever.are_valid() && for_ever.token.as_deref() == Some("a"));
+        assert!(for_ever.are_fresh() && for_ever.token.as_deref() == Some("a"));
         let at = |seconds| Timestamp::now().checked_add(Duration::from_secs(seconds)).unwrap();
         let expires = async |seconds| {
             let status = format!(r#"{{"token":"a","expirationTimestamp":"{}"}}"#, at(seconds));
-            run(&print(&status)).await.unwrap().are_valid()
+            let credentials = run(&print(&status)).await.unwrap();
+            (credentials.are_fresh(), credentials.are_valid())
         };
-        assert!(expires(600).await && !expires(30).await);
+        assert_eq!(expires(600).await, (true, true));
+        assert_eq!(expires(30).await, (false, true));
+        assert_eq!(expires(0).await, (false, false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_hangs_is_ended() {
+        let error = run(&shell("exec sleep 1000")).await.unwrap_err();
+        assert_eq!(error, "exec plugin sh: no answer within 25s");
     }
 
     #[tokio::test]
@@ -155,6 +173,7 @@ mod tests {
             ("echo '<html>'", "no ExecCredential"),
             ("echo '{}'", "no status"),
             ("echo '{\"status\":{}}'", "neither a token"),
+            (r#"printf '%s' '{"status":{"token":"a\nb"}}'"#, "line feed"),
             ("echo '{\"status\":{\"clientKeyData\":\"k\"}}'", "needs both"),
             ("echo '{\"status\":{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}}'", "expirationTimestamp"),
         ] {

@@ -3,8 +3,8 @@
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use cproxy_tests::{
-    control_plane::{ADDRESS, PORT, role_binding},
-    manifest::write_text,
+    control_plane::{ADDRESS, ClientIdentity, NODE, PORT, role_binding},
+    manifest::{self, write_text},
     process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary},
     sandbox::{Placement, Sandbox},
 };
@@ -95,21 +95,12 @@ fn credentials_may_come_from_a_file_or_a_command() {
     let token = cluster.control_plane.token("cproxy");
     let (version, kind) = ("client.authentication.k8s.io/v1", "ExecCredential");
     let answer = json!({"apiVersion": version, "kind": kind, "status": {"token": token}}).to_string();
-    let nested = json!({"credential": {"access_token": token, "token_expiry": "2100-01-01T00:00:00Z"}}).to_string();
     write_text(sandbox.dir(), "token", &token);
-    let nested = write_text(sandbox.dir(), "nested", &nested);
     for (name, user) in [
         ("file", json!({"tokenFile": "token"})),
         (
             "exec",
             json!({"exec": {"apiVersion": version, "interactiveMode": "Never", "command": "echo", "args": [answer]}}),
-        ),
-        (
-            "provider",
-            json!({"auth-provider": {"name": "gcp", "config": {
-                "cmd-path": "cat", "cmd-args": nested,
-                "token-key": "{.credential.access_token}", "expiry-key": "{.credential.token_expiry}",
-            }}}),
         ),
     ] {
         let file = kubeconfig_with(&cluster, name, |config| config["users"][0]["user"] = user);
@@ -146,4 +137,38 @@ fn a_wrong_token_and_a_wrong_authority_are_named() {
         config["clusters"][0]["cluster"]["certificate-authority"] = json!(other);
     });
     assert_keeps_trying(&cluster, authority, &[&server, "certificate", "UnknownIssuer"]);
+}
+
+#[test]
+fn an_identity_of_a_node_needs_the_role_node_proxier_for_endpoint_slices_only() {
+    let sandbox = Sandbox::for_test();
+    let cluster = Cluster::start(&sandbox);
+    cluster.apply(manifest::node(NODE, "a"));
+    let start = |user: &str, group| {
+        let ClientIdentity { certificate, key } = cluster.control_plane.client_identity(user, group, false);
+        // The kubelet has both in one file.
+        let file = write_text(sandbox.dir(), "client.pem", &(certificate + &key));
+        let kubeconfig = kubeconfig_with(&cluster, "node", |config| {
+            config["users"][0]["user"] = json!({"client-certificate": file, "client-key": file});
+        });
+        Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE]).start()
+    };
+    // The node authorizer, with what nodes may do by themselves.
+    let mut agent = start(&format!("system:node:{NODE}"), Some("system:nodes"));
+    let line = agent.wait_log("not permitted to watch endpointslices", PATIENCE);
+    assert!(line.contains("discovery.k8s.io"), "{line}");
+    let binding = ["create", "clusterrolebinding", "cproxy-nodes"];
+    let binding = [&binding[..], &["--clusterrole=system:node-proxier", "--group=system:nodes"]].concat();
+    cluster.control_plane.kubectl(&binding, "");
+    agent.wait_ready(PATIENCE);
+    cluster.expect(&[]);
+    let log = agent.log();
+    assert!(!log.contains("watch services:") && !log.contains("nodes"), "{log}");
+    agent.stop();
+
+    // The role suffices for any other identity, too: the one that Kubernetes has for kube-proxy.
+    let mut agent = start("system:kube-proxy", None);
+    agent.wait_ready(PATIENCE);
+    cluster.expect(&[]);
+    assert!(!agent.log().contains("not permitted"), "{}", agent.log());
 }

@@ -63,7 +63,12 @@ impl<'s> Cluster<'s> {
     /// Starts the API server again, with all objects.
     pub(crate) fn start_api_server(&mut self) {
         self.control_plane.start_api_server();
-        self.client = self.runtime.block_on(self.control_plane.client());
+        self.use_server(&self.control_plane.server_url());
+    }
+
+    /// Changes objects at this API server from now on.
+    pub(crate) fn use_server(&mut self, url: &str) {
+        self.client = self.runtime.block_on(self.control_plane.client_at("admin", url));
     }
 
     /// Creates or replaces the object.

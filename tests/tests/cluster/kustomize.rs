@@ -1,15 +1,28 @@
 //! The cluster configuration in images/kubernetes: the API server accepts it, and it grants exactly the rights that the
 //! agent needs.
 
-use std::path::Path;
+use std::{fs, path::Path, process::Command};
 
-use cproxy_tests::{control_plane::ControlPlane, sandbox::Sandbox};
+use cproxy_tests::{
+    control_plane::ControlPlane,
+    manifest::{self, write_text},
+    process::{Agent, eventually, run},
+    sandbox::{Placement, Sandbox},
+};
+use serde_json::json;
+
+use crate::fixture::PATIENCE;
 
 const ACCOUNT: &str = "system:serviceaccount:kube-system:cproxy";
 
+/// A file or directory of the cluster configuration.
+fn path(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/kubernetes").join(name);
+    path.into_os_string().into_string().unwrap()
+}
+
 fn rendered(control_plane: &ControlPlane<'_>, directory: &str) -> String {
-    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/kubernetes").join(directory);
-    control_plane.kubectl(&["kustomize", images.to_str().unwrap()], "")
+    control_plane.kubectl(&["kustomize", &path(directory)], "")
 }
 
 /// Whether the API server would allow the account's request.
@@ -37,6 +50,7 @@ fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
         assert_eq!(answer.matches("(server dry run)").count(), text.matches("\nkind: ").count(), "{overlay}: {answer}");
     }
     control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "overlays/baked-in"));
+    control_plane.kubectl(&["apply", "-f", &path("static-token.yaml")], "");
 
     for verb in ["list", "watch"] {
         for kind in ["services", "endpointslices.discovery.k8s.io"] {
@@ -52,4 +66,56 @@ fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
             assert!(!is_permitted(&control_plane, &[verb, kind, "--all-namespaces"]), "{verb} {kind}");
         }
     }
+}
+
+/// The code block of the README that has these words.
+fn block(words: &str) -> String {
+    let readme = fs::read_to_string(path("README.md")).unwrap();
+    let code = readme.split("\n```").skip(1).step_by(2).find(|block| block.contains(words));
+    code.and_then(|block| block.split_once('\n')).unwrap_or_else(|| panic!("no block with {words:?}")).1.to_owned()
+}
+
+#[test]
+fn the_provider_gives_each_vm_a_short_lived_token_by_the_commands_of_the_readme() {
+    let sandbox = Sandbox::for_test();
+    let control_plane = ControlPlane::start(&sandbox);
+    control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "overlays/baked-in"));
+    control_plane.apply([manifest::node("virtual-kubelet", "a")]);
+    control_plane.kubectl(&["-n", "kube-system", "create", "serviceaccount", "virtual-kubelet"], "");
+    let provider = ["-n", "kube-system", "create", "token", "virtual-kubelet"];
+    let token = control_plane.kubectl(&provider, "").trim().to_owned();
+    let text = fs::read_to_string(control_plane.agent_kubeconfig()).unwrap();
+    let mut kubeconfig = serde_json::from_str::<serde_json::Value>(&text).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"token": token});
+    let kubeconfig = write_text(sandbox.dir(), "provider", &kubeconfig.to_string());
+    let vm = sandbox.dir().join("vm");
+    fs::create_dir(&vm).unwrap();
+    let binaries = control_plane.binary("kubectl").parent().unwrap().to_str().unwrap().to_owned();
+    let shell = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-euc", script]).current_dir(&vm).env("HOME", sandbox.dir()).env("KUBECONFIG", &kubeconfig);
+        command.env("PATH", format!("{binaries}:{}", std::env::var("PATH").unwrap_or_default()));
+        run(&sandbox, Placement::Unhooked, command, "", PATIENCE)
+    };
+    shell(&block("certificate-authority-data")).success();
+    shell(&block("create token")).success();
+    assert_ne!(shell("kubectl -n kube-system create token virtual-kubelet").code, 0, "another account");
+    assert_ne!(shell("kubectl -n kube-system get secrets").code, 0);
+
+    let text = block("tokenFile").replace("/etc/cproxy/", &format!("{}/", vm.display()));
+    let text = text.replace("https://10.0.0.1:6443", &control_plane.server_url());
+    let agent = Agent::new(&sandbox).kubeconfig(write_text(&vm, "kubeconfig", &text));
+    let mut agent = agent.args(["--node-name", "virtual-kubelet"]).start();
+    agent.wait_ready(PATIENCE);
+    assert!(!agent.log().contains("WARN"), "{}", agent.log());
+
+    // The token ends with the Node.
+    let get = "kubectl --server=$server --certificate-authority=ca.crt --token=$(cat token) get services -A";
+    let get = get.replace("$server", &control_plane.server_url());
+    shell(&format!("unset KUBECONFIG; {get}")).success();
+    control_plane.kubectl(&["delete", "node", "virtual-kubelet"], "");
+    eventually(PATIENCE, "the token is refused", || {
+        let output = shell(&format!("unset KUBECONFIG; {get}"));
+        if output.stderr.contains("Unauthorized") { Ok(()) } else { Err(format!("{output:?}")) }
+    });
 }

@@ -1,11 +1,20 @@
-//! The oldest supported API server. Its build takes minutes, so this is part of `cargo xtask test --long`.
+//! The oldest supported API server, whose build takes minutes, and what takes minutes itself. This is part of
+//! `cargo xtask test --long`.
 
 use cproxy_tests::{
     manifest::{Service, Slice},
     sandbox::Sandbox,
 };
 
-use crate::fixture::{Cluster, PATIENCE};
+use crate::{
+    failover,
+    fixture::{Cluster, PATIENCE},
+};
+
+#[test]
+fn a_preferred_api_server_that_has_returned_is_used_again_after_a_while() {
+    failover::assert_return();
+}
 
 #[test]
 fn kubernetes_1_30_is_followed_through_changes_and_an_outage() {

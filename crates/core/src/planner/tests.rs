@@ -934,10 +934,10 @@ fn a_port_that_is_renamed_keeps_its_frontend() {
     let (mut store, mut table, mut kernel) = two_endpoints();
     store.take_dirty();
     let mut renamed = service(ServiceStep { ports: 1, ..ServiceStep::default() });
-    renamed.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    renamed.spec.ports[0].name = "renamed".to_owned();
     store.apply(Event::Service(Box::new(renamed)));
     let mut slice = slice(endpoints(0b110));
-    slice.ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    slice.ports[0].name = Some("renamed".to_owned());
     store.apply(Event::EndpointSlice(Box::new(slice)));
     kernel.expect(&store);
     let dirty = store.take_dirty();
