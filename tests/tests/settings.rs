@@ -6,6 +6,7 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     os::unix::{fs::MetadataExt, net::UnixStream},
+    path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -199,6 +200,13 @@ fn while_a_client_connects<R>(port: u16, server: &str, work: impl FnOnce() -> R)
     result
 }
 
+/// Replaces a file at once: the agent reads it at any time.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(&new, file).unwrap();
+}
+
 #[test]
 fn a_hangup_applies_changed_settings_and_ends_nothing() {
     let sandbox = Sandbox::for_test();
@@ -206,15 +214,19 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
     let _other = echo::tcp(&sandbox, at(VIP, 81), "the VIP itself");
     manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, [POD]));
     let file = sandbox.dir().join("cproxy.conf");
-    // By renaming: the agent reads the file at any time.
-    let set = |text: &str| {
-        let new = file.with_extension("new");
-        std::fs::write(&new, text).unwrap();
-        std::fs::rename(&new, &file).unwrap();
-    };
-    set("log-level = warn\n");
+    let set = |text: &str| replace(&file, text);
+    set("# no settings yet\n");
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).start();
+    // The agent is starting.
+    agent.wait_until(
+        SYNC,
+        "the socket",
+        |_| if sandbox.run_dir().join("cproxy.sock").exists() { Ok(()) } else { Err("") },
+    );
+    set("log-level = warn\n");
+    agent.signal(Signal::HUP);
     agent.wait_ready(SYNC);
+    agent.wait_log("SIGHUP: settings were read again: --log-level changed from info to warn", SYNC);
     let is_refused = || echo::is_refused(echo::ask_tcp(at(VIP, 81)));
     while_a_client_connects(PORT, "pod", || {
         assert!(is_refused());
@@ -259,4 +271,38 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
     });
     assert_eq!(agent.exit_status(), None);
     assert!(agent.stop().success());
+}
+
+#[test]
+fn a_hangup_applies_other_addresses_of_node_and_vm() {
+    let service = Service::new("web").cluster_ips([VIP]).tcp("http", PORT, TCP).node_port(30080);
+    let service = service.spec("type", json!("LoadBalancer")).load_balancer_ip("203.0.113.1");
+    let service = service.spec("loadBalancerSourceRanges", json!(["10.1.0.0/16"]));
+    let sandbox = Sandbox::for_test();
+    manifest::write(
+        &sandbox.manifest_dir(),
+        "web.json",
+        [service.into(), Slice::v4("web").tcp("http", TCP).ready([POD]).into()],
+    );
+    let file = sandbox.dir().join("cproxy.conf");
+    replace(&file, "");
+    let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).start();
+    let mut world = World { agent, servers: Vec::new(), sandbox };
+    world.agent.wait_ready(SYNC);
+    for (text, node_port, action) in [
+        ("node-ip = 192.0.2.7\n", Some("192.0.2.7"), "drop"),
+        ("node-ip = 192.0.2.8\npod-ip = 10.1.0.1\n", Some("192.0.2.8"), "forward"),
+        ("pod-ip = 10.1.0.2, 10.2.0.1\n", None, "forward"),
+        ("pod-ip = 10.2.0.1\n", None, "drop"),
+        ("pod-ip = 10.1.0.1\n", None, "forward"),
+        ("", None, "drop"),
+    ] {
+        replace(&file, text);
+        world.agent.signal(Signal::HUP);
+        world.wait(|rows| {
+            let of = |source: &str| rows.iter().find(|row| row["source"] == source);
+            of("NodePort").and_then(|row| row["address"].as_str()) == node_port
+                && of("LoadBalancerIP").is_some_and(|row| row["action"] == action)
+        });
+    }
 }

@@ -71,7 +71,7 @@ async fn follow<ApiServer: Fn() -> Vec<IpAddr>>(
             }
             Err(error) => {
                 tracing::warn!(
-                    "netlink: {error}; changes of the VM's addresses are not seen: restart the agent after one, or \
+                    "netlink: {error}; changes of the VM's addresses are not seen: send SIGHUP after one, or \
                      pass --pod-ip"
                 );
                 return;

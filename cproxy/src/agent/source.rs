@@ -65,6 +65,12 @@ pub(super) fn start(
         }
         CheckedSource::ApiServer(server, configuration) => {
             tracing::info!("following the API server at {configuration}");
+            if server.kubeconfig.is_none() && server.addresses.is_empty() {
+                tracing::warn!(
+                    "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: if it cannot \
+                     be reached, pass --apiserver with the API server's real address"
+                );
+            }
             // Without this line, an API server behind a proxy just looks unreachable.
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");

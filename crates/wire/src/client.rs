@@ -368,7 +368,85 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
+    use http::Response;
+    use tokio::{
+        net::{UnixListener, UnixStream},
+        time::timeout,
+    };
+
     use super::*;
+    use crate::address::ServerAddress;
+
+    /// Behaviour of a server after a connection.
+    #[derive(Clone, Copy, Debug)]
+    enum Server {
+        /// Sends nothing.
+        Silent,
+        /// Speaks HTTP/2 and responds to no request.
+        Mute,
+        Serving,
+    }
+
+    /// Accepts connections at a socket, and sends a message for each request, or for each connection of a silent server.
+    async fn serve(socket: UnixListener, server: Server, requests: tokio::sync::mpsc::UnboundedSender<()>) {
+        let mut streams = Vec::<UnixStream>::new();
+        loop {
+            let (stream, _) = socket.accept().await.unwrap();
+            if let Server::Silent = server {
+                streams.push(stream);
+                requests.send(()).unwrap();
+                continue;
+            }
+            let requests = requests.clone();
+            drop(tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                let mut held = Vec::new();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    if let Server::Serving = server {
+                        respond.send_response(Response::new(()), true).unwrap();
+                    }
+                    held.push(respond);
+                    requests.send(()).ok();
+                }
+            }));
+        }
+    }
+
+    fn at(path: &Path) -> ApiServer {
+        ApiServer { addresses: vec![ServerAddress::Unix(path.to_owned())], ..ApiServer::default() }
+    }
+
+    #[tokio::test]
+    async fn other_servers_are_used_at_once_whatever_the_present_one_does() {
+        let dir = std::env::temp_dir().join(format!("cproxy-client-{}", std::process::id()));
+        fs::remove_dir_all(&dir).ok();
+        fs::create_dir(&dir).unwrap();
+        for server in [Server::Silent, Server::Mute, Server::Serving] {
+            let [first, second] = ["first", "second"].map(|name| dir.join(format!("{server:?}-{name}")));
+            let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+            drop(tokio::spawn(serve(UnixListener::bind(&first).unwrap(), server, sender.clone())));
+            let options = at(&first);
+            let configuration = configure(&options).await.unwrap();
+            let client = Arc::new(ApiClient::new(options, configuration, SocketSetup::none()));
+            let sending = client.clone();
+            let sent = tokio::spawn(async move { sending.send(Request::new(())).await.map(|_| ()) });
+            requests.recv().await.unwrap();
+            drop(tokio::spawn(serve(UnixListener::bind(&second).unwrap(), Server::Serving, sender)));
+            let options = at(&second);
+            let configuration = configure(&options).await.unwrap();
+            let moved = timeout(Duration::from_secs(5), client.reconfigure(options.clone(), configuration.clone()));
+            assert!(moved.await.is_ok(), "{server:?}");
+            assert!(matches!(timeout(Duration::from_secs(5), sent).await, Ok(Ok(Ok(())))), "{server:?}");
+            assert_eq!(*client.server(), *format!("unix://{}", second.display()));
+            // The same again is a new connection, to which watches move.
+            let mut received = client.send(Request::new(())).await.unwrap();
+            client.reconfigure(options, configuration).await;
+            assert!(timeout(Duration::from_secs(5), received.link.superseded()).await.is_ok(), "{server:?}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
 
     fn seconds(count: u64) -> Duration {
         Duration::from_secs(count)

@@ -209,12 +209,7 @@ impl std::fmt::Display for Configuration {
 /// that only cproxy serves. Behind a local socket, a proxy or relay may have credentials of its own.
 async fn in_cluster(address: Option<&ServerAddress>) -> Result<Config, ClientError> {
     let Some(address) = address else {
-        let config = Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)))?;
-        tracing::warn!(
-            "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: \
-             if it cannot be reached, pass --apiserver with the API server's real address"
-        );
-        return Ok(config);
+        return Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)));
     };
     let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
     let is_needed = |path: &String| !address.is_local() || Path::new(path).exists();

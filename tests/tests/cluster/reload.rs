@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use cproxy_tests::{process::Signal, sandbox::Sandbox};
+use cproxy_tests::{
+    process::{Daemon, Signal},
+    sandbox::Sandbox,
+};
 
 use crate::{
     client::while_a_client_connects,
@@ -43,6 +46,16 @@ fn a_hangup_moves_the_watches_to_another_address_without_a_gap() {
         cluster.apply_service("changes", "10.96.0.11", &["10.244.0.4"]);
         cluster.expect(&[stays, "TCP 10.96.0.11:80 10.244.0.4:8080"]);
     });
+    // Without a change, too: this is how an operator makes the agent use new credentials.
+    set("https://192.0.2.1:6443");
+    let connections = |agent: &Daemon| agent.log().matches("connected anew").count();
+    for _ in 0..2 {
+        let before = connections(&agent);
+        agent.signal(Signal::HUP);
+        agent.wait_until(PATIENCE, "a new connection", |agent| {
+            if connections(agent) > before { Ok(()) } else { Err("it is the old one") }
+        });
+    }
     let log = agent.log();
     assert_eq!(log.matches("cannot watch").count(), failures, "{log}");
     assert!(!log.contains("listing anew"), "{log}");
