@@ -17,7 +17,8 @@ use cproxy_tests::{
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
 
-const SUBJECT: &str = "subject";
+/// The Service's name.
+pub const SUBJECT: &str = "subject";
 /// The Service's ClusterIP and port, TCP.
 pub const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 255, 1)), 80);
 const TARGET_PORT: u16 = 8080;
@@ -29,8 +30,10 @@ pub const BACKENDS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), IpA
 /// there are any rules, no backend answers.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(25);
 
-/// Longest pause between two polls.
+/// Longest pause between two polls for one client. It grows with the number of clients, so that the polls for all of
+/// them leave the CPUs to the clients.
 const PAUSE_MAX: Duration = Duration::from_millis(5);
+const PAUSE_MAX_PER_CLIENT: Duration = Duration::from_millis(1);
 
 /// Shortest pause between two polls, and the limit as a share of the elapsed time. Each connection is an entry that
 /// kube-proxy reads when it looks for stale ones.
@@ -38,7 +41,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 const PAUSE_PART: u32 = 50;
 
 /// Limit on every wait, longer than any takes.
-pub const TIMEOUT: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The Service and its slice, with the first backend.
 #[must_use]
@@ -68,12 +71,19 @@ pub fn serve(netns: &Netns) -> Vec<Server> {
 /// Starts to poll for a backend at once, in a thread, for the time of its first answer.
 #[must_use]
 pub fn look_for(netns: &Netns, backend: IpAddr) -> Seen {
+    look_for_one_of(1, netns, backend)
+}
+
+/// The same for one of `clients` clients, all of which are looked at.
+#[must_use]
+pub fn look_for_one_of(clients: u32, netns: &Netns, backend: IpAddr) -> Seen {
+    let pause_max = PAUSE_MAX.max(PAUSE_MAX_PER_CLIENT * clients);
     let (found, seen): (Sender<Result<Instant>>, _) = channel();
     let netns = netns.clone();
     thread::spawn(move || {
         let entered = netns.enter().context("entering a network namespace");
         // The receiver may have given up.
-        drop(found.send(entered.and_then(|()| wait_for(backend))));
+        drop(found.send(entered.and_then(|()| wait_for(backend, pause_max))));
     });
     Seen(seen)
 }
@@ -91,7 +101,7 @@ impl Seen {
     }
 }
 
-fn wait_for(backend: IpAddr) -> Result<Instant> {
+fn wait_for(backend: IpAddr, pause_max: Duration) -> Result<Instant> {
     let (started, wanted) = (Instant::now(), backend.to_string());
     let mut last = None;
     while started.elapsed() < TIMEOUT {
@@ -99,7 +109,7 @@ fn wait_for(backend: IpAddr) -> Result<Instant> {
             Ok(name) if name == wanted => return Ok(Instant::now()),
             other => last = Some(other),
         }
-        thread::sleep(PAUSE.max(started.elapsed() / PAUSE_PART).min(PAUSE_MAX));
+        thread::sleep(PAUSE.max(started.elapsed() / PAUSE_PART).min(pause_max));
     }
     anyhow::bail!("{VIP} does not lead to {backend} within {TIMEOUT:?}, but: {last:?}")
 }

@@ -6,6 +6,7 @@ mod notify;
 mod own_addresses;
 mod readiness;
 mod reconciler;
+mod reload;
 mod source;
 mod stale_sockets;
 mod timeline;
@@ -14,18 +15,25 @@ use std::path::Path;
 
 use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup};
-use cproxy_network::{OwnAddresses, SocketSetup};
+use cproxy_network::SocketSetup;
 use cproxy_wire::LastContact;
 pub use error::AgentError;
 pub use install::{EXIT_RETRY, install_programs};
+use own_addresses::AddressSource;
 use readiness::Readiness;
 use reconciler::Reconciler;
+use reload::Reloader;
+pub use reload::Reread;
 use source::CheckedSource;
 use timeline::{Phase, Timeline};
-use tokio::{net::UnixListener, sync::mpsc};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
 
 use crate::{
-    config::{Config, Exclude},
+    config::{Config, TableSettings},
+    log::LogFilter,
     manifests::{self, ParseOptions},
     run_dir::{self, RunDir},
 };
@@ -34,26 +42,29 @@ use crate::{
 /// object, which may have a thousand endpoints.
 const EVENTS_WAITING_MAX: usize = 16;
 
-/// Runs until SIGTERM, SIGINT or SIGHUP. The hooks and the table stay in the kernel.
+/// Runs until SIGTERM or SIGINT. The hooks and the table stay in the kernel. On SIGHUP, `reread` returns the
+/// configuration as it is now, or why it is invalid.
 ///
 /// # Errors
 /// The reason why it does not run; nothing is half attached.
-pub async fn run(config: Config) -> Result<(), AgentError> {
+pub async fn run(config: Config, log: LogFilter, reread: Reread) -> Result<(), AgentError> {
     let run_dir = config.run_dir.clone();
-    let outcome = run_until_stopped(config).await;
+    let outcome = run_until_stopped(config, log, reread).await;
     if let Err(error) = &outcome {
         run_dir::record_failure(&run_dir, error.failure(), &error.to_string());
     }
     outcome
 }
 
-async fn run_until_stopped(config: Config) -> Result<(), AgentError> {
+async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Result<(), AgentError> {
+    // From now on the signal does not end the agent. It is looked at once the agent follows its source.
+    let hangups = signal(SignalKind::hangup()).map_err(AgentError::Signal)?;
     let mut timeline = Timeline::start();
     // All input is checked before anything is attached.
-    let mut node = config.node;
+    let mut node = config.node.clone();
     let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None };
     let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &node, &options)).transpose()?;
-    let exclusions = exclusions(&config.exclude)?;
+    let settings = table_settings(&config)?;
     let source = source::check(&config.source, options).await?;
     if let CheckedSource::Manifests(_, files) = &source
         && let Some(problem) = files.missing_node()
@@ -67,31 +78,38 @@ async fn run_until_stopped(config: Config) -> Result<(), AgentError> {
     let listener = run_dir.listen()?;
     timeline.end(Phase::Prepare);
     let last_contact = LastContact::default();
-    let known_addresses = source.known_addresses();
+    let configuration = source.configuration().cloned();
     let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
     // The source alone keeps the channel open, so that its end is noticed.
     let weak_sender = sender.downgrade();
-    source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender)?;
+    let client = source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender);
     install::install_in_child(&environment, &lock).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
-    if node.pod_ips.is_empty() {
-        let addresses = OwnAddresses::detect(socket_setup(lock.pins()), known_addresses);
-        own_addresses::report("own addresses", addresses.detected());
-        node.pod_ips = own_addresses::pod_ips(addresses.detected());
-        drop(tokio::spawn(own_addresses::follow(addresses, weak_sender)));
-    }
+    let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone());
+    node.pod_ips = addresses.start(&node.pod_ips, configuration.as_ref());
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
     let mut reconciler = Reconciler::open(&lock, store, readiness, last_contact, config.terminate_sockets)?;
-    reconciler.configure(exclusions, config.balance)?;
+    reconciler.configure(settings)?;
+    reconciler.reseed()?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(node.pod_ips));
         reconciler.bootstrap(&store)?;
     }
     reconciler.end_phase(Phase::Open);
     drop(tokio::spawn(reconciler.socket_terminator().run()));
-    reconcile_until_stopped(reconciler, events, listener).await
+    let (requests, received) = mpsc::channel(1);
+    drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
+    let reloader = Reloader { reread, config, log, client, addresses, events: weak_sender, requests };
+    drop(tokio::spawn(reloader.run(hangups)));
+    tokio::select! {
+        result = reconciler.run(events, received) => result,
+        signal = stop_signal() => {
+            tracing::info!("{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)");
+            Ok(())
+        }
+    }
 }
 
 /// Reports, in the log and to `cproxy wait`, that the programs are attached below the cgroup root.
@@ -105,9 +123,12 @@ fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), Agent
     Ok(run_dir.set_limited(&line)?)
 }
 
-fn exclusions(exclude: &Exclude) -> Result<Exclusions, CgroupError> {
+/// Settings of the table. Fails if an excluded cgroup does not exist.
+fn table_settings(config: &Config) -> Result<TableSettings, CgroupError> {
+    let Config { exclude, balance, terminate_sockets, .. } = config;
     let cgroups = exclude.cgroups.iter().map(|dir| excluded_cgroup(dir)).collect::<Result<_, _>>()?;
-    Ok(Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() })
+    let exclusions = Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() };
+    Ok(TableSettings { exclusions, balance: *balance, terminate_sockets: *terminate_sockets })
 }
 
 fn read_bootstrap(path: &Path, node: &NodeContext, options: &ParseOptions) -> Result<Store, AgentError> {
@@ -126,33 +147,13 @@ fn socket_setup(pins: &PinDir) -> SocketSetup {
     SocketSetup::new(move |socket| mark.mark(socket))
 }
 
-async fn reconcile_until_stopped(
-    mut reconciler: Reconciler,
-    events: mpsc::Receiver<Vec<Event>>,
-    listener: UnixListener,
-) -> Result<(), AgentError> {
-    let (sender, requests) = mpsc::channel(1);
-    drop(tokio::spawn(run_dir::serve(listener, sender)));
-    tokio::select! {
-        result = reconciler.run(events, requests) => result,
-        signal = stop_signal() => {
-            tracing::info!("{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)");
-            Ok(())
-        }
-    }
-}
-
 async fn stop_signal() -> &'static str {
-    use tokio::signal::unix::{SignalKind, signal};
-    let [Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)] =
-        [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal)
-    else {
+    let [Ok(mut terminate), Ok(mut interrupt)] = [SignalKind::terminate(), SignalKind::interrupt()].map(signal) else {
         // Without handlers the signals end the process, which is their purpose.
         return std::future::pending().await;
     };
     tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
-        _ = hangup.recv() => "SIGHUP",
     }
 }

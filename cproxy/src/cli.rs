@@ -14,7 +14,10 @@ mod wait;
 
 use std::{env, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{
+    Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 
 use self::settings::SettingsError;
@@ -22,6 +25,9 @@ use crate::run_dir::{Failure, record_failure};
 
 /// Exit code for wrong usage.
 const EXIT_USAGE: u8 = 2;
+
+/// Length of a line or value that an error shows.
+const SHOWN_CHARS_MAX: usize = 80;
 
 /// End of the help of commands whose help has no room for each flag's variable.
 const SETTINGS_HELP: &str = "\
@@ -155,11 +161,8 @@ enum Format {
 /// Runs one command. Errors go to stderr in one line; 1 for failure, 2 for wrong usage.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
-    // `exec` starts programs, whatever the settings are.
-    let is_exec = env::args_os().nth(1).is_some_and(|name| name == "exec");
-    let (mut cli, settings) = if is_exec { (cli, Ok(())) } else { settings::with_settings(cli) };
-    let result = parse(&mut cli, settings).map_err(anyhow::Error::from).and_then(execute);
+    let (cli, command) = read();
+    let result = command.map_err(anyhow::Error::from).and_then(execute);
     match result {
         Ok(code) => code,
         Err(error) => match error.downcast_ref() {
@@ -170,6 +173,16 @@ pub fn main() -> ExitCode {
             }
         },
     }
+}
+
+/// Reads the command line, and the settings of the environment and of the machine.
+fn read() -> (clap::Command, Result<Command, clap::Error>) {
+    let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
+    // `exec` starts programs, whatever the settings are.
+    let is_exec = env::args_os().nth(1).is_some_and(|name| name == "exec");
+    let (mut cli, settings) = if is_exec { (cli, Ok(())) } else { settings::with_settings(cli) };
+    let command = parse(&mut cli, settings);
+    (cli, command)
 }
 
 /// An empty variable, as scripts and pod templates leave it, counts as absent.
@@ -228,9 +241,12 @@ fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
-/// First paragraph of an error, which says what is wrong, in one line.
+/// First paragraph of an error, which says what is wrong, in one line. A long value is shortened.
 fn summary(error: &clap::Error) -> String {
-    let text = error.to_string();
+    let mut text = error.to_string();
+    if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
+        text = text.replacen(value, &shorten(value), 1);
+    }
     let lines: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     lines.join(" ").trim_start_matches("error: ").to_owned()
 }
@@ -246,6 +262,11 @@ fn run_dir(run: &clap::Command, arguments: impl Iterator<Item = OsString>) -> Pa
     let default = || Some(option?.get_default_values().first()?.to_os_string());
     let given = flag.as_ref().and_then(value_of).or_else(next).or_else(variable).or_else(default);
     given.unwrap_or_default().into()
+}
+
+/// Part of a text that an error shows.
+fn shorten(text: &str) -> String {
+    text.chars().take(SHOWN_CHARS_MAX).collect()
 }
 
 fn print_error(error: &dyn Display) {

@@ -1,10 +1,16 @@
 //! Validated configuration of `cproxy run`; no I/O.
 
+mod changes;
+
 use std::{fmt, path::PathBuf};
 
-use cproxy_core::{Balance, NodeContext};
+pub use changes::{Change, Changes};
+use cproxy_core::{Balance, Exclusions, NodeContext};
 use cproxy_datapath::sockets::Mode;
 use cproxy_wire::ApiServer;
+use tracing::Level;
+
+use crate::log::LogFormat;
 
 /// Source of Services and EndpointSlices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +30,17 @@ pub struct Exclude {
     pub uids: Vec<u32>,
     /// Destination ports.
     pub ports: Vec<u16>,
+}
+
+/// Settings of the programs and of the search for stale sockets.
+#[derive(Clone, Debug)]
+pub struct TableSettings {
+    /// Processes and destinations that are left alone, as the programs know them.
+    pub exclusions: Exclusions,
+    /// Choice of a backend for a new connection.
+    pub balance: Balance,
+    /// Stale sockets to close.
+    pub terminate_sockets: Mode,
 }
 
 /// Configuration of the agent.
@@ -47,17 +64,27 @@ pub struct Config {
     pub pin_dir: PathBuf,
     /// Run directory, with `ready` and `cproxy.sock`.
     pub run_dir: PathBuf,
+    /// Least severe level to log.
+    pub log_level: Level,
+    /// Format of log lines.
+    pub log_format: LogFormat,
+}
+
+impl fmt::Display for ObjectSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ApiServer(server) => server.fmt(f),
+            Self::Manifests(paths) => {
+                let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+                write!(f, "manifests {}", paths.join(", "))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.source {
-            ObjectSource::ApiServer(server) => server.fmt(f)?,
-            ObjectSource::Manifests(paths) => {
-                let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-                write!(f, "manifests {}", paths.join(", "))?;
-            }
-        }
+        self.source.fmt(f)?;
         if let Some(path) = &self.bootstrap {
             write!(f, "; bootstrap {}", path.display())?;
         }

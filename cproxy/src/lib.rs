@@ -9,6 +9,7 @@
 pub mod agent;
 pub mod cli;
 pub mod config;
+pub mod log;
 mod log_limit;
 pub mod manifests;
 pub mod memory;

@@ -9,8 +9,7 @@ use std::{
 };
 
 use tokio::runtime::Handle;
-use tracing::{Event, Metadata, Subscriber, callsite::Identifier};
-use tracing_subscriber::layer::{Context, Layer};
+use tracing::{Metadata, callsite::Identifier};
 
 /// Number of messages that pass at once.
 const BURST: u32 = 256;
@@ -19,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Time from the first message that is left out to the report of their number.
 const REPORT_DELAY: Duration = Duration::from_secs(10);
 
-/// Filter that drops messages above the rate and reports their number.
+/// Limit that drops messages above the rate and reports their number.
 #[derive(Clone, Default)]
 pub(crate) struct LogLimit(Arc<Mutex<Callsites>>);
 
@@ -48,7 +47,8 @@ impl Callsites {
 }
 
 impl LogLimit {
-    fn admits(&self, metadata: &Metadata<'_>) -> bool {
+    /// Counts a message and returns whether it passes.
+    pub(crate) fn admits(&self, metadata: &Metadata<'_>) -> bool {
         if metadata.target() == module_path!() {
             return true;
         }
@@ -75,12 +75,6 @@ impl LogLimit {
             "{left_out} messages were left out: of one kind, {BURST} pass at once and then one each second; \
              --log-level debug leaves out none"
         );
-    }
-}
-
-impl<S: Subscriber> Layer<S> for LogLimit {
-    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
-        self.admits(event.metadata())
     }
 }
 

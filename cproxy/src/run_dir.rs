@@ -41,5 +41,5 @@ mod wait;
 pub use client::{explain_silence, fetch_gauges, fetch_services, request_reseed};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
-pub use server::{Request, serve};
+pub use server::{Request, send, serve};
 pub use wait::{Conditions, WaitError, read_limits, wait};

@@ -4,7 +4,7 @@
 //! - `s`, `e`, `n`: an event of the watch of Services, EndpointSlices or Nodes, as JSON
 //! - `S`, `E`, `N`: a whole list of them, as JSON
 //! - `(` or `)` and one of these letters: start or end of a list that the watch streams
-//! - `p`: the VM's own addresses
+//! - `p`, `i`: the VM's own addresses, the given addresses of the node
 //!
 //! At an empty line the agent writes the table.
 
@@ -48,6 +48,7 @@ fn events(line: &str) -> Vec<Event> {
         Some('(') => kind(rest).map(Event::ListStarted).into_iter().collect(),
         Some(')') => kind(rest).map(Event::ListDone).into_iter().collect(),
         Some('p') => vec![Event::PodIps(rest.split(' ').filter_map(parse_address).collect())],
+        Some('i') => vec![Event::NodeIps(rest.split(' ').filter_map(parse_address).collect())],
         _ => Vec::new(),
     }
 }
@@ -79,8 +80,7 @@ fn watched<K: Object>(json: &str, applied: fn(K) -> Event, deleted: fn(ObjectNam
         Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => vec![applied(object)],
         Ok(WatchEvent::Deleted(object)) => {
             let meta = object.metadata();
-            let name = |name: &Option<String>| name.clone().unwrap_or_default();
-            vec![deleted(ObjectName::new(&name(&meta.namespace), name(&meta.name)))]
+            vec![deleted(ObjectName::new(&meta.namespace, &*meta.name))]
         }
         Ok(WatchEvent::Bookmark(_) | WatchEvent::Error(_)) | Err(_) => Vec::new(),
     }

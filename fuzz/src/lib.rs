@@ -1,5 +1,6 @@
 //! Invariants that hold for every input; shared by the fuzz targets.
 
+pub mod encoding;
 pub mod simulated;
 
 use std::collections::BTreeSet;

@@ -1,7 +1,8 @@
 //! Stateful API server in memory that misbehaves as a script says, and the invariants of an agent that follows it.
 //!
 //! A script is pairs of bytes, an action and its argument: objects change, the server forgets old versions, requests
-//! fail and responses break off in every way. Time is tokio's paused clock, which only advances while every task waits.
+//! fail and responses break off in every way. The server sends protobuf to clients that accept it, and only JSON if the
+//! script has an odd length. Time is tokio's paused clock, which only advances while every task waits.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,13 +17,15 @@ use std::{
 use bytes::Bytes;
 use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
 use cproxy_wire::{Body, BoxError, LastContact, Link, Received, Transport, watch};
-use http::{Request, Response, Uri};
+use http::{HeaderMap, Request, Response, Uri};
 use http_body::Frame;
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, watch as changes},
     time::{Instant, sleep, sleep_until},
 };
+
+use crate::encoding::{self, field, varint};
 
 /// Name of this node.
 const NODE: &str = "own";
@@ -43,17 +46,15 @@ const PATIENCE: Duration = Duration::from_secs(40 * 60);
 const REST: Duration = Duration::from_secs(600);
 const REST_REQUESTS_MAX: usize = 20;
 
-/// Response to a request for a streamed list.
+/// Response to a client that accepts protobuf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Streaming {
-    /// The list is streamed.
-    Served,
-    /// The request is refused.
-    Refused,
-    /// The parameter is ignored.
-    Ignored,
-    /// The response begins, then ends with an error event.
-    Failing,
+pub enum Protobuf {
+    /// It is in protobuf.
+    Sent,
+    /// It is in JSON.
+    NotSent,
+    /// The request is refused with this status.
+    Refused(u16),
 }
 
 /// Fault of one request or of its response.
@@ -87,7 +88,7 @@ enum Fault {
     TooLong,
     /// A line without an end.
     Endless,
-    /// The list ends some time after its last object.
+    /// The rest comes some time later.
     Late,
 }
 
@@ -128,7 +129,7 @@ struct State {
     faults: BTreeMap<ResourceKind, VecDeque<Fault>>,
     /// Status of every response, and its Retry-After in seconds.
     outage: Option<(u16, Option<u32>)>,
-    streaming: Streaming,
+    protobuf: Protobuf,
     knows_fields: bool,
     long_ones: usize,
     asked: Vec<(Instant, ReceivedRequest)>,
@@ -143,6 +144,8 @@ pub struct ReceivedRequest {
     pub how: How,
     /// Time after which the server ends the watch.
     lasts: Duration,
+    /// The client accepts protobuf besides JSON.
+    pub accepts_protobuf: bool,
     /// It has the field selector that leaves out headless Services.
     is_sparing: bool,
 }
@@ -152,8 +155,6 @@ pub struct ReceivedRequest {
 pub enum How {
     /// A list from the cache.
     Listed,
-    /// A list as the start of a watch.
-    Streamed,
     /// Changes after this version.
     Watched(u64),
 }
@@ -178,6 +179,9 @@ pub struct Simulation {
 /// Plays a script; panics if an invariant does not hold. Call it inside a runtime with paused time.
 pub async fn play(script: &[u8]) {
     let simulation = Simulation::start();
+    if !script.len().is_multiple_of(2) {
+        simulation.server.set_protobuf(Protobuf::NotSent);
+    }
     let mut actions = 0;
     for pair in script.chunks_exact(2).take(ACTIONS_MAX) {
         let [action, argument] = [pair[0], pair[1]];
@@ -268,7 +272,7 @@ impl Server {
             objects: BTreeMap::new(),
             faults: BTreeMap::new(),
             outage: None,
-            streaming: Streaming::Served,
+            protobuf: Protobuf::Sent,
             knows_fields: true,
             long_ones: 0,
             asked: Vec::new(),
@@ -286,9 +290,9 @@ impl Server {
         self.lock().asked.clone()
     }
 
-    /// Sets the response to requests for streamed lists.
-    pub fn set_streaming(&self, streaming: Streaming) {
-        self.lock().streaming = streaming;
+    /// Sets the response to clients that accept protobuf.
+    pub fn set_protobuf(&self, protobuf: Protobuf) {
+        self.lock().protobuf = protobuf;
     }
 
     /// Sets the status of every response, with its Retry-After in seconds. Ends all watches.
@@ -330,7 +334,8 @@ impl Server {
         let kind =
             [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes][usize::from(argument % 3)];
         let slot = if kind == ResourceKind::Nodes { 0 } else { usize::from(argument >> 2) % SLOTS };
-        let code = [400, 401, 403, 404, 410, 422, 429, 500, 501, 503, 504, 302][usize::from(argument >> 1) % 12];
+        let code =
+            [400, 401, 403, 404, 406, 410, 415, 422, 429, 500, 501, 503, 504, 302][usize::from(argument >> 1) % 14];
         let mut state = self.lock();
         match action % 26 {
             0..=3 => state.put(kind, slot, action ^ argument, Form::Good),
@@ -340,7 +345,8 @@ impl Server {
             8 => state.add_unreadable_object(),
             9 => state.forgotten = state.version,
             10 => {
-                state.streaming = [Streaming::Served, Streaming::Refused, Streaming::Ignored, Streaming::Failing][slot];
+                state.protobuf =
+                    [Protobuf::Sent, Protobuf::NotSent, Protobuf::Refused(406), Protobuf::Refused(415)][slot]
             }
             11 => state.knows_fields = argument.is_multiple_of(2),
             12 => state.outage = Some((code, (argument.is_multiple_of(5)).then_some(u32::from(argument)))),
@@ -392,10 +398,11 @@ impl Server {
         store
     }
 
-    async fn respond(self, uri: Uri) -> Result<Response<Body>, BoxError> {
+    async fn respond(self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Body>, BoxError> {
         // Each request takes time, so that time advances in a loop of requests.
         sleep(Duration::from_millis(10)).await;
-        let asked = ReceivedRequest::read(&uri);
+        let asked = ReceivedRequest::read(uri, headers);
+        let is_protobuf = asked.accepts_protobuf && self.lock().protobuf == Protobuf::Sent;
         let refusal = self.lock().refusal(asked);
         let (refusal, retry_after) = match refusal {
             Ok(refusal) => refusal,
@@ -404,9 +411,10 @@ impl Server {
         };
         let (sender, coming) = mpsc::channel(1);
         let mut response = Response::new(Body::new(ResponseBody(coming)));
-        let mut writer = ResponseWriter { server: self, kind: asked.kind, sender };
+        let mut writer = ResponseWriter { server: self, kind: asked.kind, is_protobuf, sender };
         drop(tokio::spawn(async move {
             match refusal {
+                Some(code) if is_protobuf => writer.bytes(&envelope(&status(code))).await,
                 Some(code) => writer.text(&status(code).to_string()).await,
                 None => writer.respond(asked).await,
             }
@@ -414,6 +422,12 @@ impl Server {
         if let Some(code) = refusal {
             *response.status_mut() = code.try_into()?;
         }
+        let content_type = match (is_protobuf, refusal.is_none() && asked.how != How::Listed) {
+            (true, true) => "application/vnd.kubernetes.protobuf;stream=watch",
+            (true, false) => "application/vnd.kubernetes.protobuf",
+            (false, _) => "application/json",
+        };
+        response.headers_mut().insert("content-type", content_type.parse()?);
         if let Some(seconds) = retry_after {
             response.headers_mut().insert("retry-after", seconds.into());
         }
@@ -423,7 +437,7 @@ impl Server {
 
 impl Transport for Server {
     async fn send(&self, request: Request<()>) -> Result<Received, BoxError> {
-        let response = self.clone().respond(request.uri().clone()).await?;
+        let response = self.clone().respond(request.uri(), request.headers()).await?;
         Ok(Received { response, link: Link::plain() })
     }
 
@@ -436,7 +450,7 @@ impl Transport for Server {
 
 impl ReceivedRequest {
     /// Parses a request; panics if it is not one that an API server answers from its cache.
-    fn read(uri: &Uri) -> Self {
+    fn read(uri: &Uri, headers: &HeaderMap) -> Self {
         let query = uri.query().unwrap_or_default();
         let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         let kind = match uri.path() {
@@ -446,16 +460,23 @@ impl ReceivedRequest {
             path => panic!("a request for {path}, which no client sends"),
         };
         let version = value("resourceVersion").expect("a quorum read");
-        let how = match (value("watch"), value("sendInitialEvents")) {
-            (None, _) => How::Listed,
-            (Some(_), Some(_)) => How::Streamed,
-            (Some(_), None) => How::Watched(version.parse().expect("a version that the server has not sent")),
+        let how = match value("watch") {
+            None => How::Listed,
+            Some(_) => How::Watched(version.parse().expect("a version that the server has not sent")),
         };
-        assert!(matches!(how, How::Watched(1..)) || version == "0", "{uri}");
+        assert_eq!((value("limit"), value("sendInitialEvents")), (None, None), "{uri}");
+        let is_bounded = value("resourceVersionMatch") == Some("NotOlderThan");
+        assert!(matches!(how, How::Watched(1..)) || is_bounded != (version == "0"), "{uri}");
         let fields = value("fieldSelector");
         assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
         let lasts = Duration::from_secs(value("timeoutSeconds").map_or(0, |seconds| seconds.parse().unwrap()));
-        Self { kind, how, lasts, is_sparing: kind == ResourceKind::Services && fields.is_some() }
+        let accepts_protobuf = match headers["accept"].to_str() {
+            Ok("application/vnd.kubernetes.protobuf, application/json") => true,
+            Ok("application/json") => false,
+            other => panic!("{other:?} is accepted"),
+        };
+        let is_sparing = kind == ResourceKind::Services && fields.is_some();
+        Self { kind, how, lasts, accepts_protobuf, is_sparing }
     }
 }
 
@@ -510,9 +531,11 @@ impl State {
             let Fault::Refuse(code) = fault else { return Err(fault) };
             return Ok((Some(code), None));
         }
+        if let (true, Protobuf::Refused(code)) = (asked.accepts_protobuf, self.protobuf) {
+            return Ok((Some(code), None));
+        }
         let code = match asked.how {
             _ if asked.is_sparing && !self.knows_fields => Some(400),
-            How::Streamed if self.streaming == Streaming::Refused => Some(422),
             How::Watched(version) if version < self.forgotten && version % 2 == 0 => Some(410),
             _ => None,
         };
@@ -544,6 +567,7 @@ impl State {
 struct ResponseWriter {
     server: Server,
     kind: ResourceKind,
+    is_protobuf: bool,
     sender: mpsc::Sender<io::Result<Bytes>>,
 }
 
@@ -554,15 +578,8 @@ type SendResult = Result<(), ResponseEnded>;
 impl ResponseWriter {
     async fn respond(&mut self, asked: ReceivedRequest) -> SendResult {
         let ReceivedRequest { how, is_sparing, .. } = asked;
-        let streaming = self.server.lock().streaming;
         let version = match how {
             How::Listed => return self.list(is_sparing).await,
-            How::Streamed if streaming == Streaming::Failing => return self.line("ERROR", &status(500)).await,
-            How::Streamed if streaming == Streaming::Ignored => {
-                self.line("BOOKMARK", &json!({"metadata": {"resourceVersion": "7"}})).await?;
-                return self.end_by(Fault::Stall).await;
-            }
-            How::Streamed => self.stream(is_sparing).await?,
             How::Watched(version) if version < self.server.lock().forgotten => {
                 return self.line("ERROR", &status(410)).await;
             }
@@ -576,6 +593,9 @@ impl ResponseWriter {
             let state = self.server.lock();
             (state.list(self.kind, is_sparing), state.version)
         };
+        if self.is_protobuf {
+            return self.protobuf_list(&objects, version).await;
+        }
         self.text(r#"{"kind":"List","items":["#).await?;
         for (index, (slot, object)) in objects.iter().enumerate() {
             self.break_off(version).await?;
@@ -587,29 +607,20 @@ impl ResponseWriter {
         self.text(&format!(r#"],"metadata":{{"resourceVersion":"{version}"}}}}"#)).await
     }
 
-    /// The list as the start of a watch.
-    async fn stream(&mut self, is_sparing: bool) -> Result<u64, ResponseEnded> {
-        let (objects, mut version) = {
-            let state = self.server.lock();
-            (state.list(self.kind, is_sparing), state.version)
-        };
-        for (slot, object) in &objects {
+    async fn protobuf_list(&mut self, objects: &[(usize, Object)], version: u64) -> SendResult {
+        let fault = self.server.lock().next_fault(self.kind);
+        let version_text = if fault == Some(Fault::Versionless) { String::new() } else { version.to_string() };
+        let metadata = field(1, &field(2, version_text.as_bytes()));
+        let items: Vec<_> =
+            objects.iter().map(|(slot, object)| Message::object(self.kind, *slot, object).wrap(2, &[])).collect();
+        let length = metadata.len() + items.iter().map(Message::length).sum::<usize>();
+        let start = envelope_start(&format!("{}List", self.kind.singular()));
+        self.bytes(&[start, varint(2 << 3 | 2), varint(length as u64), metadata].concat()).await?;
+        for item in items {
             self.break_off(version).await?;
-            self.event("ADDED", *slot, object).await?;
+            self.message(item).await?;
         }
-        // Objects change while the list is under way.
-        let is_late = self.server.lock().next_fault(self.kind) == Some(Fault::Late);
-        sleep(Duration::from_secs(if is_late { 20 } else { 2 })).await;
-        loop {
-            let change = self.server.lock().change_after(version, self.kind, is_sparing);
-            let Some(change) = change else { break };
-            self.change(&change).await?;
-            version = change.object.version;
-        }
-        let annotations = json!({"k8s.io/initial-events-end": "true"});
-        let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
-        self.line("BOOKMARK", &json!({ "metadata": metadata })).await?;
-        Ok(version)
+        self.bytes(&[field(3, b""), field(4, b"")].concat()).await
     }
 
     async fn watch(&mut self, mut version: u64, is_sparing: bool, lasts: Duration) -> SendResult {
@@ -635,6 +646,9 @@ impl ResponseWriter {
     }
 
     async fn change(&mut self, change: &Change) -> SendResult {
+        if change.is_poisoned && self.is_protobuf {
+            return self.frame(Message::of(vec![0, 1])).await;
+        }
         if change.is_poisoned {
             return self.text("{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"x\"}\n").await;
         }
@@ -647,16 +661,26 @@ impl ResponseWriter {
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
         match fault {
             Fault::ErrorEvent(code) => self.line("ERROR", &status(code)).await,
+            Fault::Garbage if self.is_protobuf => self.frame(Message::of(b"\0{<".to_vec())).await,
             Fault::Garbage => self.text("\0{<\n").await,
+            Fault::Half if self.is_protobuf => {
+                self.bytes(&[0, 0, 1, 0, 0x0a]).await?;
+                Err(ResponseEnded)
+            }
             Fault::Half => {
                 self.text(r#"{"type":"MODIFIED","object":{"metadata":{"#).await?;
                 Err(ResponseEnded)
             }
             Fault::Foreign => self.line("ADDED", &other).await,
             Fault::Versionless => self.line("BOOKMARK", &json!({"metadata": {}})).await,
+            Fault::TooLong if self.is_protobuf => self.frame(Message { start: Vec::new(), filler: TOO_LONG }).await,
+            Fault::Endless if self.is_protobuf => self.frame(Message { start: Vec::new(), filler: ENDLESS }).await,
             Fault::TooLong => self.filler(TOO_LONG).await,
             Fault::Endless => self.filler(ENDLESS).await,
-            Fault::Late => Ok(()),
+            Fault::Late => {
+                sleep(Duration::from_secs(20)).await;
+                Ok(())
+            }
             ends => self.end_by(ends).await,
         }
     }
@@ -672,6 +696,10 @@ impl ResponseWriter {
     }
 
     async fn event(&mut self, name: &str, slot: usize, object: &Object) -> SendResult {
+        if self.is_protobuf {
+            let object = Message::object(self.kind, slot, object);
+            return self.frame(object.event(name, self.kind.singular())).await;
+        }
         self.text(&format!(r#"{{"type":"{name}","object":"#)).await?;
         self.object(slot, object).await?;
         self.text("}\n").await
@@ -690,6 +718,10 @@ impl ResponseWriter {
     }
 
     async fn line(&mut self, name: &str, object: &Value) -> SendResult {
+        if self.is_protobuf {
+            let kind = object["kind"].as_str().unwrap_or(self.kind.singular());
+            return self.frame(Message::of(encoding::object(object)).event(name, kind)).await;
+        }
         self.text(&format!("{}\n", json!({"type": name, "object": object}))).await
     }
 
@@ -701,9 +733,25 @@ impl ResponseWriter {
         Ok(())
     }
 
-    /// Sends text in chunks that end anywhere.
+    /// Sends a frame of a watch.
+    async fn frame(&mut self, event: Message) -> SendResult {
+        let length = u32::try_from(event.length()).expect("a frame of 4 GiB").to_be_bytes();
+        self.bytes(&length).await?;
+        self.message(event).await
+    }
+
+    async fn message(&mut self, message: Message) -> SendResult {
+        self.bytes(&message.start).await?;
+        self.filler(message.filler).await
+    }
+
     async fn text(&mut self, text: &str) -> SendResult {
-        for chunk in text.as_bytes().chunks(97) {
+        self.bytes(text.as_bytes()).await
+    }
+
+    /// Sends bytes in chunks that end anywhere.
+    async fn bytes(&mut self, bytes: &[u8]) -> SendResult {
+        for chunk in bytes.chunks(97) {
             self.send(Bytes::copy_from_slice(chunk)).await?;
         }
         Ok(())
@@ -712,6 +760,59 @@ impl ResponseWriter {
     async fn send(&mut self, bytes: Bytes) -> SendResult {
         self.sender.send(Ok(bytes)).await.map_err(|_| ResponseEnded)
     }
+}
+
+/// Message in protobuf: its first bytes, and a number of others.
+struct Message {
+    start: Vec<u8>,
+    filler: usize,
+}
+
+impl Message {
+    fn of(start: Vec<u8>) -> Self {
+        Self { start, filler: 0 }
+    }
+
+    fn object(kind: ResourceKind, slot: usize, object: &Object) -> Self {
+        let value = value(kind, slot, &Object { form: Form::Good, ..object.clone() });
+        let start = encoding::object(&value);
+        match object.form {
+            Form::Good => Self::of(start),
+            // A name that is not UTF-8, after the right one.
+            Form::Unreadable => Self::of([start, field(1, &field(1, &[0xff]))].concat()),
+            Form::TooLong => {
+                let field = [varint(99 << 3 | 2), varint(TOO_LONG as u64)].concat();
+                Self { start: [start, field].concat(), filler: TOO_LONG }
+            }
+        }
+    }
+
+    /// metav1.WatchEvent with this object.
+    fn event(self, name: &str, kind: &str) -> Self {
+        let envelope = self.wrap(2, &envelope_start(kind));
+        envelope.wrap(1, &[]).wrap(2, &field(1, name.as_bytes()))
+    }
+
+    /// This message as a field of another one that begins with `start`.
+    fn wrap(self, number: u32, start: &[u8]) -> Self {
+        let key = [varint(u64::from(number << 3 | 2)), varint(self.length() as u64)].concat();
+        Self { start: [start, &key, &self.start].concat(), filler: self.filler }
+    }
+
+    fn length(&self) -> usize {
+        self.start.len() + self.filler
+    }
+}
+
+/// First bytes of an encoded object, and its kind.
+fn envelope_start(kind: &str) -> Vec<u8> {
+    [b"k8s\0".to_vec(), field(1, &[field(1, b"v1"), field(2, kind.as_bytes())].concat())].concat()
+}
+
+/// The object in protobuf, with its kind.
+fn envelope(object: &Value) -> Vec<u8> {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    [envelope_start(kind), field(2, &encoding::object(object)), field(3, b""), field(4, b"")].concat()
 }
 
 /// Body of a response.

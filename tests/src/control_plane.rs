@@ -63,8 +63,8 @@ const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
 /// URL of etcd for the API server.
 const ETCD: &str = "http://127.0.0.1:2379";
 
-/// Limit on the whole start on a busy machine.
-const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Limit on each step of the start, on a busy machine and with many clients that come back.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Limit on a run of kubectl, which takes a minute for thousands of objects.
 const KUBECTL_TIMEOUT: Duration = Duration::from_secs(300);

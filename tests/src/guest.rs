@@ -32,6 +32,12 @@ pub const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
 /// Variable with the archive that `cargo xtask image rootfs` makes.
 pub const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 
+/// Variable with the program vhost-device-vsock, the host's side of a vsock device.
+const VSOCK_DEVICE_VARIABLE: &str = "CPROXY_VSOCK_DEVICE";
+
+/// CID of a guest. Each guest has a host's side of its own, so they share it.
+const VSOCK_CID: &str = "3";
+
 /// Path of the guests' first process, which hands over to the image's `/init`.
 const FIRST_PROCESS: &str = "guest/init";
 
@@ -52,7 +58,7 @@ exec ${GUEST_INIT:-/init}
 /// Number of console lines that a failed test shows.
 const TAIL_LINES: usize = 60;
 
-/// Limit on the start of QEMU.
+/// Limit on the start of QEMU, and of the host's side of a vsock device.
 const QEMU_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Pause between two reads of a console.
@@ -102,6 +108,7 @@ pub struct GuestImage<'s> {
     workload: Option<String>,
     memory_mib: u32,
     has_network: bool,
+    has_vsock: bool,
     counts_instructions: bool,
 }
 
@@ -118,6 +125,7 @@ impl<'s> GuestImage<'s> {
             workload: None,
             memory_mib: 128,
             has_network: true,
+            has_vsock: false,
             counts_instructions: false,
         };
         let modules = kernel.modules();
@@ -216,6 +224,19 @@ impl<'s> GuestImage<'s> {
         self
     }
 
+    /// Adds a vsock device. A connection of the guest to a port of the host (CID 2) arrives at the unix socket
+    /// [`GuestImage::vsock_socket`]; without a listener there, it times out.
+    #[must_use]
+    pub fn with_vsock(mut self) -> Self {
+        self.has_vsock = true;
+        self
+    }
+
+    /// Path of the unix socket on which the host listens for the guest's connections to a vsock port.
+    pub fn vsock_socket(&self, port: u32) -> PathBuf {
+        self.directory.join(format!("vsock_{port}"))
+    }
+
     /// Makes a nanosecond of the guest's clocks one executed instruction, so that times do not depend on the load of
     /// the host.
     #[must_use]
@@ -232,9 +253,25 @@ impl<'s> GuestImage<'s> {
         let initrd = self.directory.join("initrd");
         self.write_initrd(&initrd).unwrap_or_else(|error| panic!("cannot write {}: {error}", initrd.display()));
         let socket = self.directory.join("console");
+        let vsock = self.has_vsock.then(|| self.start_vsock());
         let mut qemu = Daemon::spawn(self.sandbox, "qemu", Placement::Unhooked, self.command(&initrd, &socket));
         let stream = qemu.wait_until(QEMU_TIMEOUT, "QEMU waits for its console", |_| UnixStream::connect(&socket));
-        Guest { console: Console::follow(stream), qemu }
+        Guest { console: Console::follow(stream), qemu, _vsock: vsock }
+    }
+
+    /// Starts the host's side of the vsock device.
+    fn start_vsock(&self) -> Daemon {
+        let mut command = Command::new(path_from_env(VSOCK_DEVICE_VARIABLE, "cargo xtask vm test"));
+        command.args(["--guest-cid", VSOCK_CID]).arg("--socket").arg(self.vsock_device());
+        command.arg("--uds-path").arg(self.directory.join("vsock"));
+        let mut daemon = Daemon::spawn(self.sandbox, "vhost-device-vsock", Placement::Unhooked, command);
+        daemon.wait_until(QEMU_TIMEOUT, "it waits for QEMU", |_| fs::metadata(self.vsock_device()));
+        daemon
+    }
+
+    /// Path of the socket between QEMU and the host's side of the vsock device.
+    fn vsock_device(&self) -> PathBuf {
+        self.directory.join("vhost")
     }
 
     /// Writes the image followed by the archive of user files; the kernel unpacks them one after the other.
@@ -260,6 +297,13 @@ impl<'s> GuestImage<'s> {
         if self.has_network {
             command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
         }
+        if self.has_vsock {
+            // The other process reads and writes the guest's memory.
+            let memory = format!("memory-backend-memfd,id=memory,share=on,size={}M", self.memory_mib);
+            command.arg("-object").arg(memory).args(["-machine", "memory-backend=memory"]);
+            command.arg("-chardev").arg(format!("socket,id=vsock,path={}", self.vsock_device().display()));
+            command.args(["-device", "vhost-user-vsock-pci,chardev=vsock"]);
+        }
         command.arg("-chardev").arg(format!("socket,id=console,server=on,path={}", console.display()));
         command.args(["-serial", "chardev:console"]);
         command.arg("-kernel").arg(self.kernel.file()).arg("-initrd").arg(initrd);
@@ -280,6 +324,8 @@ impl<'s> GuestImage<'s> {
 pub struct Guest {
     console: Console,
     qemu: Daemon,
+    // Ends after QEMU.
+    _vsock: Option<Daemon>,
 }
 
 impl Guest {

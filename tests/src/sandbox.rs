@@ -5,6 +5,7 @@ use std::{
     fmt::Display,
     fs,
     io::{self, Write},
+    net::Ipv4Addr,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -31,10 +32,13 @@ pub const TEST_PREFIX: &str = "cproxy-test";
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Range of the addresses on the links of [`Sandbox::neighbour`]s.
-pub const NEIGHBOURS_CIDR: &str = "198.51.100.0/24";
+pub const NEIGHBOURS_CIDR: &str = "198.18.0.0/15";
+/// First address of that range.
+const FIRST_NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 /// Number of neighbours so far, for unique subnets.
 static NEIGHBOUR: AtomicU32 = AtomicU32::new(0);
-const NEIGHBOURS: u32 = 64;
+/// Number of subnets with four addresses each.
+const NEIGHBOURS: u32 = 1 << 15;
 
 /// Place in which a child process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +200,7 @@ impl Sandbox {
     /// With the message of `ip`, if it fails.
     pub fn neighbour<A: Display>(&self, addresses: impl IntoIterator<Item = A>) -> Netns {
         let number = NEIGHBOUR.fetch_add(1, Ordering::Relaxed) % NEIGHBOURS;
-        let [near, far] = [1, 2].map(|host| format!("198.51.100.{}", number * 4 + host));
+        let [near, far] = [1, 2].map(|host| Ipv4Addr::from_bits(FIRST_NEIGHBOUR.to_bits() + number * 4 + host));
         let netns = Netns::create();
         let path = netns.path();
         self.ip(&format!(

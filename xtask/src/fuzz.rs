@@ -38,6 +38,8 @@ enum Target {
     ApiServer,
     /// Manifest files, as YAML or JSON
     Manifests,
+    /// Objects of an API server, as protobuf
+    Protobuf,
     /// Responses of an API server, cut into objects
     Split,
 }
@@ -82,13 +84,14 @@ impl Target {
             Self::ApiObjects => "api_objects",
             Self::ApiServer => "api_server",
             Self::Manifests => "manifests",
+            Self::Protobuf => "protobuf",
             Self::Split => "split",
         }
     }
 
     fn dictionary(self) -> Option<&'static str> {
         match self {
-            Self::Addresses | Self::ApiServer => None,
+            Self::Addresses | Self::ApiServer | Self::Protobuf => None,
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
         }
     }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use sha2::{Digest as _, Sha256};
 
 pub(crate) use self::{
     build::built,
@@ -76,4 +77,9 @@ fn build_cached(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<Pa
     make(&temporary)?;
     fs::rename(&temporary, &directory).with_context(|| format!("renaming to {}", directory.display()))?;
     Ok(directory)
+}
+
+/// Part of a directory's name that changes with `text`, which describes its content.
+fn hash(text: &str) -> String {
+    Sha256::digest(text).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }

@@ -6,14 +6,24 @@ mod go;
 mod linker;
 pub(crate) mod packages;
 mod services;
+pub(crate) mod tool;
 mod toolchain;
 
-use std::process::Command;
+use std::{path::PathBuf, process::Command};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
+use self::tool::Tool;
 use crate::run;
+
+/// The host's side of a guest's vsock device, for QEMU. It moves a few megabytes and is compiled fast, not to be fast.
+const VSOCK_DEVICE: Tool = Tool {
+    name: "vhost-device-vsock",
+    version: "0.3.0",
+    duration: "half a minute",
+    options: &["--config", "profile.release.opt-level=0"],
+};
 
 /// Options of `setup`.
 #[derive(Args)]
@@ -51,6 +61,7 @@ pub(crate) fn run(arguments: &SetupArguments) -> Result<()> {
     }
     if is_wanted(SetupPart::Guests) {
         for_guests()?;
+        vsock_device()?;
     }
     if is_wanted(SetupPart::Cluster) || is_wanted(SetupPart::Programs) {
         go::check()?;
@@ -113,6 +124,13 @@ pub(crate) fn for_image_tests() -> Result<()> {
 /// The part of the setup that guests need.
 pub(crate) fn for_guests() -> Result<()> {
     packages::ensure_guests()
+}
+
+/// Finds or builds the program that gives guests of tests a vsock device.
+pub(crate) fn vsock_device() -> Result<PathBuf> {
+    let program = VSOCK_DEVICE.ensure()?;
+    run::report(format!("vsock: found {}", program.display()));
+    Ok(program)
 }
 
 /// The part of the setup that building guest kernels needs.

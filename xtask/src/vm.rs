@@ -25,6 +25,7 @@ const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
 const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
 const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 const OCI_VARIABLE: &str = "CPROXY_OCI";
+const VSOCK_DEVICE_VARIABLE: &str = "CPROXY_VSOCK_DEVICE";
 /// Kernels that lack what cproxy needs, each behind the name of the option that it lacks.
 const LACKING_VARIABLE: &str = "CPROXY_LACKING_KERNELS";
 /// The program with the tests of every socket call, to be run in a guest.
@@ -92,6 +93,8 @@ pub(crate) struct GuestFiles {
     rootfs: PathBuf,
     oci: PathBuf,
     control_plane: PathBuf,
+    /// For tests alone.
+    vsock_device: Option<PathBuf>,
 }
 
 impl GuestFiles {
@@ -101,7 +104,13 @@ impl GuestFiles {
         let initramfs = image::initramfs_of(agent)?;
         let rootfs = image::rootfs_of(agent)?;
         let oci = image::oci_of(agent)?;
-        Ok(Self { agent: agent.to_owned(), initramfs, rootfs, oci, control_plane: control_plane::ensure()? })
+        let control_plane = control_plane::ensure()?;
+        Ok(Self { agent: agent.to_owned(), initramfs, rootfs, oci, control_plane, vsock_device: None })
+    }
+
+    /// The same with the program of vsock devices.
+    pub(crate) fn for_tests(agent: &Path) -> Result<Self> {
+        Ok(Self { vsock_device: Some(setup::vsock_device()?), ..Self::new(agent)? })
     }
 
     /// The kernel that guests have where one is enough.
@@ -114,6 +123,7 @@ impl GuestFiles {
         command.env(agent::VARIABLE, &self.agent).env(control_plane::VARIABLE, &self.control_plane);
         command.env(INITRAMFS_VARIABLE, &self.initramfs).env(KERNEL_VARIABLE, kernel);
         command.env(ROOTFS_VARIABLE, &self.rootfs).env(OCI_VARIABLE, &self.oci);
+        command.envs(self.vsock_device.iter().map(|program| (VSOCK_DEVICE_VARIABLE, program)));
     }
 }
 
@@ -129,7 +139,7 @@ fn demo(arguments: &GuestDemoArguments) -> Result<()> {
 
 fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     run::require_root("tests of guests")?;
-    let files = GuestFiles::new(&agent::build()?.shipped)?;
+    let files = GuestFiles::for_tests(&agent::build()?.shipped)?;
     let matrix = matrix()?;
     let reports = paths::target().join("vm");
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;

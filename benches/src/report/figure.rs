@@ -1,5 +1,7 @@
 //! Figures that are the same for each measured item.
 
+use std::borrow::Borrow;
+
 use serde_json::{Map, Value, json};
 
 use super::{Table, cell};
@@ -19,11 +21,11 @@ pub struct Figure<T> {
 impl<T> Figure<T> {
     /// A line for each figure, a column for each measured item.
     #[must_use]
-    pub fn table(figures: &[Self], title: String, found: &[T], heading: impl Fn(&T) -> String) -> Table {
-        let cells = |figure: &Self| found.iter().map(|found| cell((figure.of)(found))).collect();
+    pub fn table(figures: &[Self], title: String, found: &[impl Borrow<T>], heading: impl Fn(&T) -> String) -> Table {
+        let cells = |figure: &Self| found.iter().map(|found| cell((figure.of)(found.borrow()))).collect();
         Table {
             title,
-            columns: found.iter().map(heading).collect(),
+            columns: found.iter().map(|found| heading(found.borrow())).collect(),
             rows: figures.iter().map(|figure| (figure.meaning.to_owned(), cells(figure))).collect(),
         }
     }

@@ -46,6 +46,9 @@ pub enum AgentError {
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
+    /// Signals cannot be received.
+    #[error("cannot wait for SIGHUP: {0}")]
+    Signal(io::Error),
     /// The source has ended, which it never should.
     #[error("the source of events has ended")]
     SourceEnded,

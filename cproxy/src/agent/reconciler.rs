@@ -2,9 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cproxy_core::{
-    Balance, Capacity, Event, Exclusions, KernelTable, Limits, Op, Reserve, Retired, Store, TablePlanner,
-};
+use cproxy_core::{Capacity, Event, KernelTable, Limits, Op, Reserve, Retired, Store, TablePlanner};
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
@@ -21,7 +19,7 @@ use super::{
     stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
     timeline::Phase,
 };
-use crate::{memory, problem_log::ProblemLog, report, run_dir::Request};
+use crate::{config::TableSettings, memory, problem_log::ProblemLog, report, run_dir::Request};
 
 /// Longest pause between events that are applied together.
 const QUIET: Duration = Duration::from_millis(2);
@@ -105,13 +103,16 @@ impl Reconciler {
         })
     }
 
-    /// Writes exclusions, balance and a new seed, before anything else.
-    pub(super) fn configure(&mut self, exclusions: Exclusions, balance: Balance) -> Result<(), AgentError> {
+    /// Applies settings, before anything else and whenever they change.
+    pub(super) fn configure(&mut self, settings: TableSettings) -> Result<(), TableError> {
+        let TableSettings { exclusions, balance, terminate_sockets } = settings;
         self.maps.apply(&[Op::SetExclusions(exclusions), Op::SetBalance(balance)])?;
-        Ok(self.reseed()?)
+        self.retired_queue.set_mode(terminate_sockets);
+        Ok(())
     }
 
-    fn reseed(&mut self) -> Result<(), TableError> {
+    /// Writes a new seed.
+    pub(super) fn reseed(&mut self) -> Result<(), TableError> {
         let mut seed = [0; size_of::<u64>()];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::INSECURE)
             .map_err(|error| TableError::Seed(error.into()))?;
@@ -197,6 +198,9 @@ impl Reconciler {
             }
             Request::Gauges(sender) => drop(sender.send(self.gauges())),
             Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
+            Request::Configure(settings, sender) => {
+                drop(sender.send(self.configure(settings).map_err(|error| error.to_string())));
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Source of objects: an API server or manifests.
 
-use std::net::IpAddr;
+use std::sync::Arc;
 
 use cproxy_core::Event;
 use cproxy_network::SocketSetup;
@@ -23,13 +23,12 @@ pub(super) enum CheckedSource {
 }
 
 impl CheckedSource {
-    /// Addresses of the API servers, if they are the source, as far as they are known without a nameserver.
-    pub(super) fn known_addresses(&self) -> impl Fn() -> Vec<IpAddr> + use<> {
-        let configuration = match self {
-            Self::ApiServer(_, configuration) => Some(configuration.clone()),
+    /// Configuration of the API servers, if they are the source.
+    pub(super) fn configuration(&self) -> Option<&Configuration> {
+        match self {
+            Self::ApiServer(_, configuration) => Some(configuration),
             Self::Manifests(..) => None,
-        };
-        move || configuration.as_ref().map(|configuration| configuration.known_addresses()).unwrap_or_default()
+        }
     }
 }
 
@@ -46,29 +45,34 @@ pub(super) async fn check(source: &ObjectSource, options: ParseOptions) -> Resul
     })
 }
 
-/// Starts the source. The API server may be read before the programs are installed: see `SocketMark::mark`.
+/// Starts the source and returns the client, if there is one. The API server may be read before the programs are
+/// installed: see `SocketMark::mark`.
 pub(super) fn start(
     source: CheckedSource,
     node_name: Option<String>,
     setup: SocketSetup,
     last_contact: LastContact,
     sender: mpsc::Sender<Vec<Event>>,
-) -> Result<(), AgentError> {
+) -> Option<Arc<ApiClient>> {
     match source {
-        CheckedSource::Manifests(watcher, files) => drop(tokio::spawn(async move {
-            if let Err(error) = manifests::watch(*files, watcher, sender).await {
-                tracing::error!("inotify: {error}; changes of manifests are no longer seen");
-            }
-        })),
+        CheckedSource::Manifests(watcher, files) => {
+            drop(tokio::spawn(async move {
+                if let Err(error) = manifests::watch(*files, watcher, sender).await {
+                    tracing::error!("inotify: {error}; changes of manifests are no longer seen");
+                }
+            }));
+            None
+        }
         CheckedSource::ApiServer(server, configuration) => {
             tracing::info!("following the API server at {configuration}");
             // Without this line, an API server behind a proxy just looks unreachable.
             if let Some(name) = PROXY_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some()) {
                 tracing::info!("{name} is set and not used: cproxy dials the API server itself");
             }
-            let client = ApiClient::new(server, *configuration, setup);
-            drop(tokio::spawn(async move { wire::watch(&client, node_name, last_contact, sender).await }));
+            let client = Arc::new(ApiClient::new(server, *configuration, setup));
+            let of_watch = client.clone();
+            drop(tokio::spawn(async move { wire::watch(&*of_watch, node_name, last_contact, sender).await }));
+            Some(client)
         }
     }
-    Ok(())
 }

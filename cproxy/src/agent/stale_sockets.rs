@@ -28,7 +28,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Retired backends for the task that closes their sockets.
 pub(super) struct RetiredQueue {
-    mode: Mode,
+    mode: Mutex<Mode>,
     retired: Mutex<Retired>,
     /// Notified when backends were added.
     added: Notify,
@@ -36,20 +36,37 @@ pub(super) struct RetiredQueue {
 
 impl RetiredQueue {
     pub(super) fn new(mode: Mode) -> Self {
-        Self { mode, retired: Mutex::default(), added: Notify::new() }
+        Self { mode: Mutex::new(mode), retired: Mutex::default(), added: Notify::new() }
+    }
+
+    /// Changes the protocols whose sockets are closed. Sockets that were left open are looked for again.
+    pub(super) fn set_mode(&self, mode: Mode) {
+        if std::mem::replace(&mut *self.mode.lock().unwrap_or_else(PoisonError::into_inner), mode) != mode {
+            self.add(Retired::any());
+        }
     }
 
     /// Adds retired backends of the protocols whose sockets are closed.
     pub(super) fn add(&self, mut retired: Retired) {
-        retired.retain(|protocol| self.mode.closes(protocol));
+        self.retain_closed(&mut retired);
         if !retired.is_empty() {
             self.retired.lock().unwrap_or_else(PoisonError::into_inner).add_all(retired);
             self.added.notify_one();
         }
     }
 
-    fn drain(&self) -> Retired {
-        std::mem::take(&mut self.retired.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Removes the backends that were added, and returns them with those of an unfinished pass.
+    fn drain(&self, unfinished: Retired) -> Retired {
+        let mut retired = std::mem::take(&mut *self.retired.lock().unwrap_or_else(PoisonError::into_inner));
+        retired.add_all(unfinished);
+        // The mode may have changed since they were added.
+        self.retain_closed(&mut retired);
+        retired
+    }
+
+    fn retain_closed(&self, retired: &mut Retired) {
+        let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|protocol| mode.closes(protocol));
     }
 }
 
@@ -92,8 +109,7 @@ impl SocketTerminator {
         loop {
             self.retired_queue.added.notified().await;
             tokio::time::sleep(DELAY).await;
-            let mut retired = self.retired_queue.drain();
-            retired.add_all(unfinished);
+            let retired = self.retired_queue.drain(unfinished);
             let pass = self.terminate(retired.clone()).await;
             unfinished = if pass.is_finished() { Retired::default() } else { retired };
             tokio::time::sleep(pass.pause()).await;
@@ -196,14 +212,22 @@ mod tests {
             let retired_queue = RetiredQueue::new(mode);
             retired_queue.add(of(protocol));
             assert_eq!(is_woken(&retired_queue), is_closed, "{mode:?} {protocol}");
-            assert_eq!(retired_queue.drain() == of(protocol), is_closed, "{mode:?} {protocol}");
-            assert!(retired_queue.drain().is_empty() && !is_woken(&retired_queue), "once");
+            assert_eq!(retired_queue.drain(Retired::default()) == of(protocol), is_closed, "{mode:?} {protocol}");
+            assert!(retired_queue.drain(Retired::default()).is_empty() && !is_woken(&retired_queue), "once");
         }
         let retired_queue = RetiredQueue::new(Mode::Udp);
         retired_queue.add(Retired::any());
         retired_queue.add(of(Protocol::Tcp));
-        let drained = retired_queue.drain();
+        let drained = retired_queue.drain(Retired::default());
         assert!(drained.of(Protocol::Tcp).is_empty() && drained.of(Protocol::Udp).has(&backend));
+
+        retired_queue.set_mode(Mode::Udp);
+        assert!(retired_queue.drain(Retired::default()).is_empty(), "no change");
+        retired_queue.set_mode(Mode::All);
+        let drained = retired_queue.drain(Retired::default());
+        assert!(drained.of(Protocol::Tcp).has(&backend), "sockets were left open");
+        retired_queue.set_mode(Mode::None);
+        assert!(retired_queue.drain(drained).is_empty(), "an unfinished pass ends");
     }
 
     #[test]

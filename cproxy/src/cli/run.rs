@@ -6,13 +6,13 @@ use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::Balance;
 use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
 use cproxy_wire::{ApiServer, ServerAddress};
-use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing::Level;
 
 use super::{NodeOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
     config::{Config, Exclude, ObjectSource},
-    log_limit::LogLimit,
+    log::{LogFilter, LogFormat},
     memory,
 };
 
@@ -72,13 +72,6 @@ pub(super) struct RunOptions {
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum LogFormat {
-    #[default]
-    Text,
-    Json,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Choice {
     /// Any backend, all with the same chance
     #[default]
@@ -126,6 +119,17 @@ enum LogLevel {
     Debug,
 }
 
+impl From<LogLevel> for Level {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+        }
+    }
+}
+
 fn parse_port(text: &str) -> Result<u16, String> {
     let port = text.parse().ok().filter(|&port| port != 0);
     port.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
@@ -133,11 +137,21 @@ fn parse_port(text: &str) -> Result<u16, String> {
 
 pub(super) fn run(options: RunOptions) -> anyhow::Result<()> {
     memory::limit_spare_memory();
-    start_log(options.log_level, options.log_format);
+    let log = LogFilter::start(options.log_level.into(), options.log_format);
     let config = config(options)?;
     tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(agent::run(config))?)
+    Ok(runtime.block_on(agent::run(config, log, reread))?)
+}
+
+/// Configuration as the command line, the environment of the start and the settings of the machine have it now.
+fn reread() -> Result<Config, String> {
+    let config = match super::read() {
+        (_, Ok(super::Command::Run(options))) => config(*options),
+        (_, Ok(_)) => return Err("the command is not `run`".to_owned()),
+        (_, Err(error)) => Err(error),
+    };
+    config.map_err(|error| super::one_line(&super::summary(&error)))
 }
 
 fn config(options: RunOptions) -> Result<Config, clap::Error> {
@@ -161,6 +175,8 @@ fn config(options: RunOptions) -> Result<Config, clap::Error> {
         terminate_sockets: options.terminate_sockets.into(),
         pin_dir: options.pin.pin_dir,
         run_dir: options.run.run_dir,
+        log_level: options.log_level.into(),
+        log_format: options.log_format,
     })
 }
 
@@ -179,30 +195,4 @@ fn exclude(options: &RunOptions) -> Result<Exclude, clap::Error> {
         uids: options.exclude_uid.clone(),
         ports: options.exclude_port.clone(),
     })
-}
-
-fn start_log(level: LogLevel, format: LogFormat) {
-    let level = match level {
-        LogLevel::Error => tracing::Level::ERROR,
-        LogLevel::Warn => tracing::Level::WARN,
-        LogLevel::Info => tracing::Level::INFO,
-        LogLevel::Debug => tracing::Level::DEBUG,
-    };
-    // cproxy reports the errors of its libraries itself.
-    let own = Targets::new().with_target("cproxy", level);
-    // The log is not limited at level debug.
-    let limit = (level < tracing::Level::DEBUG).then(LogLimit::default);
-    let lines = fmt::layer().with_target(false).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => {
-            // As everywhere (no-color.org). A serial console is a terminal, too.
-            let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-            let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            let lines = lines.with_ansi(is_terminal && !is_plain);
-            tracing_subscriber::registry().with(lines).with(own).with(limit).init();
-        }
-        LogFormat::Json => {
-            tracing_subscriber::registry().with(lines.json().flatten_event(true)).with(own).with(limit).init();
-        }
-    }
 }

@@ -14,7 +14,7 @@ use clap::{
     builder::{ArgPredicate, Resettable},
 };
 
-use super::summary;
+use super::{shorten, summary};
 
 const KERNEL_COMMAND_LINE: &str = "/proc/cmdline";
 const KERNEL_PREFIX: &str = "cproxy.";
@@ -24,8 +24,6 @@ const FILE_VARIABLE: &str = "CPROXY_CONFIG";
 
 /// Commands whose flags are settings. Other commands use the settings of the flags that they share.
 const COMMANDS: [&str; 2] = ["run", "wait"];
-
-const LINE_CHARS_MAX: usize = 80;
 
 /// Reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -82,11 +80,6 @@ fn read_file(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
         Err(error) => (Vec::new(), Some(SettingsError::Io(path, error))),
     }
-}
-
-/// Part of a line that an error shows.
-fn shorten(line: &str) -> String {
-    line.chars().take(LINE_CHARS_MAX).collect()
 }
 
 /// Settings, nearest place first. Of duplicates in one place the last one counts, as with the kernel's own parameters.
@@ -281,6 +274,11 @@ mod tests {
         assert_eq!(pairs(&valid), [("apiserver", "https://1.2.3.4"), ("for", "web")]);
         let error = error.unwrap().to_string();
         assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <METHOD>' [possible"), "{error}");
+        let long = "x".repeat(1 << 20);
+        for (name, flag) in [("balance", "--balance <METHOD>"), ("exclude-port", "--exclude-port <PORT>")] {
+            let error = validate(&Cli::command(), vec![setting((name, &long))]).1.unwrap().to_string();
+            assert!(error.len() < 300 && error.contains(flag), "{error:.1000}");
+        }
         let (_, error) = validate(&Cli::command(), vec![setting(("api-server", "x"))]);
         let error = error.unwrap().to_string();
         assert!(error.starts_with("f, line 7: \"api-server\" is not a setting; ") && error.contains(": apiserver, "));

@@ -85,7 +85,7 @@ impl Contents {
     }
 
     pub(super) fn add_node(&mut self, node: Node, options: &ParseOptions) {
-        if let Some(own) = options.node_name.as_deref().filter(|own| node.metadata.name.as_deref() == Some(own)) {
+        if let Some(own) = options.node_name.as_deref().filter(|own| node.metadata.name == *own) {
             self.objects.push(FileObject::Node(Box::new((ObjectName::new("", own), node))));
         }
     }
@@ -112,7 +112,7 @@ impl Contents {
 
 /// Slice with the API server's defaults: an unnamed port has the name "".
 fn with_defaults(mut slice: EndpointSlice) -> EndpointSlice {
-    for port in slice.ports.iter_mut().flatten() {
+    for port in &mut slice.ports {
         port.name.get_or_insert_default();
     }
     slice

@@ -186,6 +186,14 @@ fn duplicate_problem(same: &[(ObjectId<'_>, &Path)]) -> Option<Problem> {
     Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))
 }
 
+/// The path, or the nearest one above it, for which `exists` holds.
+pub(super) fn nearest(path: &Path, exists: impl Fn(&Path) -> bool) -> &Path {
+    // The kernel takes no longer path.
+    let mut possible = path.ancestors().skip_while(|above| above.as_os_str().len() >= libc::PATH_MAX as usize);
+    let nearest = possible.find(|above| exists(above));
+    nearest.filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Manifests of a path: the file itself, or those in the directory.
 pub(super) fn manifests_at(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {

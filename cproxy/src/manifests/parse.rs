@@ -247,7 +247,7 @@ mod tests {
         let contents = parse("f", SLICE, &options).unwrap();
         let whole: Vec<_> = contents.whole_objects().into_values().collect();
         let [WholeObject::Slice(slice)] = whole[..] else { panic!("{whole:?}") };
-        assert_eq!(slice.ports.as_ref().unwrap()[0].name.as_deref(), Some(""));
+        assert_eq!(slice.ports[0].name.as_deref(), Some(""));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::files::manifests_at;
+use super::files::{manifests_at, nearest};
 
 /// Interval of polls. A change is reported at the second poll that finds it.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -116,10 +116,8 @@ fn stamp(file: &Path) -> io::Result<[i64; 6]> {
 
 /// Whether other machines can change the file at this path, or the directory where it will be.
 fn is_shared(path: &Path) -> bool {
-    let existing = path.ancestors().find(|path| path.exists());
-    let nearest = existing.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Magic numbers have 32 bits, whatever the field has.
-    rustix::fs::statfs(nearest).is_ok_and(|stat| is_shared_type(stat.f_type as u32))
+    rustix::fs::statfs(nearest(path, Path::exists)).is_ok_and(|stat| is_shared_type(stat.f_type as u32))
 }
 
 fn is_shared_type(magic: u32) -> bool {

@@ -19,7 +19,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
 use super::{
-    files::{Change, Files, ManifestError},
+    files::{Change, Files, ManifestError, nearest},
     poller::Poller,
 };
 use crate::problem_log::ProblemLog;
@@ -161,8 +161,7 @@ fn is_complete_at_once(path: &Path) -> bool {
 }
 
 fn directory(path: &Path) -> &Path {
-    let existing = path.ancestors().find(|dir| dir.is_dir());
-    existing.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    nearest(path, Path::is_dir)
 }
 
 /// Sends the files' content now and after every change; ends when the receiver is closed.
@@ -192,5 +191,19 @@ async fn send(files: &Files, events: &mpsc::Sender<Vec<Event>>) -> Result<(), mp
             return Ok(());
         }
         events.send(batch).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_too_long_costs_no_time() {
+        let start = Instant::now();
+        assert_eq!(directory(Path::new(&"/a".repeat(150_000))), Path::new("/"));
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     }
 }

@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, RESPONSE_TIMEOUT, SOCKET};
+use crate::config::TableSettings;
 
 const REQUEST_BYTES_MAX: u64 = 64;
 /// Maximum number of simultaneous responses; other clients wait. Each response holds a copy of the table.
@@ -23,6 +24,8 @@ pub enum Request {
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
     /// Choice of a new seed; the error's text if that failed.
     Reseed(oneshot::Sender<Result<(), String>>),
+    /// Other settings, from the agent itself; the error's text if they cannot be written.
+    Configure(TableSettings, oneshot::Sender<Result<(), String>>),
 }
 
 /// Serves clients for ever.
@@ -68,7 +71,10 @@ async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io:
 }
 
 /// Sends a request to the task that owns the table, and waits for its response.
-async fn send<T>(
+///
+/// # Errors
+/// That task has ended.
+pub async fn send<T>(
     requests: &mpsc::Sender<Request>,
     request: impl FnOnce(oneshot::Sender<T>) -> Request,
 ) -> io::Result<T> {

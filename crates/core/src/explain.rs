@@ -58,7 +58,7 @@ impl Usage {
 /// Whether a slice's label names the Service.
 #[must_use]
 pub fn is_slice_of(slice: &EndpointSlice, service: &ServiceName) -> bool {
-    let namespace = slice.metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+    let namespace = Some(&*slice.metadata.namespace).filter(|namespace| !namespace.is_empty());
     namespace.unwrap_or("default") == &*service.namespace && service_label(slice) == Some(&*service.name)
 }
 
@@ -164,7 +164,7 @@ fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &E
         Some(row) if service.cluster_ips.iter().any(|ip| ip.family() == row.family) => return None,
         Some(row) => format!("the Service has no {} ClusterIP", row.family),
         None if is_headless(slice) => "the slice is one of a headless Service".to_owned(),
-        None => format!("addressType {:?} is not used", slice.address_type.as_deref().unwrap_or_default()),
+        None => format!("addressType {:?} is not used", slice.address_type),
     };
     Some(Explanation {
         port_name: String::new(),
@@ -244,8 +244,8 @@ impl<'a> View<'a> {
         }
         // The row has one endpoint for each readable one, in the same order.
         let mut endpoints = row.endpoints.iter();
-        for (index, spec) in slice.endpoints.iter().flatten().enumerate() {
-            let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else {
+        for (index, spec) in slice.endpoints.iter().enumerate() {
+            let Some(text) = spec.addresses.first() else {
                 add(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
                 continue;
             };

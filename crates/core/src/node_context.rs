@@ -33,16 +33,15 @@ pub(super) struct NodeRow {
 
 impl NodeRow {
     pub(super) fn from_object(name: &str, node: &Node, problems: &mut Vec<Problem>) -> Self {
-        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_ZONE));
-        let zone = zone.filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into());
-        let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+        let zone =
+            node.metadata.labels.get(LABEL_ZONE).filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into());
         let mut internal_ips = Vec::new();
         let mut findings = Findings::new(format_args!("Node {name}"));
-        for (index, address) in addresses.iter().enumerate() {
-            if address.type_.as_deref() != Some("InternalIP") {
+        for (index, address) in node.status.addresses.iter().enumerate() {
+            if address.type_ != "InternalIP" {
                 continue;
             }
-            let text = address.address.as_deref().unwrap_or_default();
+            let text = &address.address;
             match parse_address(text.trim()) {
                 Some(address) => internal_ips.push(address),
                 None => findings.item(

@@ -65,7 +65,7 @@ impl ObjectRow {
     /// The row of a Node; `None` if it has no name.
     #[must_use]
     pub fn of_node(node: &Node) -> Option<Self> {
-        let name = node.metadata.name.as_deref().filter(|name| !name.is_empty())?;
+        let name = Some(&*node.metadata.name).filter(|name| !name.is_empty())?;
         let mut problems = Vec::new();
         let row = NodeRow::from_object(name, node, &mut problems).pack();
         let (name, parsed) = (ObjectName::new("", name), Parsed { row: Some(row), problems: problems.into() });
@@ -94,7 +94,6 @@ impl fmt::Debug for ObjectRow {
 /// Name of an object, if it has one.
 #[must_use]
 pub fn object_name(metadata: &Metadata) -> Option<ObjectName> {
-    let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
-    let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
-    Some(ObjectName::new(namespace.unwrap_or("default"), name))
+    let namespace = if metadata.namespace.is_empty() { "default" } else { &metadata.namespace };
+    (!metadata.name.is_empty()).then(|| ObjectName::new(namespace, &*metadata.name))
 }

@@ -83,10 +83,9 @@ impl ServiceRow {
         };
         let cluster_ips = cluster_ips(spec, findings);
         let is_served = |address: Address| cluster_ips.iter().any(|ip| ip.family() == address.family());
-        let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-        let ingress = balancer.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
+        let ingress = &service.status.load_balancer.ingress;
         Some(Self {
-            created_s: service.metadata.created_s,
+            created_s: service.metadata.created.seconds,
             external_ips: external_ips(spec, is_served, findings),
             load_balancer_ips: load_balancer_ips(ingress, is_served, findings),
             source_ranges: source_ranges(spec, findings),
@@ -151,9 +150,6 @@ impl ServicePort {
 /// Reason why a Service is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skipped {
-    /// The Service has no `spec`.
-    #[error("it has no spec")]
-    NoSpec,
     /// The Service has another proxy's label, whatever the value.
     #[error("its label {LABEL_SERVICE_PROXY_NAME} gives it to another proxy")]
     OtherProxy,
@@ -172,7 +168,6 @@ impl Skipped {
     /// Field that was probably forgotten, if any.
     fn mistaken_field(self) -> Option<&'static str> {
         match self {
-            Self::NoSpec => Some("spec"),
             Self::NoClusterIp => Some("spec.clusterIP"),
             Self::OtherProxy | Self::ExternalName | Self::Headless => None,
         }
@@ -185,13 +180,12 @@ impl Skipped {
 /// The reason why cproxy does not serve it.
 pub fn served_spec(service: &Service) -> Result<&ServiceSpec, Skipped> {
     // An API server does not even send such a Service: its mistakes concern the other proxy.
-    let labels = service.metadata.labels.as_ref();
-    if labels.is_some_and(|labels| labels.contains_key(LABEL_SERVICE_PROXY_NAME)) {
+    if service.metadata.labels.contains_key(LABEL_SERVICE_PROXY_NAME) {
         return Err(Skipped::OtherProxy);
     }
-    let spec = service.spec.as_ref().ok_or(Skipped::NoSpec)?;
-    match (spec.type_.as_deref(), spec.cluster_ip.as_deref().unwrap_or_default()) {
-        (Some("ExternalName"), _) => Err(Skipped::ExternalName),
+    let spec = &service.spec;
+    match (&*spec.type_, &*spec.cluster_ip) {
+        ("ExternalName", _) => Err(Skipped::ExternalName),
         (_, "") => Err(Skipped::NoClusterIp),
         (_, "None") => Err(Skipped::Headless),
         _ => Ok(spec),
@@ -199,18 +193,18 @@ pub fn served_spec(service: &Service) -> Result<&ServiceSpec, Skipped> {
 }
 
 fn affinity_seconds(spec: &ServiceSpec, findings: &mut Findings) -> Option<u32> {
-    match spec.session_affinity.as_deref() {
-        Some("ClientIP") => {}
-        None | Some("" | "None") => return None,
-        Some(other) => {
+    match &*spec.session_affinity {
+        "ClientIP" => {}
+        "" | "None" => return None,
+        other => {
             findings.field("spec.sessionAffinity", &format!("{other:?} is neither None nor ClientIP; None is used"));
             return None;
         }
     }
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     let Some(seconds) = config.and_then(|config| config.timeout_seconds) else { return Some(AFFINITY_DEFAULT_SECONDS) };
-    let clamped = seconds.clamp(1, AFFINITY_MAX_SECONDS.into()) as u32;
-    if i64::from(clamped) != seconds {
+    let clamped = seconds.clamp(1, AFFINITY_MAX_SECONDS as i32) as u32;
+    if i64::from(clamped) != i64::from(seconds) {
         let message = format!("{seconds} is not in 1..{AFFINITY_MAX_SECONDS}; {clamped} is used");
         findings.field("spec.sessionAffinityConfig.clientIP.timeoutSeconds", &message);
     }
@@ -238,8 +232,8 @@ fn is_internal_local(spec: &ServiceSpec, node: Option<&str>, findings: &mut Find
 
 /// `GetClusterIPByFamily`, for both families.
 fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
-    let families = spec.ip_families.as_deref().unwrap_or_default();
-    if families.is_empty() && spec.cluster_ips.as_ref().is_some_and(|addresses| addresses.len() > 1) {
+    let families = &spec.ip_families;
+    if families.is_empty() && spec.cluster_ips.len() > 1 {
         findings.field("spec.ipFamilies", "missing although clusterIPs has several; only clusterIP is served");
     }
     let mut found = Vec::with_capacity(2);
@@ -270,7 +264,7 @@ const NO_FRONTEND: &str = " is a loopback, multicast or unspecified address; not
 
 /// `MapIPsByIPFamily` of `spec.externalIPs`.
 fn external_ips(spec: &ServiceSpec, is_served: impl Fn(Address) -> bool, findings: &mut Findings) -> Box<[Address]> {
-    let texts = spec.external_ips.as_deref().unwrap_or_default().iter().map(String::as_str).enumerate();
+    let texts = spec.external_ips.iter().map(String::as_str).enumerate();
     texts.filter_map(|(index, text)| extra_ip(text, &is_served, ("spec.externalIPs", index, ""), findings)).collect()
 }
 
@@ -285,8 +279,7 @@ fn load_balancer_ips(
         let item = |rest: &'static str| ("status.loadBalancer.ingress", index, rest);
         match ingress.ip_mode.as_deref() {
             None | Some("VIP") => {
-                let text = ingress.ip.as_deref().unwrap_or_default();
-                found.extend(extra_ip(text, &is_served, item(".ip"), findings));
+                found.extend(extra_ip(&ingress.ip, &is_served, item(".ip"), findings));
             }
             Some("Proxy") => {}
             Some(other) => {
@@ -321,7 +314,7 @@ fn extra_ip(
 /// `MapCIDRsByIPFamily`. A range of all addresses of a family is equivalent to none.
 fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Box<[AddressRange]> {
     let mut ranges = Vec::new();
-    for (index, text) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
+    for (index, text) in spec.load_balancer_source_ranges.iter().enumerate() {
         match AddressRange::parse(text.trim()) {
             Some(range) => ranges.push(range),
             None if text.trim().is_empty() => {}
@@ -338,17 +331,16 @@ fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Box<[AddressRan
 }
 
 fn cluster_ip_of(spec: &ServiceSpec, family: Family) -> Option<(String, &str)> {
-    let families = spec.ip_families.as_deref().unwrap_or_default();
-    if families.is_empty() {
-        return spec.cluster_ip.as_deref().map(|text| ("spec.clusterIP".to_owned(), text));
+    if spec.ip_families.is_empty() {
+        return Some(("spec.clusterIP".to_owned(), &spec.cluster_ip));
     }
-    let index = families.iter().position(|name| *name == family.to_string())?;
-    let text = spec.cluster_ips.as_deref().unwrap_or_default().get(index)?;
+    let index = spec.ip_families.iter().position(|name| *name == family.to_string())?;
+    let text = spec.cluster_ips.get(index)?;
     Some((format!("spec.clusterIPs[{index}]"), text))
 }
 
 fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
-    let specs = spec.ports.as_deref().unwrap_or_default();
+    let specs = &spec.ports;
     if specs.is_empty() {
         findings.field("spec.ports", "the Service has no ports; nothing to serve, add one");
     }
@@ -374,9 +366,6 @@ fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
             Err(PortError::Number(number)) => {
                 findings.item(("spec.ports", index, ""), format_args!("port {number}"), NO_PORT);
             }
-            Err(PortError::Missing) => {
-                findings.item(("spec.ports", index, ""), "", "it has no port number; not served");
-            }
         }
     }
     for (protocol, (index, count)) in unserved {
@@ -392,31 +381,27 @@ enum PortError<'a> {
     /// Unsupported protocol.
     Protocol(&'a str),
     /// Number that is no port.
-    Number(i64),
-    /// Missing number.
-    Missing,
+    Number(i32),
 }
 
 fn service_port(spec: &ServicePortSpec) -> Result<ServicePort, PortError<'_>> {
-    let protocol = parse_protocol(spec.protocol.as_deref()).map_err(PortError::Protocol)?;
-    let wrong = || spec.port.map_or(PortError::Missing, PortError::Number);
-    let port = spec.port.and_then(|port| u16::try_from(port).ok()).filter(|&port| port != 0).ok_or_else(wrong)?;
-    Ok(ServicePort { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: None })
+    let protocol = parse_protocol(&spec.protocol).map_err(PortError::Protocol)?;
+    let port = u16::try_from(spec.port).ok().filter(|&port| port != 0).ok_or(PortError::Number(spec.port))?;
+    Ok(ServicePort { name: spec.name.as_str().into(), protocol, port, node_port: None })
 }
 
 /// Node port, if there is one: 0 means none. A number that is no port is the error.
-fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, i64> {
-    let port = spec.node_port.unwrap_or_default();
-    u16::try_from(port).map(NonZeroU16::new).map_err(|_| port)
+fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, i32> {
+    u16::try_from(spec.node_port).map(NonZeroU16::new).map_err(|_| spec.node_port)
 }
 
 const NO_PORT: &str = " is not in 1..65535; not served";
 
-/// Protocol; absent means TCP. The name of another one is the error.
-pub(super) fn parse_protocol(text: Option<&str>) -> Result<Protocol, &str> {
+/// Protocol; empty means TCP. The name of another one is the error.
+pub(super) fn parse_protocol(text: &str) -> Result<Protocol, &str> {
     match text {
-        None | Some("" | "TCP") => Ok(Protocol::Tcp),
-        Some("UDP") => Ok(Protocol::Udp),
-        Some(other) => Err(other),
+        "" | "TCP" => Ok(Protocol::Tcp),
+        "UDP" => Ok(Protocol::Udp),
+        other => Err(other),
     }
 }

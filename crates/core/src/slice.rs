@@ -9,7 +9,7 @@ use super::{
     problem::Findings,
     service::parse_protocol,
 };
-use crate::api::{EndpointConditions, EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
+use crate::api::{EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
 
 /// Label with the name of a slice's Service; owner references do not matter.
 const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -95,15 +95,12 @@ impl SliceRow {
         if is_headless(slice) {
             return None;
         }
-        let family = match slice.address_type.as_deref() {
-            Some("IPv4") => Family::V4,
-            Some("IPv6") => Family::V6,
-            Some("FQDN") => return None,
+        let family = match &*slice.address_type {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            "FQDN" => return None,
             other => {
-                findings.field(
-                    "addressType",
-                    &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other.unwrap_or("")),
-                );
+                findings.field("addressType", &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other));
                 return None;
             }
         };
@@ -158,10 +155,9 @@ impl SliceRow {
     }
 
     fn add_endpoints(&mut self, slice: &EndpointSlice, node: Option<&str>, findings: &mut Findings) {
-        let specs = slice.endpoints.as_deref().unwrap_or_default();
-        self.endpoints.reserve_exact(specs.len());
-        for (index, spec) in specs.iter().enumerate() {
-            let Some(text) = spec.addresses.as_deref().unwrap_or_default().first() else { continue };
+        self.endpoints.reserve_exact(slice.endpoints.len());
+        for (index, spec) in slice.endpoints.iter().enumerate() {
+            let Some(text) = spec.addresses.first() else { continue };
             match parse_endpoint_address(text, self.family) {
                 Ok(address) => {
                     let zones = self.zones_of(spec.hints.as_ref());
@@ -178,7 +174,7 @@ impl SliceRow {
 
     /// Endpoints of one slice mostly share a few sets of zones.
     fn zones_of(&mut self, hints: Option<&EndpointHints>) -> u16 {
-        let names = names(hints.and_then(|hints| hints.for_zones.as_deref()));
+        let names = names(hints.map(|hints| &*hints.for_zones));
         if names.is_empty() {
             return 0;
         }
@@ -257,7 +253,7 @@ pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Addre
 }
 
 fn names(hints: Option<&[HintName]>) -> Vec<&str> {
-    hints.unwrap_or_default().iter().filter_map(|hint| hint.name.as_deref()).collect()
+    hints.unwrap_or_default().iter().map(|hint| &*hint.name).collect()
 }
 
 /// Service that the slice's label names.
@@ -271,7 +267,7 @@ pub(super) fn is_headless(slice: &EndpointSlice) -> bool {
 }
 
 fn label<'a>(slice: &'a EndpointSlice, key: &str) -> Option<&'a str> {
-    slice.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str)
+    slice.metadata.labels.get(key).map(String::as_str)
 }
 
 fn service_of(slice: &EndpointSlice, findings: &mut Findings) -> Option<Arc<str>> {
@@ -288,9 +284,8 @@ fn service_of(slice: &EndpointSlice, findings: &mut Findings) -> Option<Arc<str>
 }
 
 fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
-    let specs = slice.ports.as_deref().unwrap_or_default();
-    let mut ports: Vec<SlicePort> = Vec::with_capacity(specs.len());
-    for (index, spec) in specs.iter().enumerate() {
+    let mut ports: Vec<SlicePort> = Vec::with_capacity(slice.ports.len());
+    for (index, spec) in slice.ports.iter().enumerate() {
         match slice_port(spec) {
             Ok(port) => ports.extend(port),
             Err(number) => {
@@ -305,18 +300,17 @@ fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
 
 /// Port of a slice. One without a name or a number, or with number 0, is ignored and no mistake. A number that is no
 /// port is the error.
-fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, i64> {
+fn slice_port(spec: &EndpointPortSpec) -> Result<Option<SlicePort>, i32> {
     let Some(port) = spec.port.filter(|&port| port != 0) else { return Ok(None) };
     let Some(name) = spec.name.as_deref() else { return Ok(None) };
     let port = u16::try_from(port).map_err(|_| port)?;
     // SCTP is reported where the Service asks for it.
-    let Ok(protocol) = parse_protocol(spec.protocol.as_deref()) else { return Ok(None) };
+    let Ok(protocol) = parse_protocol(spec.protocol.as_deref().unwrap_or_default()) else { return Ok(None) };
     Ok(Some(SlicePort { name: name.into(), protocol, port }))
 }
 
 fn endpoint(spec: &EndpointSpec, address: Address, node: Option<&str>) -> Endpoint {
-    let none = EndpointConditions::default();
-    let conditions = spec.conditions.as_ref().unwrap_or(&none);
+    let conditions = &spec.conditions;
     Endpoint {
         address,
         ready: conditions.ready.unwrap_or(true),
@@ -329,7 +323,7 @@ fn endpoint(spec: &EndpointSpec, address: Address, node: Option<&str>) -> Endpoi
 }
 
 fn node_hint(spec: &EndpointSpec, node: Option<&str>) -> NodeHint {
-    let names = names(spec.hints.as_ref().and_then(|hints| hints.for_nodes.as_deref()));
+    let names = names(spec.hints.as_ref().map(|hints| &*hints.for_nodes));
     match node {
         _ if names.is_empty() => NodeHint::None,
         Some(node) if names.contains(&node) => NodeHint::ThisNode,

@@ -44,6 +44,8 @@ pub enum Event {
     },
     /// Current addresses of the VM.
     PodIps(Vec<Address>),
+    /// Given addresses of the node; empty: those of its Node.
+    NodeIps(Vec<Address>),
 }
 
 /// Rows in force.
@@ -125,6 +127,7 @@ impl Store {
             Event::Deleted(kind, name) => self.delete(kind, &scoped(kind, name)),
             Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
+            Event::NodeIps(addresses) => self.change_node(|store| store.context.node_ips = addresses),
         }
         Vec::new()
     }
@@ -258,8 +261,14 @@ impl Store {
     }
 
     fn put_node(&mut self, name: ObjectName, row: Option<Packed>) {
+        let node = row.map(|packed| StoredNode { name, row: NodeRow::unpack(&packed), packed });
+        self.change_node(|store| store.node = node);
+    }
+
+    /// Changes the node. Its zone and addresses concern all Services.
+    fn change_node(&mut self, change: impl FnOnce(&mut Self)) {
         let before = (self.zone().cloned(), self.node_ips().to_vec());
-        self.node = row.map(|packed| StoredNode { name, row: NodeRow::unpack(&packed), packed });
+        change(self);
         if before != (self.zone().cloned(), self.node_ips().to_vec()) && self.is_complete() {
             self.dirty.extend(self.services.keys().cloned());
         }

@@ -1,5 +1,10 @@
 //! Objects in, table out: the rules of kube-proxy 1.36 as cases in `cases/*.yaml`. `cases/README.md` describes their
-//! format.
+//! format. Each case is played with its objects in JSON and in protobuf.
+
+#[expect(unreachable_pub, reason = "the crate of the fuzz targets exports it")]
+#[path = "../../../fuzz/src/encoding.rs"]
+mod encoding;
+mod encodings;
 
 use std::collections::BTreeSet;
 
@@ -104,7 +109,7 @@ fn check(text: &str, count: usize) {
 }
 
 impl Case {
-    /// Plays the case with its objects in order and reversed: the order of arrival must not matter.
+    /// Plays the case with its objects in order and reversed, in JSON and in protobuf: neither must matter.
     fn play(&self, with: &[Value]) -> Result<(), String> {
         if self.source.is_empty() {
             return Err(format!("{}: no source", self.name));
@@ -114,13 +119,15 @@ impl Case {
         let own: BTreeSet<_> = self.step.given.iter().map(|object| format!("{:?}", id(object))).collect();
         let common = with.iter().filter(|object| !own.contains(&format!("{:?}", id(object))));
         let mut objects: Vec<_> = common.chain(&self.step.given).collect();
-        self.play_in_order("in order", &objects)?;
+        self.play_in_order("in order, in JSON", json, &objects)?;
+        self.play_in_order("in order, in protobuf", protobuf, &objects)?;
         objects.reverse();
-        self.play_in_order("in reverse", &objects)
+        self.play_in_order("in reverse, in JSON", json, &objects)?;
+        self.play_in_order("in reverse, in protobuf", protobuf, &objects)
     }
 
-    fn play_in_order(&self, order: &str, objects: &[&Value]) -> Result<(), String> {
-        let mut world = World::new(self);
+    fn play_in_order(&self, order: &str, decode: fn(&Value) -> Event, objects: &[&Value]) -> Result<(), String> {
+        let mut world = World::new(self, decode);
         world.list(objects);
         world.see(&self.step, &format!("{}, {order}", self.name))?;
         for (index, step) in self.then.iter().enumerate() {
@@ -133,33 +140,36 @@ impl Case {
 
 /// The store, a table that follows it step by step, and the problems that were reported and not yet taken back.
 struct World {
+    /// Event of an object as it is sent.
+    decode: fn(&Value) -> Event,
     store: Store,
     table: TablePlanner,
     is_followed: bool,
 }
 
 impl World {
-    fn new(case: &Case) -> Self {
+    fn new(case: &Case, decode: fn(&Value) -> Event) -> Self {
         let own = NodeContext {
             node_name: case.node.clone(),
             node_ips: read_addresses(&case.node_ips),
             pod_ips: read_addresses(&case.pod_ips),
         };
-        Self { store: Store::new(own), table: TablePlanner::new(LIMITS, KernelTable::default()), is_followed: false }
+        let table = TablePlanner::new(LIMITS, KernelTable::default());
+        Self { decode, store: Store::new(own), table, is_followed: false }
     }
 
     fn list(&mut self, objects: &[&Value]) {
         let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
         let started = kinds.into_iter().map(Event::ListStarted);
         let done = kinds.into_iter().map(Event::ListDone);
-        let events: Vec<_> = started.chain(objects.iter().map(|object| applied(object))).chain(done).collect();
+        let events: Vec<_> = started.chain(objects.iter().map(|object| (self.decode)(object))).chain(done).collect();
         events.into_iter().for_each(|event| drop(self.store.apply(event)));
     }
 
     fn apply(&mut self, step: &CaseStep) {
         let gone = step.gone.iter().map(|name| deleted(name));
         let pod_ips = step.pod_ips_now.iter().map(|ips| Event::PodIps(read_addresses(ips)));
-        for event in gone.chain(step.given.iter().map(applied)).chain(pod_ips) {
+        for event in gone.chain(step.given.iter().map(self.decode)).chain(pod_ips) {
             drop(self.store.apply(event));
         }
     }
@@ -200,10 +210,24 @@ fn read_addresses(texts: &[String]) -> Vec<super::Address> {
     texts.iter().map(|text| parse_address(text).unwrap()).collect()
 }
 
-/// Object as an API server sends it; panics with the object's text if it cannot be decoded.
-fn applied(object: &Value) -> Event {
+/// Object as an API server sends it in JSON; panics with the object's text if it cannot be decoded.
+fn json(object: &Value) -> Event {
     fn read<T: serde::de::DeserializeOwned>(object: &Value) -> Box<T> {
         serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object}"))
+    }
+    match object["kind"].as_str() {
+        Some("Service") => Event::Service(read(object)),
+        Some("EndpointSlice") => Event::EndpointSlice(read(object)),
+        Some("Node") => Event::Node(read(object)),
+        _ => panic!("the kind of {object} is none of cproxy's"),
+    }
+}
+
+/// Object as an API server sends it in protobuf.
+fn protobuf(object: &Value) -> Event {
+    fn read<T: prost::Message + Default>(object: &Value) -> Box<T> {
+        let bytes = encoding::object(object);
+        Box::new(T::decode(&*bytes).unwrap_or_else(|error| panic!("{error}: {object}")))
     }
     match object["kind"].as_str() {
         Some("Service") => Event::Service(read(object)),

@@ -12,7 +12,10 @@ use std::{
 
 use cproxy_network::SocketSetup;
 use http::{Request, StatusCode};
-use tokio::{sync::Mutex as AsyncMutex, time::Instant};
+use tokio::{
+    sync::{Mutex as AsyncMutex, Notify},
+    time::Instant,
+};
 
 use super::{
     configuration::{ApiServer, Configuration, configure},
@@ -41,6 +44,10 @@ pub struct ApiClient {
     session: AsyncMutex<Session>,
     /// Address of the server that was used last.
     server: Mutex<Arc<str>>,
+    /// Options that replace those of the session, and what was read for them.
+    replacement: Mutex<Option<(ApiServer, Configuration)>>,
+    /// Notified when there is a replacement.
+    replaced: Notify,
 }
 
 /// Servers, identity, and the present connection.
@@ -52,6 +59,8 @@ struct Session {
     /// Last configuration that could be read.
     configuration: Arc<Configuration>,
     exec: Option<(String, ExecCredentials)>,
+    /// The options were replaced, and no connection was made since.
+    must_renew: bool,
     /// A warning about the configuration was logged, and it still holds.
     has_warned: bool,
     health: Vec<Health>,
@@ -108,6 +117,7 @@ impl ApiClient {
             configuration: Arc::new(configuration.clone()),
             next: Some(configuration),
             exec: None,
+            must_renew: false,
             has_warned: false,
             health: Vec::new(),
             current: None,
@@ -117,15 +127,17 @@ impl ApiClient {
             rate_limit: RateLimit::new(),
             session: AsyncMutex::new(session),
             server: Mutex::new(server.into()),
+            replacement: Mutex::new(None),
+            replaced: Notify::new(),
         }
     }
 
     /// Replaces the options, which were read as `configuration`, and connects anew. The old connection serves until
-    /// the new one stands.
+    /// the new one stands. Attempts to connect as before end, and so do pauses before another attempt.
     pub async fn reconfigure(&self, options: ApiServer, configuration: Configuration) {
+        *self.replacement.lock().unwrap_or_else(PoisonError::into_inner) = Some((options, configuration));
+        self.replaced.notify_waiters();
         let mut session = self.session.lock().await;
-        (session.options, session.next) = (options, Some(configuration));
-        session.exec = None;
         if let Err(error) = self.connect(&mut session).await {
             tracing::warn!("the new configuration of the API server cannot be used yet: {error}");
         }
@@ -133,6 +145,19 @@ impl ApiClient {
 
     /// Makes sure that there is a connection, and that it is the best one. Returns whether it is new.
     async fn connect(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
+        loop {
+            let replaced = self.replaced.notified();
+            if let Some((options, next)) = self.replacement.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                session.replace_options(options, next);
+            }
+            tokio::select! {
+                connected = self.connect_as_configured(session) => return connected,
+                () = replaced => {}
+            }
+        }
+    }
+
+    async fn connect_as_configured(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
         let configuration = session.read().await?;
         let (fingerprint, now) = (configuration.fingerprint(), Instant::now());
         session.health.resize(configuration.servers.len(), Health::default());
@@ -141,7 +166,7 @@ impl ApiClient {
         if let Some(current) = &session.current
             && current.connection.is_open().await
         {
-            if current.fingerprint == fingerprint {
+            if current.fingerprint == fingerprint && !session.must_renew {
                 let health = &session.health;
                 let is_better =
                     |index: usize| index < current.index && health.get(index).is_some_and(|one| one.is_good(now));
@@ -149,7 +174,7 @@ impl ApiClient {
             }
             kept = Some(current.connection.clone());
         }
-        let tls = configuration.material.client_config()?;
+        let tls = configuration.tls()?;
         let mut errors = Vec::new();
         for index in order {
             let Some(address) = configuration.servers.get(index) else { continue };
@@ -167,6 +192,9 @@ impl ApiClient {
             match dialer.connect().await {
                 Ok(connection) => {
                     self.set_server(address.to_string());
+                    if mem::take(&mut session.must_renew) {
+                        tracing::info!("connected anew to the API server at {address}");
+                    }
                     return Ok((session.replace(Arc::new(connection), index, fingerprint), true));
                 }
                 Err(error) => {
@@ -180,10 +208,8 @@ impl ApiClient {
             Some(connection) => {
                 let is_outdated = session.current.as_ref().is_some_and(|current| current.fingerprint != fingerprint);
                 for error in errors {
-                    if is_outdated {
-                        tracing::warn!(
-                            "the changed configuration cannot be used: {error}; the present connection stays"
-                        );
+                    if session.must_renew || is_outdated {
+                        tracing::warn!("the present connection to the API server stays for now: {error}");
                     } else {
                         tracing::debug!("the present connection stays: {error}");
                     }
@@ -244,6 +270,10 @@ impl Transport for ApiClient {
             session.give_up(&connection, true);
         }
     }
+
+    async fn replaced(&self) {
+        self.replaced.notified().await;
+    }
 }
 
 /// Whether another server may do better. 429 and 504 come with Retry-After and have to be waited for.
@@ -252,6 +282,12 @@ fn is_failure(code: StatusCode) -> bool {
 }
 
 impl Session {
+    /// Goes on with other options. Earlier failures of servers do not count for them.
+    fn replace_options(&mut self, options: ApiServer, next: Configuration) {
+        (self.options, self.next) = (options, Some(next));
+        (self.exec, self.health, self.must_renew) = (None, Vec::new(), true);
+    }
+
     /// Reads files and programs again. If that fails, the last configuration is used.
     async fn read(&mut self) -> Result<Arc<Configuration>, BoxError> {
         let configuration = match self.next.take() {

@@ -3,6 +3,7 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -15,6 +16,7 @@ use kube::{
     Config,
     config::{AuthInfo, Cluster, ExecConfig},
 };
+use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 
 use super::{
@@ -47,6 +49,7 @@ impl std::fmt::Display for ApiServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.kubeconfig {
             Some(path) => write!(f, "API server of kubeconfig {}", path.display())?,
+            None if self.addresses.first().is_some_and(ServerAddress::is_local) => write!(f, "API server")?,
             None => write!(f, "API server of the pod's ServiceAccount")?,
         }
         for (index, address) in self.addresses.iter().enumerate() {
@@ -140,7 +143,7 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
         headers: impersonation(user).map_err(fail)?,
         servers: servers.clone(),
     };
-    configuration.material.client_config().map_err(fail)?;
+    configuration.tls().map_err(fail)?;
     Ok(configuration)
 }
 
@@ -175,6 +178,12 @@ impl Configuration {
         (&self.servers, &self.server_name, &self.material).hash(&mut hasher);
         self.proxy.as_ref().map(|proxy| (&proxy.url, &proxy.authorization)).hash(&mut hasher);
         hasher.finish()
+    }
+
+    /// Configuration of TLS; `None` if no server speaks it, so that a VM behind a local socket needs no authorities.
+    pub(super) fn tls(&self) -> Result<Option<Arc<ClientConfig>>, String> {
+        let has_tls = self.servers.iter().any(|address| self.tls_name(address).is_some());
+        has_tls.then(|| self.material.client_config()).transpose()
     }
 
     /// Name for TLS with this server; `None`: no TLS. Over a local socket there is TLS only if a name is given.

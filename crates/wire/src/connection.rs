@@ -72,7 +72,8 @@ enum Protocol {
 pub(super) struct Dialer {
     pub(super) connector: Connector,
     pub(super) configuration: Arc<Configuration>,
-    pub(super) tls: Arc<rustls::ClientConfig>,
+    /// Set if one of the servers speaks TLS.
+    pub(super) tls: Option<Arc<rustls::ClientConfig>>,
     pub(super) address: ServerAddress,
     /// Limit on each step.
     pub(super) limit: Duration,
@@ -100,8 +101,9 @@ impl Dialer {
     async fn open(&self) -> io::Result<(Box<dyn Stream>, Option<bool>)> {
         let proxy = self.configuration.proxy.as_ref();
         let stream = self.connector.connect(&self.address, proxy, self.limit).await?;
-        let Some(name) = self.configuration.tls_name(&self.address) else { return Ok((stream, None)) };
-        let (stream, is_http2) = timeout(self.limit, tls::handshake(self.tls.clone(), name, stream)).await??;
+        let name = self.configuration.tls_name(&self.address);
+        let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, None)) };
+        let (stream, is_http2) = timeout(self.limit, tls::handshake(config, name, stream)).await??;
         Ok((Box::new(stream), Some(is_http2)))
     }
 
@@ -298,4 +300,34 @@ fn describe(error: h2::Error) -> BoxError {
         return io::Error::new(io::ErrorKind::UnexpectedEof, error).into();
     }
     error.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::duplex, time::Instant};
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    /// Time until a connection to a peer that reads nothing ends.
+    async fn lifetime(interval: Option<Duration>, is_probed: bool) -> Duration {
+        let (client, _server) = duplex(64 << 10);
+        let client: Box<dyn Stream> = Box::new(client);
+        let (_sender, mut connection) = Builder::new().handshake(client).await.unwrap();
+        let pings = connection.ping_pong().unwrap();
+        let (probe, start) = (Arc::new(Notify::new()), Instant::now());
+        if is_probed {
+            probe.notify_one();
+        }
+        timeout(DAY, drive(connection, pings, probe, interval)).await.ok();
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_leaves_a_ping_unanswered_loses_its_connection() {
+        assert_eq!(lifetime(Some(PING_INTERVAL), false).await, PING_INTERVAL + PING_TIMEOUT);
+        assert_eq!(lifetime(None, true).await, PING_TIMEOUT);
+        assert_eq!(lifetime(None, false).await, DAY, "the kernel watches the connection");
+    }
 }

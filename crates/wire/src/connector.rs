@@ -148,7 +148,7 @@ fn describe_vsock(error: io::Error) -> io::Error {
         Some(libc::ENODEV | libc::ENETUNREACH | libc::EADDRNOTAVAIL) => {
             "this VM has no vsock device for that context id"
         }
-        Some(libc::ECONNRESET | libc::ECONNREFUSED) => "nothing listens on that port",
+        Some(libc::ECONNRESET | libc::ECONNREFUSED | libc::ETIMEDOUT) => "nothing listens on that port",
         _ => return error,
     };
     io::Error::new(error.kind(), format!("{error}; {hint}"))

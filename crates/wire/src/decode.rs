@@ -7,7 +7,7 @@ use cproxy_core::{
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
-use super::failure::ApiError;
+use super::{failure::ApiError, protobuf};
 
 /// Object, as far as it could be decoded.
 #[derive(Debug)]
@@ -18,11 +18,40 @@ pub(super) enum Decoded<T> {
     Unreadable(Box<Metadata>, String),
 }
 
-/// Names and version of an object that cannot be decoded.
+/// Error of a part of a response that cannot be decoded.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DecodeError {
+    /// It is not JSON, or not in the expected form.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// It is not protobuf, or not in the expected form.
+    #[error(transparent)]
+    Protobuf(#[from] prost::DecodeError),
+    /// The magic bytes of protobuf are missing.
+    #[error("not protobuf of Kubernetes")]
+    NoMagic,
+    /// A field of protobuf is longer than its message.
+    #[error("a field is longer than its message")]
+    Cut,
+    /// A text of protobuf is not UTF-8.
+    #[error("a text is not UTF-8")]
+    NotUtf8,
+    /// The object is encoded once more.
+    #[error("contentEncoding {0} is not known")]
+    Encoded(String),
+    /// The object is of another kind.
+    #[error("{0} where {1} is asked for")]
+    Kind(String, String),
+    /// The type of the watch event is none that Kubernetes has.
+    #[error("{0} is no type of a watch event")]
+    Change(String),
+}
+
+/// Names and version of a JSON object that cannot be decoded.
 fn names(object: &Value) -> Metadata {
     let field = |name: &str| {
         let value = object.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
-        value.map(str::to_owned)
+        value.unwrap_or_default().to_owned()
     };
     Metadata {
         name: field("name"),
@@ -38,11 +67,11 @@ fn error_path<T: DeserializeOwned>(object: Value) -> Option<String> {
 }
 
 impl<T: Object> Decoded<T> {
-    /// Decodes an object.
+    /// Decodes an object from JSON.
     ///
     /// # Errors
     /// The text is not JSON, or the object is of another kind. Such a response cannot be trusted.
-    pub(super) fn read(json: &str) -> serde_json::Result<Self> {
+    pub(super) fn read_json(json: &str) -> serde_json::Result<Self> {
         match serde_json::from_str(json) {
             Ok(object) => Ok(Self::Object(object)),
             Err(error) => {
@@ -54,6 +83,14 @@ impl<T: Object> Decoded<T> {
                 let names = names(&object);
                 Ok(Self::Unreadable(Box::new(names), error_path::<T>(object).unwrap_or_else(|| error.to_string())))
             }
+        }
+    }
+
+    /// Decodes an object from protobuf.
+    pub(super) fn read_protobuf(bytes: &[u8]) -> Self {
+        match T::decode(bytes) {
+            Ok(object) => Self::Object(Box::new(object)),
+            Err(error) => Self::Unreadable(Box::new(protobuf::names(bytes)), error.to_string()),
         }
     }
 
@@ -85,7 +122,7 @@ mod tests {
 
     #[test]
     fn an_unreadable_object_keeps_its_name() {
-        let read = |json| Decoded::<Service>::read(json).unwrap();
+        let read = |json| Decoded::<Service>::read_json(json).unwrap();
         let a = read(
             r#"{"metadata": {"name": "a", "namespace": "n", "resourceVersion": "5"},
                 "spec": {"ports": [{"port": "high"}]}}"#,
@@ -93,29 +130,29 @@ mod tests {
         assert!(
             matches!(&a, Decoded::Unreadable(_, message) if message.starts_with("spec.ports[0].port: invalid type"))
         );
-        assert_eq!((a.meta().name.as_deref(), a.meta().resource_version.as_deref()), (Some("a"), Some("5")));
+        assert_eq!((&*a.meta().name, &*a.meta().resource_version), ("a", "5"));
         let b = read(r#"{"metadata": {"name": "b"}, "spec": {"ports": [{"port": 80}]}}"#);
-        assert!(matches!(&b, Decoded::Object(_)) && b.meta().name.as_deref() == Some("b"));
+        assert!(matches!(&b, Decoded::Object(_)) && b.meta().name == "b");
         let c = read(r#"{"metadata": {"name": "c", "labels": {"x": 5}}}"#);
-        assert!(matches!(&c, Decoded::Unreadable(..)) && c.meta().name.as_deref() == Some("c"));
-        for nameless in ["7", "null", "[]"] {
+        assert!(matches!(&c, Decoded::Unreadable(..)) && c.meta().name == "c");
+        for nameless in ["7", "null", "[7]"] {
             let object = read(nameless);
-            assert!(matches!(&object, Decoded::Unreadable(..)) && object.meta().name.is_none(), "{nameless}");
+            assert!(matches!(&object, Decoded::Unreadable(..)) && object.meta().name.is_empty(), "{nameless}");
         }
     }
 
     #[test]
     fn an_object_of_another_kind_is_an_error() {
         let of = |kind| format!(r#"{{"kind": "{kind}", "metadata": {{"name": "a"}}}}"#);
-        assert!(matches!(Decoded::<Service>::read(&of("Service")), Ok(Decoded::Object(_))));
-        let error = Decoded::<Service>::read(&of("Pod")).unwrap_err().to_string();
+        assert!(matches!(Decoded::<Service>::read_json(&of("Service")), Ok(Decoded::Object(_))));
+        let error = Decoded::<Service>::read_json(&of("Pod")).unwrap_err().to_string();
         assert!(error.starts_with("Pod where Service is asked for"), "{error}");
     }
 
     #[test]
     fn text_that_is_not_json_is_an_error() {
         for text in ["", "{", r#"{"metadata": [}"#, r#"{"a": 1} {"#, "nul"] {
-            assert!(Decoded::<Service>::read(text).is_err(), "{text}");
+            assert!(Decoded::<Service>::read_json(text).is_err(), "{text}");
         }
     }
 }

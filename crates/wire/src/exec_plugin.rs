@@ -173,7 +173,7 @@ mod tests {
             ("echo '<html>'", "no ExecCredential"),
             ("echo '{}'", "no status"),
             ("echo '{\"status\":{}}'", "neither a token"),
-            (r#"printf %s '{"status":{"token":"a\nb"}}'"#, "line feed"),
+            (r#"printf '%s' '{"status":{"token":"a\nb"}}'"#, "line feed"),
             ("echo '{\"status\":{\"clientKeyData\":\"k\"}}'", "needs both"),
             ("echo '{\"status\":{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}}'", "expirationTimestamp"),
         ] {

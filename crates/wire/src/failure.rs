@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use cproxy_core::{api::Metadata, object_name, printable, shortened};
-use kube::core::Status;
 
-use super::{error_text::chain, resources::WatchedResource, split::SplitError, transport::BoxError};
+use super::{
+    decode::DecodeError, error_text::chain, resources::WatchedResource, split::SplitError, status::Status,
+    transport::BoxError,
+};
 
 /// Status code for a watch from a version that the server no longer has.
-const GONE: u16 = 410;
+const GONE: i32 = 410;
+
+/// Status code for a version that the server does not have yet.
+const TIMEOUT: i32 = 504;
 
 /// Longest Retry-After that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
@@ -21,10 +26,8 @@ const WATCH_SILENCE_MAX: Duration = Duration::from_secs(310);
 /// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// A list as the initial events of a watch.
-    StreamedList,
-    /// A list, or a page of one, from the server's cache.
-    CachedList,
+    /// A list from the server's cache.
+    List,
     /// A watch from a version on.
     Watch,
 }
@@ -33,7 +36,7 @@ impl Operation {
     /// Time without an object or bookmark after which the connection counts as dead.
     pub(super) fn silence_max(self) -> Duration {
         match self {
-            Self::StreamedList | Self::CachedList => LIST_SILENCE_MAX,
+            Self::List => LIST_SILENCE_MAX,
             Self::Watch => WATCH_SILENCE_MAX,
         }
     }
@@ -63,14 +66,14 @@ pub(super) enum ApiError {
     ErrorEvent(Box<Status>),
     /// The response cannot be split into objects.
     Split(SplitError),
-    /// A part of the response is not JSON, or not in the expected form. With the object's name if that can be read.
-    Unreadable(serde_json::Error, Option<String>),
+    /// The response is in an encoding that was not asked for.
+    ContentType(String),
+    /// A part of the response cannot be decoded. With the object's name if that can be read.
+    Unreadable(DecodeError, Option<String>),
     /// The response has no resourceVersion.
     NoVersion,
     /// The response ended before the list was complete.
     Incomplete,
-    /// The server ignored the request for a streamed list and sent changes only.
-    NotStreamed,
 }
 
 /// Way to recover from a failure.
@@ -80,8 +83,6 @@ pub(super) enum Recovery {
     Resume,
     /// Repeat the request at once without the optional field selector.
     DropFieldSelector,
-    /// List from the server's cache, at once.
-    ListFromCache,
     /// List again: the watch is too old to be resumed, which is not an error.
     Relist,
     /// Do without the resource, and request it again after growing pauses.
@@ -102,7 +103,7 @@ pub(super) enum RetryFrom {
 }
 
 impl ApiError {
-    pub(super) fn unreadable<K: WatchedResource>(error: serde_json::Error, names: &Metadata) -> Self {
+    pub(super) fn unreadable<K: WatchedResource>(error: DecodeError, names: &Metadata) -> Self {
         let name = object_name(names).map(|name| printable(&format!("{} {name}", K::KIND)));
         Self::Unreadable(error, name)
     }
@@ -111,14 +112,14 @@ impl ApiError {
         Self::Split(SplitError::TooLong(longest_bytes))
     }
 
-    fn refused_code(&self) -> Option<u16> {
+    fn refused_code(&self) -> Option<i32> {
         match self {
             Self::Refused(status) => Some(status.code),
             _ => None,
         }
     }
 
-    fn event_code(&self) -> Option<u16> {
+    fn event_code(&self) -> Option<i32> {
         match self {
             Self::ErrorEvent(status) => Some(status.code),
             _ => None,
@@ -130,20 +131,19 @@ impl Failure {
     /// Chooses how to recover (docs/decisions/021). `has_optional_fields`: the request carried a field selector that
     /// can be dropped. `is_optional`: the agent can do without the resource.
     ///
-    /// As in client-go, an error that may pass is only retried, and a streamed list that fails otherwise comes from the
-    /// cache. After unreadable data in a watch, client-go lists at once. Here the watch is resumed first and only the
+    /// After unreadable data in a watch, client-go lists at once. Here the watch is resumed first and only the
     /// second error leads to a list, since a proxy may have caused the first.
     pub(super) fn recovery(&self, has_optional_fields: bool, is_optional: bool) -> Recovery {
         let (refused, event) = (self.error.refused_code(), self.error.event_code());
         let is_refused = matches!(refused.or(event), Some(403 | 404));
         match (self.operation, &self.error) {
             (_, ApiError::Refused(_)) if refused == Some(400) && has_optional_fields => Recovery::DropFieldSelector,
-            (Operation::StreamedList, _) if !self.may_pass() => Recovery::ListFromCache,
             _ if is_refused && is_optional => Recovery::DoWithout,
             (Operation::Watch, ApiError::Cut) => Recovery::Resume,
             (Operation::Watch, _) if refused.or(event) == Some(GONE) => Recovery::Relist,
             (Operation::Watch, ApiError::NoVersion) => Recovery::Retry(RetryFrom::List),
             (Operation::Watch, ApiError::ErrorEvent(_)) if event == Some(429) => Recovery::Retry(RetryFrom::Here),
+            (Operation::Watch, _) if self.is_version_too_large() => Recovery::Retry(RetryFrom::HereOnce),
             (Operation::Watch, ApiError::ErrorEvent(_) | ApiError::Split(_) | ApiError::Unreadable(..)) => {
                 Recovery::Retry(RetryFrom::HereOnce)
             }
@@ -151,23 +151,9 @@ impl Failure {
         }
     }
 
-    /// True if the same request may succeed later: there was no response, or its status says nothing about streaming.
-    fn may_pass(&self) -> bool {
-        match &self.error {
-            ApiError::Connection(_) => true,
-            // Not 501: like 400 and 422, it can mean that the server does not stream lists.
-            ApiError::Refused(status) => {
-                matches!(status.code, 401 | 403 | 404 | 408 | 429 | 500 | 502..600)
-            }
-            _ => false,
-        }
-    }
-
-    /// True if the server does not stream lists. A server that does not know `sendInitialEvents` refuses the request;
-    /// one that ignores it never sends the bookmark that ends a list.
-    pub(super) fn is_lack_of_streaming(&self) -> bool {
-        self.operation == Operation::StreamedList
-            && matches!(self.error, ApiError::Refused(_) | ApiError::NotStreamed | ApiError::Silent(_))
+    /// True if the server does not have the version yet after some seconds of waiting, or never will.
+    pub(super) fn is_version_too_large(&self) -> bool {
+        self.error.refused_code() == Some(TIMEOUT)
     }
 
     /// True if the connection failed, before or during the response.
@@ -180,7 +166,7 @@ impl Failure {
         match &self.error {
             ApiError::Refused(status) | ApiError::ErrorEvent(status) => {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-                Duration::from_secs(seconds.into()).min(RETRY_AFTER_MAX)
+                Duration::from_secs(seconds.try_into().unwrap_or(0)).min(RETRY_AFTER_MAX)
             }
             _ => Duration::ZERO,
         }
@@ -195,8 +181,8 @@ impl Failure {
     fn describe_in_full<K: WatchedResource>(&self, server: &str) -> String {
         let (resource, group) = (K::PLURAL, K::GROUP);
         let verb = match self.operation {
-            Operation::CachedList => "list",
-            Operation::StreamedList | Operation::Watch => "watch",
+            Operation::List => "list",
+            Operation::Watch => "watch",
         };
         let error = match &self.error {
             ApiError::Refused(status) if status.code == 403 => {
@@ -219,12 +205,12 @@ impl Failure {
             ApiError::Connection(error) | ApiError::Interrupted(error) => chain(&**error),
             ApiError::Cut => "the connection was closed in the middle of the response".to_owned(),
             ApiError::Split(error) => chain(error),
+            ApiError::ContentType(text) => format!("the response is {}", printable(text)),
             ApiError::Unreadable(error, None) => format!("the response cannot be read: {}", chain(error)),
             ApiError::Unreadable(error, Some(name)) => {
                 format!("the response cannot be read at {name}: {}", chain(error))
             }
             ApiError::Incomplete => "the response ended before the list was complete".to_owned(),
-            ApiError::NotStreamed => "lists are not streamed".to_owned(),
         };
         format!("cannot {verb} {resource} at {server}: {error}")
     }
@@ -242,16 +228,16 @@ mod tests {
 
     use super::*;
 
-    fn status(code: u16) -> Box<Status> {
+    fn status(code: i32) -> Box<Status> {
         serde_json::from_value(serde_json::json!({"code": code, "message": "m", "reason": "r", "status": "Failure"}))
             .unwrap()
     }
 
-    fn refused(operation: Operation, code: u16) -> Failure {
+    fn refused(operation: Operation, code: i32) -> Failure {
         Failure { operation, error: ApiError::Refused(status(code)) }
     }
 
-    fn event(operation: Operation, code: u16) -> Failure {
+    fn event(operation: Operation, code: i32) -> Failure {
         Failure { operation, error: ApiError::ErrorEvent(status(code)) }
     }
 
@@ -264,52 +250,18 @@ mod tests {
     }
 
     fn unreadable() -> ApiError {
-        ApiError::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
+        ApiError::Unreadable(DecodeError::NoMagic, None)
     }
 
     const RETRY: Recovery = Recovery::Retry(RetryFrom::Here);
 
     #[test]
-    fn a_failed_stream_comes_from_the_cache_unless_the_error_may_pass() {
-        for code in [401, 403, 404, 408, 429, 500, 502, 503, 504] {
-            assert_eq!(recovery(&refused(Operation::StreamedList, code)), RETRY, "{code}");
-        }
-        for code in [204, 302, 400, 405, 406, 410, 422, 501] {
-            assert_eq!(recovery(&refused(Operation::StreamedList, code)), Recovery::ListFromCache, "{code}");
-            assert!(refused(Operation::StreamedList, code).is_lack_of_streaming());
-        }
-        for code in [0, 403, 410, 429, 500] {
-            assert_eq!(
-                recovery(&event(Operation::StreamedList, code)),
-                Recovery::ListFromCache,
-                "{code}, when it had begun"
-            );
-        }
-        for error in [
-            ApiError::Interrupted(connection()),
-            ApiError::Cut,
-            ApiError::Silent(Duration::from_secs(60)),
-            ApiError::Split(SplitError::TooLong(7)),
-            unreadable(),
-            ApiError::NoVersion,
-            ApiError::Incomplete,
-            ApiError::NotStreamed,
-        ] {
-            assert_eq!(recovery(&Failure { operation: Operation::StreamedList, error }), Recovery::ListFromCache);
-        }
-        assert_eq!(
-            recovery(&Failure { operation: Operation::StreamedList, error: ApiError::Connection(connection()) }),
-            RETRY
-        );
-    }
-
-    #[test]
-    fn a_list_from_the_cache_is_only_ever_retried() {
+    fn a_list_is_only_ever_retried() {
         for code in [400, 401, 403, 404, 410, 422, 429, 500] {
-            assert_eq!(recovery(&refused(Operation::CachedList, code)), RETRY, "{code}");
+            assert_eq!(recovery(&refused(Operation::List, code)), RETRY, "{code}");
         }
         for error in [ApiError::Connection(connection()), ApiError::Cut, unreadable(), ApiError::NoVersion] {
-            assert_eq!(recovery(&Failure { operation: Operation::CachedList, error }), RETRY);
+            assert_eq!(recovery(&Failure { operation: Operation::List, error }), RETRY);
         }
     }
 
@@ -332,11 +284,12 @@ mod tests {
             assert_eq!(of(error), Recovery::Retry(RetryFrom::HereOnce));
         }
         assert_eq!(of(ApiError::NoVersion), Recovery::Retry(RetryFrom::List));
+        assert_eq!(recovery(&refused(Operation::Watch, 504)), Recovery::Retry(RetryFrom::HereOnce));
     }
 
     #[test]
     fn only_an_invalid_request_loses_its_optional_selector() {
-        for operation in [Operation::StreamedList, Operation::CachedList, Operation::Watch] {
+        for operation in [Operation::List, Operation::Watch] {
             assert_eq!(refused(operation, 400).recovery(true, false), Recovery::DropFieldSelector);
             assert_ne!(refused(operation, 422).recovery(true, false), Recovery::DropFieldSelector);
             assert_ne!(event(operation, 400).recovery(true, false), Recovery::DropFieldSelector);
@@ -346,11 +299,7 @@ mod tests {
     #[test]
     fn an_optional_resource_is_given_up_only_after_403_or_404() {
         for (code, is_given_up) in [(403, true), (404, true), (401, false), (410, false), (429, false), (500, false)] {
-            for failure in [
-                refused(Operation::StreamedList, code),
-                refused(Operation::CachedList, code),
-                refused(Operation::Watch, code),
-            ] {
+            for failure in [refused(Operation::List, code), refused(Operation::Watch, code)] {
                 assert_eq!(failure.recovery(false, true) == Recovery::DoWithout, is_given_up, "{code}");
                 assert_ne!(failure.recovery(false, false), Recovery::DoWithout, "{code}");
             }
@@ -360,25 +309,22 @@ mod tests {
                 "{code}"
             );
         }
-        assert_eq!(
-            Failure { operation: Operation::CachedList, error: ApiError::NoVersion }.recovery(false, true),
-            RETRY
-        );
+        assert_eq!(Failure { operation: Operation::List, error: ApiError::NoVersion }.recovery(false, true), RETRY);
     }
 
     #[test]
     fn the_pause_that_a_server_asks_for_is_bounded() {
-        let asks = |seconds: u32| {
+        let asks = |seconds: i32| {
             let mut status = status(429);
             status.details = serde_json::from_value(serde_json::json!({"retryAfterSeconds": seconds})).unwrap();
-            Failure { operation: Operation::CachedList, error: ApiError::Refused(status) }.retry_after()
+            Failure { operation: Operation::List, error: ApiError::Refused(status) }.retry_after()
         };
-        assert_eq!([0, 7, u32::MAX].map(asks), [0, 7, 60].map(Duration::from_secs));
+        assert_eq!([-1, 0, 7, i32::MAX].map(asks), [0, 0, 7, 60].map(Duration::from_secs));
     }
 
     #[test]
     fn a_missing_permission_is_named_with_the_verbs_to_grant() {
-        let list = refused(Operation::CachedList, 403).describe::<EndpointSlice>("https://api:6443/");
+        let list = refused(Operation::List, 403).describe::<EndpointSlice>("https://api:6443/");
         assert!(list.starts_with("not permitted to list endpointslices: grant the verbs list and watch"), "{list}");
         assert!(list.contains("\"discovery.k8s.io\"") && !list.contains('\n'), "{list}");
     }
@@ -389,9 +335,9 @@ mod tests {
             |error| Failure { operation: Operation::Watch, error }.describe::<EndpointSlice>("https://api:6443/");
         let start = "cannot watch endpointslices at https://api:6443/: ";
         assert_eq!(line(ApiError::too_long(8 << 20)), format!("{start}one object is longer than 8388608 bytes"));
-        let names = Metadata { name: Some("web\n".to_owned()), ..Metadata::default() };
+        let names = Metadata { name: "web\n".to_owned(), ..Metadata::default() };
         let error = serde_json::from_str::<u8>("x").unwrap_err();
-        let unreadable = line(ApiError::unreadable::<EndpointSlice>(error, &names));
+        let unreadable = line(ApiError::unreadable::<EndpointSlice>(error.into(), &names));
         let named = "the response cannot be read at EndpointSlice default/web\u{fffd}: expected value";
         assert!(unreadable.starts_with(&format!("{start}{named}")), "{unreadable}");
     }

@@ -71,13 +71,13 @@ mod tests {
     use std::{collections::VecDeque, future::pending, time::Duration};
 
     use cproxy_core::api::{Metadata, Service};
-    use kube::core::Status;
 
     use super::*;
     use crate::{
         decode::Decoded,
         message::{ListMetadata, Message},
         selectors::FieldSelector,
+        status::Status,
     };
 
     type Response = Result<Vec<Result<Input<Service>, ApiError>>, ApiError>;
@@ -106,7 +106,6 @@ mod tests {
         async fn publish(&mut self, event: WatchEvent<Service>) {
             self.transcript.push(match event {
                 WatchEvent::Listed(object) => format!("listed {}", name(&object)),
-                WatchEvent::Unlisted(object) => format!("unlisted {}", name(&object)),
                 WatchEvent::Applied(object) => format!("applied {}", name(&object)),
                 WatchEvent::Deleted(object) => format!("deleted {}", name(&object)),
                 other => format!("{other:?}"),
@@ -141,12 +140,11 @@ mod tests {
     }
 
     fn name(object: &Decoded<Service>) -> &str {
-        object.meta().name.as_deref().unwrap()
+        &object.meta().name
     }
 
     fn object(name: &str, version: &str) -> Decoded<Service> {
-        let metadata =
-            Metadata { name: Some(name.to_owned()), resource_version: Some(version.to_owned()), ..Metadata::default() };
+        let metadata = Metadata { name: name.to_owned(), resource_version: version.to_owned(), ..Metadata::default() };
         let mut service = Box::<Service>::default();
         service.metadata = metadata;
         Decoded::Object(service)
@@ -160,21 +158,17 @@ mod tests {
         Ok(Input::Received(Message::Deleted(object(name, version))))
     }
 
-    fn bookmark(version: &str, ends_list: bool) -> Result<Input<Service>, ApiError> {
-        Ok(Input::Received(Message::Bookmark { version: Some(version.to_owned()), ends_list }))
+    fn bookmark(version: &str) -> Result<Input<Service>, ApiError> {
+        Ok(Input::Received(Message::Bookmark(Some(version.to_owned()))))
     }
 
-    fn end() -> Result<Input<Service>, ApiError> {
-        Ok(Input::Ended(ListMetadata::default()))
+    /// End of a list at this version, or of a watch.
+    fn end(version: Option<&str>) -> Result<Input<Service>, ApiError> {
+        Ok(Input::Ended(ListMetadata { resource_version: version.map(str::to_owned) }))
     }
 
-    fn page(version: &str, next: Option<&str>) -> Result<Input<Service>, ApiError> {
-        let metadata = ListMetadata { resource_version: Some(version.to_owned()), next: next.map(str::to_owned) };
-        Ok(Input::Ended(metadata))
-    }
-
-    fn refused(code: u16) -> ApiError {
-        ApiError::Refused(Box::new(Status::failure("m", "r").with_code(code)))
+    fn refused(code: i32) -> ApiError {
+        ApiError::Refused(Box::new(Status { message: "m".to_owned(), code, details: None }))
     }
 
     /// Plays the script to its end and returns the transcript.
@@ -187,17 +181,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_streamed_list_goes_on_as_a_watch_that_is_resumed_where_it_ended() {
-        let stream = vec![applied("a", "3"), deleted("a", "4"), bookmark("5", true), applied("b", "6"), end()];
-        let watch = vec![deleted("b", "7"), bookmark("9", false), Err(ApiError::Cut)];
+    async fn a_list_is_followed_by_watches_that_are_resumed_where_they_ended() {
+        let list = vec![applied("a", "3"), end(Some("5"))];
+        let watch = vec![applied("b", "6"), end(None)];
+        let next = vec![deleted("b", "7"), bookmark("9"), Err(ApiError::Cut)];
         assert_eq!(
-            play([Ok(stream), Ok(watch)]).await,
+            play([Ok(list), Ok(watch), Ok(next)]).await,
             [
-                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "List fieldSelector=a%3Db resourceVersion=0",
                 "ListStarted",
                 "listed a",
-                "unlisted a",
                 "ListDone",
+                "Watch fieldSelector=a%3Db resourceVersion=5",
                 "applied b",
                 "Watch fieldSelector=a%3Db resourceVersion=6",
                 "deleted b",
@@ -208,22 +203,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_without_streaming_or_the_selector_is_listed_by_pages() {
-        let first = vec![applied("a", "3"), page("5", Some("c"))];
-        let second = vec![applied("b", "4"), page("5", None)];
+    async fn an_older_server_is_asked_without_the_optional_selector() {
+        let list = vec![applied("a", "3"), end(Some("5"))];
         assert_eq!(
-            play([Err(refused(400)), Err(refused(422)), Ok(first), Ok(second)]).await,
+            play([Err(refused(400)), Ok(list)]).await,
             [
-                "StreamedList fieldSelector=a%3Db resourceVersion=0",
-                "info cannot watch services at https://api:6443/: m (400); asking again without fieldSelector a=b, \
-                 for Kubernetes before 1.31",
-                "StreamedList resourceVersion=0",
-                "info the API server does not stream lists of services: listing from its cache",
-                "CachedList resourceVersion=0",
+                "List fieldSelector=a%3Db resourceVersion=0",
+                "info cannot list services at https://api:6443/: m (400); asking again without fieldSelector a=b, for \
+                 Kubernetes before 1.31",
+                "List resourceVersion=0",
                 "ListStarted",
                 "listed a",
-                "CachedList continue=c",
-                "listed b",
                 "ListDone",
                 "Watch resourceVersion=5",
             ]
@@ -231,47 +221,44 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failure_is_logged_before_the_pause_and_a_list_starts_from_its_first_page() {
+    async fn a_failure_is_logged_before_the_pause_and_a_list_begins_anew() {
         let no_route = || ApiError::Connection("no route".into());
-        let first = || Ok(vec![applied("a", "3"), page("5", Some("c"))]);
+        let cut = vec![applied("a", "3"), Err(ApiError::Cut)];
         assert_eq!(
-            play([Err(no_route()), Err(refused(422)), first(), Err(refused(503)), first()]).await,
+            play([Err(no_route()), Ok(cut), Err(refused(503))]).await,
             [
-                "StreamedList fieldSelector=a%3Db resourceVersion=0",
-                "warn cannot watch services at https://api:6443/: no route; trying again",
+                "List fieldSelector=a%3Db resourceVersion=0",
+                "warn cannot list services at https://api:6443/: no route; trying again",
                 "pause or the network",
-                "StreamedList fieldSelector=a%3Db resourceVersion=0",
-                "info the API server does not stream lists of services: listing from its cache",
-                "CachedList fieldSelector=a%3Db resourceVersion=0",
+                "List fieldSelector=a%3Db resourceVersion=0",
                 "ListStarted",
                 "listed a",
-                "CachedList fieldSelector=a%3Db continue=c",
+                "warn cannot list services at https://api:6443/: the connection was closed in the middle of the \
+                 response; trying again",
+                "pause",
+                "List fieldSelector=a%3Db resourceVersion=0",
                 "warn cannot list services at https://api:6443/: m (503); trying again",
                 "pause",
-                "CachedList fieldSelector=a%3Db resourceVersion=0",
-                "ListStarted",
-                "listed a",
-                "CachedList fieldSelector=a%3Db continue=c",
+                "List fieldSelector=a%3Db resourceVersion=0",
             ]
         );
     }
 
     #[tokio::test(start_paused = true)]
     async fn after_a_watch_that_is_too_old_comes_a_list() {
-        let stream = || Ok(vec![bookmark("5", true), end()]);
         assert_eq!(
-            play([stream(), Err(refused(410)), stream()]).await,
+            play([Ok(vec![end(Some("5"))]), Err(refused(410)), Ok(vec![end(Some("6"))])]).await,
             [
-                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "List fieldSelector=a%3Db resourceVersion=0",
                 "ListStarted",
                 "ListDone",
                 "Watch fieldSelector=a%3Db resourceVersion=5",
                 "info the watch of services is too old to be resumed: listing anew",
                 "pause",
-                "StreamedList fieldSelector=a%3Db resourceVersion=0",
+                "List fieldSelector=a%3Db resourceVersion=5",
                 "ListStarted",
                 "ListDone",
-                "Watch fieldSelector=a%3Db resourceVersion=5",
+                "Watch fieldSelector=a%3Db resourceVersion=6",
             ]
         );
     }

@@ -1,4 +1,4 @@
-//! Names of an object that is too long or broken, read from its beginning. The API server writes them before any long
+//! Names of a JSON object that is too long or broken, read from its beginning. The API server writes them before any long
 //! field.
 
 use std::{borrow::Cow, fmt};
@@ -93,14 +93,14 @@ mod tests {
         for end in 0..=LINE.len() {
             let head = of(end);
             assert_eq!(head.change.is_some(), end >= end_of("\"MODIFIED\""), "{end}");
-            assert_eq!(head.names.name.is_some(), end >= end_of("\"web\""), "{end}");
-            assert_eq!(head.names.namespace.is_some(), end >= end_of("\"default\""), "{end}");
-            assert_eq!(head.names.resource_version.is_some(), end >= end_of("\"7\""), "{end}");
+            assert_eq!(!head.names.name.is_empty(), end >= end_of("\"web\""), "{end}");
+            assert_eq!(!head.names.namespace.is_empty(), end >= end_of("\"default\""), "{end}");
+            assert_eq!(!head.names.resource_version.is_empty(), end >= end_of("\"7\""), "{end}");
         }
         let whole = of(LINE.len());
-        assert_eq!((whole.change.as_deref(), whole.names.name.as_deref()), (Some("MODIFIED"), Some("web")));
+        assert_eq!((whole.change.as_deref(), &*whole.names.name), (Some("MODIFIED"), "web"));
         let object = Head::of_object(br#"{"metadata":{"name":"a","namespace":"b","labels":{"x":"#);
-        assert_eq!((object.names.name.as_deref(), object.names.namespace.as_deref()), (Some("a"), Some("b")));
+        assert_eq!((&*object.names.name, &*object.names.namespace), ("a", "b"));
     }
 
     #[test]

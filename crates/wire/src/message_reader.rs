@@ -5,11 +5,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{
+    content_type::ContentType,
     failure::{ApiError, Operation},
-    message::{ListMetadata, Message},
+    message::{ListMetadata, Message, json, protobuf},
     resources::WatchedResource,
     response::Response,
-    split::{Items, LONGEST_BYTES, Lines, Part},
+    split::{self, LONGEST_BYTES, Part},
     step::Input,
     transport::Link,
 };
@@ -28,19 +29,20 @@ pub(super) struct MessageReader {
 
 /// Form of the body.
 enum Splitter {
-    /// List, or a page of it, and its metadata once received.
-    List(Items, ListMetadata),
+    /// List in JSON, and its metadata once received.
+    JsonList(split::json::Items, ListMetadata),
+    /// List in protobuf.
+    ProtobufList(split::protobuf::Items, ListMetadata),
     /// Lines of a watch.
-    Watch(Lines),
+    JsonWatch(split::json::Lines),
+    /// Frames of a watch in protobuf.
+    ProtobufWatch(split::protobuf::Frames),
 }
 
 impl MessageReader {
-    pub(super) fn new(operation: Operation, response: Response) -> Self {
-        let splitter = match operation {
-            Operation::CachedList => Splitter::List(Items::new(LONGEST_BYTES), ListMetadata::default()),
-            Operation::StreamedList | Operation::Watch => Splitter::Watch(Lines::new(LONGEST_BYTES)),
-        };
-        Self { response, splitter, chunk: Bytes::new(), read_bytes: 0, has_returned: false, has_ended: false }
+    pub(super) fn new(operation: Operation, response: Response) -> Result<Self, ApiError> {
+        let splitter = Splitter::new(operation == Operation::List, response.content_type()?)?;
+        Ok(Self { response, splitter, chunk: Bytes::new(), read_bytes: 0, has_returned: false, has_ended: false })
     }
 
     /// Connection of the response.
@@ -76,18 +78,51 @@ impl MessageReader {
 }
 
 impl Splitter {
+    /// Splitter of a list or watch. The response says how it is encoded.
+    fn new(is_list: bool, content_type: ContentType) -> Result<Self, ApiError> {
+        Ok(match (is_list, content_type) {
+            (true, ContentType::Json) => {
+                Self::JsonList(split::json::Items::new(LONGEST_BYTES), ListMetadata::default())
+            }
+            (true, ContentType::Protobuf) => {
+                Self::ProtobufList(split::protobuf::Items::new(LONGEST_BYTES), ListMetadata::default())
+            }
+            (false, ContentType::Json) => Self::JsonWatch(split::json::Lines::new(LONGEST_BYTES)),
+            (false, ContentType::ProtobufStream) => Self::ProtobufWatch(split::protobuf::Frames::new(LONGEST_BYTES)),
+            (true, ContentType::ProtobufStream) | (false, ContentType::Protobuf) => {
+                return Err(ApiError::ContentType(content_type.as_str().to_owned()));
+            }
+        })
+    }
+
     /// Reads the next part of `chunk`. `Some(None)` is a part without a message; `None` means that more chunks are
     /// needed.
     fn next<K: WatchedResource>(&mut self, chunk: &mut &[u8]) -> Result<Option<Option<Message<K>>>, ApiError> {
         Ok(match self {
-            Self::Watch(lines) => match lines.next(chunk)? {
-                Some(line) => Some(Message::read_line(line)?),
+            Self::JsonWatch(lines) => match lines.next(chunk)? {
+                Some(line) => Some(json::read_line(line)?),
                 None => None,
             },
-            Self::List(items, metadata) => match items.next(chunk)? {
-                Some(Part::Item(item)) => Some(Some(Message::read_item(item)?)),
+            Self::ProtobufWatch(frames) => match frames.next(chunk)? {
+                Some(frame) => Some(Some(protobuf::read_frame(frame)?)),
+                None => None,
+            },
+            Self::JsonList(items, metadata) => match items.next(chunk)? {
+                Some(Part::Item(item)) => Some(Some(json::read_item(item)?)),
                 Some(Part::Metadata(piece)) => {
-                    *metadata = ListMetadata::read::<K>(piece)?;
+                    *metadata = json::read_metadata::<K>(piece)?;
+                    Some(None)
+                }
+                Some(Part::Type(_)) | None => None,
+            },
+            Self::ProtobufList(items, metadata) => match items.next(chunk)? {
+                Some(Part::Item(item)) => Some(Some(protobuf::read_item(item)?)),
+                Some(Part::Metadata(piece)) => {
+                    *metadata = protobuf::read_metadata::<K>(piece)?;
+                    Some(None)
+                }
+                Some(Part::Type(piece)) => {
+                    protobuf::check_list::<K>(piece)?;
                     Some(None)
                 }
                 None => None,
@@ -98,18 +133,18 @@ impl Splitter {
     /// Reads the end of the body. The last line of a watch may have no line feed.
     fn finish<K: WatchedResource>(&mut self) -> Result<Option<Message<K>>, ApiError> {
         match self {
-            Self::Watch(lines) => Message::read_line(lines.rest()),
-            Self::List(items, _) => {
-                items.finish()?;
-                Ok(None)
-            }
+            Self::JsonWatch(lines) => return json::read_line(lines.rest()),
+            Self::JsonList(items, _) => items.finish()?,
+            Self::ProtobufWatch(frames) => frames.finish()?,
+            Self::ProtobufList(items, _) => items.finish()?,
         }
+        Ok(None)
     }
 
     fn metadata(&mut self) -> ListMetadata {
         match self {
-            Self::Watch(_) => ListMetadata::default(),
-            Self::List(_, metadata) => std::mem::take(metadata),
+            Self::JsonWatch(_) | Self::ProtobufWatch(_) => ListMetadata::default(),
+            Self::JsonList(_, metadata) | Self::ProtobufList(_, metadata) => std::mem::take(metadata),
         }
     }
 }

@@ -5,15 +5,18 @@ use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderMap, Request, StatusCode,
-    header::{ACCEPT, HeaderValue, RETRY_AFTER},
+    header::{ACCEPT, ACCEPT_ENCODING, HeaderValue, RETRY_AFTER},
 };
 use http_body::{Body as _, Frame};
-use kube::core::{Status, response::StatusDetails};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    failure::ApiError,
+    content_type::ContentType,
+    failure::{ApiError, Operation},
+    status::{Status, StatusDetails},
+    step,
     transport::{Body, BoxError, Link, Received, Transport},
+    unzip::{GZIP, Unzip},
 };
 
 /// Bytes that are read of an error response.
@@ -25,26 +28,46 @@ const UNCHECKED_SILENCE_MAX: Duration = Duration::from_secs(130);
 /// Response whose body is still arriving.
 pub(super) struct Response {
     body: Body,
+    unzip: Unzip,
     link: Link,
+    /// Encoding of the body. Another one than those asked for is the error.
+    content_type: Result<ContentType, String>,
     silence_max: Duration,
     silent_until: Instant,
 }
 
 impl Response {
-    /// Requests `target`, a path with a query. It fails after `silence_max` without an object.
-    pub(super) async fn get(transport: &impl Transport, target: &str, silence_max: Duration) -> Result<Self, ApiError> {
-        let request = Request::get(target).header(ACCEPT, HeaderValue::from_static("application/json"));
-        let request = request.body(()).map_err(|error| ApiError::Connection(error.into()))?;
+    /// Sends a request for protobuf if the server has it and JSON otherwise, or for JSON only. It fails if it lacks an
+    /// object for too long ([`Operation::silence_max`]).
+    pub(super) async fn get(
+        transport: &impl Transport,
+        request: &step::Request,
+        accepts_protobuf: bool,
+    ) -> Result<Self, ApiError> {
+        let silence_max = request.operation.silence_max();
+        let mut builder = Request::get(&request.target).header(ACCEPT, ContentType::accepted(accepts_protobuf));
+        // The objects of a watch come one by one, and API servers never compress them.
+        if request.operation == Operation::List {
+            builder = builder.header(ACCEPT_ENCODING, HeaderValue::from_static(GZIP));
+        }
+        let request = builder.body(()).map_err(|error| ApiError::Connection(error.into()))?;
         let silent_until = Instant::now() + silence_max;
         let received = timeout_at(silent_until, transport.send(request)).await;
         let Received { response, link } =
             received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
         let (code, retry_after) = (response.status(), retry_after(response.headers()));
-        let response = Self { body: response.into_body(), link, silence_max, silent_until };
+        let content_type = ContentType::of(response.headers());
+        let unzip = Unzip::new(response.headers());
+        let response = Self { body: response.into_body(), unzip, link, content_type, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
         Err(ApiError::Refused(Box::new(response.error(code, retry_after).await)))
+    }
+
+    /// Encoding of the body.
+    pub(super) fn content_type(&self) -> Result<ContentType, ApiError> {
+        self.content_type.clone().map_err(ApiError::ContentType)
     }
 
     /// Its connection.
@@ -70,33 +93,37 @@ impl Response {
         frame.map_err(|_| ApiError::Silent(self.silence_max))
     }
 
-    /// The next chunk; `None` at the end.
+    /// The next chunk of the content; `None` at the end.
     pub(super) async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
         loop {
-            let Some(frame) = self.frame().await?.transpose().map_err(interruption)? else { return Ok(None) };
+            if let Some(chunk) = self.unzip.next().map_err(|error| interruption(error.into()))? {
+                return Ok(Some(chunk));
+            }
+            let Some(frame) = self.frame().await?.transpose().map_err(interruption)? else {
+                self.unzip.finish().map_err(|error| interruption(error.into()))?;
+                return Ok(None);
+            };
             // Trailers are ignored.
             if let Ok(chunk) = frame.into_data() {
-                return Ok(Some(chunk));
+                self.unzip.add(chunk);
             }
         }
     }
 
-    /// Status in an error response. A proxy in front of the server may send text instead.
-    async fn error(mut self, code: StatusCode, retry_after: Option<u32>) -> Status {
+    /// Status in an error response.
+    async fn error(mut self, code: StatusCode, retry_after: Option<i32>) -> Status {
         let mut text = Vec::new();
         while text.len() < ERROR_BYTES_MAX
             && let Ok(Some(chunk)) = self.chunk().await
         {
             text.extend_from_slice(&chunk);
         }
-        let mut status: Status = serde_json::from_slice(&text).unwrap_or_else(|_| {
-            let text = String::from_utf8_lossy(&text);
-            Status::failure(text.trim().lines().next().unwrap_or_default(), "")
-        });
-        if let Some(seconds) = retry_after {
-            status.details = Some(details(seconds));
+        let mut status = Status::read(&text, self.content_type.ok());
+        if let Some(retry_after_seconds) = retry_after {
+            status.details = Some(StatusDetails { retry_after_seconds });
         }
-        status.with_code(code.as_u16())
+        status.code = code.as_u16().into();
+        status
     }
 }
 
@@ -105,13 +132,8 @@ fn next_frame(body: &mut Body) -> impl Future<Output = Option<Result<Frame<Bytes
 }
 
 /// Seconds of the Retry-After header. The API server never sends a date.
-fn retry_after(headers: &HeaderMap) -> Option<u32> {
+fn retry_after(headers: &HeaderMap) -> Option<i32> {
     headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
-}
-
-fn details(retry_after_seconds: u32) -> StatusDetails {
-    let [name, group, kind, uid] = <[String; 4]>::default();
-    StatusDetails { name, group, kind, uid, causes: Vec::new(), retry_after_seconds }
 }
 
 /// Error of a broken response: [`ApiError::Cut`] for a closed connection, with which servers and proxies often end a

@@ -87,4 +87,9 @@ pub trait Transport: Sync {
 
     /// Reports a server that cannot serve requests now. The next request goes to another one, if there is one.
     fn report_failure(&self) -> impl Future<Output = ()> + Send;
+
+    /// Waits until other servers or credentials are configured, with which a request may succeed at once.
+    fn replaced(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
 }

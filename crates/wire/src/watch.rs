@@ -1,13 +1,18 @@
 //! Watches of Services, EndpointSlices and, if its name is known, this Node, as one stream of events.
 //!
-//! If the server can stream lists, they are the initial events of a watch. Otherwise they come from the server's cache.
-//! They are never a quorum read from etcd. Objects are decoded and published one by one, so the memory that a list
+//! Lists come from the server's cache, and are never a quorum read from etcd. Objects are decoded and published one by one, so the memory that a list
 //! takes is bounded by its longest object.
 //!
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
 //! instead. If the server cannot be reached, the agent waits, as for the other resources.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use cproxy_core::{
     Event,
@@ -40,12 +45,18 @@ pub async fn watch(
     last_contact: LastContact,
     events: mpsc::Sender<Vec<Event>>,
 ) {
-    let watcher = ApiWatcher { transport, last_contact, events, list_done: Notify::new() };
-    // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go). Headless Services have no frontends anyway, and
-    // Kubernetes before 1.31 cannot leave them out.
+    let watcher = ApiWatcher {
+        transport,
+        last_contact,
+        events,
+        list_done: Notify::new(),
+        accepts_protobuf: AtomicBool::new(true),
+    };
+    // The selectors of kube-proxy 1.36 (cmd/kube-proxy/app/server.go), and one against Services of type ExternalName.
+    // These and headless Services have no frontends anyway, and Kubernetes before 1.31 cannot leave them out.
     let services = Selectors {
         labels: "!service.kubernetes.io/service-proxy-name",
-        fields: FieldSelector::Optional("spec.clusterIP!=None"),
+        fields: FieldSelector::Optional("spec.clusterIP!=None,spec.type!=ExternalName"),
     };
     let slices = Selectors { labels: "!service.kubernetes.io/headless", fields: FieldSelector::Any };
     let node = async {
@@ -70,6 +81,8 @@ struct ApiWatcher<'a, T> {
     events: mpsc::Sender<Vec<Event>>,
     /// Notified when a list is complete.
     list_done: Notify,
+    /// The server has not yet refused protobuf.
+    accepts_protobuf: AtomicBool,
 }
 
 impl<T: Transport> ApiWatcher<'_, T> {
@@ -85,6 +98,23 @@ impl<T: Transport> ApiWatcher<'_, T> {
         }
         result
     }
+
+    /// Sends a request. If the server, or a proxy in front of it, refuses protobuf, JSON alone is asked for from then
+    /// on.
+    async fn send(&self, request: &Request) -> Result<Response, ApiError> {
+        let get = |accepts| Response::get(self.transport, request, accepts);
+        let accepts_protobuf = self.accepts_protobuf.load(Ordering::Relaxed);
+        match get(accepts_protobuf).await {
+            Err(ApiError::Refused(status)) if accepts_protobuf && matches!(status.code, 406 | 415) => {
+                if self.accepts_protobuf.swap(false, Ordering::Relaxed) {
+                    let server = self.transport.server();
+                    tracing::info!("the API server at {server} does not send protobuf: asking for JSON");
+                }
+                get(false).await
+            }
+            response => response,
+        }
+    }
 }
 
 /// API server as the source of one resource.
@@ -98,9 +128,9 @@ impl<K: WatchedResource, T: Transport> ApiSource<K> for HttpSource<'_, T> {
     async fn request(&mut self, request: Request) -> Result<(), ApiError> {
         // An unfinished response is dropped first, which ends it.
         self.reader = None;
-        let response = Response::get(self.watcher.transport, &request.target, request.operation.silence_max()).await;
+        let response = self.watcher.send(&request).await;
         let response = self.watcher.report_silence(response).await?;
-        self.reader = Some(MessageReader::new(request.operation, response));
+        self.reader = Some(MessageReader::new(request.operation, response)?);
         Ok(())
     }
 
@@ -133,7 +163,10 @@ impl<K: WatchedResource, T: Transport> ApiSource<K> for HttpSource<'_, T> {
         // An unfinished response does not go on during the pause.
         self.reader = None;
         if pause.ends_on_network_change {
-            pause_unless_network_changes(pause.duration).await;
+            tokio::select! {
+                () = pause_unless_network_changes(pause.duration) => {}
+                () = self.watcher.transport.replaced() => {}
+            }
         } else {
             tokio::time::sleep(pause.duration).await;
         }

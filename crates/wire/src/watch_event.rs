@@ -11,8 +11,6 @@ pub(super) enum WatchEvent<K> {
     ListStarted,
     /// Object of a list.
     Listed(Decoded<K>),
-    /// Object that was deleted while the list was under way.
-    Unlisted(Decoded<K>),
     /// The list is complete.
     ListDone,
     /// Object that was added or changed.
@@ -41,7 +39,7 @@ impl<K: WatchedResource> WatchEvent<K> {
             | Self::Applied(Decoded::Unreadable(metadata, message)) => {
                 vec![Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }]
             }
-            Self::Unlisted(object) | Self::Deleted(object) => {
+            Self::Deleted(object) => {
                 object_name(object.meta()).map(|name| Event::Deleted(K::RESOURCE, name)).into_iter().collect()
             }
             Self::Bookmark => Vec::new(),

@@ -22,9 +22,6 @@ use super::{
 /// agents do not end together.
 const WATCH_MIN: Duration = Duration::from_secs(300);
 
-/// Objects per page, for servers that send lists by pages. Objects are read one by one, so a page need not be small.
-const PAGE_ITEMS: &str = "500";
-
 /// Time over which many agents that list anew spread, for each object of the list and at most. A list costs the API
 /// server some 6 us of CPU time for each object, so that it can serve more than a hundred agents with one core.
 const SPREAD_PER_OBJECT: Duration = Duration::from_millis(1);
@@ -35,17 +32,18 @@ const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
 
 /// Phase of a list and watch.
 ///
-/// Streamed lists and the optional field selector are dropped if the server lacks them. A new list after a watch begins
-/// with [`WatchState::new`], which tries both again, as in client-go.
+/// The optional field selector is dropped if the server lacks it. A new list after a watch begins with
+/// [`WatchState::new`], which tries it again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum WatchState {
     /// The list is not complete.
     Listing {
-        mode: ListMode,
         /// The requests carry the optional field selector.
         sends_optional_fields: bool,
         /// Number of objects of the list so far.
         object_count: u32,
+        /// Version of the last watch. Another server, or its cache, may be behind it.
+        at_least: Option<String>,
     },
     /// The list is complete; changes follow.
     Watching {
@@ -56,46 +54,41 @@ pub(super) enum WatchState {
     },
 }
 
-/// Source of a list.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum ListMode {
-    /// The initial events of a watch.
-    Streamed,
-    /// The server's cache, which may send pages.
-    Cached {
-        /// Continue token of the next page; `None` for the first page.
-        page: Option<String>,
-    },
-}
-
 impl WatchState {
-    /// Start of a list with all features.
+    /// Start of the first list, with all features.
     pub(super) fn new() -> Self {
-        Self::Listing { mode: ListMode::Streamed, sends_optional_fields: true, object_count: 0 }
+        Self::listing(None)
+    }
+
+    fn listing(at_least: Option<String>) -> Self {
+        Self::Listing { sends_optional_fields: true, object_count: 0, at_least }
+    }
+
+    /// Gives up the watch for a new list.
+    fn relist(&mut self) {
+        *self = match self {
+            Self::Listing { at_least, .. } => Self::listing(at_least.take()),
+            Self::Watching { version, .. } => Self::listing(Some(std::mem::take(version))),
+        };
     }
 
     pub(super) fn operation(&self) -> Operation {
         match self {
-            Self::Listing { mode: ListMode::Streamed, .. } => Operation::StreamedList,
-            Self::Listing { mode: ListMode::Cached { .. }, .. } => Operation::CachedList,
+            Self::Listing { .. } => Operation::List,
             Self::Watching { .. } => Operation::Watch,
         }
     }
 
-    /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has.
+    /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has, and
+    /// `NotOlderThan` waits for the cache to have the version. A limit would make a quorum read of it while the server
+    /// is starting (apiserver/pkg/storage/cacher/delegator.go 1.36).
     pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>) -> Request {
         let seconds = (WATCH_MIN + jitter(WATCH_MIN)).as_secs().to_string();
         let watch = [("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
-        let stream = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
         let parameters = match self {
-            Self::Listing { mode: ListMode::Streamed, .. } => {
-                [&watch[..], &stream, &[("resourceVersion", "0")]].concat()
-            }
-            Self::Listing { mode: ListMode::Cached { page: None }, .. } => {
-                vec![("limit", PAGE_ITEMS), ("resourceVersion", "0")]
-            }
-            Self::Listing { mode: ListMode::Cached { page: Some(page) }, .. } => {
-                vec![("limit", PAGE_ITEMS), ("continue", page)]
+            Self::Listing { at_least: None, .. } => vec![("resourceVersion", "0")],
+            Self::Listing { at_least: Some(version), .. } => {
+                vec![("resourceVersion", version.as_str()), ("resourceVersionMatch", "NotOlderThan")]
             }
             Self::Watching { version, .. } => [&watch[..], &[("resourceVersion", version)]].concat(),
         };
@@ -126,9 +119,9 @@ impl WatchState {
         history: &mut History,
     ) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
         match self {
-            Self::Listing { mode, object_count, .. } => match advance_list(mode, object_count, input)? {
-                ListProgress::Incomplete(event, next) => Ok((event, next)),
-                ListProgress::Complete(version, next) => Ok((Some(self.complete_list(version, history)?), next)),
+            Self::Listing { object_count, .. } => match advance_list(object_count, input)? {
+                ListProgress::Incomplete(event) => Ok((Some(event), Next::Read)),
+                ListProgress::Complete(version) => Ok((Some(self.complete_list(version, history)?), Next::Request)),
             },
             Self::Watching { version, .. } => advance_watch(version, input, history),
         }
@@ -136,8 +129,8 @@ impl WatchState {
 
     fn complete_list<K>(&mut self, version: Option<String>, history: &mut History) -> Result<WatchEvent<K>, ApiError> {
         let version = required_version(version)?;
-        if let Self::Listing { mode, sends_optional_fields, object_count } = self {
-            history.record_list(*object_count, *mode == ListMode::Streamed);
+        if let Self::Listing { sends_optional_fields, object_count, .. } = self {
+            history.record_list(*object_count);
             *self = Self::Watching { version, sends_optional_fields: *sends_optional_fields };
         }
         Ok(WatchEvent::ListDone)
@@ -153,9 +146,6 @@ impl WatchState {
         let failure = Failure { operation: self.operation(), error };
         let message = failure.describe::<K>(collection.server);
         let selectors = self.sent_selectors(collection.selectors);
-        if let Self::Listing { mode: ListMode::Cached { page }, .. } = self {
-            *page = None;
-        }
         let (mut event, resource) = (None, K::PLURAL);
         let (log, next) = match failure.recovery(selectors.has_optional_fields(), K::LOST_WITHOUT.is_some()) {
             Recovery::Resume => (None, Next::Request),
@@ -166,17 +156,8 @@ impl WatchState {
                     format!("{message}; asking again without fieldSelector {fields}, for Kubernetes before 1.31");
                 (Some(Log::Info(message)), Next::Request)
             }
-            Recovery::ListFromCache => {
-                self.list_from_cache();
-                let log = if failure.is_lack_of_streaming() {
-                    Log::Info(format!("the API server does not stream lists of {resource}: listing from its cache"))
-                } else {
-                    Log::Warn(format!("{message}; trying again with a list from its cache"))
-                };
-                (Some(log), Next::Request)
-            }
             Recovery::Relist => {
-                *self = Self::new();
+                self.relist();
                 let message = format!("the watch of {resource} is too old to be resumed: listing anew");
                 (Some(Log::Info(message)), Next::request_after(history.expired.next() + spread(history.object_count)))
             }
@@ -203,12 +184,6 @@ impl WatchState {
         *sends_optional_fields = false;
     }
 
-    fn list_from_cache(&mut self) {
-        if let Self::Listing { mode, .. } = self {
-            *mode = ListMode::Cached { page: None };
-        }
-    }
-
     /// Retries after a pause, at the same place or with a new list.
     fn retry(
         &mut self,
@@ -219,6 +194,12 @@ impl WatchState {
     ) -> (Option<Log>, Next) {
         let mut pause = history.retry.next().max(retry_after(failure));
         let mut action = "trying again";
+        if let Self::Listing { at_least, .. } = self
+            && failure.is_version_too_large()
+        {
+            // The server's data may come from a backup.
+            *at_least = None;
+        }
         if let Self::Watching { version, .. } = self
             && match from {
                 RetryFrom::Here => false,
@@ -226,7 +207,7 @@ impl WatchState {
                 RetryFrom::List => true,
             }
         {
-            *self = Self::new();
+            self.relist();
             action = "listing anew";
             pause += spread(history.object_count);
         }
@@ -238,47 +219,26 @@ impl WatchState {
 /// Progress of a list that one input makes.
 enum ListProgress<K> {
     /// The list goes on.
-    Incomplete(Option<WatchEvent<K>>, Next),
+    Incomplete(WatchEvent<K>),
     /// The list is complete, at this version.
-    Complete(Option<String>, Next),
+    Complete(Option<String>),
 }
 
-fn advance_list<K: WatchedResource>(
-    mode: &mut ListMode,
-    object_count: &mut u32,
-    input: Input<K>,
-) -> Result<ListProgress<K>, ApiError> {
-    let event = match (mode, input) {
-        (_, Input::Failed(error)) => return Err(error),
-        (ListMode::Cached { page: Some(_) }, Input::Accepted) => {
-            return Ok(ListProgress::Incomplete(None, Next::Read));
-        }
-        (_, Input::Accepted) => {
+fn advance_list<K: WatchedResource>(object_count: &mut u32, input: Input<K>) -> Result<ListProgress<K>, ApiError> {
+    Ok(ListProgress::Incomplete(match input {
+        Input::Failed(error) => return Err(error),
+        Input::Accepted => {
             *object_count = 0;
             WatchEvent::ListStarted
         }
-        (_, Input::Received(Message::Applied(object))) => {
+        Input::Received(Message::Applied(object)) => {
             *object_count = object_count.saturating_add(1);
             WatchEvent::Listed(object)
         }
-        (_, Input::Received(Message::Deleted(object))) => {
-            *object_count = object_count.saturating_sub(1);
-            WatchEvent::Unlisted(object)
-        }
-        (_, Input::Received(Message::Bookmark { ends_list: false, .. })) => return Err(ApiError::NotStreamed),
-        (_, Input::Received(Message::Bookmark { version, ends_list: true })) => {
-            return Ok(ListProgress::Complete(version, Next::Read));
-        }
-        (ListMode::Streamed, Input::Ended(_)) => return Err(ApiError::Incomplete),
-        (ListMode::Cached { page }, Input::Ended(metadata)) => {
-            let Some(next) = metadata.next.filter(|next| !next.is_empty()) else {
-                return Ok(ListProgress::Complete(metadata.resource_version, Next::Request));
-            };
-            *page = Some(next);
-            return Ok(ListProgress::Incomplete(None, Next::Request));
-        }
-    };
-    Ok(ListProgress::Incomplete(Some(event), Next::Read))
+        // A list has items only.
+        Input::Received(Message::Deleted(_) | Message::Bookmark(_)) => return Err(ApiError::Incomplete),
+        Input::Ended(metadata) => return Ok(ListProgress::Complete(metadata.resource_version)),
+    }))
 }
 
 fn advance_watch<K: WatchedResource>(
@@ -288,18 +248,21 @@ fn advance_watch<K: WatchedResource>(
 ) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
     let event = match input {
         Input::Failed(error) => return Err(error),
-        Input::Accepted => return Ok((None, Next::Read)),
+        Input::Accepted => {
+            history.end_refusals();
+            return Ok((None, Next::Read));
+        }
         Input::Received(Message::Applied(object)) => {
-            *version = required_version(object.meta().resource_version.clone())?;
+            *version = required_version(Some(object.meta().resource_version.clone()))?;
             history.record_change(true);
             WatchEvent::Applied(object)
         }
         Input::Received(Message::Deleted(object)) => {
-            *version = required_version(object.meta().resource_version.clone())?;
+            *version = required_version(Some(object.meta().resource_version.clone()))?;
             history.record_change(false);
             WatchEvent::Deleted(object)
         }
-        Input::Received(Message::Bookmark { version: now, .. }) => {
+        Input::Received(Message::Bookmark(now)) => {
             *version = required_version(now)?;
             WatchEvent::Bookmark
         }
@@ -341,13 +304,17 @@ fn retry_after(failure: &Failure) -> Duration {
 #[cfg(test)]
 mod tests {
     use cproxy_core::api::{Metadata, Node, Service};
-    use kube::core::Status;
 
     use super::{
         history::{EXPIRED_PAUSE, REFUSED_JITTER_MAX, REFUSED_PAUSE, REFUSED_PAUSE_MAX, RETRY_PAUSE},
         *,
     };
-    use crate::{decode::Decoded, message::ListMetadata, selectors::FieldSelector};
+    use crate::{
+        decode::{DecodeError, Decoded},
+        message::ListMetadata,
+        selectors::FieldSelector,
+        status::Status,
+    };
 
     /// State and history of one resource.
     struct Machine {
@@ -388,36 +355,34 @@ mod tests {
 
     /// Unreadable object of this version. It is the only variant whose version can be set for any resource type.
     fn versioned<K>(version: &str) -> Decoded<K> {
-        let metadata = Metadata { resource_version: Some(version.to_owned()), ..Metadata::default() };
+        let metadata = Metadata { resource_version: version.to_owned(), ..Metadata::default() };
         Decoded::Unreadable(Box::new(metadata), "wrong".to_owned())
     }
 
-    fn bookmark<K>(version: &str, ends_list: bool) -> Input<K> {
-        Input::Received(Message::Bookmark { version: Some(version.to_owned()), ends_list })
+    fn bookmark<K>(version: &str) -> Input<K> {
+        Input::Received(Message::Bookmark(Some(version.to_owned())))
     }
 
-    fn page<K>(version: &str, next: &str) -> Input<K> {
-        Input::Ended(ListMetadata { resource_version: Some(version.to_owned()), next: Some(next.to_owned()) })
+    /// End of a list.
+    fn end<K>(version: &str) -> Input<K> {
+        Input::Ended(ListMetadata { resource_version: Some(version.to_owned()) })
     }
 
-    fn status(code: u16) -> Box<Status> {
-        Box::new(Status::failure("m", "r").with_code(code))
+    fn status(code: i32) -> Box<Status> {
+        Box::new(Status { message: "m".to_owned(), code, details: None })
     }
 
     fn unreadable() -> ApiError {
-        ApiError::Unreadable(serde_json::from_str::<u8>("x").unwrap_err(), None)
+        ApiError::Unreadable(DecodeError::NoMagic, None)
     }
 
-    fn streamed() -> WatchState {
+    fn listing() -> WatchState {
         WatchState::new()
     }
 
-    fn cached(page: Option<&str>, sends_optional_fields: bool, object_count: u32) -> WatchState {
-        WatchState::Listing {
-            mode: ListMode::Cached { page: page.map(str::to_owned) },
-            sends_optional_fields,
-            object_count,
-        }
+    /// List that must not be older than this version.
+    fn relisting(version: &str) -> WatchState {
+        WatchState::listing(Some(version.to_owned()))
     }
 
     fn watching(version: &str) -> WatchState {
@@ -425,58 +390,39 @@ mod tests {
     }
 
     #[test]
-    fn a_streamed_list_becomes_a_watch_in_the_same_response() {
+    fn a_list_is_followed_by_a_watch_from_its_version() {
         let mut machine = Machine::new();
         let output = machine.step::<Service>(Input::Accepted);
         assert!(matches!(output, Output { log: None, event: Some(WatchEvent::ListStarted), next: Next::Read }));
         let output = machine.step::<Service>(Input::Received(Message::Applied(object())));
         assert!(matches!(output, Output { log: None, event: Some(WatchEvent::Listed(_)), next: Next::Read }));
-        let output = machine.step::<Service>(Input::Received(Message::Deleted(object())));
-        assert!(matches!(output.event, Some(WatchEvent::Unlisted(_))));
-        let output = machine.step::<Service>(bookmark("7", true));
-        assert!(matches!(output, Output { log: None, event: Some(WatchEvent::ListDone), next: Next::Read }));
-        assert_eq!(*machine.state(), watching("7"));
+        let output = machine.step::<Service>(end("7"));
+        assert!(matches!(output, Output { log: None, event: Some(WatchEvent::ListDone), next: Next::Request }));
+        assert_eq!((machine.history.object_count, machine.state()), (1, &watching("7")));
+        let output = machine.step::<Service>(Input::Accepted);
+        assert!(matches!(output, Output { log: None, event: None, next: Next::Read }));
         let output = machine.step::<Service>(Input::Received(Message::Applied(versioned("8"))));
         assert!(matches!(output, Output { event: Some(WatchEvent::Applied(_)), next: Next::Read, .. }));
         assert_eq!(*machine.state(), watching("8"));
         let output = machine.step::<Service>(Input::Received(Message::Deleted(versioned("9"))));
         assert!(matches!(output, Output { event: Some(WatchEvent::Deleted(_)), next: Next::Read, .. }));
-        let output = machine.step::<Service>(bookmark("12", false));
+        let output = machine.step::<Service>(bookmark("12"));
         assert!(matches!(output, Output { event: Some(WatchEvent::Bookmark), next: Next::Read, .. }));
         let output = machine.step::<Service>(Input::Ended(ListMetadata::default()));
         assert!(matches!(output, Output { log: None, event: None, next: Next::Request }), "a watch ends regularly");
         assert_eq!(*machine.state(), watching("12"));
     }
 
-    #[test]
-    fn a_cached_list_is_read_page_by_page_and_begins_once() {
-        let mut machine = Machine { state: Some(cached(None, true, 0)), ..Machine::new() };
-        let output = machine.step::<Service>(Input::Accepted);
-        assert!(matches!(output, Output { event: Some(WatchEvent::ListStarted), next: Next::Read, .. }));
-        machine.step::<Service>(Input::Received(Message::Applied(object())));
-        let output = machine.step::<Service>(page("7", "c"));
-        assert!(matches!(output, Output { log: None, event: None, next: Next::Request }));
-        assert_eq!(*machine.state(), cached(Some("c"), true, 1));
-        let output = machine.step::<Service>(Input::Accepted);
-        assert!(
-            matches!(output, Output { log: None, event: None, next: Next::Read }),
-            "the second page starts no list"
-        );
-        let output = machine.step::<Service>(page("8", ""));
-        assert!(matches!(output, Output { event: Some(WatchEvent::ListDone), next: Next::Request, .. }));
-        assert_eq!(*machine.state(), watching("8"));
-        assert_eq!(machine.history.object_count, 1);
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn a_page_that_fails_is_followed_by_the_first_page() {
-        let mut machine = Machine { state: Some(cached(Some("c"), true, 1)), ..Machine::new() };
+    async fn a_list_that_fails_begins_anew() {
+        let mut machine = Machine::new();
+        machine.step::<Service>(Input::Accepted);
+        machine.step::<Service>(Input::Received(Message::Applied(object())));
         let output = machine.fail(ApiError::Cut);
         assert!(matches!(output, Output { log: Some(Log::Warn(_)), event: None, next: Next::RequestAfter(_) }));
-        assert_eq!(*machine.state(), cached(None, true, 1));
         let output = machine.step::<Service>(Input::Accepted);
         assert!(matches!(output.event, Some(WatchEvent::ListStarted)));
-        assert_eq!(*machine.state(), cached(None, true, 0), "the list has no objects yet");
+        assert_eq!(*machine.state(), listing(), "the list has no objects yet");
     }
 
     #[tokio::test(start_paused = true)]
@@ -484,7 +430,7 @@ mod tests {
         for input in [
             Input::Received(Message::Applied(object())),
             Input::Received(Message::Deleted(versioned(""))),
-            bookmark("", false),
+            bookmark(""),
         ] {
             let mut machine = Machine::watching("7", true);
             let Output { log: Some(Log::Warn(message)), event: None, next: Next::RequestAfter(_) } =
@@ -493,43 +439,14 @@ mod tests {
                 panic!("no failure")
             };
             assert_eq!(message, "the API server sent services without resourceVersion; listing anew");
-            assert_eq!(*machine.state(), streamed());
+            assert_eq!(*machine.state(), relisting("7"));
         }
-        let mut machine = Machine { state: Some(cached(None, false, 1)), ..Machine::new() };
-        let Output { log: Some(Log::Warn(message)), event: None, .. } = machine.step::<Service>(page("", "")) else {
+        let mut machine = Machine::new();
+        let Output { log: Some(Log::Warn(message)), event: None, .. } = machine.step::<Service>(end("")) else {
             panic!("no failure")
         };
         assert_eq!(message, "the API server sent services without resourceVersion; trying again");
-        assert_eq!(*machine.state(), cached(None, false, 1));
-    }
-
-    #[test]
-    fn a_list_that_is_not_streamed_is_repeated_from_the_cache() {
-        for (input, level) in [
-            (bookmark("7", false), "info"),
-            (bookmark("", true), "warn"),
-            (Input::Ended(ListMetadata::default()), "warn"),
-            (Input::Failed(ApiError::Refused(status(422))), "info"),
-            (Input::Failed(ApiError::Silent(Operation::StreamedList.silence_max())), "info"),
-            (Input::Failed(ApiError::ErrorEvent(status(500))), "warn"),
-        ] {
-            let mut machine = Machine::new();
-            let Output { log: Some(log), event: None, next: Next::Request } = machine.step::<Service>(input) else {
-                panic!("no request at once")
-            };
-            match log {
-                Log::Info(message) => {
-                    assert_eq!(message, "the API server does not stream lists of services: listing from its cache");
-                    assert_eq!(level, "info");
-                }
-                Log::Warn(message) => {
-                    assert!(message.ends_with("; trying again with a list from its cache"), "{message}");
-                    assert_eq!(level, "warn");
-                }
-                Log::Debug(message) => panic!("{message}"),
-            }
-            assert_eq!(*machine.state(), cached(None, true, 0));
-        }
+        assert_eq!(*machine.state(), listing());
     }
 
     #[test]
@@ -558,7 +475,23 @@ mod tests {
         };
         assert_eq!(message, "the watch of services is too old to be resumed: listing anew");
         assert!(pause.duration < EXPIRED_PAUSE * 2 && !pause.ends_on_network_change);
-        assert_eq!(*machine.state(), streamed(), "all features are asked for again");
+        assert_eq!(*machine.state(), relisting("7"), "all features are asked for again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_version_that_the_server_does_not_have_is_given_up_step_by_step() {
+        let mut machine = Machine::watching("7", true);
+        let too_large = || ApiError::Refused(status(504));
+        machine.fail(too_large());
+        assert_eq!(*machine.state(), watching("7"), "its cache may be behind");
+        machine.fail(too_large());
+        assert_eq!(*machine.state(), relisting("7"));
+        let selectors = Selectors { labels: "", fields: FieldSelector::Any };
+        let target = |machine: &Machine| machine.state().request::<Service>(selectors).target;
+        assert_eq!(target(&machine), "/api/v1/services?resourceVersion=7&resourceVersionMatch=NotOlderThan");
+        machine.fail(too_large());
+        assert_eq!(*machine.state(), listing(), "its data may come from a backup");
+        assert_eq!(target(&machine), "/api/v1/services?resourceVersion=0");
     }
 
     #[tokio::test(start_paused = true)]
@@ -584,7 +517,7 @@ mod tests {
             panic!("{first:?}")
         };
         assert!(message.contains("; until that succeeds, zone hints are not followed"), "{message}");
-        assert_eq!(*machine.state(), streamed());
+        assert_eq!(*machine.state(), listing());
         let second = refuse(&mut machine);
         let Output { log: Some(Log::Debug(again)), event: None, next: Next::RequestAfter(pause) } = second else {
             panic!("{second:?}")
@@ -593,7 +526,8 @@ mod tests {
         assert!((REFUSED_PAUSE * 2..REFUSED_PAUSE * 2 + REFUSED_JITTER_MAX).contains(&pause.duration));
         machine.step::<Node>(Input::Accepted);
         machine.step::<Node>(Input::Received(Message::Applied(object())));
-        machine.step::<Node>(bookmark("7", true));
+        machine.step::<Node>(end("7"));
+        machine.step::<Node>(Input::Accepted);
         let Output { log: Some(Log::Warn(message)), event: None, .. } = refuse(&mut machine) else {
             panic!("no new warning")
         };
@@ -604,8 +538,8 @@ mod tests {
     fn a_complete_list_without_the_node_logs_a_warning() {
         let mut machine = Machine::new();
         machine.step::<Node>(Input::Accepted);
-        let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::ListDone), next: Next::Read } =
-            machine.step::<Node>(bookmark("7", true))
+        let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::ListDone), next: Next::Request } =
+            machine.step::<Node>(end("7"))
         else {
             panic!("no warning")
         };
@@ -623,22 +557,19 @@ mod tests {
         };
         let applied = |object| Input::Received(Message::Applied(object));
         let deleted = |object| Input::Received(Message::Deleted(object));
-        assert_eq!(after(&mut machine, Input::Accepted), (false, false));
-        machine.step::<Node>(bookmark("7", true));
-        assert_eq!(machine.history.refused_pause, REFUSED_PAUSE);
-        assert!(machine.history.warning.is_some(), "there is no such Node");
+        let listed = |machine: &mut Machine, objects| {
+            machine.state = Some(listing());
+            machine.step::<Node>(Input::Accepted);
+            (0..objects).for_each(|_| drop(machine.step::<Node>(applied(object()))));
+        };
+        listed(&mut machine, 0);
+        assert_eq!(after(&mut machine, end("7")), (false, false), "the watch may still be refused");
+        assert_eq!(after(&mut machine, Input::Accepted), (false, true), "there is no such Node");
         assert_eq!(after(&mut machine, applied(versioned("8"))), (true, true));
-        machine.state = Some(streamed());
-        assert_eq!(after(&mut machine, applied(object())), (false, false));
-        assert_eq!(after(&mut machine, bookmark("10", true)), (true, true));
-        machine.state = Some(streamed());
-        assert_eq!(after(&mut machine, applied(object())), (false, false));
-        assert_eq!(after(&mut machine, deleted(object())), (false, false));
-        assert_eq!(after(&mut machine, bookmark("11", true)), (false, true), "it was deleted while it was listed");
-        machine.step::<Node>(applied(versioned("12")));
+        listed(&mut machine, 1);
+        assert_eq!(after(&mut machine, end("10")), (false, false));
+        assert_eq!(after(&mut machine, Input::Accepted), (true, true));
         assert_eq!(after(&mut machine, deleted(versioned("13"))), (false, true));
-        machine.state = Some(cached(None, true, 0));
-        assert_eq!(after(&mut machine, page("14", "")), (false, false), "the watch may still be refused");
     }
 
     #[test]
@@ -678,23 +609,23 @@ mod tests {
         let mut machine = Machine::watching("7", false);
         machine.fail(unreadable());
         assert_eq!(*machine.state(), less("7"));
-        machine.step::<Service>(bookmark("8", false));
+        machine.step::<Service>(bookmark("8"));
         machine.fail(unreadable());
         assert_eq!(*machine.state(), less("8"), "the watch has made progress");
         machine.fail(ApiError::Refused(status(503)));
         assert_eq!(*machine.state(), less("8"));
         machine.fail(unreadable());
-        assert_eq!(*machine.state(), streamed());
+        assert_eq!(*machine.state(), relisting("8"));
         machine.step::<Service>(Input::Accepted);
-        machine.step::<Service>(bookmark("8", true));
+        machine.step::<Service>(end("8"));
         machine.fail(unreadable());
-        assert_eq!(*machine.state(), streamed(), "a list that ends at the same place has not helped");
-        machine.state = Some(cached(None, false, 1));
-        for error in
-            [unreadable(), unreadable(), ApiError::NoVersion, ApiError::Silent(Operation::CachedList.silence_max())]
+        assert_eq!(*machine.state(), relisting("8"), "a list that ends at the same place has not helped");
+        machine.state = Some(WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None });
+        for error in [unreadable(), unreadable(), ApiError::NoVersion, ApiError::Silent(Operation::List.silence_max())]
         {
             machine.fail(error);
-            assert_eq!(*machine.state(), cached(None, false, 1), "features return with the next complete list");
+            let without = WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None };
+            assert_eq!(*machine.state(), without, "features return with the next complete list");
         }
     }
 

@@ -9,6 +9,8 @@
     reason = "a failed assertion is a failed test"
 )]
 
+#[path = "../../../fuzz/src/encoding.rs"]
+pub mod encoding;
 #[path = "../../../fuzz/src/simulated.rs"]
 pub mod simulated;
 
@@ -17,7 +19,7 @@ use std::time::Duration;
 use cproxy_core::ResourceKind;
 use tokio::time::{Instant, sleep};
 
-use self::simulated::{How, Simulation, Streaming, play};
+use self::simulated::{How, Protobuf, Simulation, play};
 
 /// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
 const PEAK_BYTES_MAX: u64 = 3 * 3 * (8 << 20);
@@ -46,10 +48,10 @@ fn hours(count: u64) -> Duration {
     Duration::from_secs(count * 3600)
 }
 
-/// Times and modes of list requests.
-fn lists(simulation: &Simulation, kind: ResourceKind) -> Vec<(Instant, How)> {
+/// Times of list requests.
+fn lists(simulation: &Simulation, kind: ResourceKind) -> Vec<Instant> {
     let asked = simulation.server.asked().into_iter().filter(|(_, asked)| asked.kind == kind);
-    asked.map(|(at, asked)| (at, asked.how)).filter(|(_, how)| !matches!(how, How::Watched(_))).collect()
+    asked.filter(|(_, asked)| asked.how == How::Listed).map(|(at, _)| at).collect()
 }
 
 #[test]
@@ -84,6 +86,34 @@ fn a_refusal_does_not_count_as_contact() {
 }
 
 #[test]
+fn a_server_or_proxy_that_refuses_protobuf_is_asked_for_json_from_then_on() {
+    for code in [406, 415] {
+        simulate(async {
+            let simulation = Simulation::start();
+            simulation.server.set_protobuf(Protobuf::Refused(code));
+            simulation.converge().await;
+            simulation.server.forget();
+            sleep(hours(1)).await;
+            let asked = simulation.server.asked();
+            let with_protobuf = asked.iter().filter(|(_, asked)| asked.accepts_protobuf).count();
+            assert!((1..=2).contains(&with_protobuf), "once for each kind that is asked for first: {asked:?}");
+        });
+    }
+}
+
+#[test]
+fn a_list_in_protobuf_takes_the_memory_of_its_longest_object() {
+    let peak = |long: bool| {
+        let script: &[u8] = if long { &[10, 4, 7, 24, 9, 160, 17, 160] } else { &[10, 4, 9, 160, 17, 160] };
+        allocation_counter::measure(|| simulate(play(script))).bytes_max
+    };
+    let (short, long) = (peak(false), peak(true));
+    assert!(short < 1 << 20, "{short} bytes for short objects");
+    let bounds = (8 << 20)..3 * (8 << 20);
+    assert!(bounds.contains(&long), "{long} bytes with one of 9 MiB, of which 8 MiB are kept");
+}
+
+#[test]
 fn retry_after_is_respected() {
     simulate(async {
         let simulation = Simulation::start();
@@ -91,27 +121,8 @@ fn retry_after_is_respected() {
         sleep(hours(1)).await;
         let lists = lists(&simulation, ResourceKind::Services);
         assert!(lists.len() > 50, "{lists:?}");
-        assert!(lists.iter().all(|(_, how)| *how == How::Streamed), "too many requests say nothing of streaming");
-        assert!(lists.array_windows().all(|[(a, _), (b, _)]| *b - *a >= Duration::from_secs(20)), "{lists:?}");
+        assert!(lists.array_windows().all(|[a, b]| *b - *a >= Duration::from_secs(20)), "{lists:?}");
     });
-}
-
-#[test]
-fn a_stream_that_fails_is_listed_and_the_next_list_is_streamed_again() {
-    for streaming in [Streaming::Failing, Streaming::Refused, Streaming::Ignored] {
-        simulate(async {
-            let simulation = Simulation::start();
-            let how = || lists(&simulation, ResourceKind::Services).into_iter().map(|(_, how)| how).collect::<Vec<_>>();
-            simulation.server.set_streaming(streaming);
-            simulation.converge().await;
-            assert_eq!(how(), [How::Streamed, How::Listed], "{streaming:?}");
-            simulation.server.set_streaming(Streaming::Served);
-            simulation.server.forget();
-            sleep(Duration::from_secs(60)).await;
-            assert_eq!(how(), [How::Streamed, How::Listed, How::Streamed], "{streaming:?}");
-            simulation.converge().await;
-        });
-    }
 }
 
 #[test]
@@ -122,14 +133,11 @@ fn a_server_that_always_forgets_is_listed_ever_more_seldom() {
         simulation.server.forget();
         let start = Instant::now();
         sleep(Duration::from_secs(60)).await;
-        let [_, (second, _)] = lists(&simulation, ResourceKind::Services)[..] else { panic!("once is listed once") };
+        let [_, second] = lists(&simulation, ResourceKind::Services)[..] else { panic!("once is listed once") };
         assert!(second - start < Duration::from_secs(1), "at once, after a short pause");
-        // A streamed list goes on as a watch, which never becomes too old.
-        simulation.server.set_streaming(Streaming::Refused);
         simulation.server.set_forgetful();
         sleep(hours(1)).await;
-        let lists =
-            lists(&simulation, ResourceKind::Services).into_iter().filter(|(_, how)| *how == How::Listed).count();
+        let lists = lists(&simulation, ResourceKind::Services).len();
         assert!((60..150).contains(&lists), "{lists} lists in an hour, one in 30 s to a minute");
     });
 }

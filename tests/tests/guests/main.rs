@@ -16,5 +16,6 @@ mod bad;
 mod containers;
 mod start;
 mod systemd;
+mod vsock;
 
 mod long;

@@ -9,9 +9,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use sha2::{Digest as _, Sha256};
 
-use super::{CONFIG, ELF, KERNEL, build_cached, cached, existing, packages};
+use super::{CONFIG, ELF, KERNEL, build_cached, cached, existing, hash, packages};
 use crate::{paths, run, setup};
 
 /// Sources of the long-term kernel that is the oldest one with everything in it that cproxy uses.
@@ -106,6 +105,5 @@ fn is_asked_for(fragments: &str, option: &str) -> bool {
 /// Hash of the options, which distinguishes kernels; comments do not count.
 fn key(wanted: &str, without: &[String]) -> String {
     let options: Vec<_> = wanted.lines().filter(|line| line.starts_with("CONFIG_")).collect();
-    let digest = Sha256::digest(format!("{}\n{}", options.join("\n"), without.join(" ")));
-    digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    hash(&format!("{}\n{}", options.join("\n"), without.join(" ")))
 }

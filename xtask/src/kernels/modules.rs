@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The network card of a virtual machine, and the interfaces that list sockets for the agent.
-pub(super) const GUEST: [&str; 5] = ["virtio_pci", "virtio_net", "inet_diag", "tcp_diag", "udp_diag"];
+/// The network card and the vsock device of a virtual machine, and the interfaces that list sockets for the agent.
+pub(super) const GUEST: [&str; 6] =
+    ["virtio_pci", "virtio_net", "vmw_vsock_virtio_transport", "inet_diag", "tcp_diag", "udp_diag"];
 
 /// Modules of kube-proxy's rules, in all its modes, and of the links to its pods.
 pub(super) const KUBE_PROXY: [&str; 48] = [

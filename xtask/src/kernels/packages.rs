@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{CONFIG, KERNEL, cached, modules};
+use super::{CONFIG, KERNEL, cached, hash, modules};
 use crate::{run, setup::packages as system};
 
 /// The package that depends on Debian 12's kernel for virtual machines.
@@ -19,25 +19,25 @@ pub(crate) const LINUX_6_12: &str = "linux-image-6.12-cloud-amd64";
 
 /// The kernel that the package `meta` depends on, with the modules that a guest needs.
 pub(crate) fn packaged(meta: &str) -> Result<PathBuf> {
-    packaged_with(meta, "", &[&modules::GUEST])
+    packaged_with(meta, &modules::GUEST)
 }
 
 /// The same with the modules that all modes of kube-proxy need, too.
 pub(crate) fn packaged_for_kube_proxy(meta: &str) -> Result<PathBuf> {
-    packaged_with(meta, "-kube-proxy", &[&modules::GUEST, &modules::KUBE_PROXY])
+    packaged_with(meta, &[modules::GUEST.as_slice(), &modules::KUBE_PROXY].concat())
 }
 
-fn packaged_with(meta: &str, suffix: &str, wanted: &[&[&str]]) -> Result<PathBuf> {
+fn packaged_with(meta: &str, wanted: &[&str]) -> Result<PathBuf> {
     let package = dependency(meta)?;
     let version = version(&package)?;
-    cached(&format!("{package}_{version}{suffix}"), |directory| {
+    cached(&format!("{package}_{version}-{}", hash(&wanted.join(" "))), |directory| {
         run::report(format!("kernels: downloading {package} {version} from Debian"));
         let root = directory.join("root");
         unpack(&package, &root)?;
         let boot = root.join("boot");
         move_file(&find(&boot, "vmlinuz-")?, &directory.join(KERNEL))?;
         move_file(&find(&boot, "config-")?, &directory.join(CONFIG))?;
-        modules::copy_with_dependencies(&root.join("lib/modules"), &directory.join("modules"), &wanted.concat())?;
+        modules::copy_with_dependencies(&root.join("lib/modules"), &directory.join("modules"), wanted)?;
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))
     })
 }

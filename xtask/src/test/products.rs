@@ -150,5 +150,5 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
 }
 
 fn guests(agent: &std::path::Path) -> Result<(vm::GuestFiles, PathBuf)> {
-    Ok((vm::GuestFiles::new(agent)?, vm::GuestFiles::kernel()?))
+    Ok((vm::GuestFiles::for_tests(agent)?, vm::GuestFiles::kernel()?))
 }

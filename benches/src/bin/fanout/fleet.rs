@@ -4,7 +4,7 @@ use std::{
     fmt, fs, io,
     net::IpAddr,
     os::unix::fs::PermissionsExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -16,24 +16,38 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cproxy_benches::{
     kube_proxy::KubeProxy,
+    rest,
     subject::{self, Seen, TIMEOUT, VIP},
 };
 use cproxy_tests::{
-    control_plane::{ControlPlane, NODE},
+    control_plane::{NODE, PORT},
     echo::Server,
     process::{Agent, Daemon, RunningAgent, cproxy_binary},
     sandbox::{Netns, Sandbox},
     usage::cpu_time,
 };
+use rustix::{
+    fs::{CWD, FileType, Mode},
+    process::Pid,
+};
 
-use crate::table::Table;
+use crate::{place::Place, table::Table};
 
 /// Shortest pause between two polls of all tables; it is longer if a poll takes long.
 const PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_FACTOR: u32 = 4;
 
-/// Pause between two polls for clients that are ready.
+/// Shortest pause between two polls for clients that are ready.
 const READY_POLL: Duration = Duration::from_millis(1);
+
+/// Time without CPU use after which agents count as waiting at their gate.
+const AT_GATE: Duration = Duration::from_millis(200);
+
+/// Niceness of the clients. In a cluster the API server does not share its CPUs with them.
+const NICENESS: i32 = 10;
+
+/// State of an established connection in `/proc/net/tcp`.
+const ESTABLISHED: &str = "01";
 
 /// Number of fleets so far, so that one fleet does not meet the remains of another.
 static FLEET: AtomicU32 = AtomicU32::new(0);
@@ -42,16 +56,16 @@ static FLEET: AtomicU32 = AtomicU32::new(0);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Cproxy,
+    /// The agent of `--beside`.
+    Before,
     KubeProxy,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Self; 2] = [Self::Cproxy, Self::KubeProxy];
 }
 
 /// Running clients. When they are dropped, everything of them leaves the kernel.
 pub(crate) struct Fleet {
     clients: Clients,
+    /// Moment of the first client's start.
+    pub(crate) started: Instant,
     /// Network namespaces; agents share one.
     netns: Vec<Netns>,
 }
@@ -68,18 +82,13 @@ struct OneAgent {
 }
 
 impl Fleet {
-    /// Starts `count` clients at the same time after `changes` changes of the Service, waits until all are ready, and
-    /// returns the time of each from the first one's start.
-    pub(crate) fn start(
-        kind: Kind,
-        count: u32,
-        sandbox: &Sandbox,
-        control_plane: &ControlPlane<'_>,
-        changes: usize,
-    ) -> Result<(Self, Vec<Duration>)> {
+    /// Starts `count` clients at the same time, waits until all are ready, and returns the time of each from the first
+    /// one's start.
+    pub(crate) fn start(kind: Kind, count: u32, place: &Place<'_>) -> Result<(Self, Vec<Duration>)> {
         match kind {
-            Kind::Cproxy => start_agents(count, sandbox, control_plane),
-            Kind::KubeProxy => start_kube_proxies(count, sandbox, control_plane, changes),
+            Kind::Cproxy => start_agents(&cproxy_binary(), count, place),
+            Kind::Before => start_agents(place.before.as_deref().context("--beside is not given")?, count, place),
+            Kind::KubeProxy => start_kube_proxies(count, place),
         }
     }
 
@@ -102,6 +111,15 @@ impl Fleet {
         received.sum::<io::Result<u64>>().context("reading a link's counters")
     }
 
+    /// Connections to the API server that are open now.
+    pub(crate) fn open_connections(&self) -> Result<u64> {
+        let open = self
+            .netns
+            .iter()
+            .map(|netns| netns.run(|| Ok(open_to(PORT, &fs::read_to_string("/proc/thread-self/net/tcp")?))));
+        open.sum::<io::Result<u64>>().context("reading the connections of a network namespace")
+    }
+
     /// Starts to look for a backend at once, for each client.
     pub(crate) fn look_for(&self, backend: IpAddr) -> Looking {
         match &self.clients {
@@ -109,9 +127,7 @@ impl Fleet {
                 let tables = tables.clone();
                 Looking::InMaps(thread::spawn(move || wait_for(&tables, backend)))
             }
-            Clients::KubeProxies { .. } => {
-                Looking::Outside(self.netns.iter().map(|netns| subject::look_for(netns, backend)).collect())
-            }
+            Clients::KubeProxies { .. } => Looking::Outside(look_for_each(&self.netns, backend)),
         }
     }
 }
@@ -179,31 +195,50 @@ fn wait_for(tables: &[Table], backend: IpAddr) -> Result<Vec<Instant>> {
     }
 }
 
-fn start_agents(count: u32, sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Result<(Fleet, Vec<Duration>)> {
+fn look_for_each(netns: &[Netns], backend: IpAddr) -> Vec<Seen> {
+    let clients = netns.len() as u32;
+    netns.iter().map(|netns| subject::look_for_one_of(clients, netns, backend)).collect()
+}
+
+/// Starts agents that wait at a gate, and opens it.
+fn start_agents(binary: &Path, count: u32, place: &Place<'_>) -> Result<(Fleet, Vec<Duration>)> {
+    let sandbox = place.sandbox;
     let netns = sandbox.neighbour::<IpAddr>([]);
-    let launcher = launcher(sandbox, &netns)?;
-    let kubeconfig = control_plane.agent_kubeconfig();
-    let fleet = FLEET.fetch_add(1, Ordering::Relaxed);
+    let fleet = format!("fleet-{}", FLEET.fetch_add(1, Ordering::Relaxed));
+    let gate = sandbox.dir().join(format!("{fleet}-gate"));
+    rustix::fs::mknodat(CWD, &gate, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).context("making a gate")?;
+    let launcher = launcher(&sandbox.dir().join(&fleet), &gate, &netns, binary)?;
+    let kubeconfig = place.control_plane.agent_kubeconfig();
+    let start = |number| start_agent(sandbox, &format!("{fleet}-{number}"), &launcher, &kubeconfig);
+    let mut agents = (0..count).map(start).collect::<Result<Vec<_>>>()?;
+    rest::wait(1, AT_GATE, TIMEOUT, || agents.iter().map(|agent| cpu_time(agent.process.pid())).sum())?;
+    let _open = fs::File::options().read(true).write(true).open(&gate).context("opening the gate")?;
     let started = Instant::now();
-    let mut agents = Vec::new();
-    for number in 0..count {
-        let name = format!("fleet-{fleet}-{number}");
-        let (cgroup, run_dir) = (sandbox.cgroup().join(&name), sandbox.run_dir().join(&name));
-        let pin_dir = sandbox.dir().join("bpf").join(&name);
-        fs::create_dir(&cgroup).and_then(|()| fs::create_dir(&run_dir)).context("making an agent's directories")?;
-        let agent = Agent::new(sandbox).binary(&launcher).kubeconfig(&kubeconfig).args(["--node-name", NODE]);
-        let process = agent.cgroup(&cgroup).pin_dir(&pin_dir).run_dir(run_dir).start();
-        agents.push(OneAgent { process, cgroup, pin_dir });
-    }
     let ready = wait_ready(&mut agents, started)?;
     let tables = agents.iter().map(|agent| Table::open(&agent.pin_dir, VIP)).collect::<io::Result<_>>();
     let tables = Arc::new(tables.context("opening an agent's maps")?);
-    Ok((Fleet { clients: Clients::Agents { agents, tables }, netns: vec![netns] }, ready))
+    Ok((Fleet { clients: Clients::Agents { agents, tables }, started, netns: vec![netns] }, ready))
+}
+
+fn start_agent(sandbox: &Sandbox, name: &str, launcher: &Path, kubeconfig: &Path) -> Result<OneAgent> {
+    let (cgroup, run_dir) = (sandbox.cgroup().join(name), sandbox.run_dir().join(name));
+    let pin_dir = sandbox.dir().join("bpf").join(name);
+    fs::create_dir(&cgroup).and_then(|()| fs::create_dir(&run_dir)).context("making an agent's directories")?;
+    let agent = Agent::new(sandbox).binary(launcher).kubeconfig(kubeconfig).args(["--node-name", NODE]);
+    let process = agent.cgroup(&cgroup).pin_dir(&pin_dir).run_dir(run_dir).start();
+    lower_priority(process.pid())?;
+    Ok(OneAgent { process, cgroup, pin_dir })
+}
+
+/// Lowers the priority of a process that has just started, and thereby of all its later threads.
+fn lower_priority(pid: u32) -> Result<()> {
+    rustix::process::setpriority_process(Pid::from_raw(pid as i32), NICENESS).context("lowering a client's priority")
 }
 
 fn wait_ready(agents: &mut [OneAgent], started: Instant) -> Result<Vec<Duration>> {
     let mut ready = vec![None; agents.len()];
     while ready.iter().any(Option::is_none) {
+        let look = Instant::now();
         for (agent, ready) in agents.iter_mut().zip(&mut ready).filter(|(_, ready)| ready.is_none()) {
             if agent.process.is_ready() {
                 *ready = Some(started.elapsed());
@@ -212,37 +247,49 @@ fn wait_ready(agents: &mut [OneAgent], started: Instant) -> Result<Vec<Duration>
             }
         }
         ensure!(started.elapsed() < TIMEOUT, "not all agents are ready within {TIMEOUT:?}");
-        thread::sleep(READY_POLL);
+        thread::sleep(READY_POLL.max(look.elapsed() * PAUSE_FACTOR));
     }
     Ok(ready.into_iter().flatten().collect())
 }
 
-/// Writes a script that runs the agent in the namespace with the script's arguments.
-fn launcher(sandbox: &Sandbox, netns: &Netns) -> Result<PathBuf> {
-    let path = sandbox.dir().join("agent-in-netns");
-    let (netns, agent) = (netns.path(), cproxy_binary());
-    let script = format!("#!/bin/sh\nexec nsenter '--net={}' '{}' \"$@\"\n", netns.display(), agent.display());
-    fs::write(&path, script)
-        .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+/// Writes a script that waits for the gate in the namespace and then runs the agent with the script's arguments.
+fn launcher(path: &Path, gate: &Path, netns: &Netns, agent: &Path) -> Result<PathBuf> {
+    let (gate, netns, agent) = (gate.display(), netns.path(), agent.display());
+    let at_gate = format!(r#": < "{gate}"; exec "{agent}" "$@""#);
+    let script = format!("#!/bin/sh\nexec nsenter '--net={}' sh -c '{at_gate}' sh \"$@\"\n", netns.display());
+    fs::write(path, script)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)))
         .context("writing into the sandbox")?;
-    Ok(path)
+    Ok(path.to_owned())
 }
 
-fn start_kube_proxies(
-    count: u32,
-    sandbox: &Sandbox,
-    control_plane: &ControlPlane<'_>,
-    changes: usize,
-) -> Result<(Fleet, Vec<Duration>)> {
+fn start_kube_proxies(count: u32, place: &Place<'_>) -> Result<(Fleet, Vec<Duration>)> {
+    let sandbox = place.sandbox;
     let netns = (0..count).map(|_| sandbox.neighbour(subject::BACKENDS)).collect::<Vec<_>>();
     let backends = netns.iter().flat_map(subject::serve).collect();
     let started = Instant::now();
-    let seen = netns.iter().map(|netns| subject::look_for(netns, subject::backend(changes))).collect();
-    let kubeconfig = control_plane.kubeconfig_for("system:kube-proxy");
-    let kube_proxy = KubeProxy { binary: control_plane.binary("kube-proxy"), kubeconfig };
-    let daemons = netns.iter().map(|netns| kube_proxy.spawn(sandbox, netns, "nftables")).collect::<Result<Vec<_>>>()?;
+    let seen = look_for_each(&netns, place.backend());
+    let kubeconfig = place.control_plane.kubeconfig_for("system:kube-proxy");
+    let kube_proxy = KubeProxy { binary: place.control_plane.binary("kube-proxy"), kubeconfig };
+    let mut daemons = Vec::new();
+    for netns in &netns {
+        let daemon = kube_proxy.spawn(sandbox, netns, "nftables")?;
+        lower_priority(daemon.pid())?;
+        daemons.push(daemon);
+    }
     let ready = Looking::Outside(seen).wait()?.into_iter().map(|seen| seen - started).collect();
-    Ok((Fleet { clients: Clients::KubeProxies { daemons, _backends: backends }, netns }, ready))
+    Ok((Fleet { clients: Clients::KubeProxies { daemons, _backends: backends }, started, netns }, ready))
+}
+
+/// Number of established connections to `port` of other hosts in a file `/proc/net/tcp`: the third and fourth column
+/// are the remote address with its port, and the state.
+fn open_to(port: u16, net_tcp: &str) -> u64 {
+    let remote = format!(":{port:04X}");
+    let is_open = |line: &&str| {
+        let mut columns = line.split_whitespace().skip(2);
+        columns.next().is_some_and(|column| column.ends_with(&remote)) && columns.next() == Some(ESTABLISHED)
+    };
+    net_tcp.lines().filter(is_open).count() as u64
 }
 
 /// Received bytes of the calling thread's namespace, without its loopback interface.
@@ -261,6 +308,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Cproxy => "cproxy",
+            Self::Before => "cproxy before",
             Self::KubeProxy => "kube-proxy, nftables",
         })
     }
@@ -275,5 +323,14 @@ mod tests {
         let text =
             "Inter-|   Receive  |  Transmit\n face |bytes    packets|bytes\n    lo:    7  1 0\n   far: 1234  10 0\n";
         assert_eq!(received_bytes(text), 1234);
+    }
+
+    #[test]
+    fn only_established_connections_to_the_port_are_open() {
+        let text = "  sl  local_address rem_address   st tx_queue\n   0: 0100007F:192B 00000000:0000 0A 0\n   \
+                    1: 026412C6:8001 010200C0:192B 01 0\n   2: 026412C6:8002 010200C0:192B 06 0\n   \
+                    3: 026412C6:192B 010200C0:0050 01 0\n";
+        assert_eq!(open_to(6443, text), 1);
+        assert_eq!(open_to(80, text), 1);
     }
 }

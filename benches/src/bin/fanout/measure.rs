@@ -6,170 +6,178 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::{rest, subject};
-use cproxy_tests::{
-    control_plane::ControlPlane,
-    sandbox::Sandbox,
-    usage::{Memory, cpu_time},
-    writer::Writer,
-};
+use cproxy_tests::{population::Shape, usage::Memory};
 
-use crate::fleet::{Fleet, Kind};
+use crate::{
+    fleet::{Fleet, Kind},
+    place::{Cost, Moment, Place},
+};
 
 /// Pause between two changes, longer than the second that kube-proxy leaves between two syncs.
 const PAUSE: Duration = Duration::from_millis(1_200);
 
+/// Time after which no further change is made. Many kube-proxies take half a minute for each.
+const CHANGES_TIME: Duration = Duration::from_secs(60);
+
 /// Extent of the measurements.
 pub(crate) struct Plan {
     pub(crate) changes: u32,
-    /// Time without CPU use after which clients count as at rest.
+    /// Number of starts of a single client, whose cost chance would otherwise hide.
+    pub(crate) starts_of_one: u32,
+    /// Time without noticeable work after which API server and clients count as at rest.
     pub(crate) rest: Duration,
-    /// Length of the measurement of the idle API server.
+    /// The same after a crash, from which clients may come back in several steps.
+    pub(crate) rest_after_crash: Duration,
+    /// Length of a measurement without clients.
     pub(crate) idle: Duration,
-    /// Kinds of clients that follow an API server through a crash and restart.
-    pub(crate) returning: &'static [Kind],
 }
 
-/// The sandbox and its control plane.
-pub(crate) struct Place<'s> {
-    pub(crate) sandbox: &'s Sandbox,
-    pub(crate) control_plane: ControlPlane<'s>,
-    pub(crate) writer: Writer,
-    /// Number of changes of the Service so far.
-    pub(crate) made: usize,
+/// Clients of one kind that start together.
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    pub(crate) kind: Kind,
+    pub(crate) shape: Shape,
+    /// The number of clients that is asked for.
+    pub(crate) wanted: u32,
+    /// The number of clients for which there is memory.
+    pub(crate) count: u32,
 }
 
 /// Results for one fleet.
 pub(crate) struct Found {
-    pub(crate) kind: Kind,
-    pub(crate) count: u32,
-    /// Time from the first client's start until each was ready.
-    pub(crate) ready: Vec<Duration>,
-    /// Cost of starting all clients.
-    pub(crate) start: Cost,
-    /// Growth of the API server's memory with the clients.
-    pub(crate) server_growth_bytes: f64,
+    pub(crate) group: Group,
+    pub(crate) starts: Vec<Start>,
+    /// Growth of the API server's live memory with the clients.
+    pub(crate) server_live_bytes: f64,
     /// Memory of each client at rest.
     pub(crate) resident_bytes: Vec<u64>,
+    /// Connections to the API server that the clients hold at rest.
+    pub(crate) open_connections: u64,
     /// Time from sending each change until the first, and until the last client has it.
     pub(crate) first_follows: Vec<Duration>,
     pub(crate) last_follows: Vec<Duration>,
     /// Cost of all changes.
     pub(crate) changes: Cost,
-    /// Time from a restarted API server's readiness until each client follows a change.
+    pub(crate) crash: Crash,
+}
+
+/// A crash and restart of the API server under its clients.
+pub(crate) struct Crash {
+    /// Time until the API server is ready again beyond that of a restart without clients.
+    pub(crate) delay_s: f64,
+    /// Time from its readiness until each client follows a change.
     pub(crate) returns: Vec<Duration>,
-    /// Bytes sent to the clients until then.
-    pub(crate) return_bytes: u64,
+    /// CPU time of the API server is that beyond the restart without clients.
+    pub(crate) cost: Cost,
 }
 
-/// Cost between two moments, of all clients together.
-pub(crate) struct Cost {
-    /// CPU time of the API server beyond that of an idle one.
-    pub(crate) server_cpu_s: f64,
-    pub(crate) clients_cpu: Duration,
-    pub(crate) sent_bytes: u64,
+/// One start of all clients.
+pub(crate) struct Start {
+    /// Time from the first client's start until each was ready.
+    pub(crate) ready: Vec<Duration>,
+    pub(crate) cost: Cost,
+    /// Growth of the API server's resident memory to its peak.
+    pub(crate) server_peak_bytes: f64,
 }
 
-/// Counters at one moment.
-struct Moment {
-    at: Instant,
-    server_cpu: Duration,
-    clients_cpu: Duration,
-    received_bytes: u64,
+/// A restart of the API server without clients.
+pub(crate) struct Alone {
+    ready: Duration,
+    server_cpu_s: f64,
+    /// Share of a CPU that the API server takes afterwards.
+    idle: f64,
 }
 
-pub(crate) fn measure(place: &mut Place<'_>, kind: Kind, count: u32, plan: &Plan) -> Result<Found> {
-    let server = place.server()?;
-    let idle = idle_rate(server, plan.idle);
-    let (memory_before, cpu_before, started) = (Memory::of(server), cpu_time(server), Instant::now());
-    let (fleet, ready) = Fleet::start(kind, count, place.sandbox, &place.control_plane, place.made)?;
-    wait_for_rest(&fleet, plan.rest)?;
-    let before = Moment { at: started, server_cpu: cpu_before, clients_cpu: Duration::ZERO, received_bytes: 0 };
-    let start = Moment::now(server, &fleet)?.since(&before, idle);
-    let server_growth_bytes = Memory::of(server).anonymous as f64 - memory_before.anonymous as f64;
+pub(crate) fn measure(place: &mut Place<'_>, group: Group, plan: &Plan) -> Result<Found> {
+    let alone = restart_alone(place, plan)?;
+    let live_before = place.live_bytes()?;
+    let (fleet, starts) = start(place, group, plan, alone.idle)?;
+    let server_live_bytes = place.live_bytes()? as f64 - live_before as f64;
     let resident_bytes = fleet.pids().into_iter().map(|pid| Memory::of(pid).resident).collect();
-    // The first change meets cold caches and connections, so it does not count.
-    place.change(&fleet)?;
-    wait_for_rest(&fleet, plan.rest)?;
-    let before = Moment::now(server, &fleet)?;
-    let (mut first_follows, mut last_follows) = (Vec::new(), Vec::new());
-    for _ in 0..plan.changes {
-        thread::sleep(PAUSE);
-        let follows = place.change(&fleet)?;
-        first_follows.extend(follows.iter().min());
-        last_follows.extend(follows.iter().max());
-    }
-    wait_for_rest(&fleet, plan.rest)?;
-    let changes = Moment::now(server, &fleet)?.since(&before, idle);
-    let received_before = fleet.received_bytes()?;
-    let returns = if plan.returning.contains(&kind) { place.restart(&fleet)? } else { Vec::new() };
-    wait_for_rest(&fleet, plan.rest)?;
-    let return_bytes = fleet.received_bytes()?.saturating_sub(received_before);
+    let open_connections = fleet.open_connections()?;
+    let (first_follows, last_follows, changes) = change(place, &fleet, plan, alone.idle)?;
+    let crash = crash(place, &fleet, plan, &alone)?;
+    drop(fleet);
+    place.clear()?;
     Ok(Found {
-        kind,
-        count,
-        ready,
-        start,
-        server_growth_bytes,
+        group,
+        starts,
+        server_live_bytes,
         resident_bytes,
+        open_connections,
         first_follows,
         last_follows,
         changes,
-        returns,
-        return_bytes,
+        crash,
     })
 }
 
-impl Place<'_> {
-    fn server(&self) -> Result<u32> {
-        self.control_plane.api_server_pid().context("the API server does not run")
-    }
-
-    /// Makes one change and returns the time from sending it until each client has it.
-    fn change(&mut self, fleet: &Fleet) -> Result<Vec<Duration>> {
-        self.made += 1;
-        let looking = fleet.look_for(subject::backend(self.made));
-        let sent = Instant::now();
-        self.writer.replace([subject::slice(self.made)]);
-        let seen = looking.wait().with_context(|| format!("change {}", self.made))?;
-        Ok(seen.into_iter().map(|seen| seen.saturating_duration_since(sent)).collect())
-    }
-
-    /// Crashes and restarts the API server. Returns the time from its readiness until each client follows it again.
-    fn restart(&mut self, fleet: &Fleet) -> Result<Vec<Duration>> {
-        self.control_plane.kill_api_server();
-        self.control_plane.start_api_server();
-        self.writer = Writer::new(&self.control_plane);
-        self.change(fleet).context("after the API server's restart")
-    }
+/// Restarts the API server while there are no clients, so that each fleet meets one that has served none. Otherwise
+/// this does what [`crash`] does.
+pub(crate) fn restart_alone(place: &mut Place<'_>, plan: &Plan) -> Result<Alone> {
+    let crashed = place.moment(None)?;
+    let ready = place.restart();
+    place.change_unseen();
+    let now = place.rest(None, plan.rest_after_crash)?;
+    let idle = place.idle_rate(plan.idle)?;
+    let cost = now.since(&Moment { server_cpu: Duration::ZERO, ..crashed }, idle);
+    Ok(Alone { ready, server_cpu_s: cost.server_cpu_s, idle })
 }
 
-impl Moment {
-    fn now(server: u32, fleet: &Fleet) -> Result<Self> {
-        let received_bytes = fleet.received_bytes()?;
-        Ok(Self { at: Instant::now(), server_cpu: cpu_time(server), clients_cpu: fleet.cpu(), received_bytes })
+fn start(place: &Place<'_>, group: Group, plan: &Plan, idle: f64) -> Result<(Fleet, Vec<Start>)> {
+    let others = if group.count == 1 { plan.starts_of_one - 1 } else { 0 };
+    let mut starts = Vec::new();
+    for _ in 0..others {
+        starts.push(start_once(place, group, plan.rest, idle)?.1);
+        place.clear()?;
+        place.rest(None, plan.rest)?;
     }
+    let (fleet, last) = start_once(place, group, plan.rest, idle)?;
+    starts.push(last);
+    Ok((fleet, starts))
+}
 
-    /// Cost since `before`. `idle` is the share of a CPU that an idle API server takes.
-    fn since(&self, before: &Self, idle: f64) -> Cost {
-        let interval = self.at.saturating_duration_since(before.at).as_secs_f64();
-        let server_cpu = self.server_cpu.saturating_sub(before.server_cpu).as_secs_f64();
-        Cost {
-            server_cpu_s: server_cpu - idle * interval,
-            clients_cpu: self.clients_cpu.saturating_sub(before.clients_cpu),
-            sent_bytes: self.received_bytes.saturating_sub(before.received_bytes),
+pub(crate) fn start_once(place: &Place<'_>, group: Group, rest: Duration, idle: f64) -> Result<(Fleet, Start)> {
+    let resident_before = place.forget_peak()?;
+    let before = place.moment(None)?;
+    let (fleet, ready) = Fleet::start(group.kind, group.count, place)?;
+    let cost = place.rest(Some(&fleet), rest)?.since(&before, idle);
+    let server_peak_bytes = place.memory()?.peak as f64 - resident_before as f64;
+    Ok((fleet, Start { ready, cost, server_peak_bytes }))
+}
+
+/// Changes the Service several times. Returns the times of the first and of the last client, and the cost of all
+/// changes.
+fn change(
+    place: &mut Place<'_>,
+    fleet: &Fleet,
+    plan: &Plan,
+    idle: f64,
+) -> Result<(Vec<Duration>, Vec<Duration>, Cost)> {
+    // The first change meets cold caches and connections, so it does not count.
+    place.change(fleet)?;
+    let before = place.rest(Some(fleet), plan.rest)?;
+    let (mut first, mut last) = (Vec::new(), Vec::new());
+    let deadline = Instant::now() + CHANGES_TIME;
+    for _ in 0..plan.changes {
+        thread::sleep(PAUSE);
+        let follows = place.change(fleet)?;
+        first.extend(follows.iter().min());
+        last.extend(follows.iter().max());
+        if Instant::now() > deadline {
+            break;
         }
     }
+    Ok((first, last, place.rest(Some(fleet), plan.rest)?.since(&before, idle)))
 }
 
-/// Share of a CPU that a process takes.
-fn idle_rate(pid: u32, interval: Duration) -> f64 {
-    let (before, started) = (cpu_time(pid), Instant::now());
-    thread::sleep(interval);
-    (cpu_time(pid) - before).as_secs_f64() / started.elapsed().as_secs_f64()
-}
-
-/// Waits until the clients have nothing left to do.
-fn wait_for_rest(fleet: &Fleet, interval: Duration) -> Result<()> {
-    rest::wait(fleet.pids().len() as u32, interval, subject::TIMEOUT, || fleet.cpu()).map(drop)
+/// Crashes the API server under its clients.
+fn crash(place: &mut Place<'_>, fleet: &Fleet, plan: &Plan, alone: &Alone) -> Result<Crash> {
+    let before = place.moment(Some(fleet))?;
+    let ready = place.restart();
+    let returns = place.change(fleet).context("after the API server's crash")?;
+    let now = place.rest(Some(fleet), plan.rest_after_crash)?;
+    let cost = now.since(&Moment { server_cpu: Duration::ZERO, ..before }, alone.idle);
+    let cost = Cost { server_cpu_s: cost.server_cpu_s - alone.server_cpu_s, ..cost };
+    Ok(Crash { delay_s: ready.as_secs_f64() - alone.ready.as_secs_f64(), returns, cost })
 }

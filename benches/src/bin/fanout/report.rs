@@ -5,44 +5,72 @@ use std::time::Duration;
 use cproxy_benches::{
     paired::Estimate,
     plot::{Axis, Chart, Point, Series},
-    report::{Figure, Report, Table},
+    report::{Figure, Report, Table, Verdict},
+    summary::Summary,
 };
 use cproxy_tests::population::Shape;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
-    fleet::Kind,
-    measure::{Found, Plan},
+    burst::{self, Burst},
+    measure::{Found, Group, Plan, Start},
+    verdicts,
 };
 
-const FIGURES: [Figure<Found>; 17] = [
-    Figure { name: "first_ready_s", meaning: "all started at once: first ready, s", of: |found| first(&found.ready) },
-    Figure { name: "half_ready_s", meaning: "  half of them, s", of: |found| half(&found.ready) },
-    Figure { name: "last_ready_s", meaning: "  all of them, s", of: |found| last(&found.ready) },
+const KIB: f64 = 1_024.0;
+const MIB: f64 = 1_048_576.0;
+
+pub(crate) const FIGURES: [Figure<Found>; 23] = [
+    Figure {
+        name: "first_ready_s",
+        meaning: "all started at once: first ready, s",
+        of: |found| starts(found, |start| first(&start.ready)),
+    },
+    Figure {
+        name: "half_ready_s",
+        meaning: "  half of them, s",
+        of: |found| starts(found, |start| half(&start.ready)),
+    },
+    Figure { name: "last_ready_s", meaning: "  all of them, s", of: |found| starts(found, |start| last(&start.ready)) },
     Figure {
         name: "start_server_cpu_ms",
         meaning: "  API server's CPU for each, ms",
-        of: |found| each(found, found.start.server_cpu_s * 1e3),
+        of: |found| each_start(found, |start| start.cost.server_cpu_s * 1e3),
     },
     Figure {
         name: "start_client_cpu_ms",
         meaning: "  CPU of each, ms",
-        of: |found| each(found, found.start.clients_cpu.as_secs_f64() * 1e3),
+        of: |found| each_start(found, |start| start.cost.clients_cpu.as_secs_f64() * 1e3),
     },
     Figure {
         name: "start_sent_kib",
         meaning: "  sent to each, KiB",
-        of: |found| each(found, found.start.sent_bytes as f64 / 1024.0),
+        of: |found| each_start(found, |start| start.cost.sent_bytes as f64 / KIB),
     },
     Figure {
-        name: "server_growth_kib",
-        meaning: "  API server's memory for each, KiB",
-        of: |found| each(found, found.server_growth_bytes / 1024.0),
+        name: "start_connections",
+        meaning: "  connections and TLS handshakes of each",
+        of: |found| each_start(found, |start| start.cost.connections as f64),
+    },
+    Figure {
+        name: "server_peak_mib",
+        meaning: "  API server's memory grows meanwhile by, MiB",
+        of: |found| starts(found, |start| vec![start.server_peak_bytes / MIB]),
+    },
+    Figure {
+        name: "server_live_kib",
+        meaning: "at rest: API server's live memory for each, KiB",
+        of: |found| each(found, found.server_live_bytes / KIB),
+    },
+    Figure {
+        name: "open_connections",
+        meaning: "  open connections of each",
+        of: |found| each(found, found.open_connections as f64),
     },
     Figure {
         name: "resident_mib",
         meaning: "  resident memory of each, MiB",
-        of: |found| found.resident_bytes.iter().map(|&bytes| bytes as f64 / f64::from(1 << 20)).collect(),
+        of: |found| found.resident_bytes.iter().map(|&bytes| bytes as f64 / MIB).collect(),
     },
     Figure {
         name: "first_follows_ms",
@@ -64,24 +92,93 @@ const FIGURES: [Figure<Found>; 17] = [
         name: "change_sent_kib",
         meaning: "  sent to each, KiB",
         of: |found| {
-            let per_change = each_change(found, found.changes.sent_bytes as f64 / 1024.0);
+            let per_change = each_change(found, found.changes.sent_bytes as f64 / KIB);
             per_change.into_iter().flat_map(|kib| each(found, kib)).collect()
         },
     },
     Figure {
-        name: "first_returns_s",
-        meaning: "API server is back: first follows, s",
-        of: |found| first(&found.returns),
+        name: "server_delay_s",
+        meaning: "crash: API server is ready later by, s",
+        of: |found| vec![found.crash.delay_s],
     },
-    Figure { name: "half_return_s", meaning: "  half of them, s", of: |found| half(&found.returns) },
-    Figure { name: "last_returns_s", meaning: "  all of them, s", of: |found| last(&found.returns) },
+    Figure {
+        name: "first_returns_s",
+        meaning: "  from then, first follows, s",
+        of: |found| first(&found.crash.returns),
+    },
+    Figure { name: "half_return_s", meaning: "  half of them, s", of: |found| half(&found.crash.returns) },
+    Figure { name: "last_returns_s", meaning: "  all of them, s", of: |found| last(&found.crash.returns) },
     Figure {
         name: "return_sent_kib",
-        meaning: "  sent to each, KiB",
-        of: |found| match found.returns.as_slice() {
-            [] => Vec::new(),
-            _ => each(found, found.return_bytes as f64 / 1024.0),
-        },
+        meaning: "  sent to each since the crash, KiB",
+        of: |found| each(found, found.crash.cost.sent_bytes as f64 / KIB),
+    },
+    Figure {
+        name: "return_connections",
+        meaning: "  connections and TLS handshakes of each",
+        of: |found| each(found, found.crash.cost.connections as f64),
+    },
+    Figure {
+        name: "return_server_cpu_s",
+        meaning: "  API server's CPU for all of them, s",
+        of: |found| vec![found.crash.cost.server_cpu_s],
+    },
+];
+
+/// Figures of a burst.
+const BURST: [Figure<Burst>; 13] = [
+    Figure { name: "first_ready_s", meaning: "first ready, s", of: |burst| first(&burst.start.ready) },
+    Figure { name: "half_ready_s", meaning: "half of them, s", of: |burst| half(&burst.start.ready) },
+    Figure { name: "last_ready_s", meaning: "all of them, s", of: |burst| last(&burst.start.ready) },
+    Figure {
+        name: "server_cpu_s",
+        meaning: "API server's CPU for all of them, s",
+        of: |burst| vec![burst.start.cost.server_cpu_s],
+    },
+    Figure {
+        name: "server_peak_mib",
+        meaning: "API server's memory grows by, MiB",
+        of: |burst| vec![burst.start.server_peak_bytes / MIB],
+    },
+    Figure {
+        name: "sent_mib",
+        meaning: "sent to all of them, MiB",
+        of: |burst| vec![burst.start.cost.sent_bytes as f64 / MIB],
+    },
+    Figure {
+        name: "connections",
+        meaning: "connections and TLS handshakes of each",
+        of: |burst| vec![burst.start.cost.connections as f64 / f64::from(burst.group.count)],
+    },
+    Figure {
+        name: "response_before_p50_ms",
+        meaning: "response to a bystander before: median, ms",
+        of: |burst| response(&burst.responses_before, |summary| summary.p50),
+    },
+    Figure {
+        name: "response_before_p99_ms",
+        meaning: "  p99, ms",
+        of: |burst| response(&burst.responses_before, |summary| summary.p99),
+    },
+    Figure {
+        name: "response_before_max_ms",
+        meaning: "  slowest, ms",
+        of: |burst| response(&burst.responses_before, |summary| summary.max),
+    },
+    Figure {
+        name: "response_p50_ms",
+        meaning: "response until all are ready: median, ms",
+        of: |burst| response(&burst.responses, |summary| summary.p50),
+    },
+    Figure {
+        name: "response_p99_ms",
+        meaning: "  p99, ms",
+        of: |burst| response(&burst.responses, |summary| summary.p99),
+    },
+    Figure {
+        name: "response_max_ms",
+        meaning: "  slowest, ms",
+        of: |burst| response(&burst.responses, |summary| summary.max),
     },
 ];
 
@@ -93,12 +190,18 @@ const CHARTS: [(&str, &str, &str, &str); 3] = [
 ];
 
 /// The report without versions.
-pub(crate) fn of(shape: Shape, found: &[Found], plan: &Plan) -> Report {
+pub(crate) fn of(found: &[Found], bursts: &[Burst], plan: &Plan) -> Report {
+    let mut shapes = found.iter().map(|found| found.group.shape).collect::<Vec<_>>();
+    shapes.dedup();
+    let verdicts = verdicts::of(found);
+    let mut tables = shapes.into_iter().map(|shape| table(shape, found)).collect::<Vec<_>>();
+    tables.extend((!bursts.is_empty()).then(|| burst_table(bursts)));
+    tables.extend((!verdicts.is_empty()).then(|| Verdict::table(&verdicts)));
     Report {
-        tables: vec![table(shape, found)],
+        tables,
         charts: charts(found),
-        notes: notes(plan),
-        samples: samples(shape, found, plan),
+        notes: notes(found, plan),
+        samples: samples(found, bursts, &verdicts, plan),
         ..Report::new("fanout")
     }
 }
@@ -106,76 +209,131 @@ pub(crate) fn of(shape: Shape, found: &[Found], plan: &Plan) -> Report {
 fn table(shape: Shape, found: &[Found]) -> Table {
     let title =
         format!("Clients of one API server with {} Services of {} endpoints each", shape.services, shape.endpoints);
-    Figure::table(&FIGURES, title, found, |found| format!("{} {}", found.count, found.kind))
+    let found = found.iter().filter(|found| found.group.shape == shape).collect::<Vec<_>>();
+    Figure::table(&FIGURES, title, &found, |found| format!("{} {}", found.group.count, found.group.kind))
+}
+
+fn burst_table(bursts: &[Burst]) -> Table {
+    Figure::table(&BURST, "Agents that all start within a second".to_owned(), bursts, |burst| {
+        let Group { kind, shape, count, .. } = burst.group;
+        format!("{count} {kind}, {} Services", shape.services)
+    })
 }
 
 fn charts(found: &[Found]) -> Vec<Chart> {
     let charts = CHARTS.iter().filter_map(|&(figure, name, title, unit)| {
         let figure = Figure::named(&FIGURES, figure)?;
-        let series = Kind::ALL.map(|kind| Series {
-            name: kind.to_string(),
-            points: found
-                .iter()
-                .filter(|found| found.kind == kind)
-                .filter_map(|found| Some(Point { x: f64::from(found.count), y: figure.estimate(found)? }))
-                .collect(),
-        });
         Some(Chart {
             name: name.to_owned(),
             title: title.to_owned(),
             x: Axis::log("clients"),
             y: Axis::log(unit),
-            series: series.into(),
+            series: series(figure, found),
         })
     });
     charts.collect()
 }
 
-fn notes(plan: &Plan) -> Vec<String> {
-    vec![
+/// A line for each kind of clients with each shape.
+fn series(figure: &Figure<Found>, found: &[Found]) -> Vec<Series> {
+    let mut series = Vec::<Series>::new();
+    for found in found {
+        let Group { kind, shape, count, .. } = found.group;
+        let name = format!("{kind}, {} Services", shape.services);
+        let Some(y) = figure.estimate(found) else { continue };
+        let point = Point { x: f64::from(count), y };
+        match series.iter_mut().find(|series| series.name == name) {
+            Some(series) => series.points.push(point),
+            None => series.push(Series { name, points: vec![point] }),
+        }
+    }
+    series
+}
+
+fn notes(found: &[Found], plan: &Plan) -> Vec<String> {
+    let mut notes = vec![
         format!(
             "Each agent has a cgroup, pins and a run directory of its own, as if it were alone in a microVM. All are \
              outside the API server's network namespace; the bytes that it sends are counted on the links between, \
-             headers included. Medians of {} changes of one EndpointSlice; brackets hold the 95 % interval or, with \
-             few samples, the smallest and the largest value.",
-            plan.changes
+             headers included, and so are the connections that it accepts, with one TLS handshake each. Medians of {} \
+             starts of a single client and of at most {} changes of one EndpointSlice; brackets hold the 95 % interval \
+             or, with few samples, the smallest and the largest value.",
+            plan.starts_of_one, plan.changes
         ),
         format!(
-            "The API server's idle CPU time, measured for {} s before, is subtracted from its CPU time, which can \
-             therefore be below zero where there is little to measure. Its memory includes what its garbage collector \
-             has not given back, so the growth for few clients says little.",
+            "Before each fleet the API server is killed and started again, so that each fleet meets one that has \
+             served no other. Its idle CPU time, measured for {} s before, is subtracted from its CPU time, which can \
+             therefore be below zero where there is little to measure. Its memory grows to a peak while clients start, \
+             garbage included; live memory is that of the heap's objects and of the stacks after a garbage collection.",
             plan.idle.as_secs_f64()
         ),
-        "API server, etcd and all clients share the machine's CPUs. Many agents therefore start slowly mostly because \
-         the machine loads so many sets of programs, which microVMs do on CPUs of their own, and not because of the \
-         API server. Whether an agent follows a change is read from its maps; whether kube-proxy does, from TCP \
-         connections in the network namespace that each kube-proxy has of its own. kube-proxy has its default \
-         settings, with which it writes its rules at most once a second."
+        "API server, etcd and all clients share the machine's CPUs, the clients with a lower priority. Many agents \
+         therefore start slowly mostly because the machine loads so many sets of programs, which microVMs do on CPUs \
+         of their own, and not because of the API server. Whether an agent follows a change is read from its maps; \
+         whether kube-proxy does, from TCP connections in the network namespace that each kube-proxy has of its own. \
+         kube-proxy has its default settings, with which it writes its rules at most once a second."
             .to_owned(),
-        "\"API server is back\" means after a crash: times start when it serves again and show how far apart the \
-         clients come back. The bytes sent then show whether clients resume their watches or list everything again."
-            .to_owned(),
-    ]
+        format!(
+            "\"Crash\" means that the API server was killed and started again under its clients. Its delay and its CPU \
+             time are those beyond the same restart without clients, which takes some seconds and varies: they say \
+             little for few clients. The other times start when it is ready again and show how far apart the clients \
+             come back. Bytes and connections count from the crash until nothing has been sent for {} s.",
+            plan.rest_after_crash.as_secs_f64()
+        ),
+        format!(
+            "Before and during the start of many agents, a bystander reads one Service every {} ms, and again as soon \
+             as a response took longer, on a connection of its own and as another user without special rights.",
+            burst::PERIOD.as_millis()
+        ),
+    ];
+    notes.extend(found.iter().map(|found| found.group).filter(|group| group.count < group.wanted).map(|group| {
+        let Group { kind, shape, wanted, count } = group;
+        format!("The machine has memory for {count} of {kind} with {} Services, not for {wanted}.", shape.services)
+    }));
+    notes
 }
 
-fn samples(shape: Shape, found: &[Found], plan: &Plan) -> Value {
+fn samples(found: &[Found], bursts: &[Burst], verdicts: &[Verdict], plan: &Plan) -> Value {
+    let group = |figures: &mut Map<String, Value>, group: Group| {
+        figures.insert("client".to_owned(), json!(group.kind.to_string()));
+        figures.insert("count".to_owned(), json!(group.count));
+        figures.insert("services".to_owned(), json!(group.shape.services));
+        figures.insert("endpoints".to_owned(), json!(group.shape.endpoints));
+    };
     let fleet = |found: &Found| {
         let mut figures = Figure::samples(&FIGURES, found);
-        figures.insert("client".to_owned(), json!(found.kind.to_string()));
-        figures.insert("count".to_owned(), json!(found.count));
-        figures.insert("ready_s".to_owned(), json!(all_s(&found.ready)));
-        figures.insert("returns_s".to_owned(), json!(all_s(&found.returns)));
+        group(&mut figures, found.group);
+        figures.insert("ready_s".to_owned(), found.starts.iter().map(|start| all_s(&start.ready)).collect());
+        figures.insert("returns_s".to_owned(), json!(all_s(&found.crash.returns)));
+        Value::Object(figures)
+    };
+    let burst = |burst: &Burst| {
+        let mut figures = Figure::samples(&BURST, burst);
+        group(&mut figures, burst.group);
+        figures.insert("ready_s".to_owned(), json!(all_s(&burst.start.ready)));
+        figures.insert("responses_ms".to_owned(), json!(all_ms(&burst.responses)));
         Value::Object(figures)
     };
     json!({
-        "services": shape.services, "endpoints": shape.endpoints, "changes": plan.changes,
-        "fleets": found.iter().map(fleet).collect::<Vec<_>>(),
+        "changes": plan.changes, "fleets": found.iter().map(fleet).collect::<Vec<_>>(),
+        "bursts": bursts.iter().map(burst).collect::<Vec<_>>(),
+        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
     })
+}
+
+/// Samples of each start.
+fn starts(found: &Found, samples: impl Fn(&Start) -> Vec<f64>) -> Vec<f64> {
+    found.starts.iter().flat_map(samples).collect()
+}
+
+/// Share of each client in each start.
+fn each_start(found: &Found, of_all: impl Fn(&Start) -> f64) -> Vec<f64> {
+    starts(found, |start| each(found, of_all(start)))
 }
 
 /// Share of each client.
 fn each(found: &Found, of_all: f64) -> Vec<f64> {
-    vec![of_all / f64::from(found.count)]
+    vec![of_all / f64::from(found.group.count)]
 }
 
 /// Share of each change.
@@ -193,6 +351,10 @@ fn half(times: &[Duration]) -> Vec<f64> {
 
 fn last(times: &[Duration]) -> Vec<f64> {
     all_s(times).into_iter().reduce(f64::max).into_iter().collect()
+}
+
+fn response(times: &[Duration], of: impl Fn(Summary) -> f64) -> Vec<f64> {
+    Summary::of(all_ms(times)).map(of).into_iter().collect()
 }
 
 fn all_s(times: &[Duration]) -> Vec<f64> {

@@ -57,6 +57,8 @@ enum Step {
     NodeGone,
     /// The VM has other addresses.
     PodIps(u8),
+    /// The node has other given addresses.
+    NodeIps(u8),
     /// A Service becomes one of [`GARBAGE`].
     Garbage {
         name: u8,
@@ -133,7 +135,7 @@ fn step() -> impl Strategy<Value = Step> {
         ),
         2 => (0..4u8).prop_map(|name| Step::SliceGone { name }),
         1 => (0..3u8, 0..8u8).prop_map(|(zone, addresses)| Step::Node { zone, addresses }),
-        1 => prop_oneof![Just(Step::NodeGone), (0..8u8).prop_map(Step::PodIps)],
+        1 => prop_oneof![Just(Step::NodeGone), (0..8u8).prop_map(Step::PodIps), (0..4u8).prop_map(Step::NodeIps)],
         1 => (0..3u8, 0..GARBAGE.len()).prop_map(|(name, which)| Step::Garbage { name, which }),
     ];
     let kind = prop_oneof![Just(ResourceKind::Services), Just(ResourceKind::EndpointSlices), Just(ResourceKind::Nodes)];
@@ -180,6 +182,7 @@ fn hints() -> impl Strategy<Value = Hints> {
 struct Cluster {
     node: Option<Node>,
     pod_ips: Vec<Address>,
+    node_ips: Vec<Address>,
     services: BTreeMap<u8, Service>,
     slices: BTreeMap<u8, EndpointSlice>,
 }
@@ -297,6 +300,11 @@ impl Cluster {
                 self.pod_ips = known.filter_map(|ip| parse_address(ip)).collect();
                 vec![Event::PodIps(self.pod_ips.clone())]
             }
+            Step::NodeIps(ips) => {
+                let known = bits(*ips).filter_map(|bit| ["192.0.2.8", "2001:db8::8"].get(bit));
+                self.node_ips = known.filter_map(|ip| parse_address(ip)).collect();
+                vec![Event::NodeIps(self.node_ips.clone())]
+            }
             Step::Garbage { name, which } => {
                 let metadata = format!(r#"{{"name": "s{name}", "namespace": "n"}}"#);
                 let object = format!(r#"{{"metadata": {metadata}, "spec": {}}}"#, GARBAGE[*which]);
@@ -348,7 +356,7 @@ impl Cluster {
     fn lists(&self) -> Vec<Event> {
         let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
         let lists = kinds.into_iter().flat_map(|kind| self.list(kind, usize::MAX));
-        std::iter::once(Event::PodIps(self.pod_ips.clone())).chain(lists).collect()
+        [Event::PodIps(self.pod_ips.clone()), Event::NodeIps(self.node_ips.clone())].into_iter().chain(lists).collect()
     }
 }
 
@@ -926,10 +934,10 @@ fn a_port_that_is_renamed_keeps_its_frontend() {
     let (mut store, mut table, mut kernel) = two_endpoints();
     store.take_dirty();
     let mut renamed = service(ServiceStep { ports: 1, ..ServiceStep::default() });
-    renamed.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    renamed.spec.ports[0].name = "renamed".to_owned();
     store.apply(Event::Service(Box::new(renamed)));
     let mut slice = slice(endpoints(0b110));
-    slice.ports.as_mut().unwrap()[0].name = Some("renamed".to_owned());
+    slice.ports[0].name = Some("renamed".to_owned());
     store.apply(Event::EndpointSlice(Box::new(slice)));
     kernel.expect(&store);
     let dirty = store.take_dirty();

@@ -49,12 +49,9 @@ impl History {
         }
     }
 
-    /// Records a complete list. Only a streamed list shows that the server permits watches, too.
-    pub(super) fn record_list(&mut self, object_count: u32, is_streamed: bool) {
+    /// Records a complete list. It does not show that the server permits watches, too.
+    pub(super) fn record_list(&mut self, object_count: u32) {
         (self.has_list, self.has_objects, self.object_count) = (true, object_count > 0, object_count);
-        if is_streamed {
-            self.end_refusals();
-        }
     }
 
     /// Records a change that came in a watch.
@@ -64,7 +61,7 @@ impl History {
     }
 
     /// Ends a series of refusals. The next refusal is a warning again, unless no object of the resource is known.
-    fn end_refusals(&mut self) {
+    pub(super) fn end_refusals(&mut self) {
         self.refused_pause = REFUSED_PAUSE;
         if self.has_objects {
             self.warning = None;

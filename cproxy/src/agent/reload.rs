@@ -1,0 +1,94 @@
+//! SIGHUP: settings and credentials are read again, and what has changed is applied while the agent runs.
+
+use std::sync::Arc;
+
+use cproxy_core::Event;
+use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration};
+use tokio::{signal::unix::Signal, sync::mpsc};
+
+use super::{error::AgentError, own_addresses::AddressSource, table_settings};
+use crate::{
+    config::{Change, Config, ObjectSource, TableSettings},
+    log::LogFilter,
+    run_dir::{self, Request},
+};
+
+/// Reads the configuration again; the error says why it is invalid.
+pub type Reread = fn() -> Result<Config, String>;
+
+/// Task that applies changed settings.
+pub(super) struct Reloader {
+    pub(super) reread: Reread,
+    /// Configuration in force.
+    pub(super) config: Config,
+    pub(super) log: LogFilter,
+    /// Client of the API servers, if they are the source.
+    pub(super) client: Option<Arc<ApiClient>>,
+    pub(super) addresses: AddressSource,
+    pub(super) events: mpsc::WeakSender<Vec<Event>>,
+    /// Way to the task that owns the table.
+    pub(super) requests: mpsc::Sender<Request>,
+}
+
+/// Configuration that was read again, with all that had to be checked.
+struct Checked {
+    config: Config,
+    applied: Vec<Change>,
+    table_settings: TableSettings,
+    api_server: Option<(ApiServer, Configuration)>,
+}
+
+impl Reloader {
+    /// Runs for ever.
+    pub(super) async fn run(mut self, mut hangups: Signal) {
+        while hangups.recv().await.is_some() {
+            match self.check().await {
+                Ok(checked) => self.apply(checked).await,
+                Err(error) => tracing::warn!("SIGHUP: {error}; all settings stay as they are"),
+            }
+        }
+    }
+
+    /// Reads and checks the whole configuration. Changes nothing.
+    async fn check(&self) -> Result<Checked, String> {
+        let (config, changes) = self.config.replaced_by((self.reread)()?);
+        let text = |error: AgentError| error.to_string();
+        let table_settings = table_settings(&config).map_err(|error| text(error.into()))?;
+        let api_server = match &config.source {
+            ObjectSource::ApiServer(server) => {
+                let configuration = wire::configure(server).await.map_err(|error| text(error.into()))?;
+                Some((server.clone(), configuration))
+            }
+            ObjectSource::Manifests(_) => None,
+        };
+        changes.deferred.iter().for_each(|change| {
+            tracing::warn!("SIGHUP: {change}: takes effect when the agent starts again");
+        });
+        Ok(Checked { config, applied: changes.applied, table_settings, api_server })
+    }
+
+    async fn apply(&mut self, checked: Checked) {
+        let Checked { config, applied, table_settings, api_server } = checked;
+        let request = |sender| Request::Configure(table_settings, sender);
+        if let Ok(Err(error)) = run_dir::send(&self.requests, request).await {
+            tracing::error!("SIGHUP: {error}");
+        }
+        let configuration = api_server.as_ref().map(|(_, configuration)| configuration);
+        let pod_ips = self.addresses.start(&config.node.pod_ips, configuration);
+        if let Some(events) = self.events.upgrade() {
+            let events_now = vec![Event::NodeIps(config.node.node_ips.clone()), Event::PodIps(pod_ips)];
+            events.send(events_now).await.ok();
+        }
+        // The level that shows more counts for this line.
+        self.log.set_level(self.config.log_level.max(config.log_level));
+        let changes = applied.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let changes = if changes.is_empty() { "no setting has changed".to_owned() } else { changes };
+        tracing::info!("SIGHUP: settings were read again: {changes}");
+        self.log.set_level(config.log_level);
+        self.config = config;
+        if let (Some(client), Some((server, configuration))) = (self.client.clone(), api_server) {
+            // A server that does not respond delays no later signal.
+            drop(tokio::spawn(async move { client.reconfigure(server, configuration).await }));
+        }
+    }
+}

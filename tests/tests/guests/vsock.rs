@@ -1,0 +1,123 @@
+//! A guest without a network, whose agent reaches the API server through a vsock device: by a proxy on the host, which
+//! has credentials, or by a relay.
+
+use std::{os::unix::net::UnixListener, path::Path, process::Command, thread};
+
+use cproxy_tests::{
+    control_plane::{self, ControlPlane, NODE},
+    guest::{GuestImage, Kernel},
+    manifest::http_service,
+    outside::SECRETS,
+    process::Daemon,
+    sandbox::{Placement, Sandbox},
+};
+use tokio::{net, runtime, sync::oneshot};
+
+use crate::common::PATIENCE;
+
+/// Port of the host, whose CID is always 2.
+const PORT: u32 = 6443;
+const API_SERVER: &str = "cproxy.apiserver=vsock://2:6443";
+
+/// Address of a pod inside the guest.
+const POD: &str = "10.244.0.9";
+
+/// Workload that serves as a pod, and is a client of Services that come later.
+const WORKLOAD: &str = r#"#!/bin/sh
+ip address add 10.244.0.9/32 dev lo
+mkdir /www && echo "the pod in the guest" >/www/index.html
+busybox httpd -p 10.244.0.9:8080 -h /www
+echo "workload: the table is complete"
+cproxy wait --timeout 120s --for default/first && echo "workload: first is $(wget -qO- http://10.96.0.30)"
+cproxy wait --timeout 120s --for default/second && echo "workload: second is $(wget -qO- http://10.96.0.31)"
+"#;
+
+/// Workload that ends at once.
+const IDLE: &str = "#!/bin/sh\necho 'workload: the table is complete'\n";
+
+/// A guest with neither a network card nor credentials.
+fn guest<'s>(sandbox: &'s Sandbox, workload: &str) -> GuestImage<'s> {
+    let image = GuestImage::new(sandbox, &Kernel::from_env()).without_network().parameter(API_SERVER);
+    image.parameter(format!("cproxy.node-name={NODE}")).program("etc/cproxy/workload", workload)
+}
+
+/// A relay of the host between a guest's vsock and the API server, which ends when the returned value is dropped.
+fn relay(socket: &Path) -> oneshot::Sender<()> {
+    let (end, mut ended) = oneshot::channel();
+    let listener = UnixListener::bind(socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = net::UnixListener::from_std(listener).unwrap();
+            loop {
+                let (mut guest, _) = tokio::select! {
+                    accepted = listener.accept() => accepted.unwrap(),
+                    _ = &mut ended => break,
+                };
+                drop(tokio::spawn(async move {
+                    let mut server = net::TcpStream::connect((control_plane::ADDRESS, control_plane::PORT)).await?;
+                    tokio::io::copy_bidirectional(&mut guest, &mut server).await
+                }));
+            }
+        });
+    });
+    end
+}
+
+/// A proxy of the host with the agent's credentials, for connections to a guest's vsock.
+fn proxy(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, socket: &str) -> Daemon {
+    let mut command = Command::new(control_plane.binary("kubectl"));
+    command.env("KUBECONFIG", control_plane.kubeconfig_for("cproxy")).env("HOME", sandbox.dir());
+    command.arg("proxy").arg(format!("--unix-socket={socket}"));
+    let mut daemon = Daemon::spawn(sandbox, "kubectl-proxy", Placement::Unhooked, command);
+    daemon.wait_log("Starting to serve", PATIENCE);
+    daemon
+}
+
+#[test]
+fn an_agent_without_a_network_follows_the_api_server_through_vsock() {
+    let sandbox = Sandbox::for_test();
+    let control_plane = ControlPlane::start(&sandbox);
+    let image = guest(&sandbox, WORKLOAD).with_vsock();
+    let socket = image.vsock_socket(PORT).display().to_string();
+    let mut first_proxy = proxy(&sandbox, &control_plane, &socket);
+    let mut guest = image.start();
+    guest.wait_line("workload: the table is complete", PATIENCE);
+
+    control_plane.apply(http_service("first", "10.96.0.30", [POD]));
+    guest.wait_line("workload: first is the pod in the guest", PATIENCE);
+
+    // The proxy's successor listens at the same path.
+    first_proxy.kill();
+    control_plane.apply(http_service("second", "10.96.0.31", [POD]));
+    let _second_proxy = proxy(&sandbox, &control_plane, &socket);
+    guest.wait_line("workload: second is the pod in the guest", PATIENCE);
+    let console = guest.wait_end(PATIENCE);
+    assert!(console.contains("init: ending with 0"), "{console}");
+}
+
+#[test]
+fn tls_passes_through_a_relay_behind_vsock() {
+    let sandbox = Sandbox::for_test();
+    let control_plane = ControlPlane::start(&sandbox);
+    let image = guest(&sandbox, IDLE)
+        .with_vsock()
+        .parameter(format!("cproxy.tls-server-name={}", control_plane::NAME))
+        .file(&format!("{SECRETS}/token"), control_plane.token("cproxy"))
+        .file(&format!("{SECRETS}/ca.crt"), control_plane.ca_pem());
+    let _relay = relay(&image.vsock_socket(PORT));
+    let console = image.start().wait_end(PATIENCE);
+    assert!(console.contains("workload: the table is complete"), "{console}");
+    assert!(console.contains("init: ending with 0"), "{console}");
+}
+
+#[test]
+fn a_vsock_address_that_cannot_be_reached_is_named() {
+    let sandbox = Sandbox::for_test();
+    let guest = || guest(&sandbox, IDLE);
+    for (image, reason) in [(guest(), "no vsock device"), (guest().with_vsock(), "timed out")] {
+        let (_, line) = image.start().wait_line(reason, PATIENCE);
+        assert!(line.contains("WARN") && line.contains("vsock://2:6443"), "{line}");
+    }
+}
