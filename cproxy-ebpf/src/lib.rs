@@ -409,7 +409,7 @@ pub struct FlowValue {
 }
 
 /// Settings of the agent for the programs: the one element of `SETTINGS`. 160 bytes. Single integers are written and
-/// read whole. Before the agent changes the excluded elements, it sets their counts to 0 and waits for a grace period.
+/// read whole. Excluded elements that stay keep their places when others change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {

@@ -38,7 +38,7 @@ fuzz_target!(|input: &[u8]| {
 });
 
 /// Event of an object. What is decoded and encoded again is the same object.
-fn read<K: Object + PartialEq>(
+fn read<K: Object + PartialEq + std::fmt::Debug>(
     bytes: &[u8],
     is_deleted: bool,
     kind: ResourceKind,

@@ -267,13 +267,25 @@ fn the_sysv_script_starts_stops_and_reports_its_status() {
                 does() { echo \"does $1\"; sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
                 does status; does start; does status\n\
                 kill -9 \"$(pidof cproxy)\"; sleep 2; cproxy wait; does status\n\
-                does restart; does stop; does status; cproxy get services; does other\n";
+                does restart; does reload; sleep 2; grep -o 'settings were read again' /var/log/cproxy.log; does status\n\
+                does stop; does status; cproxy get services; does other\n";
     program(&root, "etc/cproxy/first", text);
     let (_, log) = boot(&sandbox, &root, "cproxy.manifests=/etc/cproxy/manifests\n", "/etc/cproxy/first");
     let codes: Vec<_> =
         log.lines().filter(|line| line.split_once(": ").is_some_and(|(_, code)| code.len() == 1)).collect();
-    let expected =
-        ["status: 3", "start: 0", "status: 0", "status: 0", "restart: 0", "stop: 0", "status: 3", "other: 2"];
+    let expected = [
+        "status: 3",
+        "start: 0",
+        "status: 0",
+        "status: 0",
+        "restart: 0",
+        "reload: 0",
+        "status: 0",
+        "stop: 0",
+        "status: 3",
+        "other: 2",
+    ];
     assert_eq!(codes, expected, "{log}");
+    assert!(log.contains("settings were read again"), "{log}");
     assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
 }

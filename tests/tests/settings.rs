@@ -7,14 +7,16 @@ use std::{
     net::{SocketAddr, TcpStream},
     os::unix::{fs::MetadataExt, net::UnixStream},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
 };
 
 use cproxy_core::Filter;
 use cproxy_datapath::bpf::{KernelReader, PinDir, excluded_cgroup};
 use cproxy_tests::{
-    Server, echo,
+    Done, Server, echo,
     manifest::{self, Endpoint, Service, Slice, http_service},
-    process::{self, Agent, cproxy},
+    process::{self, Agent, Signal, cproxy},
     sandbox::{Placement, Sandbox},
     world::{PORT, SYNC, TCP, World, counters, rows, start_agent, start_agent_with},
 };
@@ -173,4 +175,88 @@ fn choices_are_reseeded_on_request() {
     let output = cproxy(&sandbox, &["reseed"]);
     assert_eq!(output.code, 1);
     assert!(output.stderr.starts_with("cproxy: no agent runs with the run directory "), "{}", output.stderr);
+}
+
+/// Does `work` while a client connects to the VIP's port again and again, and keeps one connection all the time. Each
+/// must reach `server`.
+fn while_a_client_connects<R>(port: u16, server: &str, work: impl FnOnce() -> R) -> R {
+    let (_, kept) = echo::connect_tcp(at(VIP, port)).unwrap();
+    let is_over = AtomicBool::new(false);
+    let result = thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert_eq!(ask(at(VIP, port)), server);
+            }
+        });
+        // The client ends with the work, even if that panics.
+        let done = Done(&is_over);
+        let result = work();
+        drop(done);
+        client.join().unwrap();
+        result
+    });
+    echo::ping_tcp(&kept, "still there?").unwrap();
+    result
+}
+
+#[test]
+fn a_hangup_applies_changed_settings_and_ends_nothing() {
+    let sandbox = Sandbox::for_test();
+    let _servers = serve(&sandbox);
+    let _other = echo::tcp(&sandbox, at(VIP, 81), "the VIP itself");
+    manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, [POD]));
+    let file = sandbox.dir().join("cproxy.conf");
+    // By renaming: the agent reads the file at any time.
+    let set = |text: &str| {
+        let new = file.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &file).unwrap();
+    };
+    set("log-level = warn\n");
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).start();
+    agent.wait_ready(SYNC);
+    let is_refused = || echo::is_refused(echo::ask_tcp(at(VIP, 81)));
+    while_a_client_connects(PORT, "pod", || {
+        assert!(is_refused());
+        set("exclude-port = 81\nnode-name = here\nrun-dir = /ignored/for/the/flag\n");
+        agent.signal(Signal::HUP);
+        agent.wait_log("--node-name changed from none to here: takes effect when the agent starts again", SYNC);
+        agent.wait_log("--exclude-port changed from none to 81; --log-level changed from warn to info", SYNC);
+        assert_eq!(ask(at(VIP, 81)), "the VIP itself");
+        assert!(!agent.log().contains("/ignored"), "{}", agent.log());
+        while_a_client_connects(81, "the VIP itself", || {
+            for ports in ["82,81", "83,82,81", "84,81", "85,81"] {
+                set(&format!("exclude-port = {ports}\n"));
+                agent.signal(Signal::HUP);
+                agent.wait_log(&format!(" to {ports}"), SYNC);
+            }
+        });
+
+        for (text, needle) in [
+            ("exclude-port = 0\n", "invalid value '0' for '--exclude-port"),
+            ("exclude-cgroup = /nowhere\n", "--exclude-cgroup /nowhere: No such file"),
+            ("node-name = here\nexclude-prot = 81\n", "line 2: \"exclude-prot\" is not a setting"),
+            ("apiserver = https://192.0.2.1\nlog-level\n", "line 2: \"log-level\" has no value"),
+        ] {
+            set(text);
+            agent.signal(Signal::HUP);
+            let line = agent.wait_log(needle, SYNC);
+            assert!(line.contains("SIGHUP: ") && line.ends_with("; all settings stay as they are"), "{line}");
+            assert_eq!(ask(at(VIP, 81)), "the VIP itself", "{text}");
+        }
+
+        set("exclude-port = 82\n");
+        agent.signal(Signal::HUP);
+        set("balance = round-robin\nlog-level = debug\n");
+        agent.signal(Signal::HUP);
+        agent.wait_log(
+            "to none; --balance changed from random to round-robin; --log-level changed from info to debug",
+            SYNC,
+        );
+        assert!(is_refused());
+        agent.signal(Signal::HUP);
+        agent.wait_log("no setting has changed", SYNC);
+    });
+    assert_eq!(agent.exit_status(), None);
+    assert!(agent.stop().success());
 }

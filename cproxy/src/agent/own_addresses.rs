@@ -11,6 +11,8 @@ use tokio::{sync::mpsc, task::JoinHandle};
 pub(super) struct AddressSource {
     setup: SocketSetup,
     events: mpsc::WeakSender<Vec<Event>>,
+    /// Addresses that were detected and logged last.
+    reported: Option<DetectedAddresses>,
     /// Task that follows detected addresses.
     task: Option<JoinHandle<()>>,
 }
@@ -18,7 +20,7 @@ pub(super) struct AddressSource {
 impl AddressSource {
     /// A source that sends later changes to `events`.
     pub(super) fn new(setup: SocketSetup, events: mpsc::WeakSender<Vec<Event>>) -> Self {
-        Self { setup, events, task: None }
+        Self { setup, events, reported: None, task: None }
     }
 
     /// Present addresses: the given ones, else those that lead to the API server or by the default route, which are
@@ -33,7 +35,10 @@ impl AddressSource {
         let api_server = api_server.cloned();
         let known = move || api_server.as_ref().map(Configuration::known_addresses).unwrap_or_default();
         let addresses = OwnAddresses::detect(self.setup.clone(), known);
-        report("own addresses", addresses.detected());
+        if self.reported.as_ref() != Some(addresses.detected()) {
+            report("own addresses", addresses.detected());
+            self.reported = Some(addresses.detected().clone());
+        }
         let present = pod_ips(addresses.detected());
         self.task = Some(tokio::spawn(follow(addresses, self.events.clone())));
         present

@@ -26,8 +26,7 @@ pub(super) struct RunOptions {
     #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
           conflicts_with_all = ["kubeconfig", "apiserver", "tls_server_name"])]
     manifests: Vec<PathBuf>,
-    /// Real URLs of API servers, not ClusterIPs, in order of preference, separated by commas; also
-    /// unix:///PATH and vsock://CID:PORT; default: from kubeconfig or environment
+    /// Real addresses of API servers, best first: https://HOST, unix:///PATH, vsock://CID:PORT
     #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", num_args = 1.., value_delimiter = ',',
           conflicts_with = "manifests")]
     apiserver: Vec<ServerAddress>,

@@ -224,13 +224,20 @@ impl ApiClient {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = address.into();
     }
 
-    /// Sends a request once. Returns the connection that was used, too, and with an error whether that one is old.
+    /// Sends a request once. Returns the connection that was used, too, and with an error whether another one may serve.
     async fn send_once(&self, mut request: Request<()>) -> Result<(Received, Arc<Connection>), (BoxError, bool)> {
         let mut session = self.session.lock().await;
         let (connection, is_new) = self.connect(&mut session).await.map_err(|error| (error, false))?;
         session.configuration.add_headers(request.headers_mut());
         drop(session);
-        match connection.send(request).await {
+        let mut link = connection.link();
+        let sent = tokio::select! {
+            biased;
+            sent = connection.send(request) => sent,
+            // A server that has not responded yet may never do so.
+            () = link.superseded() => return Err(("there is a better connection".into(), true)),
+        };
+        match sent {
             Ok(received) => Ok((received, connection)),
             Err(error) => {
                 self.session.lock().await.give_up(&connection, is_new);

@@ -198,8 +198,12 @@ impl Connection {
                 response.map(|body| Body::new(Http1Body(body)))
             }
         };
-        let link = Link::new(self.superseded.subscribe(), self.probe.clone());
-        Ok(Received { response, link })
+        Ok(Received { response, link: self.link() })
+    }
+
+    /// State of the connection, for those who wait for something on it.
+    pub(super) fn link(&self) -> Link {
+        Link::new(self.superseded.subscribe(), self.probe.clone())
     }
 }
 

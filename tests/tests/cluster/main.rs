@@ -31,6 +31,7 @@ mod node;
 mod outage;
 mod own_address;
 mod own_sockets;
+mod reload;
 mod restart;
 mod routes;
 mod soak;

@@ -228,11 +228,16 @@ impl KernelMaps {
         if now == wanted || [counts(&now), counts(&wanted)] == [[0; 3]; 2] {
             return Ok(());
         }
-        self.set_counts([0; 3])?;
-        self.drain()?;
-        let uncounted = Settings { excluded_cgroup_count: 0, excluded_uid_count: 0, excluded_port_count: 0, ..wanted };
-        // SAFETY: as above; of what a program may read now, every byte keeps its value.
-        unsafe { settings.write_volatile(uncounted) };
+        // Elements that stay keep their places, so that they apply all the time. A cgroup of which a program reads the
+        // old id or the old level matches nothing, since an id has one level.
+        let [before, after] = [now, wanted].map(words);
+        let first = offset_of!(Settings, excluded_cgroups) / size_of::<u64>();
+        for (index, (_, word)) in before.into_iter().zip(after).enumerate().skip(first).filter(|(_, (a, b))| a != b) {
+            let place = self.settings.memory.element::<u64>(index, size_of::<u64>());
+            let place = place.ok_or_else(|| TableError::OutOfRange("SETTINGS".to_owned()))?;
+            // SAFETY: in range, aligned, alive as long as `self`; no integer that programs read is in two words.
+            unsafe { AtomicU64::from_ptr(place) }.store(word, Ordering::Release);
+        }
         self.set_counts(counts(&wanted))?;
         // Flows that were found before are to be left alone, too.
         self.raise_epoch()
@@ -266,14 +271,23 @@ fn by_digest(run: &[Backend]) -> Vec<BackendSlot> {
     slots
 }
 
+/// The settings as words.
+fn words(settings: Settings) -> [u64; size_of::<Settings>() / size_of::<u64>()] {
+    // SAFETY: integers without padding, of the same size.
+    unsafe { std::mem::transmute(settings) }
+}
+
 /// The settings with these exclusions. There are no more than there are places; unused places match no process and no
 /// port.
 fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
     let slot = |cgroup: &ExcludedCgroup| CgroupSlot { id: cgroup.id, level: cgroup.level, zero: 0 };
     let no_cgroup = CgroupSlot { id: u64::MAX, level: 0, zero: 0 };
-    let (excluded_cgroup_count, excluded_cgroups) = filled(no_cgroup, exclusions.cgroups.iter().map(slot));
-    let (excluded_uid_count, excluded_uids) = filled(u32::MAX, exclusions.uids.iter().copied());
-    let (excluded_port_count, excluded_ports) = filled(0, exclusions.ports.iter().map(|port| port.to_be()));
+    let (excluded_cgroup_count, excluded_cgroups) =
+        replaced(settings.excluded_cgroups, no_cgroup, exclusions.cgroups.iter().map(slot));
+    let (excluded_uid_count, excluded_uids) =
+        replaced(settings.excluded_uids, u32::MAX, exclusions.uids.iter().copied());
+    let (excluded_port_count, excluded_ports) =
+        replaced(settings.excluded_ports, 0, exclusions.ports.iter().map(|port| port.to_be()));
     Settings {
         excluded_cgroup_count,
         excluded_uid_count,
@@ -285,14 +299,19 @@ fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
     }
 }
 
-fn filled<T: Copy, const MAX: usize>(unused: T, values: impl Iterator<Item = T>) -> (u32, [T; MAX]) {
-    let mut array = [unused; MAX];
-    let mut count = 0;
-    for (element, value) in array.iter_mut().zip(values) {
-        *element = value;
-        count += 1;
+/// Array with these values, and their number. Values that it has already keep their places.
+fn replaced<T: Copy + PartialEq, const MAX: usize>(
+    before: [T; MAX],
+    unused: T,
+    values: impl Iterator<Item = T> + Clone,
+) -> (u32, [T; MAX]) {
+    let mut array = before.map(|value| if values.clone().any(|new| new == value) { value } else { unused });
+    for value in values.filter(|value| !before.contains(value)) {
+        if let Some(free) = array.iter_mut().find(|place| **place == unused) {
+            *free = value;
+        }
     }
-    (count, array)
+    (array.iter().filter(|&&value| value != unused).count() as u32, array)
 }
 
 fn typed(map: MapData) -> Result<HashMap<MapData, FrontendKey, SetId>, TableError> {
@@ -346,5 +365,10 @@ mod tests {
         assert_eq!(after.excluded_cgroups[1].id, u64::MAX);
         assert_eq!(after.excluded_uids, [u32::MAX; cproxy_ebpf::EXCLUSIONS_MAX]);
         assert_eq!(after.excluded_ports[..3], [80u16.to_be(), 443u16.to_be(), 0]);
+        let after =
+            with_exclusions(after, &Exclusions { cgroups: Vec::new(), uids: vec![7, 0], ports: vec![53, 443, 54] });
+        assert_eq!((after.excluded_cgroup_count, after.excluded_uid_count, after.excluded_port_count), (0, 2, 3));
+        assert_eq!(after.excluded_uids[..3], [7, 0, u32::MAX]);
+        assert_eq!(after.excluded_ports[..4], [53u16.to_be(), 443u16.to_be(), 54u16.to_be(), 0], "443 stays in place");
     }
 }

@@ -24,10 +24,12 @@ pid() {
 keep_running() {
     agent=
     trap 'kill "$agent" && wait "$agent"; exit 0' TERM
+    trap 'kill -HUP "$agent"' HUP
     while :; do
         "$DAEMON" run &
         agent=$!
-        wait "$agent"
+        # A signal ends the wait, not the agent.
+        while wait "$agent"; kill -0 "$agent" 2>/dev/null; do :; done
         sleep 1 &
         wait $!
     done
@@ -52,13 +54,15 @@ case "$1" in
     start) start ;;
     stop) stop ;;
     restart | force-reload) stop && start ;;
+    # Reads settings and credentials again.
+    reload) pid && kill -HUP "$pid" ;;
     status)
         # LSB: 3 means not running.
         pid || { echo "cproxy is not running"; exit 3; }
         "$DAEMON" wait --timeout 0 --on-timeout fail && echo "cproxy is running and ready"
         ;;
     *)
-        echo "usage: $0 start|stop|restart|status" >&2
+        echo "usage: $0 start|stop|restart|reload|status" >&2
         exit 2
         ;;
 esac
