@@ -428,7 +428,7 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     // No API server listens at this address.
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
-    agent.wait_log("cannot watch services at https://127.0.0.1:1", SYNC);
+    agent.wait_log("cannot list services at https://127.0.0.1:1", SYNC);
     agent.wait_log("of --bootstrap until the first complete sync", SYNC);
     assert!(!agent.is_ready());
     assert_eq!(echo::ask_name(vips(80)[0].1).unwrap(), "pod-3");
@@ -437,7 +437,7 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     manifest::write(&sandbox.manifest_dir(), "web.json", web_with([1]));
     start_agent(&sandbox).stop();
     let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
-    agent.wait_log("cannot watch services", SYNC);
+    agent.wait_log("cannot list services", SYNC);
     assert_eq!(echo::ask_name(vips(80)[0].1).unwrap(), "pod-1");
     agent.stop();
     // The first complete sync removes it.

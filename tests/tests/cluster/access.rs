@@ -32,7 +32,7 @@ fn missing_rights_are_named_and_used_once_they_are_granted() {
     let mut agent = Agent::new(&sandbox).kubeconfig(cluster.control_plane.kubeconfig_for("nobody")).start();
     wait_for_warnings(&mut agent, 1, &["not permitted", "list", "watch"]);
     for (resource, group) in RESOURCES {
-        let line = agent.wait_log(&format!("not permitted to watch {resource}"), PATIENCE);
+        let line = agent.wait_log(&format!("not permitted to list {resource}"), PATIENCE);
         assert!(line.contains(&format!("{group:?}")), "the line names the group {group:?}: {line}");
     }
     assert!(!agent.is_ready());
@@ -155,7 +155,7 @@ fn an_identity_of_a_node_needs_the_role_node_proxier_for_endpoint_slices_only() 
     };
     // The node authorizer, with what nodes may do by themselves.
     let mut agent = start(&format!("system:node:{NODE}"), Some("system:nodes"));
-    let line = agent.wait_log("not permitted to watch endpointslices", PATIENCE);
+    let line = agent.wait_log("not permitted to list endpointslices", PATIENCE);
     assert!(line.contains("discovery.k8s.io"), "{line}");
     let binding = ["create", "clusterrolebinding", "cproxy-nodes"];
     let binding = [&binding[..], &["--clusterrole=system:node-proxier", "--group=system:nodes"]].concat();

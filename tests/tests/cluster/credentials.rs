@@ -155,7 +155,7 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
         // With a wrong authority there is no new connection, and the present one stays.
         let other = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap();
         vm.write("ca.crt", &other.cert.pem());
-        let line = agent.wait_log("the present connection stays", PATIENCE);
+        let line = agent.wait_log("the present connection to the API server stays for now", PATIENCE);
         assert!(line.contains("WARN") && line.contains("invalid peer certificate"), "{line}");
         assert_eq!(vm.relay.open_count(), 1);
         vm.expect_another(false);

@@ -125,12 +125,12 @@ fn an_agent_that_may_not_read_its_node_does_without_until_it_may() {
     let mut agent = agent.start();
     agent.wait_ready(PATIENCE);
     cluster.assert_table(&CLUSTER_IPS);
-    agent.wait_log("still not permitted to watch nodes", PATIENCE);
+    agent.wait_log("still not permitted to list nodes", PATIENCE);
     let log = agent.log();
     let said = log.lines().filter(|line| line.contains("WARN")).collect::<Vec<_>>();
     assert_eq!(said.len(), 1, "{log}");
     for words in
-        ["not permitted to watch nodes", "verbs list and watch on resource \"nodes\"", "zone hints", "--node-ip"]
+        ["not permitted to list nodes", "verbs list and watch on resource \"nodes\"", "zone hints", "--node-ip"]
     {
         assert!(said[0].contains(words), "{words:?}: {}", said[0]);
     }

@@ -75,7 +75,7 @@ fn an_http_proxy_of_the_kubeconfig_is_used_with_its_password() {
 
     let url = format!("http://user:wrong-word@{}", closed.address());
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig_with_proxy(&cluster, &url)).start();
-    let line = agent.wait_log("cannot watch services", PATIENCE);
+    let line = agent.wait_log("cannot list services", PATIENCE);
     let words = format!("proxy http://{}/: it refuses to connect to 192.0.2.1:6443: HTTP/1.1 407", closed.address());
     assert!(line.contains(&words), "{words}: {line}");
     assert!(!agent.log().contains("wrong-word"), "{}", agent.log());
@@ -90,11 +90,11 @@ fn a_vsock_address_without_a_host_behind_it_is_named_with_the_reason_and_tried_a
     // No program has this port, should this machine be a VM with vsock.
     let address = "vsock://2:4294967294";
     let mut agent = Agent::new(&sandbox).args(["--apiserver", address]).start();
-    let line = agent.wait_log("cannot watch services", PATIENCE);
+    let line = agent.wait_log("cannot list services", PATIENCE);
     let reasons = ["this kernel has no vsock", "this VM has no vsock device", "nothing listens on that port"];
     assert!(line.contains(address) && reasons.iter().any(|reason| line.contains(reason)), "{line}");
     agent.wait_until(PATIENCE, "it tries again", |agent| {
-        if agent.log().matches("cannot watch services").count() > 1 { Ok(()) } else { Err("not yet") }
+        if agent.log().matches("cannot list services").count() > 1 { Ok(()) } else { Err("not yet") }
     });
     assert!(!agent.is_ready());
 }
