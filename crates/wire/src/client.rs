@@ -159,26 +159,39 @@ impl ApiClient {
 
     async fn connect_as_configured(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
         let configuration = session.read().await?;
-        let (fingerprint, now) = (configuration.fingerprint(), Instant::now());
-        session.health.resize(configuration.servers.len(), Health::default());
-        let mut order = order(&session.health, now);
-        let mut kept = None;
-        if let Some(current) = &session.current
-            && current.connection.is_open().await
-        {
-            if current.fingerprint == fingerprint && !session.must_renew {
-                let health = &session.health;
-                let is_better =
-                    |index: usize| index < current.index && health.get(index).is_some_and(|one| one.is_good(now));
-                order.retain(|&index| is_better(index));
+        let fingerprint = configuration.fingerprint();
+        let kept = session.open_connection().await;
+        let candidates = session.candidates(&configuration, kept.is_some(), fingerprint);
+        match (self.dial(session, &configuration, &candidates, kept.is_none()).await, kept) {
+            (Ok((connection, index)), _) => {
+                let renewed = mem::take(&mut session.must_renew);
+                if renewed {
+                    tracing::info!("connected anew to the API server at {}", self.server());
+                }
+                Ok((session.replace(Arc::new(connection), index, fingerprint), true))
             }
-            kept = Some(current.connection.clone());
+            (Err(errors), Some(connection)) => {
+                session.report_kept(&errors, fingerprint);
+                Ok((connection, false))
+            }
+            (Err(errors), None) => Err(errors.join("; ").into()),
         }
-        let tls = configuration.tls()?;
+    }
+
+    /// Connects to the first of these servers that can be reached. Returns its index, too. `is_only`: there is no other
+    /// connection, so messages name the server that is being tried.
+    async fn dial(
+        &self,
+        session: &mut Session,
+        configuration: &Arc<Configuration>,
+        candidates: &[usize],
+        is_only: bool,
+    ) -> Result<(Connection, usize), Vec<String>> {
+        let has_others = configuration.servers.len() > 1;
+        let tls = configuration.tls().map_err(|error| vec![error])?;
         let mut errors = Vec::new();
-        for index in order {
+        for &index in candidates {
             let Some(address) = configuration.servers.get(index) else { continue };
-            let has_others = configuration.servers.len() > 1;
             let dialer = Dialer {
                 connector: self.connector.clone(),
                 configuration: configuration.clone(),
@@ -186,38 +199,22 @@ impl ApiClient {
                 address: address.clone(),
                 limit: if has_others { FAILOVER_TIMEOUT } else { CONNECT_TIMEOUT },
             };
-            if kept.is_none() {
+            if is_only {
                 self.set_server(address.to_string());
             }
             match dialer.connect().await {
                 Ok(connection) => {
                     self.set_server(address.to_string());
-                    if mem::take(&mut session.must_renew) {
-                        tracing::info!("connected anew to the API server at {address}");
-                    }
-                    return Ok((session.replace(Arc::new(connection), index, fingerprint), true));
+                    return Ok((connection, index));
                 }
                 Err(error) => {
-                    session.record_failure(index, now);
+                    session.record_failure(index, Instant::now());
                     let error = chain(&*error);
                     errors.push(if has_others { format!("{address}: {error}") } else { error });
                 }
             }
         }
-        match kept {
-            Some(connection) => {
-                let is_outdated = session.current.as_ref().is_some_and(|current| current.fingerprint != fingerprint);
-                for error in errors {
-                    if session.must_renew || is_outdated {
-                        tracing::warn!("the present connection to the API server stays for now: {error}");
-                    } else {
-                        tracing::debug!("the present connection stays: {error}");
-                    }
-                }
-                Ok((connection, false))
-            }
-            None => Err(errors.join("; ").into()),
-        }
+        Err(errors)
     }
 
     fn set_server(&self, address: String) {
@@ -334,6 +331,37 @@ impl Session {
         self.exec = Some((key, credentials.clone()));
         configuration.add(credentials)?;
         Ok(configuration)
+    }
+
+    /// The present connection, if new requests can be sent on it.
+    async fn open_connection(&self) -> Option<Arc<Connection>> {
+        let connection = &self.current.as_ref()?.connection;
+        connection.is_open().await.then(|| connection.clone())
+    }
+
+    /// Servers to connect to, in order. With a connection that is up to date, only better servers are tried.
+    fn candidates(&mut self, configuration: &Configuration, has_connection: bool, fingerprint: u64) -> Vec<usize> {
+        let now = Instant::now();
+        self.health.resize(configuration.servers.len(), Health::default());
+        let mut candidates = order(&self.health, now);
+        let current = self.current.as_ref().filter(|_| has_connection && !self.must_renew);
+        if let Some(current) = current.filter(|current| current.fingerprint == fingerprint) {
+            let is_good = |index: usize| self.health.get(index).is_some_and(|health| health.is_good(now));
+            candidates.retain(|&index| index < current.index && is_good(index));
+        }
+        candidates
+    }
+
+    /// Logs why the present connection stays: a warning if it should have been replaced.
+    fn report_kept(&self, errors: &[String], fingerprint: u64) {
+        let is_outdated = self.current.as_ref().is_some_and(|current| current.fingerprint != fingerprint);
+        for error in errors {
+            if self.must_renew || is_outdated {
+                tracing::warn!("the present connection to the API server stays for now: {error}");
+            } else {
+                tracing::debug!("the present connection stays: {error}");
+            }
+        }
     }
 
     /// Makes `connection` the present one.
