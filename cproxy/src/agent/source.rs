@@ -67,8 +67,8 @@ pub(super) fn start(
             tracing::info!("following the API server at {configuration}");
             if server.kubeconfig.is_none() && server.addresses.is_empty() {
                 tracing::warn!(
-                    "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: if it cannot \
-                     be reached, pass --apiserver with the API server's real address"
+                    "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: if it \
+                     cannot be reached, pass --apiserver with the API server's real address"
                 );
             }
             // Without this line, an API server behind a proxy just looks unreachable.

@@ -417,7 +417,8 @@ mod tests {
         Serving,
     }
 
-    /// Accepts connections at a socket, and sends a message for each request, or for each connection of a silent server.
+    /// Accepts connections at a socket, and sends a message for each request, or for each connection of a silent
+    /// server.
     async fn serve(socket: UnixListener, server: Server, requests: tokio::sync::mpsc::UnboundedSender<()>) {
         let mut streams = Vec::<UnixStream>::new();
         loop {
