@@ -65,6 +65,8 @@ struct Session {
     has_warned: bool,
     health: Vec<Health>,
     current: Option<Current>,
+    /// Last connection that was given up for new requests. Its watches go on until another one stands.
+    given_up: Option<Arc<Connection>>,
 }
 
 #[derive(Debug)]
@@ -121,6 +123,7 @@ impl ApiClient {
             has_warned: false,
             health: Vec::new(),
             current: None,
+            given_up: None,
         };
         Self {
             connector: Connector::new(setup),
@@ -367,9 +370,8 @@ impl Session {
     /// Makes `connection` the present one.
     fn replace(&mut self, connection: Arc<Connection>, index: usize, fingerprint: u64) -> Arc<Connection> {
         let current = Current { connection: connection.clone(), index, fingerprint, since: Instant::now() };
-        if let Some(old) = self.current.replace(current) {
-            old.connection.supersede();
-        }
+        let old = self.current.replace(current).map(|old| old.connection);
+        old.into_iter().chain(self.given_up.take()).for_each(|old| old.supersede());
         connection
     }
 
@@ -381,7 +383,7 @@ impl Session {
         if has_failed {
             self.record_failure(current.index, Instant::now());
         }
-        self.current = None;
+        self.given_up = self.current.take().map(|current| current.connection);
     }
 
     /// Records that a server failed. How long it has served counts if it is the present one.
