@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The only ClusterIP in the kernel once all is well.
 const ADDRESS: &str = "10.96.0.10";
 
-fn is_list_streamed(target: &str) -> bool {
-    target.contains("sendInitialEvents=true")
+fn is_list(target: &str) -> bool {
+    !is_watch(target)
 }
 
 fn is_watch(target: &str) -> bool {
@@ -50,31 +50,13 @@ fn event(change: &str, object: &Value) -> Vec<u8> {
     format!("{}\n", json!({"type": change, "object": object})).into_bytes()
 }
 
-fn list_end() -> Vec<u8> {
-    let metadata = json!({"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}});
-    event("BOOKMARK", &json!({"kind": "Service", "metadata": metadata}))
+fn list(items: &[Value]) -> String {
+    json!({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items}).to_string()
 }
 
-fn list(items: &[Value], next: &str) -> String {
-    json!({"kind": "List", "metadata": {"resourceVersion": "7", "continue": next}, "items": items}).to_string()
-}
-
-/// Answer of a healthy server that streams lists.
-fn streamed(target: &str) -> Reply {
-    if !is_watch(target) {
-        return listed(target);
-    }
-    let events = if is_list_streamed(target) { vec![event("ADDED", &object(target)), list_end()] } else { Vec::new() };
-    Reply::chunks(events).open()
-}
-
-/// Answer of a healthy server that does not stream lists.
-fn listed(target: &str) -> Reply {
-    match target {
-        _ if is_list_streamed(target) => Reply::error(422),
-        _ if is_watch(target) => Reply::chunks([]).open(),
-        _ => Reply::text(list(&[object(target)], "")),
-    }
+/// Answer of a healthy server: a list of one object, and a watch without events.
+fn well(target: &str) -> Reply {
+    if is_watch(target) { Reply::chunks([]).open() } else { Reply::text(list(&[object(target)])) }
 }
 
 fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
@@ -85,7 +67,7 @@ fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
 #[test]
 fn a_network_that_comes_late_ends_the_pause_between_attempts() {
     let sandbox = Sandbox::for_test();
-    let api = Api::serve(&sandbox, streamed);
+    let api = Api::serve(&sandbox, well);
     let address = |verb| {
         let mut ip = Command::new("ip");
         assert!(ip.args(["address", verb, "127.0.0.1/8", "dev", "lo"]).status().unwrap().success());
@@ -95,7 +77,7 @@ fn a_network_that_comes_late_ends_the_pause_between_attempts() {
     // The next pauses are 6.4 s at least.
     for kind in ["services", "endpointslices"] {
         agent.wait_until(PATIENCE, "four attempts have failed", |agent| {
-            let failed = agent.log().matches(&format!("cannot watch {kind} at ")).count();
+            let failed = agent.log().matches(&format!("cannot list {kind} at ")).count();
             if failed >= 4 { Ok(()) } else { Err(format!("{failed} of {kind}")) }
         });
     }
@@ -127,7 +109,7 @@ fn peak_kib(agent: &RunningAgent) -> u64 {
 /// Peak memory of an agent with a healthy server, the base for a debug build.
 fn usual_peak_kib() -> u64 {
     let sandbox = Sandbox::for_test();
-    let api = Api::serve(&sandbox, listed);
+    let api = Api::serve(&sandbox, well);
     let mut agent = start(&sandbox, &api);
     assert_serves(&sandbox, &mut agent);
     peak_kib(&agent)
@@ -151,14 +133,12 @@ fn at_first(
 }
 
 #[test]
-fn a_healthy_server_is_followed_either_way() {
-    for well in [streamed, listed] {
-        let sandbox = Sandbox::for_test();
-        let api = Api::serve(&sandbox, well);
-        let mut agent = start(&sandbox, &api);
-        assert_serves(&sandbox, &mut agent);
-        assert!(!agent.log().contains("WARN"), "{}", agent.log());
-    }
+fn a_healthy_server_is_followed_without_a_warning() {
+    let sandbox = Sandbox::for_test();
+    let api = Api::serve(&sandbox, well);
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    assert!(!agent.log().contains("WARN"), "{}", agent.log());
 }
 
 #[test]
@@ -167,7 +147,7 @@ fn a_list_of_100_megabytes_takes_no_more_memory_than_its_longest_object() {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
         if is_watch(target) || !target.contains("/services?") {
-            return listed(target);
+            return well(target);
         }
         // Each is the same Service, since the agent's stored objects are not under test here.
         let mut service = object(target);
@@ -189,11 +169,10 @@ fn a_response_without_end_is_given_up_and_named() {
     let endless = |start: &'static str, more: &'static [u8]| {
         move |_: &str| Reply::chunks(iter::once(start.as_bytes().to_vec()).chain(iter::repeat(more.repeat(4096))))
     };
-    let line = at_first(1, is_list_streamed, endless("", b"x"), streamed);
-    let event = at_first(1, is_list_streamed, endless(r#"{"type":"ADDED","object":{"#, br#""a":{"#), streamed);
-    let is_list: fn(&str) -> bool = |target| !is_watch(target);
-    let item = at_first(1, is_list, endless(r#"{"items":[{"metadata":{"#, br#""a":[{},"#), listed);
-    let metadata = at_first(1, is_list, endless(r#"{"metadata":{""#, b"x"), listed);
+    let line = at_first(1, is_watch, endless("", b"x"), well);
+    let event = at_first(1, is_watch, endless(r#"{"type":"ADDED","object":{"#, br#""a":{"#), well);
+    let item = at_first(1, is_list, endless(r#"{"items":[{"metadata":{"#, br#""a":[{},"#), well);
+    let metadata = at_first(1, is_list, endless(r#"{"metadata":{""#, b"x"), well);
     let answers: [(Answer, &str); 4] =
         [(Box::new(line), "watch"), (Box::new(event), "watch"), (Box::new(item), "list"), (Box::new(metadata), "list")];
     for (answer, verb) in answers {
@@ -215,25 +194,23 @@ fn a_broken_or_meaningless_response_is_requested_again() {
         event.truncate(event.len() / 2);
         event
     };
-    let half_list = |target: &str| list(&[object(target)], "").replace("}]", "");
-    let is_list: fn(&str) -> bool = |target| !is_watch(target);
-    let no_end = "the response ended before the list was complete";
+    let half_list = |target: &str| list(&[object(target)]).replace("}]", "");
     let cut = "the connection was closed in the middle of the response";
-    let answers: [(Answer, &str); 9] = [
-        (Box::new(at_first(2, is_list_streamed, move |target| Reply::chunks([half(target)]).cut(), streamed)), cut),
-        (Box::new(at_first(1, is_list_streamed, move |target| Reply::chunks([half(target)]), streamed)), "EOF while"),
-        (Box::new(at_first(1, is_list_streamed, |_| Reply::chunks([]), streamed)), no_end),
-        (Box::new(at_first(1, is_list_streamed, |_| Reply::text("<html>\n"), streamed)), "cannot be read"),
-        (Box::new(at_first(1, is_list_streamed, |_| Reply::text("\u{0}\n{}\n"), streamed)), "cannot be read"),
-        (Box::new(at_first(2, is_list, move |target| Reply::text(half_list(target)).cut(), listed)), cut),
-        (Box::new(at_first(1, is_list, move |target| Reply::text(half_list(target)), listed)), "ends in the middle"),
-        (Box::new(at_first(1, is_list, |_| Reply::text(r#"{"kind":"Status"}"#), listed)), "it has no items"),
-        (Box::new(at_first(1, is_list, |_| Reply::text(r#"{"items":[]}"#), listed)), "without resourceVersion"),
+    let answers: [(Answer, &str); 8] = [
+        (Box::new(at_first(1, is_watch, move |target| Reply::chunks([half(target)]), well)), "EOF while"),
+        (Box::new(at_first(1, is_watch, |_| Reply::text("<html>\n"), well)), "cannot be read"),
+        (Box::new(at_first(1, is_watch, |_| Reply::text("\u{0}\n{}\n"), well)), "cannot be read"),
+        (Box::new(at_first(2, is_list, move |target| Reply::text(half_list(target)).cut(), well)), cut),
+        (Box::new(at_first(1, is_list, move |target| Reply::text(half_list(target)), well)), "ends in the middle"),
+        (Box::new(at_first(1, is_list, |_| Reply::text(r#"{"kind":"Status"}"#), well)), "it has no items"),
+        (Box::new(at_first(1, is_list, |_| Reply::text(r#"{"items":[]}"#), well)), "without resourceVersion"),
+        (Box::new(at_first(1, is_list, |_| Reply::chunks([]), well)), "ends in the middle"),
     ];
     for (answer, complaint) in answers {
         let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, answer);
         let mut agent = start(&sandbox, &api);
+        agent.wait_log("; trying again", PATIENCE);
         assert_serves(&sandbox, &mut agent);
         let log = agent.log();
         let line = log.lines().find(|line| line.contains("WARN") && line.contains("; trying again")).unwrap();
@@ -245,12 +222,12 @@ fn a_broken_or_meaningless_response_is_requested_again() {
 fn an_object_that_cannot_be_read_does_not_end_the_watch() {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
-        if !is_list_streamed(target) || !target.contains("/services?") {
-            return streamed(target);
+        if is_list(target) || !target.contains("/services?") {
+            return well(target);
         }
-        let (good, mut bad) = (object(target), object(target));
+        let mut bad = object(target);
         bad["spec"]["ports"] = 5.into();
-        let events = [event("ADDED", &good), list_end(), event("MODIFIED", &bad), event("ADDED", &other(target))];
+        let events = [event("MODIFIED", &bad), event("ADDED", &other(target))];
         Reply::chunks(events).open()
     });
     let mut agent = start(&sandbox, &api);
@@ -266,8 +243,11 @@ fn objects_of_another_kind_change_nothing_and_are_named() {
         let mut other = object(target);
         other["kind"] = "Pod".into();
         other["metadata"]["resourceVersion"] = "12".into();
-        let list = [event("ADDED", &object(target)), list_end()].into_iter().filter(|_| is_list_streamed(target));
-        Reply::chunks(list.chain([event("ADDED", &other), event("DELETED", &other)]).collect::<Vec<_>>()).open()
+        if is_list(target) {
+            well(target)
+        } else {
+            Reply::chunks([event("ADDED", &other), event("DELETED", &other)]).open()
+        }
     });
     let mut agent = start(&sandbox, &api);
     assert_serves(&sandbox, &mut agent);
@@ -277,91 +257,19 @@ fn objects_of_another_kind_change_nothing_and_are_named() {
     assert_serves(&sandbox, &mut agent);
 }
 
-#[test]
-fn pages_are_followed_and_start_anew_when_they_have_expired() {
-    let sandbox = Sandbox::for_test();
-    let mut has_expired = false;
-    let api = Api::serve(&sandbox, move |target| {
-        if is_watch(target) || !target.contains("/services?") {
-            return listed(target);
-        }
-        let mut other = object(target);
-        other["metadata"]["name"] = "other".into();
-        match target.split("continue=").nth(1) {
-            None => Reply::text(list(&[other], "first+/=")),
-            Some("first%2B%2F%3D") if !std::mem::replace(&mut has_expired, true) => Reply::error(410),
-            Some("first%2B%2F%3D") => Reply::text(list(&[], "second")),
-            Some("second") => Reply::text(list(&[object(target)], "")),
-            Some(next) => panic!("no response continues with {next}"),
-        }
-    });
-    let mut agent = start(&sandbox, &api);
-    agent.wait_ready(PATIENCE);
-    let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
-    assert_eq!(rows.pointer("/0/service"), Some(&"default/other".into()), "{rows}");
-    let lists: Vec<_> = api.asked().into_iter().filter(|target| target.contains("/services?")).collect();
-    let queries: Vec<_> = lists.iter().map(|target| target.rsplit("None").next().unwrap()).collect();
-    let first = "&limit=500&resourceVersion=0";
-    let [second, third] = ["first%2B%2F%3D", "second"].map(|next| format!("&limit=500&continue={next}"));
-    assert_eq!(
-        queries[1..6],
-        [first, &second, first, &second, &third],
-        "after the refused stream; then comes the watch"
-    );
-    assert!(agent.log().contains("(410); trying again"), "{}", agent.log());
-}
-
 /// Kubernetes before 1.31 does not know the field that excludes headless Services.
 #[test]
 fn a_field_that_the_server_does_not_know_is_left_out_of_requests() {
-    for well in [streamed, listed] {
-        let sandbox = Sandbox::for_test();
-        let api = Api::serve(&sandbox, move |target| {
-            if target.contains("fieldSelector=spec.clusterIP") { Reply::error(400) } else { well(target) }
-        });
-        let mut agent = start(&sandbox, &api);
-        assert_serves(&sandbox, &mut agent);
-        agent.wait_log("asking again without fieldSelector spec.clusterIP!=None", PATIENCE);
-        assert!(!agent.log().contains("WARN"), "{}", agent.log());
-        let asked = api.asked().into_iter().filter(|target| target.contains("fieldSelector"));
-        assert_eq!(asked.count(), 1, "once is enough");
-    }
-}
-
-/// Kubernetes 1.36 fails this way with an etcd that is too old for it.
-#[test]
-fn a_stream_that_fails_once_it_has_begun_is_listed() {
     let sandbox = Sandbox::for_test();
     let api = Api::serve(&sandbox, |target| {
-        let failure = json!({"kind": "Status", "status": "Failure", "message": "etcd is too old", "code": 500});
-        match target {
-            _ if is_list_streamed(target) => Reply::chunks([event("ADDED", &object(target)), event("ERROR", &failure)]),
-            _ => listed(target),
-        }
+        if target.contains("fieldSelector=spec.clusterIP") { Reply::error(400) } else { well(target) }
     });
     let mut agent = start(&sandbox, &api);
     assert_serves(&sandbox, &mut agent);
-    let line = agent.wait_log("watch of services ended: etcd is too old", PATIENCE);
-    assert!(line.contains("trying again with a list from its cache"), "{line}");
-    let streamed = api.asked().into_iter().filter(|target| is_list_streamed(target));
-    assert_eq!(streamed.count(), 2, "one of each kind");
-}
-
-#[test]
-fn an_object_deleted_while_a_list_is_streamed_is_gone() {
-    let sandbox = Sandbox::for_test();
-    let api = Api::serve(&sandbox, |target| {
-        if !is_list_streamed(target) || !target.contains("/services?") {
-            return streamed(target);
-        }
-        let other = other(target);
-        Reply::chunks([event("ADDED", &other), event("ADDED", &object(target)), event("DELETED", &other), list_end()])
-            .open()
-    });
-    let mut agent = start(&sandbox, &api);
-    assert_serves(&sandbox, &mut agent);
-    let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
-    assert_eq!(rows.as_array().map(Vec::len), Some(1), "{rows}");
+    agent.wait_log("asking again without fieldSelector spec.clusterIP!=None", PATIENCE);
+    assert!(!agent.log().contains("WARN"), "{}", agent.log());
+    let asked = api.asked().into_iter().filter(|target| target.contains("fieldSelector"));
+    assert_eq!(asked.count(), 1, "once is enough");
 }
 
 #[test]
@@ -370,21 +278,21 @@ fn an_event_that_stays_unreadable_leads_to_a_new_list() {
     let mut lists = 0;
     let api = Api::serve(&sandbox, move |target| {
         if !target.contains("/services?") {
-            return streamed(target);
+            return well(target);
         }
-        if !is_list_streamed(target) {
+        if is_watch(target) {
             let half = r#"{"type":"MODIFIED","object":{"metadata":{"name":"web","namespace":"default","labels":{]"#;
             return Reply::chunks([format!("{half}\n").into_bytes()]).open();
         }
         lists += 1;
-        let both = [object(target), other(target)].map(|object| event("ADDED", &object));
-        Reply::chunks(both.into_iter().take(lists).chain([list_end()]).collect::<Vec<_>>())
+        let both = [object(target), other(target)];
+        Reply::text(list(&both[..lists.min(both.len())]))
     });
     let mut agent = start(&sandbox, &api);
     agent.wait_log("the response cannot be read at Service default/web: ", PATIENCE);
     wait_for_both(&sandbox);
-    let watches = api.asked().into_iter().filter(|target| target.contains("/services?"));
-    let are_lists: Vec<_> = watches.map(|target| is_list_streamed(&target)).take(4).collect();
+    let asked = api.asked().into_iter().filter(|target| target.contains("/services?"));
+    let are_lists: Vec<_> = asked.map(|target| is_list(&target)).take(4).collect();
     assert_eq!(are_lists, [true, false, false, true], "it is listed after the second time");
 }
 
@@ -405,28 +313,19 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
     };
     let in_list = move |target: &str| {
         if is_watch(target) || !target.contains("/services?") {
-            return listed(target);
+            return well(target);
         }
         let start = iter::once(br#"{"metadata":{"resourceVersion":"7"},"items":["#.to_vec());
         let end = format!(",{},{}]}}", object(target), other(target)).into_bytes();
         Reply::chunks(start.chain(long(target, "long")).chain([end]))
     };
-    let in_stream = move |target: &str| {
-        if !is_list_streamed(target) || !target.contains("/services?") {
-            return streamed(target);
-        }
-        let both = [event("ADDED", &object(target)), event("ADDED", &other(target)), list_end()];
-        Reply::chunks(long_event(target, "long").chain(both)).open()
-    };
     let in_watch = move |target: &str| {
-        if !is_list_streamed(target) || !target.contains("/services?") {
-            return streamed(target);
+        if is_list(target) || !target.contains("/services?") {
+            return well(target);
         }
-        let list = [event("ADDED", &object(target)), list_end()].into_iter();
-        let other = event("ADDED", &other(target));
-        Reply::chunks(list.chain(long_event(target, "long")).chain([other])).open()
+        Reply::chunks(long_event(target, "long").chain([event("ADDED", &other(target))])).open()
     };
-    let answers: [Answer; 3] = [Box::new(in_list), Box::new(in_stream), Box::new(in_watch)];
+    let answers: [Answer; 2] = [Box::new(in_list), Box::new(in_watch)];
     for answer in answers {
         let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, answer);
@@ -441,27 +340,12 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
 #[test]
 fn proxies_of_the_environment_are_ignored() {
     let sandbox = Sandbox::for_test();
-    let api = Api::serve(&sandbox, streamed);
+    let api = Api::serve(&sandbox, well);
     let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--pod-ip", "10.244.0.9"]);
     let agent = agent.env("HTTPS_PROXY", "http://192.0.2.9:3128").env("https_proxy", "no URL at all");
     let mut agent = agent.env("HTTP_PROXY", "http://192.0.2.9:3128").start();
     assert_serves(&sandbox, &mut agent);
     agent.wait_log("HTTPS_PROXY is set and not used", PATIENCE);
-}
-
-#[test]
-fn a_server_that_ignores_the_request_for_a_streamed_list_is_listed() {
-    let sandbox = Sandbox::for_test();
-    let api = Api::serve(&sandbox, |target| {
-        if !is_list_streamed(target) {
-            return listed(target);
-        }
-        let bookmark = event("BOOKMARK", &json!({"metadata": {"resourceVersion": "7"}}));
-        Reply::chunks([event("ADDED", &object(target)), bookmark]).open()
-    });
-    let mut agent = start(&sandbox, &api);
-    assert_serves(&sandbox, &mut agent);
-    agent.wait_log("does not stream lists of services: listing from its cache", PATIENCE);
 }
 
 #[test]
@@ -474,17 +358,19 @@ fn a_watch_that_is_too_old_is_listed_anew() {
         let (mut is_first, mut has_gone, gone) = (true, false, gone.clone());
         let api = Api::serve(&sandbox, move |target| {
             if !target.contains("/services?") {
-                return streamed(target);
+                return well(target);
             }
-            if is_list_streamed(target) && std::mem::take(&mut is_first) {
-                // The list is still empty, and the watch ends at once.
-                return Reply::chunks([list_end()]);
+            if is_list(target) && std::mem::take(&mut is_first) {
+                return Reply::text(list(&[]));
             }
-            if !is_list_streamed(target) && !std::mem::replace(&mut has_gone, true) {
-                assert!(target.ends_with("&resourceVersion=7"), "{target} does not resume from the bookmark");
+            if is_watch(target) && !std::mem::replace(&mut has_gone, true) {
+                assert!(target.ends_with("&resourceVersion=7"), "{target} does not begin at the list's version");
                 return answer(target, &gone);
             }
-            streamed(target)
+            if is_list(target) {
+                assert!(target.ends_with("&resourceVersion=7&resourceVersionMatch=NotOlderThan"), "{target}");
+            }
+            well(target)
         });
         let mut agent = start(&sandbox, &api);
         agent.wait_log("the watch of services is too old to be resumed: listing anew", PATIENCE);

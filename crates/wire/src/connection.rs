@@ -48,6 +48,9 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// Time for the answer to a PING.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time for a peer to show that it speaks HTTP/2.
+const HTTP2_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Connection to one API server.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -123,7 +126,7 @@ impl Dialer {
                     end?;
                     return Err("the connection was closed".into());
                 }
-                pong = timeout(self.limit, pings.ping(Ping::opaque())) => {
+                pong = timeout(HTTP2_TIMEOUT, pings.ping(Ping::opaque())) => {
                     pong??;
                 }
             }
