@@ -346,7 +346,7 @@ impl Server {
             9 => state.forgotten = state.version,
             10 => {
                 state.protobuf =
-                    [Protobuf::Sent, Protobuf::NotSent, Protobuf::Refused(406), Protobuf::Refused(415)][slot]
+                    [Protobuf::Sent, Protobuf::NotSent, Protobuf::Refused(406), Protobuf::Refused(415)][slot];
             }
             11 => state.knows_fields = argument.is_multiple_of(2),
             12 => state.outage = Some((code, (argument.is_multiple_of(5)).then_some(u32::from(argument)))),
