@@ -65,8 +65,9 @@ impl Connector {
     async fn connect_to_host(&self, url: &Uri, limit: Duration) -> io::Result<TcpStream> {
         let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-        for address in dns::resolve(host, &self.setup).await? {
-            match self.connect_to(SocketAddr::new(address, port(url)), limit).await {
+        for ip in dns::resolve(host, &self.setup).await? {
+            let address = SocketAddr::new(ip, port(url));
+            match self.connect_to(address, limit).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
             }
