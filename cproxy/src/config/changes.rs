@@ -267,7 +267,7 @@ mod tests {
         let (config, changes) = config().replaced_by(new.clone());
         assert_eq!((changes.applied.len(), changes.deferred.len()), (1, 1));
         assert_eq!(config, changed(|config| config.balance = Balance::RoundRobin));
-        // What was not applied is named again the next time.
+        // A deferred change is named again the next time.
         let (config, changes) = config.replaced_by(new);
         assert_eq!((changes.applied.len(), changes.deferred.len()), (0, 1));
         assert_eq!(config.clone().replaced_by(config.clone()), (config, Changes::default()));

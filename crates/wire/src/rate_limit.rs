@@ -1,7 +1,7 @@
 //! Rate limit for requests to the API server.
 //!
-//! There are pauses after errors, but not after the regular end of a watch or between the pages of a list. Without a
-//! limit, a server or proxy that ends each watch at once would get thousands of requests per second.
+//! There are pauses after errors, but not after the regular end of a watch. Without a limit, a server or proxy that ends
+//! each watch at once would get thousands of requests per second.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Requests that pass without a delay: enough for a start with lists by pages.
+/// Requests that pass without a delay: enough for a start, and for watches that move to another connection.
 const BURST: u32 = 20;
 /// Interval between requests after the burst.
 const INTERVAL: Duration = Duration::from_millis(500);
