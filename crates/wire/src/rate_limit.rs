@@ -1,7 +1,7 @@
 //! Rate limit for requests to the API server.
 //!
-//! There are pauses after errors, but not after the regular end of a watch. Without a limit, a server or proxy that ends
-//! each watch at once would get thousands of requests per second.
+//! There are pauses after errors, but not after the regular end of a watch. Without a limit, a server or proxy that
+//! ends each watch at once would get thousands of requests per second.
 
 use std::{
     sync::{Mutex, PoisonError},
