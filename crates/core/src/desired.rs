@@ -138,14 +138,14 @@ pub(super) struct DesiredFrontend<'a> {
 impl DesiredRows {
     /// Desired rows of a Service of the store; `None` if the store does not have it.
     pub(super) fn new(store: &Store, name: &ServiceName) -> Option<Self> {
-        let row = store.service_row(name)?;
+        let (row, slices) = store.service_and_slices(name)?;
         let mut addresses: Vec<_> =
             addresses(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
         addresses.sort_by_key(|&(address, source, _)| (source != FrontendSource::ClusterIp, address));
         Some(Self {
             addresses,
             node_ips: node_ips(store, &row),
-            slices: store.slices(name).map(|(_, slice)| slice).collect(),
+            slices: slices.collect(),
             zone: store.zone().cloned(),
             row,
         })
