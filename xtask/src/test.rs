@@ -116,7 +116,7 @@ const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
 const SUITES: [Suite; 14] = [
-    suite("unit", &["--lib", "--bins", "allocations", "api_server"], &[], &[], None),
+    suite("unit", &["--lib", "--bins", "allocations", "api_server", "http2"], &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
     suite("live", LIVE, ALONE, KERNEL, Some(SuiteGroup::Live)),
@@ -412,7 +412,9 @@ mod tests {
     #[test]
     fn every_integration_test_is_in_a_suite() {
         let targets: Vec<&str> = SUITES.iter().flat_map(|suite| suite.targets).copied().collect();
-        for entry in fs::read_dir(paths::workspace().join("tests/tests")).unwrap() {
+        let directories = ["tests/tests", "cproxy/tests", "crates/wire/tests"];
+        let read = |directory| fs::read_dir(paths::workspace().join(directory)).unwrap();
+        for entry in directories.into_iter().flat_map(read) {
             let path = entry.unwrap().path();
             let name = path.file_stem().and_then(OsStr::to_str).unwrap();
             assert_eq!(targets.iter().filter(|target| **target == name).count(), 1, "{name}");
@@ -424,6 +426,6 @@ mod tests {
         let unit = SUITES.iter().find(|suite| suite.name == "unit").unwrap();
         let command = tests(&[unit]);
         let args: Vec<_> = command.get_args().filter_map(OsStr::to_str).skip(3).collect();
-        assert_eq!(args, ["--lib", "--bins", "--test", "allocations", "--test", "api_server"]);
+        assert_eq!(args, ["--lib", "--bins", "--test", "allocations", "--test", "api_server", "--test", "http2"]);
     }
 }

@@ -9,6 +9,9 @@ use super::dns;
 /// Examples in messages about an address that cannot be used.
 const EXPECTED: &str = "expected an address like https://10.0.0.1:6443, unix:///run/api.sock or vsock://2:6443";
 
+/// The same about the `server` of a kubeconfig, which is always a URL.
+const EXPECTED_URL: &str = "expected a URL like https://10.0.0.1:6443; --apiserver takes unix sockets and vsock";
+
 /// Authority in requests that go to a local socket.
 const LOCAL: &str = "localhost";
 
@@ -75,7 +78,7 @@ impl TryFrom<Uri> for ServerAddress {
     type Error = &'static str;
 
     fn try_from(url: Uri) -> Result<Self, Self::Error> {
-        if is_server_url(&url) { Ok(Self::Url(url)) } else { Err(EXPECTED) }
+        if is_server_url(&url) { Ok(Self::Url(url)) } else { Err(EXPECTED_URL) }
     }
 }
 
@@ -94,7 +97,7 @@ impl FromStr for ServerAddress {
             return Ok(Self::Vsock { cid, port });
         }
         let url: Uri = text.parse().map_err(|error| format!("{error}; {EXPECTED}"))?;
-        Ok(Self::try_from(url)?)
+        Self::try_from(url).map_err(|_| EXPECTED.to_owned())
     }
 }
 
@@ -133,6 +136,12 @@ mod tests {
         for url in ["1.2.3.4", "1.2.3.4:6443", "/a", "ftp://1.2.3.4", "https://1.2.3.4:65536", "https://[::1]:0", ""] {
             assert!(parse(url).unwrap_err().contains("expected an address like https://"), "{url}");
         }
+    }
+
+    #[test]
+    fn a_kubeconfig_has_a_url_and_other_addresses_are_sent_to_the_flag() {
+        let error = ServerAddress::try_from(Uri::from_static("vsock://2:6443")).unwrap_err();
+        assert!(error.contains("a URL like https://") && error.contains("--apiserver"), "{error}");
     }
 
     #[test]

@@ -65,6 +65,8 @@ struct Session {
     has_warned: bool,
     health: Vec<Health>,
     current: Option<Current>,
+    /// Index of the server of the last connection, present or not.
+    last_index: Option<usize>,
     /// Last connection that was given up for new requests. Its watches go on until another one stands.
     given_up: Option<Arc<Connection>>,
 }
@@ -123,6 +125,7 @@ impl ApiClient {
             has_warned: false,
             health: Vec::new(),
             current: None,
+            last_index: None,
             given_up: None,
         };
         Self {
@@ -167,9 +170,11 @@ impl ApiClient {
         let candidates = session.candidates(&configuration, kept.is_some(), fingerprint);
         match (self.dial(session, &configuration, &candidates, kept.is_none()).await, kept) {
             (Ok((connection, index)), _) => {
-                let renewed = mem::take(&mut session.must_renew);
-                if renewed {
+                let has_moved = session.last_index.replace(index).is_some_and(|last| last != index);
+                if mem::take(&mut session.must_renew) {
                     tracing::info!("connected anew to the API server at {}", self.server());
+                } else if has_moved {
+                    tracing::info!("connected to another API server, at {}", self.server());
                 }
                 Ok((session.replace(Arc::new(connection), index, fingerprint), true))
             }

@@ -119,7 +119,10 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
     };
     let servers = if server.addresses.is_empty() {
         let url = config.cluster_url.clone();
-        vec![ServerAddress::try_from(url).map_err(|message| ClientError::Url(config.cluster_url.clone(), message))?]
+        vec![ServerAddress::try_from(url.clone()).map_err(|message| match &server.kubeconfig {
+            Some(path) => ClientError::Kubeconfig(path.clone(), format!("its cluster's server {url}: {message}")),
+            None => ClientError::Url(url, message),
+        })?]
     } else {
         server.addresses.clone()
     };

@@ -108,6 +108,8 @@ fn another_api_server_goes_on_where_one_was_killed() {
         // Over HTTP/1.1 each watch has a connection of its own.
         wait_for_connections(&servers.relays[1], 3, FAILOVER_MAX);
         println!("the second API server is followed after {:?}", start.elapsed());
+        let second = servers.relays[1].address();
+        agent.wait_log(&format!("INFO connected to another API server, at https://{second}"), PATIENCE);
         servers.use_second();
         servers.cluster.apply_service("new", "10.96.0.11", &["10.244.0.2"]);
         servers.cluster.expect(&[web, "TCP 10.96.0.11:80 10.244.0.2:8080"]);
