@@ -420,8 +420,6 @@ mod tests {
     /// Behaviour of a server after a connection.
     #[derive(Clone, Copy, Debug)]
     enum Server {
-        /// Closes each connection at once.
-        Closing,
         /// Sends nothing.
         Silent,
         /// Speaks HTTP/2 and responds to no request.
@@ -429,14 +427,14 @@ mod tests {
         Serving,
     }
 
-    /// Accepts connections at a socket, and sends a message for each request, or for each connection of a server
-    /// that serves none.
+    /// Accepts connections at a socket, and sends a message for each request, or for each connection of a silent
+    /// server.
     async fn serve(socket: UnixListener, server: Server, requests: UnboundedSender<()>) {
         let mut streams = Vec::<UnixStream>::new();
         loop {
             let (stream, _) = socket.accept().await.unwrap();
-            if let Server::Closing | Server::Silent = server {
-                streams.extend(Some(stream).filter(|_| matches!(server, Server::Silent)));
+            if let Server::Silent = server {
+                streams.push(stream);
                 requests.send(()).unwrap();
                 continue;
             }
@@ -518,10 +516,10 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn options_that_were_replaced_many_times_are_connected_with_once() {
         let dir = directory("replaced");
-        let (client, options, mut requests) = client_of(&dir, &[Server::Closing]).await;
+        let (client, options, mut requests) = client_of(&dir, &[Server::Silent, Server::Silent]).await;
         let configuration = configure(&options).await.unwrap();
         let replaced: Vec<_> = (0..20)
             .map(|_| {
@@ -533,8 +531,8 @@ mod tests {
             timeout(PATIENCE, task).await.unwrap().unwrap();
         }
         let connections = std::iter::from_fn(|| requests.try_recv().ok()).count();
-        // One is for HTTP/2 and one for HTTP/1.1.
-        assert!(connections <= 2, "{connections} connections");
+        // The first one is given up for the last options, which fail with both servers.
+        assert!(connections <= 3, "{connections} connections");
         fs::remove_dir_all(dir).unwrap();
     }
 
