@@ -1,7 +1,7 @@
 //! An API server, or a proxy before it, that sends wrong answers: the agent's memory stays small, it reports the error,
 //! and it goes on once the server works again.
 
-#![expect(clippy::indexing_slicing, reason = "a failed call is a failed test")]
+#![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 #[path = "../../fuzz/src/encoding.rs"]
 pub mod encoding;
@@ -263,26 +263,24 @@ fn a_broken_or_meaningless_response_is_requested_again() {
 fn broken_protobuf_is_named_and_requested_again() {
     let whole = |target: &str| envelope(kind(target), &encoding::object(&object(target)));
     let list = |target: &str| protobuf_list(target, &[encoding::object(&object(target))]);
-    let cases: [(fn(&str) -> bool, fn(&str, Vec<u8>) -> Vec<u8>, &str); 9] = [
-        (is_watch, |_, whole| frame("ADDED", &whole)[..40].to_vec(), "it ends in the middle of a frame"),
-        (is_watch, |_, _| vec![0xff; 100], "one object is longer than 8388608 bytes"),
-        (is_watch, |_, _| vec![0, 0, 0, 8, 0x0a, 0x7f, b'A', b'D', b'D', b'E', b'D', 0], "longer than its message"),
-        (is_watch, |_, whole| frame("ADDED", &[b"k9s\0", &whole[4..]].concat()), "not protobuf of Kubernetes"),
-        (is_watch, |_, whole| frame("MOVED", &whole), "at Service default/web: \"MOVED\" is no type of a watch event"),
-        (is_list, |_, list| list[..list.len() - 9].to_vec(), "not a list: it ends in the middle"),
-        (
-            is_list,
-            |_, list| [&list[..19], &[0x12], &varint(1 << 40), b"x"].concat(),
-            "not a list: it ends in the middle",
-        ),
-        (is_list, |_, _| envelope("PodList", &field(2, b"")), "PodList where ServiceList is asked for"),
-        (is_list, |_, _| b"<html>".to_vec(), "it is not protobuf of Kubernetes"),
+    type IsBad = fn(&str) -> bool;
+    type BreakUp = fn(Vec<u8>) -> Vec<u8>;
+    let cases: [(IsBad, BreakUp, &str); 9] = [
+        (is_watch, |whole| frame("ADDED", &whole)[..40].to_vec(), "it ends in the middle of a frame"),
+        (is_watch, |_| vec![0xff; 100], "one object is longer than 8388608 bytes"),
+        (is_watch, |_| vec![0, 0, 0, 8, 0x0a, 0x7f, b'A', b'D', b'D', b'E', b'D', 0], "longer than its message"),
+        (is_watch, |whole| frame("ADDED", &[b"k9s\0", &whole[4..]].concat()), "not protobuf of Kubernetes"),
+        (is_watch, |whole| frame("MOVED", &whole), "at Service default/web: \"MOVED\" is no type of a watch event"),
+        (is_list, |list| list[..list.len() - 9].to_vec(), "not a list: it ends in the middle"),
+        (is_list, |list| [&list[..19], &[0x12], &varint(1 << 40), b"x"].concat(), "not a list: it ends in the middle"),
+        (is_list, |_| envelope("PodList", &field(2, b"")), "PodList where ServiceList is asked for"),
+        (is_list, |_| b"<html>".to_vec(), "it is not protobuf of Kubernetes"),
     ];
     for (is_bad, break_up, complaint) in cases {
         let sandbox = Sandbox::for_test();
         let bad = move |target: &str| {
             let good = if is_watch(target) { whole(target) } else { list(target) };
-            in_protobuf(target, break_up(target, good))
+            in_protobuf(target, break_up(good))
         };
         let api = Api::serve(&sandbox, at_first(1, is_bad, bad, well_in_protobuf));
         let mut agent = start(&sandbox, &api);
