@@ -18,6 +18,7 @@ use crate::{
 /// The answer to one request.
 pub struct Reply {
     code: u16,
+    content_type: &'static str,
     chunks: Box<dyn Iterator<Item = Vec<u8>> + Send>,
     end: End,
 }
@@ -35,7 +36,7 @@ enum End {
 impl Reply {
     /// 200 and these chunks; the answer is then complete.
     pub fn chunks(chunks: impl IntoIterator<Item = Vec<u8>, IntoIter: Send + 'static>) -> Self {
-        Self { code: 200, chunks: Box::new(chunks.into_iter()), end: End::Whole }
+        Self { code: 200, content_type: "application/json", chunks: Box::new(chunks.into_iter()), end: End::Whole }
     }
 
     /// 200 and this text; the answer is then complete.
@@ -47,6 +48,16 @@ impl Reply {
     pub fn error(code: u16) -> Self {
         let status = json!({"kind": "Status", "status": "Failure", "message": "so the test wants it", "code": code});
         Self { code, ..Self::text(status.to_string()) }
+    }
+
+    /// The same answer with another status code.
+    pub fn code(self, code: u16) -> Self {
+        Self { code, ..self }
+    }
+
+    /// The same answer in another encoding than JSON.
+    pub fn content_type(self, content_type: &'static str) -> Self {
+        Self { content_type, ..self }
     }
 
     /// The same answer, which stays open.
@@ -108,8 +119,9 @@ impl Api {
 }
 
 fn reply_to(mut stream: &TcpStream, reply: Reply, signals: &Signals) -> io::Result<()> {
-    let code = reply.code;
-    write!(stream, "HTTP/1.1 {code} as it likes\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")?;
+    let Reply { code, content_type, .. } = reply;
+    write!(stream, "HTTP/1.1 {code} as it likes\r\nContent-Type: {content_type}\r\n")?;
+    write!(stream, "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")?;
     // An empty chunk would mark the end.
     for chunk in reply.chunks.filter(|chunk| !chunk.is_empty()) {
         write!(stream, "{:x}\r\n", chunk.len())?;

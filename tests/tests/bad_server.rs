@@ -1,18 +1,23 @@
 //! An API server, or a proxy before it, that sends wrong answers: the agent's memory stays small, it reports the error,
 //! and it goes on once the server works again.
 
-#![expect(clippy::indexing_slicing, reason = "a failed call is a failed test")]
+#![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
-use std::{iter, process::Command, time::Duration};
+#[path = "../../fuzz/src/encoding.rs"]
+pub mod encoding;
+
+use std::{fs, iter, process::Command, time::Duration};
 
 use cproxy_tests::{
     api::{Api, Reply},
-    manifest::http_service,
+    manifest::{http_service, write_text},
     process::{Agent, RunningAgent, cproxy, eventually},
     sandbox::Sandbox,
     usage::Memory,
 };
 use serde_json::{Value, json};
+
+use encoding::{field, varint};
 
 type Answer = Box<dyn FnMut(&str) -> Reply + Send>;
 
@@ -57,6 +62,42 @@ fn list(items: &[Value]) -> String {
 /// Answer of a healthy server: a list of one object, and a watch without events.
 fn well(target: &str) -> Reply {
     if is_watch(target) { Reply::chunks([]).open() } else { Reply::text(list(&[object(target)])) }
+}
+
+/// An object in protobuf, as the API server sends it: magic bytes, kind, and the object's fields.
+fn envelope(kind: &str, object: &[u8]) -> Vec<u8> {
+    [b"k8s\0".to_vec(), field(1, &field(2, kind.as_bytes())), field(2, object)].concat()
+}
+
+fn kind(target: &str) -> &'static str {
+    if target.contains("/services?") { "Service" } else { "EndpointSlice" }
+}
+
+/// A list in protobuf.
+fn protobuf_list(target: &str, items: &[Vec<u8>]) -> Vec<u8> {
+    let items: Vec<u8> = items.iter().flat_map(|item| field(2, item)).collect();
+    envelope(&format!("{}List", kind(target)), &[field(1, &field(2, b"7")), items].concat())
+}
+
+/// An event of a watch in protobuf: its length and the event.
+fn frame(change: &str, object: &[u8]) -> Vec<u8> {
+    let event = [field(1, change.as_bytes()), field(2, &field(1, object))].concat();
+    [u32::try_from(event.len()).unwrap().to_be_bytes().to_vec(), event].concat()
+}
+
+fn in_protobuf(target: &str, body: Vec<u8>) -> Reply {
+    let list = "application/vnd.kubernetes.protobuf";
+    let watch = "application/vnd.kubernetes.protobuf;stream=watch";
+    Reply::chunks([body]).content_type(if is_watch(target) { watch } else { list })
+}
+
+/// Answer of a healthy server that sends protobuf.
+fn well_in_protobuf(target: &str) -> Reply {
+    if is_watch(target) {
+        in_protobuf(target, Vec::new()).open()
+    } else {
+        in_protobuf(target, protobuf_list(target, &[encoding::object(&object(target))]))
+    }
 }
 
 fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
@@ -216,6 +257,108 @@ fn a_broken_or_meaningless_response_is_requested_again() {
         let line = log.lines().find(|line| line.contains("WARN") && line.contains("; trying again")).unwrap();
         assert!(line.contains("services") && line.contains(complaint), "{complaint:?} is not in {line}");
     }
+}
+
+#[test]
+fn broken_protobuf_is_named_and_requested_again() {
+    let whole = |target: &str| envelope(kind(target), &encoding::object(&object(target)));
+    let list = |target: &str| protobuf_list(target, &[encoding::object(&object(target))]);
+    type IsBad = fn(&str) -> bool;
+    type BreakUp = fn(Vec<u8>) -> Vec<u8>;
+    let cases: [(IsBad, BreakUp, &str); 9] = [
+        (is_watch, |whole| frame("ADDED", &whole)[..40].to_vec(), "it ends in the middle of a frame"),
+        (is_watch, |_| vec![0xff; 100], "one object is longer than 8388608 bytes"),
+        (is_watch, |_| vec![0, 0, 0, 8, 0x0a, 0x7f, b'A', b'D', b'D', b'E', b'D', 0], "longer than its message"),
+        (is_watch, |whole| frame("ADDED", &[b"k9s\0", &whole[4..]].concat()), "not protobuf of Kubernetes"),
+        (is_watch, |whole| frame("MOVED", &whole), "at Service default/web: \"MOVED\" is no type of a watch event"),
+        (is_list, |list| list[..list.len() - 9].to_vec(), "not a list: it ends in the middle"),
+        (is_list, |list| [&list[..19], &[0x12], &varint(1 << 40), b"x"].concat(), "not a list: it ends in the middle"),
+        (is_list, |_| envelope("PodList", &field(2, b"")), "PodList where ServiceList is asked for"),
+        (is_list, |_| b"<html>".to_vec(), "it is not protobuf of Kubernetes"),
+    ];
+    for (is_bad, break_up, complaint) in cases {
+        let sandbox = Sandbox::for_test();
+        let bad = move |target: &str| {
+            let good = if is_watch(target) { whole(target) } else { list(target) };
+            in_protobuf(target, break_up(good))
+        };
+        let api = Api::serve(&sandbox, at_first(1, is_bad, bad, well_in_protobuf));
+        let mut agent = start(&sandbox, &api);
+        let line = agent.wait_log("; trying again", PATIENCE);
+        assert!(line.contains("services at http://127.0.0.1:") && line.contains(complaint), "{complaint:?}: {line}");
+        assert_serves(&sandbox, &mut agent);
+    }
+}
+
+#[test]
+fn an_object_in_protobuf_that_cannot_be_read_does_not_end_the_watch() {
+    let sandbox = Sandbox::for_test();
+    let api = Api::serve(&sandbox, |target| {
+        if is_list(target) || !target.contains("/services?") {
+            return well_in_protobuf(target);
+        }
+        let good = encoding::object(&object(target));
+        // A varint where spec is a message, a group that never ends, and a field that is longer than the bound.
+        let names = |name: &str| {
+            let mut named = object(target);
+            named["metadata"]["name"] = name.into();
+            field(1, &encoding::object(&json!({"metadata": named["metadata"]}))[2..])
+        };
+        let objects = [
+            [good.clone(), vec![0x10, 7]].concat(),
+            [names("grouped"), vec![0x9b, 0x06]].concat(),
+            [names("long"), field(99, &vec![b'x'; 9 << 20])].concat(),
+            encoding::object(&other(target)),
+        ];
+        let frames = objects.iter().flat_map(|object| frame("MODIFIED", &envelope("Service", object))).collect();
+        in_protobuf(target, frames).open()
+    });
+    let mut agent = start(&sandbox, &api);
+    assert_serves(&sandbox, &mut agent);
+    agent.wait_log("Service default/web: failed to decode Protobuf message: Service.spec: invalid wire type", PATIENCE);
+    agent.wait_log("Service default/grouped: failed to decode Protobuf message", PATIENCE);
+    agent.wait_log("Service default/long: longer than 8388608 bytes; ignored", PATIENCE);
+    wait_for_both(&sandbox);
+    assert!(!agent.log().contains("trying again"), "{}", agent.log());
+}
+
+#[test]
+fn a_response_that_is_no_list_or_watch_is_described() {
+    let redirect = |_: &str| Reply::chunks([]).code(302);
+    let html = |_: &str| Reply::text("<html>").content_type("text/html");
+    let answers: [(Answer, &str); 2] = [
+        (Box::new(at_first(1, is_list, redirect, well)), ": Found (302); trying again"),
+        (Box::new(at_first(1, is_list, html, well)), "Content-Type of the response is \"text/html\", which was not"),
+    ];
+    for (answer, complaint) in answers {
+        let sandbox = Sandbox::for_test();
+        let api = Api::serve(&sandbox, answer);
+        let mut agent = start(&sandbox, &api);
+        agent.wait_log(complaint, PATIENCE);
+        assert_serves(&sandbox, &mut agent);
+    }
+}
+
+/// A FIFO would stop the agent's only thread.
+#[test]
+fn a_token_file_that_is_no_file_is_named_and_the_last_token_stays() {
+    let sandbox = Sandbox::for_test();
+    // Each watch ends at once, so that the file is read again and again.
+    let api = Api::serve(&sandbox, |target| if is_watch(target) { Reply::chunks([]) } else { well(target) });
+    let token = write_text(sandbox.dir(), "token", "secret");
+    let kubeconfig = api.kubeconfig(&sandbox);
+    let text = fs::read_to_string(&kubeconfig).unwrap().replace("\"user\":{}", "\"user\":{\"tokenFile\":\"token\"}");
+    fs::write(&kubeconfig, text).unwrap();
+    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig);
+    let mut agent = agent.args(["--pod-ip", "10.244.0.9"]).start();
+    assert_serves(&sandbox, &mut agent);
+    fs::remove_file(&token).unwrap();
+    assert!(Command::new("mkfifo").arg(&token).status().unwrap().success());
+    let line = agent.wait_log("what was read last stays in use", PATIENCE);
+    assert!(line.contains(&format!("token file {}: not a regular file", token.display())), "{line}");
+    let asked = api.asked().len();
+    eventually(PATIENCE, "it asks on", || if api.asked().len() > asked { Ok(()) } else { Err("it does not") });
+    assert_serves(&sandbox, &mut agent);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! SIGHUP: settings and credentials are read again, and what has changed is applied while the agent runs.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cproxy_core::Event;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration};
-use tokio::{signal::unix::Signal, sync::mpsc};
+use tokio::{signal::unix::Signal, sync::mpsc, time::sleep};
 
 use super::{error::AgentError, own_addresses::AddressSource, table_settings};
 use crate::{
@@ -15,6 +15,9 @@ use crate::{
 
 /// Reads the configuration again; the error says why it is invalid.
 pub type Reread = fn() -> Result<Config, String>;
+
+/// Shortest time between two reloads.
+const INTERVAL_MIN: Duration = Duration::from_millis(500);
 
 /// Task that applies changed settings.
 pub(super) struct Reloader {
@@ -46,6 +49,8 @@ impl Reloader {
                 Ok(checked) => self.apply(checked).await,
                 Err(error) => tracing::warn!("SIGHUP: {error}; all settings stay as they are"),
             }
+            // Signals that arrive meanwhile count as one. Each makes a new connection.
+            sleep(INTERVAL_MIN).await;
         }
     }
 

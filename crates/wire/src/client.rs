@@ -6,7 +6,7 @@
 
 use std::{
     mem,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -26,10 +26,6 @@ use super::{
     rate_limit::RateLimit,
     transport::{BoxError, Received, Transport},
 };
-
-/// Limit on each step of a connection: with one server, and with others to turn to.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-const FAILOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Time after a failure before the client goes back to a preferred server. It doubles if that server fails again soon.
 const HOLD: Duration = Duration::from_secs(60);
@@ -141,10 +137,12 @@ impl ApiClient {
     /// Replaces the options, which were read as `configuration`, and connects anew. The old connection serves until
     /// the new one stands. Attempts to connect as before end, and so do pauses before another attempt.
     pub async fn reconfigure(&self, options: ApiServer, configuration: Configuration) {
-        *self.replacement.lock().unwrap_or_else(PoisonError::into_inner) = Some((options, configuration));
+        *self.replacement() = Some((options, configuration));
         self.replaced.notify_waiters();
         let mut session = self.session.lock().await;
-        if let Err(error) = self.connect(&mut session).await {
+        // An earlier caller, who has waited, may have connected with the last replacement.
+        let is_pending = self.replacement().is_some();
+        if is_pending && let Err(error) = self.connect(&mut session).await {
             tracing::warn!("the new configuration of the API server cannot be used yet: {error}");
         }
     }
@@ -153,7 +151,7 @@ impl ApiClient {
     async fn connect(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
         loop {
             let replaced = self.replaced.notified();
-            if let Some((options, next)) = self.replacement.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some((options, next)) = self.replacement().take() {
                 session.replace_options(options, next);
             }
             tokio::select! {
@@ -205,7 +203,7 @@ impl ApiClient {
                 configuration: configuration.clone(),
                 tls: tls.clone(),
                 address: address.clone(),
-                limit: if has_others { FAILOVER_TIMEOUT } else { CONNECT_TIMEOUT },
+                has_others,
             };
             if is_only {
                 self.set_server(address.to_string());
@@ -223,6 +221,10 @@ impl ApiClient {
             }
         }
         Err(errors)
+    }
+
+    fn replacement(&self) -> MutexGuard<'_, Option<(ApiServer, Configuration)>> {
+        self.replacement.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_server(&self, address: String) {
@@ -403,16 +405,22 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
 
     use http::Response;
     use tokio::{
         net::{UnixListener, UnixStream},
+        sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
         time::timeout,
     };
 
     use super::*;
     use crate::address::ServerAddress;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Behaviour of a server after a connection.
     #[derive(Clone, Copy, Debug)]
@@ -426,7 +434,7 @@ mod tests {
 
     /// Accepts connections at a socket, and sends a message for each request, or for each connection of a silent
     /// server.
-    async fn serve(socket: UnixListener, server: Server, requests: tokio::sync::mpsc::UnboundedSender<()>) {
+    async fn serve(socket: UnixListener, server: Server, requests: UnboundedSender<()>) {
         let mut streams = Vec::<UnixStream>::new();
         loop {
             let (stream, _) = socket.accept().await.unwrap();
@@ -456,12 +464,10 @@ mod tests {
 
     #[tokio::test]
     async fn other_servers_are_used_at_once_whatever_the_present_one_does() {
-        let dir = std::env::temp_dir().join(format!("cproxy-client-{}", std::process::id()));
-        fs::remove_dir_all(&dir).ok();
-        fs::create_dir(&dir).unwrap();
+        let dir = directory("moved");
         for server in [Server::Silent, Server::Mute, Server::Serving] {
             let [first, second] = ["first", "second"].map(|name| dir.join(format!("{server:?}-{name}")));
-            let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+            let (sender, mut requests) = unbounded_channel();
             drop(tokio::spawn(serve(UnixListener::bind(&first).unwrap(), server, sender.clone())));
             let options = at(&first);
             let configuration = configure(&options).await.unwrap();
@@ -482,6 +488,57 @@ mod tests {
             assert!(timeout(Duration::from_secs(5), received.link.superseded()).await.is_ok(), "{server:?}");
         }
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// An empty directory.
+    fn directory(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("cproxy-client-{name}-{}", std::process::id()));
+        fs::remove_dir_all(&dir).ok();
+        fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    /// Client of these servers, and a message for each of their connections or requests.
+    async fn client_of(dir: &Path, servers: &[Server]) -> (Arc<ApiClient>, ApiServer, UnboundedReceiver<()>) {
+        let (sender, requests) = unbounded_channel();
+        let addresses = servers.iter().enumerate().map(|(index, server)| {
+            let path = dir.join(index.to_string());
+            drop(tokio::spawn(serve(UnixListener::bind(&path).unwrap(), *server, sender.clone())));
+            ServerAddress::Unix(path)
+        });
+        let options = ApiServer { addresses: addresses.collect(), ..ApiServer::default() };
+        let configuration = configure(&options).await.unwrap();
+        let client = Arc::new(ApiClient::new(options.clone(), configuration, SocketSetup::none()));
+        (client, options, requests)
+    }
+
+    #[tokio::test]
+    async fn a_server_that_accepts_and_is_silent_is_passed_over() {
+        let dir = directory("silent");
+        let (client, _, _requests) = client_of(&dir, &[Server::Silent, Server::Silent, Server::Serving]).await;
+        let sent = timeout(Duration::from_secs(20), client.send(Request::new(()))).await;
+        assert!(matches!(sent, Ok(Ok(_))), "it stays with a silent server");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn options_that_were_replaced_many_times_are_connected_with_once() {
+        let dir = directory("replaced");
+        let (client, options, mut requests) = client_of(&dir, &[Server::Silent, Server::Silent]).await;
+        let configuration = configure(&options).await.unwrap();
+        let replaced: Vec<_> = (0..20)
+            .map(|_| {
+                let (client, options, configuration) = (client.clone(), options.clone(), configuration.clone());
+                tokio::spawn(async move { client.reconfigure(options, configuration).await })
+            })
+            .collect();
+        for task in replaced {
+            timeout(PATIENCE, task).await.unwrap().unwrap();
+        }
+        let connections = std::iter::from_fn(|| requests.try_recv().ok()).count();
+        // The first one is given up for the last options, which fail with both servers.
+        assert!(connections <= 3, "{connections} connections");
+        fs::remove_dir_all(dir).unwrap();
     }
 
     fn seconds(count: u64) -> Duration {

@@ -2,6 +2,7 @@
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -24,12 +25,16 @@ use super::{
     connector::Proxy,
     error_text::first_line,
     exec_plugin::ExecCredentials,
+    file::{self, FILE_BYTES_MAX},
     kubeconfig,
     tls::{Identity, TlsMaterial},
 };
 
 /// User-Agent, which audit logs show.
 const OWN_NAME: &str = concat!("cproxy/", env!("CARGO_PKG_VERSION"));
+
+/// Longest token. Servers refuse longer headers.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
 /// Directory of a pod's ServiceAccount.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -85,7 +90,7 @@ pub enum ClientError {
     Url(Uri, &'static str),
     /// The token cannot be read.
     #[error("token file {0}: {1}")]
-    Token(PathBuf, std::io::Error),
+    Token(PathBuf, io::Error),
     /// TLS or the credentials cannot be used.
     #[error("cannot set up the connection to {0}: {1}")]
     Setup(ServerAddress, String),
@@ -229,14 +234,24 @@ const LOCAL_SERVER: &str = "http://localhost";
 /// Value of the Authorization header, in client-go's order. As there, a token's file comes before the token beside it.
 fn authorization(user: &AuthInfo) -> Result<Option<String>, ClientError> {
     if let Some(path) = &user.token_file {
-        let token = std::fs::read_to_string(path).map_err(|error| ClientError::Token(path.into(), error))?;
-        return Ok(Some(format!("Bearer {}", token.trim())));
+        let token = read_token(Path::new(path)).map_err(|error| ClientError::Token(path.into(), error))?;
+        return Ok(Some(format!("Bearer {token}")));
     }
     if let Some(token) = &user.token {
         return Ok(Some(format!("Bearer {}", token.expose_secret())));
     }
     let (Some(name), Some(password)) = (&user.username, &user.password) else { return Ok(None) };
     Ok(Some(basic(name, password.expose_secret())))
+}
+
+/// Token in a file. An empty one is about to be written.
+fn read_token(path: &Path) -> io::Result<String> {
+    let bytes = file::read(path, TOKEN_BYTES_MAX)?;
+    match str::from_utf8(&bytes).map(str::trim) {
+        Ok("") => Err(io::Error::other("it is empty")),
+        Ok(token) => Ok(token.to_owned()),
+        Err(_) => Err(io::Error::other("it is not UTF-8")),
+    }
 }
 
 fn basic(name: &str, password: &str) -> String {
@@ -274,9 +289,9 @@ fn load(data: Option<&str>, path: Option<&str>, name: &str) -> Result<Option<Vec
         (Some(data), _) => {
             BASE64_STANDARD.decode(data).map(Some).map_err(|error| format!("{name}-data of its user: {error}"))
         }
-        (None, Some(path)) => {
-            std::fs::read(path).map(Some).map_err(|error| format!("{name} {path} of its user: {error}"))
-        }
+        (None, Some(path)) => file::read(Path::new(path), FILE_BYTES_MAX)
+            .map(Some)
+            .map_err(|error| format!("{name} {path} of its user: {error}")),
         (None, None) => Ok(None),
     }
 }
@@ -359,5 +374,20 @@ mod tests {
         let half = AuthInfo { client_certificate_data: Some("YQ==".to_owned()), ..AuthInfo::default() };
         assert_eq!(error(half), "its user has a client-certificate without a client-key");
         assert!(secret_header("Bearer a\nb").unwrap_err().contains("line feed"));
+    }
+
+    #[test]
+    fn a_token_that_is_about_to_be_written_is_not_used() {
+        let path = std::env::temp_dir().join(format!("cproxy-token-{}", std::process::id()));
+        let read = |content: &[u8]| {
+            std::fs::write(&path, content).unwrap();
+            read_token(&path).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(b" a\n"), Ok("a".to_owned()));
+        assert_eq!(read(b"").unwrap_err(), "it is empty");
+        assert_eq!(read(b"\n").unwrap_err(), "it is empty");
+        assert_eq!(read(b"\xff").unwrap_err(), "it is not UTF-8");
+        assert_eq!(read(&[b'x'; 1 << 20]).unwrap_err(), "longer than 65536 bytes");
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -31,7 +31,7 @@ use tokio::{
 use super::{
     address::ServerAddress,
     configuration::Configuration,
-    connector::{Connector, Stream},
+    connector::{Connector, Stream, within},
     tls,
     transport::{Body, BoxError, Link, Received},
 };
@@ -42,6 +42,10 @@ const CONNECTION_WINDOW_BYTES: u32 = 512 << 10;
 
 /// Longest head of a response.
 const HEAD_BYTES_MAX: u32 = 64 << 10;
+
+/// Limit on each step of a connection: with one server, and with others to turn to.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Interval of PING where the kernel does not notice a peer that has vanished.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -78,8 +82,8 @@ pub(super) struct Dialer {
     /// Set if one of the servers speaks TLS.
     pub(super) tls: Option<Arc<rustls::ClientConfig>>,
     pub(super) address: ServerAddress,
-    /// Limit on each step.
-    pub(super) limit: Duration,
+    /// There are other servers to turn to.
+    pub(super) has_others: bool,
 }
 
 impl Dialer {
@@ -91,6 +95,8 @@ impl Dialer {
             Some(false) => self.http1(stream).await,
             None => match self.http2(stream, true).await {
                 Ok(connection) => Ok(connection),
+                // It may be a server of HTTP/1.1 that ignores what it does not know, but hardly is.
+                Err(error) if self.has_others && is_timeout(&error) => Err(error),
                 Err(error) => {
                     tracing::debug!("no HTTP/2 at {}: {error}", self.address);
                     let (stream, _) = self.open().await?;
@@ -100,13 +106,19 @@ impl Dialer {
         }
     }
 
+    /// Limit on each step.
+    fn limit(&self) -> Duration {
+        if self.has_others { FAILOVER_TIMEOUT } else { CONNECT_TIMEOUT }
+    }
+
     /// Opens a stream. Returns whether TLS has chosen HTTP/2; `None` without TLS.
     async fn open(&self) -> io::Result<(Box<dyn Stream>, Option<bool>)> {
         let proxy = self.configuration.proxy.as_ref();
-        let stream = self.connector.connect(&self.address, proxy, self.limit).await?;
+        let stream = self.connector.connect(&self.address, proxy, self.limit()).await?;
         let name = self.configuration.tls_name(&self.address);
         let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, None)) };
-        let (stream, is_http2) = timeout(self.limit, tls::handshake(config, name, stream)).await??;
+        let handshake = within(self.limit(), tls::handshake(config, name, stream)).await;
+        let (stream, is_http2) = handshake.map_err(|error| io::Error::new(error.kind(), format!("TLS: {error}")))?;
         Ok((Box::new(stream), Some(is_http2)))
     }
 
@@ -126,8 +138,8 @@ impl Dialer {
                     end?;
                     return Err("the connection was closed".into());
                 }
-                pong = timeout(HTTP2_TIMEOUT, pings.ping(Ping::opaque())) => {
-                    pong??;
+                pong = within(HTTP2_TIMEOUT, async { pings.ping(Ping::opaque()).await.map_err(io::Error::other) }) => {
+                    pong?;
                 }
             }
         }
@@ -233,6 +245,10 @@ async fn drive(
         // This drops the connection, which ends its responses.
         () = watch => tracing::debug!("the API server does not answer a PING"),
     }
+}
+
+fn is_timeout(error: &BoxError) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
 }
 
 async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendRequest<NoBody>> {

@@ -52,11 +52,11 @@ impl Connector {
             (ServerAddress::Url(url), Some(proxy)) => Ok(Box::new(self.connect_through(proxy, url, limit).await?)),
             (ServerAddress::Url(url), None) => Ok(Box::new(self.connect_to_host(url, limit).await?)),
             (ServerAddress::Unix(path), _) => {
-                let stream = timeout(limit, UnixStream::connect(path)).await?;
+                let stream = within(limit, UnixStream::connect(path)).await;
                 Ok(Box::new(stream.map_err(|error| describe_unix(path, &error))?))
             }
             (&ServerAddress::Vsock { cid, port }, _) => {
-                let stream = timeout(limit, VsockStream::connect(VsockAddr::new(cid, port))).await?;
+                let stream = within(limit, VsockStream::connect(VsockAddr::new(cid, port))).await;
                 Ok(Box::new(stream.map_err(describe_vsock)?))
             }
         }
@@ -80,7 +80,7 @@ impl Connector {
         self.setup.apply(&socket)?;
         socket.set_nodelay(true)?;
         keep_alive(&socket)?;
-        timeout(limit, socket.connect(address)).await?
+        within(limit, socket.connect(address)).await
     }
 
     /// Opens a tunnel by CONNECT (RFC 9110, 9.3.6).
@@ -88,9 +88,16 @@ impl Connector {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("proxy {}: {error}", proxy.url));
         let mut stream = self.connect_to_host(&proxy.url, limit).await.map_err(named)?;
         let target = format!("{}:{}", url.host().unwrap_or_default(), port(url));
-        timeout(limit, open_tunnel(&mut stream, &target, proxy.authorization.as_deref())).await?.map_err(named)?;
+        let tunnel = open_tunnel(&mut stream, &target, proxy.authorization.as_deref());
+        within(limit, tunnel).await.map_err(named)?;
         Ok(stream)
     }
+}
+
+/// Limits the time of a step. Its error is better than that of an elapsed time, which names nothing.
+pub(super) async fn within<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let elapsed = |_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")));
+    timeout(limit, step).await.unwrap_or_else(elapsed)
 }
 
 /// HTTP proxy.

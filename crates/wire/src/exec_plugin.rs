@@ -1,16 +1,33 @@
 //! Credentials from a program (client.authentication.k8s.io/v1, ExecCredential).
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    io,
+    pin::pin,
+    process::{Output, Stdio},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use kube::config::{ExecAuthCluster, ExecConfig};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::Command,
+    time::timeout,
+    try_join,
+};
 
-use super::tls::Identity;
+use super::{error_text::one_line, tls::Identity};
 
 /// Time for the program to end. Two requests that wait for it one after the other still have time for a list.
 const TIMEOUT: Duration = Duration::from_secs(25);
+
+/// Time for the rest of the output after the program has ended.
+const REST_TIME_MAX: Duration = Duration::from_millis(500);
+
+/// Longest output.
+const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 
 /// Time before the expiry at which credentials are asked for again.
 const EARLY: Duration = Duration::from_secs(60);
@@ -112,16 +129,61 @@ pub(super) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> 
             command.env(name, value);
         }
     }
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(TIMEOUT, command.output()).await;
-    let output = output.map_err(|_| named(format!("no answer within {TIMEOUT:?}")))?;
-    let output = output.map_err(|error| named(error.to_string()))?;
+    let output = run_to_end(command).await.map_err(|error| named(error.to_string()))?;
     if !output.status.success() {
-        let message = String::from_utf8_lossy(&output.stderr);
-        let message: String = message.trim().chars().take(MESSAGE_CHARS_MAX).collect();
-        return Err(named(format!("{}: {message}", output.status)));
+        let message: String =
+            one_line(&String::from_utf8_lossy(&output.stderr)).chars().take(MESSAGE_CHARS_MAX).collect();
+        let separator = if message.is_empty() { "" } else { ": " };
+        return Err(named(format!("{}{separator}{message}", output.status)));
     }
     ExecCredentials::read(&output.stdout).map_err(named)
+}
+
+/// Processes of a program, which end when this value is dropped.
+struct ProcessGroup(Option<Pid>);
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        // They may all have ended.
+        self.0.and_then(|leader| kill_process_group(leader, Signal::KILL).ok());
+    }
+}
+
+/// Runs a program to its end. If it takes too long or prints too much, it ends with all processes that it has started.
+async fn run_to_end(mut command: Command) -> io::Result<Output> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn()?;
+    let mut group = ProcessGroup(child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)));
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let pipes = (child.stdout.take(), child.stderr.take());
+    let end = async {
+        let mut read = pin!(async { try_join!(read(pipes.0, &mut stdout), read(pipes.1, &mut stderr)) });
+        tokio::select! {
+            biased;
+            read = &mut read => read.map(drop)?,
+            status = child.wait() => {
+                // A process that the program leaves behind may keep the pipes open.
+                timeout(REST_TIME_MAX, read).await.unwrap_or(Ok(((), ())))?;
+                return status;
+            }
+        }
+        child.wait().await
+    };
+    let status = timeout(TIMEOUT, end).await;
+    let status =
+        status.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {TIMEOUT:?}")))??;
+    group.0 = None;
+    Ok(Output { status, stdout, stderr })
+}
+
+/// Reads a pipe to its end.
+async fn read(pipe: Option<impl AsyncRead + Unpin>, output: &mut Vec<u8>) -> io::Result<()> {
+    let Some(pipe) = pipe else { return Ok(()) };
+    pipe.take(OUTPUT_BYTES_MAX + 1).read_to_end(output).await?;
+    if output.len() as u64 > OUTPUT_BYTES_MAX {
+        return Err(io::Error::other(format!("it prints more than {OUTPUT_BYTES_MAX} bytes")));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -159,6 +221,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_program_that_prints_without_end_is_ended_with_its_children() {
+        let file = std::env::temp_dir().join(format!("cproxy-exec-{}", std::process::id()));
+        for redirection in ["", ">&2"] {
+            let script = format!("sleep 1000 & echo $! >{}; yes {redirection}; exit 1", file.display());
+            assert_eq!(run(&shell(&script)).await.unwrap_err(), "exec plugin sh: it prints more than 1048576 bytes");
+            let child: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+            let is_alive = || {
+                let state = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+                !state.is_empty() && !state.contains(") Z ")
+            };
+            while is_alive() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        std::fs::remove_file(file).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_process_that_is_left_behind_delays_nothing() {
+        let start = std::time::Instant::now();
+        let script = r#"sleep 20 & echo '{"status":{"token":"a"}}'"#;
+        assert_eq!(run(&shell(script)).await.unwrap().token.as_deref(), Some("a"));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
     async fn the_program_learns_that_nobody_can_be_asked() {
         let script = r#"case $KUBERNETES_EXEC_INFO in *'"interactive":false'*) ;; *) exit 1;; esac
                         echo '{"status":{"clientCertificateData":"c","clientKeyData":"k"}}'"#;
@@ -170,6 +258,8 @@ mod tests {
     async fn errors_name_the_program() {
         for (script, words) in [
             ("echo no login >&2; exit 3", "exit status: 3: no login"),
+            ("printf 'no\\nlogin\\033' >&2; exit 3", "exit status: 3: no login\u{fffd}"),
+            ("kill -9 $$", "signal: 9 (SIGKILL)"),
             ("echo '<html>'", "no ExecCredential"),
             ("echo '{}'", "no status"),
             ("echo '{\"status\":{}}'", "neither a token"),

@@ -5,7 +5,11 @@ use std::time::Duration;
 use cproxy_core::{api::Metadata, object_name, printable, shortened};
 
 use super::{
-    decode::DecodeError, error_text::chain, resources::WatchedResource, split::SplitError, status::Status,
+    decode::DecodeError,
+    error_text::{chain, one_line},
+    resources::WatchedResource,
+    split::SplitError,
+    status::Status,
     transport::BoxError,
 };
 
@@ -175,7 +179,7 @@ impl Failure {
     /// Message of one line that names the resource, the server and, if a permission is missing, the verbs to grant.
     pub(super) fn describe<K: WatchedResource>(&self, server: &str) -> String {
         // The message of a server, or of a proxy in front of it, may be long.
-        shortened(self.describe_in_full::<K>(server))
+        shortened(one_line(&self.describe_in_full::<K>(server)))
     }
 
     fn describe_in_full<K: WatchedResource>(&self, server: &str) -> String {
@@ -205,7 +209,9 @@ impl Failure {
             ApiError::Connection(error) | ApiError::Interrupted(error) => chain(&**error),
             ApiError::Cut => "the connection was closed in the middle of the response".to_owned(),
             ApiError::Split(error) => chain(error),
-            ApiError::ContentType(text) => format!("the response is {}", printable(text)),
+            ApiError::ContentType(text) => {
+                format!("the Content-Type of the response is {text:?}, which was not asked for")
+            }
             ApiError::Unreadable(error, None) => format!("the response cannot be read: {}", chain(error)),
             ApiError::Unreadable(error, Some(name)) => {
                 format!("the response cannot be read at {name}: {}", chain(error))
@@ -327,6 +333,14 @@ mod tests {
         let list = refused(Operation::List, 403).describe::<EndpointSlice>("https://api:6443/");
         assert!(list.starts_with("not permitted to list endpointslices: grant the verbs list and watch"), "{list}");
         assert!(list.contains("\"discovery.k8s.io\"") && !list.contains('\n'), "{list}");
+    }
+
+    #[test]
+    fn a_message_of_the_server_is_one_line() {
+        let error =
+            || ApiError::ErrorEvent(Box::new(Status { message: "a\n2026 WARN \u{1b}b".to_owned(), ..*status(500) }));
+        let line = Failure { operation: Operation::Watch, error: error() }.describe::<EndpointSlice>("https://api/");
+        assert_eq!(line, "watch of endpointslices ended: a 2026 WARN \u{fffd}b");
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use super::error_text::chain;
+use super::{
+    error_text::chain,
+    file::{self, FILE_BYTES_MAX},
+};
 use kube::{
     Config,
     config::{
@@ -16,7 +19,14 @@ const NO_PROXY: &str = "none";
 
 /// Reads the current context of a file. Paths in the file are relative to its directory.
 pub(super) async fn read(path: &Path) -> Result<Config, String> {
+    file::check(path, FILE_BYTES_MAX).map_err(|error| error.to_string())?;
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| describe(&error))?;
+    let authorities =
+        kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref()?.certificate_authority.as_ref());
+    for authority in authorities.filter(|path| Path::new(path).exists()) {
+        let checked = file::check(Path::new(authority), FILE_BYTES_MAX);
+        checked.map_err(|error| format!("certificate-authority {authority} of a cluster: {error}"))?;
+    }
     configure(kubeconfig).await
 }
 

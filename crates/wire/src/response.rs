@@ -5,7 +5,7 @@ use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderMap, Request, StatusCode,
-    header::{ACCEPT, ACCEPT_ENCODING, HeaderValue, RETRY_AFTER},
+    header::{ACCEPT, ACCEPT_ENCODING, HeaderValue, LOCATION, RETRY_AFTER},
 };
 use http_body::{Body as _, Frame};
 use tokio::time::{Instant, timeout_at};
@@ -21,6 +21,9 @@ use super::{
 
 /// Bytes that are read of an error response.
 const ERROR_BYTES_MAX: usize = 64 << 10;
+
+/// Time for the body of an error response.
+const ERROR_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Longest silence before the connection is checked: two intervals of bookmarks, and a little more.
 const UNCHECKED_SILENCE_MAX: Duration = Duration::from_secs(130);
@@ -55,14 +58,15 @@ impl Response {
         let received = timeout_at(silent_until, transport.send(request)).await;
         let Received { response, link } =
             received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
-        let (code, retry_after) = (response.status(), retry_after(response.headers()));
+        let (code, headers) = (response.status(), response.headers());
+        let (retry_after, reason) = (retry_after(headers), reason(code, headers));
         let content_type = ContentType::of(response.headers());
         let unzip = Unzip::new(response.headers());
         let response = Self { body: response.into_body(), unzip, link, content_type, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
-        Err(ApiError::Refused(Box::new(response.error(code, retry_after).await)))
+        Err(ApiError::Refused(Box::new(response.error(code, &reason, retry_after).await)))
     }
 
     /// Encoding of the body.
@@ -110,9 +114,10 @@ impl Response {
         }
     }
 
-    /// Status in an error response.
-    async fn error(mut self, code: StatusCode, retry_after: Option<i32>) -> Status {
+    /// Status in an error response. `reason` is the message if the body has none.
+    async fn error(mut self, code: StatusCode, reason: &str, retry_after: Option<i32>) -> Status {
         let mut text = Vec::new();
+        self.allow_silence(ERROR_TIME_MAX);
         while text.len() < ERROR_BYTES_MAX
             && let Ok(Some(chunk)) = self.chunk().await
         {
@@ -121,6 +126,9 @@ impl Response {
         let mut status = Status::read(&text, self.content_type.ok());
         if let Some(retry_after_seconds) = retry_after {
             status.details = Some(StatusDetails { retry_after_seconds });
+        }
+        if status.message.trim().is_empty() {
+            reason.clone_into(&mut status.message);
         }
         status.code = code.as_u16().into();
         status
@@ -134,6 +142,14 @@ fn next_frame(body: &mut Body) -> impl Future<Output = Option<Result<Frame<Bytes
 /// Seconds of the Retry-After header. The API server never sends a date.
 fn retry_after(headers: &HeaderMap) -> Option<i32> {
     headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
+}
+
+/// Reason for an error response, as its head has it.
+fn reason(code: StatusCode, headers: &HeaderMap) -> String {
+    match headers.get(LOCATION).filter(|_| code.is_redirection()) {
+        Some(location) => format!("it redirects to {}", String::from_utf8_lossy(location.as_bytes())),
+        None => code.canonical_reason().unwrap_or("unknown status").to_owned(),
+    }
 }
 
 /// Error of a broken response: [`ApiError::Cut`] for a closed connection, with which servers and proxies often end a
