@@ -205,7 +205,7 @@ fn a_renewed_token_file_is_used_by_the_next_request_on_the_same_connection() {
     vm.expect_user("system:serviceaccount:default:second");
     vm.expect_another(true);
     vm.expect_one_list_each();
-    assert!(!agent.log().contains("401"), "{}", agent.log());
+    assert!(!agent.log().contains("(401)"), "{}", agent.log());
 }
 
 /// Program that returns credentials, and its runs.
