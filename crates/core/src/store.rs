@@ -196,7 +196,10 @@ impl Store {
     }
 
     /// Row of a Service, and its slices ordered by name: cheaper than one by one.
-    pub(super) fn service_and_slices(&self, name: &ServiceName) -> Option<(ServiceRow, impl Iterator<Item = SliceRow>)> {
+    pub(super) fn service_and_slices(
+        &self,
+        name: &ServiceName,
+    ) -> Option<(ServiceRow, impl Iterator<Item = SliceRow>)> {
         let (name, packed) = self.services.get_key_value(name)?;
         let slices = self.slices_of(name.clone()).map(|(_, _, packed)| SliceRow::unpack(packed));
         Some((ServiceRow::unpack(packed), slices))
