@@ -131,7 +131,7 @@ fn a_memory_limit_holds_and_leaves_nothing_behind() {
     };
     assert_eq!(run_limited("head -c 100000 /dev/zero | tail -c 1 | wc -c").success().stdout.trim(), "1");
     assert_eq!(limit.killed(), 0);
-    // tail has to keep all of its input. The kernel may kill another process of the cgroup before tail's memory is free.
+    // tail has to keep all of its input. The kernel may kill another process, too, before tail's memory is free.
     run_limited("head -c 64000000 /dev/zero | tail -c 64000000 | wc -c");
     assert!(limit.killed() >= 1);
     assert!((1 << 20..=8 << 20).contains(&limit.peak_bytes()), "{}", limit.peak_bytes());
