@@ -11,7 +11,7 @@ use super::{failure::ApiError, protobuf};
 
 /// Object, as far as it could be decoded.
 #[derive(Debug)]
-pub(super) enum Decoded<T> {
+pub enum Decoded<T> {
     /// The object.
     Object(Box<T>),
     /// Names and version, if it has any, and the error with the path of its field.
@@ -106,7 +106,8 @@ impl<T: Object> Decoded<T> {
     }
 
     /// Metadata of the object: only names and version if it is unreadable.
-    pub(super) fn meta(&self) -> &Metadata {
+    #[must_use]
+    pub fn meta(&self) -> &Metadata {
         match self {
             Self::Object(object) => object.metadata(),
             Self::Unreadable(metadata, _) => metadata,

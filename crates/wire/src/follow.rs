@@ -1,7 +1,7 @@
 //! Loop of one resource's list and watch: carries out the decisions of [`WatchState::step`]. Its I/O is a trait, so
 //! that tests can script it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     failure::{ApiError, Operation},
@@ -9,7 +9,7 @@ use super::{
     selectors::Selectors,
     step::{Collection, Input, Log, Next, Pause, Request},
     watch_event::WatchEvent,
-    watch_state::{History, WatchState},
+    watch_state::{History, WatchState, watch_time},
 };
 
 /// I/O of a watch.
@@ -25,6 +25,16 @@ pub(super) trait ApiSource<K> {
 
     async fn pause(&mut self, pause: Pause);
 
+    /// Time after which the server is asked to end the next watch.
+    fn watch_time(&mut self) -> Duration {
+        watch_time()
+    }
+
+    /// Whether the server must confirm that it has a version before a watch is resumed from it.
+    fn must_confirm(&self) -> bool {
+        false
+    }
+
     fn log(&mut self, log: Log);
 
     /// Address of the server that was used last, for messages.
@@ -32,8 +42,13 @@ pub(super) trait ApiSource<K> {
 }
 
 /// Follows the objects with these selectors. Never returns.
-pub(super) async fn follow<K: WatchedResource>(source: &mut impl ApiSource<K>, selectors: Selectors<'_>) {
-    let (mut state, mut history) = (WatchState::new(), History::new());
+/// `spreads_lists`: many clients like this one may list at once.
+pub(super) async fn follow<K: WatchedResource>(
+    source: &mut impl ApiSource<K>,
+    selectors: Selectors<'_>,
+    spreads_lists: bool,
+) {
+    let (mut state, mut history) = (WatchState::new(), History::new(spreads_lists));
     let mut next = Next::Request;
     loop {
         let input = match next {
@@ -63,12 +78,18 @@ async fn send<K: WatchedResource>(
     state: &WatchState,
     selectors: Selectors<'_>,
 ) -> Result<Input<K>, ApiError> {
-    source.request(state.request::<K>(selectors)).await.map(|()| Input::Accepted)
+    if source.must_confirm()
+        && let Some(request) = state.confirmation::<K>()
+    {
+        source.request(request).await?;
+    }
+    let watch_time = source.watch_time();
+    source.request(state.request::<K>(selectors, watch_time)).await.map(|()| Input::Accepted)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::VecDeque, future::pending, time::Duration};
+    use std::{collections::VecDeque, future::pending};
 
     use cproxy_core::api::{Metadata, Service};
 
@@ -108,6 +129,8 @@ mod tests {
                 WatchEvent::Listed(object) => format!("listed {}", name(&object)),
                 WatchEvent::Applied(object) => format!("applied {}", name(&object)),
                 WatchEvent::Deleted(object) => format!("deleted {}", name(&object)),
+                WatchEvent::ListDone(version) => format!("done {version}"),
+                WatchEvent::Bookmark(version) => format!("bookmark {version}"),
                 other => format!("{other:?}"),
             });
         }
@@ -175,7 +198,7 @@ mod tests {
     async fn play(responses: impl IntoIterator<Item = Response>) -> Vec<String> {
         let mut script = Script { responses: responses.into_iter().collect(), ..Script::default() };
         let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
-        let following = follow::<Service>(&mut script, selectors);
+        let following = follow::<Service>(&mut script, selectors, true);
         tokio::time::timeout(Duration::from_secs(1), following).await.unwrap_err();
         script.transcript
     }
@@ -191,12 +214,12 @@ mod tests {
                 "List fieldSelector=a%3Db resourceVersion=0",
                 "ListStarted",
                 "listed a",
-                "ListDone",
+                "done 5",
                 "Watch fieldSelector=a%3Db resourceVersion=5",
                 "applied b",
                 "Watch fieldSelector=a%3Db resourceVersion=6",
                 "deleted b",
-                "Bookmark",
+                "bookmark 9",
                 "Watch fieldSelector=a%3Db resourceVersion=9",
             ]
         );
@@ -214,7 +237,7 @@ mod tests {
                 "List resourceVersion=0",
                 "ListStarted",
                 "listed a",
-                "ListDone",
+                "done 5",
                 "Watch resourceVersion=5",
             ]
         );
@@ -251,13 +274,13 @@ mod tests {
             [
                 "List fieldSelector=a%3Db resourceVersion=0",
                 "ListStarted",
-                "ListDone",
+                "done 5",
                 "Watch fieldSelector=a%3Db resourceVersion=5",
                 "info the watch of services is too old to be resumed: listing anew",
                 "pause",
                 "List fieldSelector=a%3Db resourceVersion=5",
                 "ListStarted",
-                "ListDone",
+                "done 6",
                 "Watch fieldSelector=a%3Db resourceVersion=6",
             ]
         );

@@ -1,24 +1,31 @@
-//! Resources that the agent watches, and the store's events for their objects.
+//! Resources that are watched, and the store's events for the agent's.
 
 use cproxy_core::{
     Event, ResourceKind,
     api::{EndpointSlice, Node, Object, Service},
 };
 
-/// Resource that the agent watches.
-pub(super) trait WatchedResource: Object + Send + 'static {
+/// Resource that is listed and watched.
+pub trait WatchedResource: Object + Send + 'static {
     /// Kind in the store.
     const RESOURCE: ResourceKind;
     /// Features that are lost without this resource, if it is optional; `None` if the agent cannot do without it.
     const LOST_WITHOUT: Option<&'static str> = None;
+    /// Objects can be decoded from JSON, too, which a server without protobuf is asked for.
+    const HAS_JSON: bool = true;
+}
 
+/// Resource that the agent's store keeps.
+pub trait StoredResource: WatchedResource {
     /// Event of an object that was added or changed.
     fn applied(object: Box<Self>) -> Event;
 }
 
 impl WatchedResource for Service {
     const RESOURCE: ResourceKind = ResourceKind::Services;
+}
 
+impl StoredResource for Service {
     fn applied(object: Box<Self>) -> Event {
         Event::Service(object)
     }
@@ -26,7 +33,9 @@ impl WatchedResource for Service {
 
 impl WatchedResource for EndpointSlice {
     const RESOURCE: ResourceKind = ResourceKind::EndpointSlices;
+}
 
+impl StoredResource for EndpointSlice {
     fn applied(object: Box<Self>) -> Event {
         Event::EndpointSlice(object)
     }
@@ -36,7 +45,9 @@ impl WatchedResource for Node {
     const RESOURCE: ResourceKind = ResourceKind::Nodes;
     const LOST_WITHOUT: Option<&'static str> =
         Some("zone hints are not followed and, without --node-ip, node ports are not served");
+}
 
+impl StoredResource for Node {
     fn applied(object: Box<Self>) -> Event {
         Event::Node(object)
     }

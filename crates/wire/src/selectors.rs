@@ -3,15 +3,17 @@
 use super::resources::WatchedResource;
 
 /// Selectors of a list or watch.
-#[derive(Clone, Copy)]
-pub(super) struct Selectors<'a> {
-    pub(super) labels: &'a str,
-    pub(super) fields: FieldSelector<'a>,
+#[derive(Clone, Copy, Debug)]
+pub struct Selectors<'a> {
+    /// Label selector; empty: none.
+    pub labels: &'a str,
+    /// Field selector.
+    pub fields: FieldSelector<'a>,
 }
 
 /// Field selector of a list or watch.
-#[derive(Clone, Copy)]
-pub(super) enum FieldSelector<'a> {
+#[derive(Clone, Copy, Debug)]
+pub enum FieldSelector<'a> {
     /// None.
     Any,
     /// It only leaves out objects that the agent ignores. It is dropped if the server refuses it.

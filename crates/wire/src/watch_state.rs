@@ -13,7 +13,7 @@ use super::{
     failure::{ApiError, Failure, Operation, Recovery, RetryFrom},
     message::Message,
     resources::WatchedResource,
-    selectors::Selectors,
+    selectors::{FieldSelector, Selectors},
     step::{Collection, Input, Log, Next, Output, Pause, Request},
     watch_event::WatchEvent,
 };
@@ -22,10 +22,10 @@ use super::{
 /// agents do not end together.
 const WATCH_MIN: Duration = Duration::from_secs(300);
 
-/// Time over which many agents that list anew spread, for each object of the list and at most. A list costs the API
-/// server some 6 us of CPU time for each object, so that it can serve more than a hundred agents with one core.
-const SPREAD_PER_OBJECT: Duration = Duration::from_millis(1);
-const SPREAD_MAX: Duration = Duration::from_secs(30);
+/// Random time for a watch, from [`WATCH_MIN`] to twice that.
+pub(super) fn watch_time() -> Duration {
+    WATCH_MIN + jitter(WATCH_MIN)
+}
 
 /// Longest jitter that is added to a Retry-After, so that many agents with the same one do not return together.
 const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
@@ -82,8 +82,10 @@ impl WatchState {
     /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has, and
     /// `NotOlderThan` waits for the cache to have the version. A limit would make a quorum read of it while the server
     /// is starting (apiserver/pkg/storage/cacher/delegator.go 1.36).
-    pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>) -> Request {
-        let seconds = (WATCH_MIN + jitter(WATCH_MIN)).as_secs().to_string();
+    ///
+    /// `watch_time` is the time after which the server ends a watch.
+    pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>, watch_time: Duration) -> Request {
+        let seconds = watch_time.as_secs().to_string();
         let watch = [("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
         let parameters = match self {
             Self::Listing { at_least: None, .. } => vec![("resourceVersion", "0")],
@@ -93,6 +95,16 @@ impl WatchState {
             Self::Watching { version, .. } => [&watch[..], &[("resourceVersion", version)]].concat(),
         };
         Request { operation: self.operation(), target: self.sent_selectors(selectors).target::<K>(&parameters) }
+    }
+
+    /// Request that the server only accepts if it has the version from which a watch is about to be resumed; `None`
+    /// before a list. An API server accepts a watch from a version that it does not have, and sends nothing until it
+    /// has it, which may be never if its data comes from a backup. It lists no object.
+    pub(super) fn confirmation<K: WatchedResource>(&self) -> Option<Request> {
+        let Self::Watching { version, .. } = self else { return None };
+        let parameters = [("resourceVersion", version.as_str()), ("resourceVersionMatch", "NotOlderThan")];
+        let nothing = Selectors { labels: "", fields: FieldSelector::Required("metadata.name=none") };
+        Some(Request { operation: Operation::List, target: nothing.target::<K>(&parameters) })
     }
 
     /// Next state and output for an input.
@@ -131,9 +143,9 @@ impl WatchState {
         let version = required_version(version)?;
         if let Self::Listing { sends_optional_fields, object_count, .. } = self {
             history.record_list(*object_count);
-            *self = Self::Watching { version, sends_optional_fields: *sends_optional_fields };
+            *self = Self::Watching { version: version.clone(), sends_optional_fields: *sends_optional_fields };
         }
-        Ok(WatchEvent::ListDone)
+        Ok(WatchEvent::ListDone(version))
     }
 
     /// Handles a failure: chooses the next request and the pause before it.
@@ -159,7 +171,7 @@ impl WatchState {
             Recovery::Relist => {
                 self.relist();
                 let message = format!("the watch of {resource} is too old to be resumed: listing anew");
-                (Some(Log::Info(message)), Next::request_after(history.expired.next() + spread(history.object_count)))
+                (Some(Log::Info(message)), Next::request_after(history.expired.next() + history.spread()))
             }
             Recovery::DoWithout => {
                 event = history.record_unavailable().then_some(WatchEvent::Unavailable);
@@ -209,7 +221,7 @@ impl WatchState {
         {
             self.relist();
             action = "listing anew";
-            pause += spread(history.object_count);
+            pause += history.spread();
         }
         let pause = Pause { duration: pause, ends_on_network_change: failure.is_connection_failure() };
         (Some(Log::Warn(format!("{message}; {action}"))), Next::RequestAfter(pause))
@@ -264,7 +276,7 @@ fn advance_watch<K: WatchedResource>(
         }
         Input::Received(Message::Bookmark(now)) => {
             *version = required_version(now)?;
-            WatchEvent::Bookmark
+            WatchEvent::Bookmark(version.clone())
         }
         Input::Ended(_) => return Ok((None, Next::Request)),
     };
@@ -278,7 +290,7 @@ fn warn_if_not_found<K: WatchedResource>(
     history: &mut History,
 ) -> Option<Log> {
     let lost = K::LOST_WITHOUT?;
-    if history.has_objects || !matches!(event, Some(WatchEvent::ListDone)) {
+    if history.has_objects || !matches!(event, Some(WatchEvent::ListDone(_))) {
         return None;
     }
     let fields = collection.selectors.fields.text();
@@ -288,11 +300,6 @@ fn warn_if_not_found<K: WatchedResource>(
 /// The version; an error if it is missing or empty.
 fn required_version(version: Option<String>) -> Result<String, ApiError> {
     version.filter(|version| !version.is_empty()).ok_or(ApiError::NoVersion)
-}
-
-/// Random time before a list of this many objects, which many agents may need at once.
-fn spread(object_count: u32) -> Duration {
-    jitter((SPREAD_PER_OBJECT * object_count).min(SPREAD_MAX))
 }
 
 /// Pause that the server asks for, with jitter; zero if it asks for none.
@@ -312,7 +319,6 @@ mod tests {
     use crate::{
         decode::{DecodeError, Decoded},
         message::ListMetadata,
-        selectors::FieldSelector,
         status::Status,
     };
 
@@ -324,7 +330,7 @@ mod tests {
 
     impl Machine {
         fn new() -> Self {
-            Self { state: Some(WatchState::new()), history: History::new() }
+            Self { state: Some(WatchState::new()), history: History::new(true) }
         }
 
         fn watching(version: &str, sends_optional_fields: bool) -> Self {
@@ -397,7 +403,7 @@ mod tests {
         let output = machine.step::<Service>(Input::Received(Message::Applied(object())));
         assert!(matches!(output, Output { log: None, event: Some(WatchEvent::Listed(_)), next: Next::Read }));
         let output = machine.step::<Service>(end("7"));
-        assert!(matches!(output, Output { log: None, event: Some(WatchEvent::ListDone), next: Next::Request }));
+        assert!(matches!(output, Output { log: None, event: Some(WatchEvent::ListDone(_)), next: Next::Request }));
         assert_eq!((machine.history.object_count, machine.state()), (1, &watching("7")));
         let output = machine.step::<Service>(Input::Accepted);
         assert!(matches!(output, Output { log: None, event: None, next: Next::Read }));
@@ -407,7 +413,7 @@ mod tests {
         let output = machine.step::<Service>(Input::Received(Message::Deleted(versioned("9"))));
         assert!(matches!(output, Output { event: Some(WatchEvent::Deleted(_)), next: Next::Read, .. }));
         let output = machine.step::<Service>(bookmark("12"));
-        assert!(matches!(output, Output { event: Some(WatchEvent::Bookmark), next: Next::Read, .. }));
+        assert!(matches!(output, Output { event: Some(WatchEvent::Bookmark(_)), next: Next::Read, .. }));
         let output = machine.step::<Service>(Input::Ended(ListMetadata::default()));
         assert!(matches!(output, Output { log: None, event: None, next: Next::Request }), "a watch ends regularly");
         assert_eq!(*machine.state(), watching("12"));
@@ -454,7 +460,7 @@ mod tests {
         let mut machine = Machine::watching("7", true);
         let fields = |machine: &Machine| {
             let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
-            machine.state().request::<Service>(selectors).target.contains("fieldSelector=a%3Db")
+            machine.state().request::<Service>(selectors, WATCH_MIN).target.contains("fieldSelector=a%3Db")
         };
         assert!(fields(&machine));
         let output = machine.fail(ApiError::Refused(status(400)));
@@ -487,11 +493,20 @@ mod tests {
         machine.fail(too_large());
         assert_eq!(*machine.state(), relisting("7"));
         let selectors = Selectors { labels: "", fields: FieldSelector::Any };
-        let target = |machine: &Machine| machine.state().request::<Service>(selectors).target;
+        let target = |machine: &Machine| machine.state().request::<Service>(selectors, WATCH_MIN).target;
         assert_eq!(target(&machine), "/api/v1/services?resourceVersion=7&resourceVersionMatch=NotOlderThan");
         machine.fail(too_large());
         assert_eq!(*machine.state(), listing(), "its data may come from a backup");
         assert_eq!(target(&machine), "/api/v1/services?resourceVersion=0");
+    }
+
+    #[test]
+    fn a_version_is_confirmed_by_a_list_without_objects() {
+        assert_eq!(listing().confirmation::<Service>(), None);
+        let target =
+            "/api/v1/services?fieldSelector=metadata.name%3Dnone&resourceVersion=7&resourceVersionMatch=NotOlderThan";
+        let request = Request { operation: Operation::List, target: target.to_owned() };
+        assert_eq!(watching("7").confirmation::<Service>(), Some(request));
     }
 
     #[tokio::test(start_paused = true)]
@@ -538,7 +553,7 @@ mod tests {
     fn a_complete_list_without_the_node_logs_a_warning() {
         let mut machine = Machine::new();
         machine.step::<Node>(Input::Accepted);
-        let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::ListDone), next: Next::Request } =
+        let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::ListDone(_)), next: Next::Request } =
             machine.step::<Node>(end("7"))
         else {
             panic!("no warning")
@@ -576,7 +591,7 @@ mod tests {
     fn watches_of_many_agents_end_at_different_times() {
         let seconds = |_| {
             let selectors = Selectors { labels: "", fields: FieldSelector::Any };
-            let target = watching("7").request::<Service>(selectors).target;
+            let target = watching("7").request::<Service>(selectors, watch_time()).target;
             let (_, rest) = target.split_once("timeoutSeconds=").unwrap();
             rest.split('&').next().unwrap().parse::<u64>().unwrap()
         };

@@ -1,0 +1,202 @@
+//! API server as the source of one resource, for any subscriber.
+
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use cproxy_network::NetworkChanges;
+
+use super::{
+    failure::{ApiError, Operation},
+    follow::{ApiSource, follow},
+    message::ListMetadata,
+    message_reader::MessageReader,
+    resources::WatchedResource,
+    response::Response,
+    selectors::Selectors,
+    step::{Input, Log, Pause, Request},
+    transport::Transport,
+    watch_event::WatchEvent,
+    watch_state::watch_time,
+};
+
+/// Shortest pause while the network keeps changing.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+
+/// Time of a watch that is opened for its bookmark, which the server sends two seconds before the end
+/// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
+const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
+
+/// Receiver of a resource's events.
+pub trait Subscriber<K>: Send {
+    /// Many clients like this one may list at once.
+    const SPREADS_LISTS: bool;
+    /// A watch that broke is resumed only once the server has confirmed that it has the version.
+    const CONFIRMS_VERSION: bool;
+
+    /// Takes an event. The response waits meanwhile.
+    fn publish(&mut self, event: WatchEvent<K>) -> impl Future<Output = ()> + Send;
+
+    /// Waits until a bookmark is wanted soon. Dropped and called again at will.
+    fn bookmark_wanted(&mut self) -> impl Future<Output = ()> + Send {
+        pending()
+    }
+}
+
+/// Follows a resource for ever.
+pub async fn follow_resource<K: WatchedResource>(
+    transport: &impl Transport,
+    selectors: Selectors<'_>,
+    subscriber: &mut impl Subscriber<K>,
+) {
+    let requester = Requester::new(transport);
+    requester.follow(selectors, subscriber).await;
+}
+
+/// Way to the API servers, shared by the watches of several resources.
+pub(super) struct Requester<'a, T> {
+    transport: &'a T,
+    /// The server has not yet refused protobuf.
+    accepts_protobuf: AtomicBool,
+}
+
+impl<'a, T: Transport> Requester<'a, T> {
+    pub(super) fn new(transport: &'a T) -> Self {
+        Self { transport, accepts_protobuf: AtomicBool::new(true) }
+    }
+
+    /// Follows a resource for ever.
+    pub(super) async fn follow<K: WatchedResource, S: Subscriber<K>>(
+        &self,
+        selectors: Selectors<'_>,
+        subscriber: &mut S,
+    ) {
+        let mut source =
+            HttpSource { requester: self, subscriber, reader: None, is_broken: false, wants_bookmark: false };
+        follow::<K>(&mut source, selectors, S::SPREADS_LISTS).await;
+    }
+
+    /// Reports a server that accepts requests or connections, but sends nothing.
+    async fn report_silence<R>(&self, result: Result<R, ApiError>) -> Result<R, ApiError> {
+        if matches!(result, Err(ApiError::Silent(_))) {
+            self.transport.report_failure().await;
+        }
+        result
+    }
+
+    /// Sends a request. If the server, or a proxy in front of it, refuses protobuf, JSON alone is asked for from then
+    /// on, if the objects can be decoded from it.
+    async fn send<K: WatchedResource>(&self, request: &Request) -> Result<Response, ApiError> {
+        let get = |accepts| Response::get(self.transport, request, accepts);
+        let accepts_protobuf = self.accepts_protobuf.load(Ordering::Relaxed);
+        match get(accepts_protobuf).await {
+            Err(ApiError::Refused(status)) if K::HAS_JSON && accepts_protobuf && matches!(status.code, 406 | 415) => {
+                if self.accepts_protobuf.swap(false, Ordering::Relaxed) {
+                    let server = self.transport.server();
+                    tracing::info!("the API server at {server} does not send protobuf: asking for JSON");
+                }
+                get(false).await
+            }
+            response => response,
+        }
+    }
+}
+
+/// API server as the source of one resource.
+struct HttpSource<'a, T, S> {
+    requester: &'a Requester<'a, T>,
+    subscriber: &'a mut S,
+    /// Reader of the last response.
+    reader: Option<MessageReader>,
+    /// The last request or response failed.
+    is_broken: bool,
+    /// The next watch is opened for its bookmark.
+    wants_bookmark: bool,
+}
+
+impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSource<'_, T, S> {
+    async fn request(&mut self, request: Request) -> Result<(), ApiError> {
+        // An unfinished response is dropped first, which ends it.
+        self.reader = None;
+        let response = self.requester.send::<K>(&request).await;
+        let response = self.requester.report_silence(response).await;
+        self.is_broken |= response.is_err();
+        self.reader = Some(MessageReader::new(request.operation, response?)?);
+        Ok(())
+    }
+
+    async fn receive(&mut self, operation: Operation) -> Result<Input<K>, ApiError> {
+        let Some(reader) = &mut self.reader else { return Err(ApiError::Incomplete) };
+        let mut link = reader.link().clone();
+        let is_watch = operation == Operation::Watch;
+        let input = tokio::select! {
+            biased;
+            input = reader.next(operation.silence_max()) => self.requester.report_silence(input).await,
+            // A watch moves to a better connection. A list that is under way ends where it is.
+            () = link.superseded(), if is_watch => Ok(Input::Ended(ListMetadata::default())),
+            () = self.subscriber.bookmark_wanted(), if is_watch => {
+                self.wants_bookmark = true;
+                Ok(Input::Ended(ListMetadata::default()))
+            }
+        };
+        self.is_broken = input.is_err();
+        input
+    }
+
+    /// Ignores a closed receiver, which ends [`watch`](super::watch()).
+    async fn publish(&mut self, event: WatchEvent<K>) {
+        self.subscriber.publish(event).await;
+    }
+
+    async fn pause(&mut self, pause: Pause) {
+        // An unfinished response does not go on during the pause.
+        self.reader = None;
+        if pause.ends_on_network_change {
+            tokio::select! {
+                () = pause_unless_network_changes(pause.duration) => {}
+                () = self.requester.transport.replaced() => {}
+            }
+        } else {
+            tokio::time::sleep(pause.duration).await;
+        }
+    }
+
+    fn watch_time(&mut self) -> Duration {
+        if std::mem::take(&mut self.wants_bookmark) { BOOKMARK_WATCH_TIME } else { watch_time() }
+    }
+
+    fn must_confirm(&self) -> bool {
+        S::CONFIRMS_VERSION && self.is_broken
+    }
+
+    fn log(&mut self, log: Log) {
+        match log {
+            Log::Debug(message) => tracing::debug!("{message}"),
+            Log::Info(message) => tracing::info!("{message}"),
+            Log::Warn(message) => tracing::warn!("{message}"),
+        }
+    }
+
+    fn server(&self) -> Arc<str> {
+        self.requester.transport.server()
+    }
+}
+
+async fn pause_unless_network_changes(pause: Duration) {
+    let changes = NetworkChanges::open();
+    let least = pause.min(PAUSE_MIN);
+    tokio::time::sleep(least).await;
+    let changed = async {
+        match changes {
+            Ok(changes) if changes.wait().await.is_ok() => {}
+            // If changes cannot be followed, the pause takes its full time.
+            _ => pending().await,
+        }
+    };
+    tokio::time::timeout(pause.saturating_sub(least), changed).await.ok();
+}
