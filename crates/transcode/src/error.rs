@@ -1,0 +1,62 @@
+//! Errors, with the path of the field.
+
+use prost::DecodeError;
+
+/// Reason why an object has no JSON, with the path of the field, such as `Service.spec.ports[0].name`.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {reason}")]
+pub struct TranscodeError {
+    path: String,
+    reason: Reason,
+}
+
+/// Reason why a field has no JSON.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Reason {
+    #[error("{0}")]
+    Protobuf(#[from] DecodeError),
+    #[error("the message ends within a field")]
+    Cut,
+    #[error("another type of field was expected")]
+    WireType,
+    #[error("the text is not UTF-8")]
+    NotUtf8,
+    #[error("the fields of a manager are not JSON")]
+    NotJson,
+    #[error("{0} is neither the type of a number nor that of a text")]
+    NeitherIntNorString(u64),
+}
+
+impl TranscodeError {
+    /// The same error, seen from the message that has this field.
+    pub(crate) fn within(mut self, field: &str) -> Self {
+        let is_followed = self.path.starts_with(|first| first != '[');
+        self.path.insert_str(0, if is_followed { "." } else { "" });
+        self.path.insert_str(0, field);
+        self
+    }
+
+    /// The same error, seen from the list that has this item.
+    pub(crate) fn at(self, index: usize) -> Self {
+        self.within(&format!("[{index}]"))
+    }
+}
+
+impl<R: Into<Reason>> From<R> for TranscodeError {
+    fn from(reason: R) -> Self {
+        Self { path: String::new(), reason: reason.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_path_of_its_field() {
+        let error = TranscodeError::from(Reason::NotUtf8).within("name").at(2).within("ports").within("Service");
+        assert_eq!(error.to_string(), "Service.ports[2].name: the text is not UTF-8");
+        let error = TranscodeError::from(Reason::Cut).at(0).within("names");
+        assert_eq!(error.to_string(), "names[0]: the message ends within a field");
+    }
+}
