@@ -53,7 +53,8 @@ impl Selectors<'_> {
 
 impl<'a> FieldSelector<'a> {
     /// Text of the selector; empty if there is none.
-    pub(super) fn text(self) -> &'a str {
+    #[must_use]
+    pub fn text(self) -> &'a str {
         match self {
             Self::Any => "",
             Self::Optional(text) | Self::Required(text) => text,

@@ -1,0 +1,556 @@
+//! Objects of one kind, the history of their changes, and the clients that wait for the next one.
+//!
+//! The API server's versions order the history. A new list of the API server becomes the events that lead to it, so
+//! that clients go on where they are. If its data has gone back to an earlier state, versions mean nothing any more: the
+//! history is given up, and clients list anew.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use cproxy_core::ResourceKind;
+
+use crate::{
+    event::Event,
+    filter::Filter,
+    object::{Object, with_version},
+    watchers::Watchers,
+    wire::{Change, Format},
+};
+
+/// Bytes of events that are sent at once, at least one event. It bounds what a client that does not read keeps alive.
+const BATCH_BYTES: usize = 16 << 10;
+
+/// Batches that clients at the same place share.
+const BATCHES_KEPT: usize = 4;
+
+/// Key of an object.
+type Key = (Box<str>, Box<str>);
+
+/// Input of a collection.
+#[derive(Debug)]
+pub enum Update {
+    /// A list begins.
+    ListStarted,
+    /// Object of the list.
+    Listed(Object),
+    /// Object of the list that cannot be read: its last state stays.
+    ListedUnreadable(Box<str>, Box<str>),
+    /// The list is complete, at this version.
+    ListDone(u64),
+    /// Object that was added or changed.
+    Applied(Object),
+    /// Object that was deleted, with the version of its deletion.
+    Deleted(Object),
+    /// All changes up to this version have been sent.
+    Bookmark(u64),
+}
+
+/// Effect of an update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Number of events that were added to the history.
+    pub events: usize,
+    /// The history was given up: the API server's data has gone back.
+    pub is_reset: bool,
+}
+
+/// Objects of one kind at a version.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Kind of the objects.
+    pub kind: ResourceKind,
+    /// Version.
+    pub version: u64,
+    /// Number of times that the history was given up before.
+    pub epoch: u64,
+    /// Sequence number of the first later event.
+    pub(crate) next_sequence: u64,
+    /// The objects, by namespace and name.
+    pub objects: Arc<[Arc<Object>]>,
+}
+
+/// Facts about a collection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// All changes up to this version are known.
+    pub version: u64,
+    /// Oldest version from which a watch can be resumed.
+    pub oldest_version: u64,
+    /// Number of times that the history was given up.
+    pub epoch: u64,
+    /// Number of objects.
+    pub objects: usize,
+    /// Number of events in the history, and their bytes.
+    pub events: usize,
+    /// Bytes of the history.
+    pub history_bytes: usize,
+    /// Number of clients that watch.
+    pub watchers: usize,
+}
+
+/// Place of a watch in the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) sequence: u64,
+    pub(crate) epoch: u64,
+}
+
+/// Objects of one kind, with their history.
+#[derive(Debug)]
+pub struct Collection {
+    kind: ResourceKind,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// A list was complete.
+    is_synced: bool,
+    objects: BTreeMap<Key, Entry>,
+    /// Objects of the list that is under way.
+    listing: Option<Vec<Listed>>,
+    history: VecDeque<Arc<Event>>,
+    history_bytes: usize,
+    /// Sequence number of the first event of the history.
+    first_sequence: u64,
+    oldest_version: u64,
+    /// All changes up to this version are known.
+    version: u64,
+    /// Number of times that the API server has confirmed the version without a change.
+    confirmations: u64,
+    epoch: u64,
+    watchers: Watchers,
+    batches: VecDeque<Batch>,
+    snapshot: Option<Snapshot>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    object: Arc<Object>,
+    /// Sequence number of the event that brought the object.
+    sequence: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Listed {
+    Object(Object),
+    Unreadable(Key),
+}
+
+/// Events that clients at one place get, encoded.
+#[derive(Clone, Debug)]
+struct Batch {
+    format: Format,
+    from: u64,
+    to: u64,
+    bytes: Bytes,
+}
+
+/// Part of a watch.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Events. All up to a new place and version were considered; empty if none is for the client.
+    Events(Bytes, Place, u64),
+    /// There are no events. The API server has confirmed this version since.
+    Confirmed(u64, u64),
+    /// There are no events, and the client waits.
+    Waiting,
+    /// The place is no longer in the history.
+    Expired,
+}
+
+impl Collection {
+    /// An empty collection.
+    #[must_use]
+    pub fn new(kind: ResourceKind) -> Self {
+        Self { kind, state: Mutex::default() }
+    }
+
+    /// Kind of its objects.
+    #[must_use]
+    pub fn kind(&self) -> ResourceKind {
+        self.kind
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies an update at a time.
+    pub fn apply(&self, update: Update, now: Instant) -> Outcome {
+        self.state().apply(self.kind, update, now)
+    }
+
+    /// Facts; `None` before the first list is complete.
+    #[must_use]
+    pub fn position(&self) -> Option<Position> {
+        let state = self.state();
+        state.is_synced.then(|| state.position())
+    }
+
+    /// The present objects; `None` before the first list is complete.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        let mut state = self.state();
+        state.is_synced.then(|| state.snapshot(self.kind))
+    }
+
+    /// An object.
+    #[must_use]
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.state().objects.get(&(namespace.into(), name.into())).map(|entry| entry.object.clone())
+    }
+
+    /// Number of events after the snapshot; `None` if the history no longer has all of them.
+    #[must_use]
+    pub fn events_since(&self, snapshot: &Snapshot) -> Option<u64> {
+        let state = self.state();
+        let is_there = snapshot.epoch == state.epoch && snapshot.next_sequence >= state.first_sequence;
+        is_there.then(|| state.next_sequence() - snapshot.next_sequence)
+    }
+
+    /// Time of the oldest event.
+    #[must_use]
+    pub fn oldest_event(&self) -> Option<Instant> {
+        self.state().history.front().map(|event| event.at)
+    }
+
+    /// Bytes of the history.
+    #[must_use]
+    pub fn history_bytes(&self) -> usize {
+        self.state().history_bytes
+    }
+
+    /// Forgets the oldest event.
+    pub fn forget_oldest(&self) {
+        self.state().forget_oldest();
+    }
+
+    /// Forgets events that are older than this.
+    pub fn forget_older_than(&self, age: Duration, now: Instant) {
+        let mut state = self.state();
+        while state.history.front().is_some_and(|event| now.saturating_duration_since(event.at) > age) {
+            state.forget_oldest();
+        }
+    }
+
+    /// Place after the changes up to a version; `None` if the history no longer has all later ones.
+    pub(crate) fn place_after(&self, version: u64) -> Option<Place> {
+        let state = self.state();
+        if version < state.oldest_version {
+            return None;
+        }
+        let index = state.history.partition_point(|event| event.version <= version);
+        Some(Place { sequence: state.first_sequence + index as u64, epoch: state.epoch })
+    }
+
+    /// Sequence number of the next event.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.state().next_sequence()
+    }
+
+    /// Adds a client that waits for all objects or for one of this name. Returns its slot, and the confirmations so far.
+    pub(crate) fn add_watcher(&self, name: Option<&str>) -> (usize, u64) {
+        let mut state = self.state();
+        (state.watchers.add(name), state.confirmations)
+    }
+
+    pub(crate) fn remove_watcher(&self, slot: usize) {
+        self.state().watchers.remove(slot);
+    }
+
+    /// The next part of a watch. If there is none, its waker is called once there is.
+    pub(crate) fn next(&self, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
+        self.state().next(self.kind, watch, waker)
+    }
+
+    /// Wakes all clients that wait.
+    pub fn wake_all(&self) {
+        self.state().watchers.wake_all();
+    }
+}
+
+/// Place and interests of a watch.
+pub(crate) struct WatchPlace<'a> {
+    pub(crate) slot: usize,
+    pub(crate) place: Place,
+    pub(crate) filter: &'a Filter,
+    pub(crate) is_by_name: bool,
+    pub(crate) format: Format,
+    /// Confirmations that the client knows of; `None` if it wants none.
+    pub(crate) confirmations: Option<u64>,
+}
+
+impl State {
+    fn next_sequence(&self) -> u64 {
+        self.first_sequence + self.history.len() as u64
+    }
+
+    fn position(&self) -> Position {
+        Position {
+            version: self.version,
+            oldest_version: self.oldest_version,
+            epoch: self.epoch,
+            objects: self.objects.len(),
+            events: self.history.len(),
+            history_bytes: self.history_bytes,
+            watchers: self.watchers.len(),
+        }
+    }
+
+    fn snapshot(&mut self, kind: ResourceKind) -> Snapshot {
+        if let Some(snapshot) = &self.snapshot {
+            return Snapshot { version: self.version, ..snapshot.clone() };
+        }
+        let objects = self.objects.values().map(|entry| entry.object.clone()).collect();
+        let (version, epoch, next_sequence) = (self.version, self.epoch, self.next_sequence());
+        self.snapshot.insert(Snapshot { kind, version, epoch, next_sequence, objects }).clone()
+    }
+
+    fn apply(&mut self, kind: ResourceKind, update: Update, now: Instant) -> Outcome {
+        match update {
+            Update::ListStarted => self.listing = Some(Vec::new()),
+            Update::Listed(object) => self.listing.get_or_insert_default().push(Listed::Object(object)),
+            Update::ListedUnreadable(namespace, name) => {
+                self.listing.get_or_insert_default().push(Listed::Unreadable((namespace, name)));
+            }
+            Update::ListDone(version) => return self.end_list(kind, version, now),
+            Update::Applied(object) => return self.apply_change(object, false, now),
+            Update::Deleted(object) => return self.apply_change(object, true, now),
+            Update::Bookmark(version) => self.confirm(version),
+        }
+        Outcome::default()
+    }
+
+    /// Records that all changes up to a version are known.
+    fn confirm(&mut self, version: u64) {
+        self.version = self.version.max(version);
+        self.confirmations += 1;
+        self.watchers.wake_all();
+    }
+
+    fn apply_change(&mut self, object: Object, is_deletion: bool, now: Instant) -> Outcome {
+        if object.meta.version <= self.version {
+            // A change from before what is known contradicts the order of versions.
+            self.reset(object.meta.version);
+            self.replace(object, is_deletion);
+            return Outcome { events: 0, is_reset: true };
+        }
+        let events = usize::from(self.add_event(object, is_deletion, now));
+        Outcome { events, is_reset: false }
+    }
+
+    /// Replaces or removes an object without an event.
+    fn replace(&mut self, object: Object, is_deletion: bool) {
+        let key = (object.meta.namespace.clone(), object.meta.name.clone());
+        if is_deletion {
+            self.objects.remove(&key);
+        } else {
+            self.objects.insert(key, Entry { object: Arc::new(object), sequence: None });
+        }
+    }
+
+    /// Adds an event. Returns false if there is nothing to tell: an object is deleted that is not known.
+    fn add_event(&mut self, object: Object, is_deletion: bool, now: Instant) -> bool {
+        self.version = self.version.max(object.meta.version);
+        self.snapshot = None;
+        let key = (object.meta.namespace.clone(), object.meta.name.clone());
+        let previous = self.objects.remove(&key);
+        let change = match (&previous, is_deletion) {
+            (None, true) => return false,
+            (Some(_), true) => Change::Deleted,
+            (None, false) => Change::Added,
+            (Some(_), false) => Change::Modified,
+        };
+        let sequence = self.next_sequence();
+        let superseded = previous.as_ref().and_then(|entry| entry.sequence?.checked_sub(self.first_sequence));
+        if let Some(event) = superseded.and_then(|index| self.history.get(usize::try_from(index).ok()?)) {
+            event.supersede();
+        }
+        let event = Event::new(change, object, previous.map(|entry| entry.object.meta.clone()), now);
+        if !is_deletion {
+            self.objects.insert(key, Entry { object: event.object.clone(), sequence: Some(sequence) });
+        }
+        self.history_bytes += event.size_bytes();
+        let event = Arc::new(event);
+        self.history.push_back(event.clone());
+        self.watchers.wake(&event.object.meta.name, sequence);
+        true
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some(event) = self.history.pop_front() else { return };
+        self.history_bytes = self.history_bytes.saturating_sub(event.size_bytes());
+        self.first_sequence += 1;
+        self.oldest_version = self.oldest_version.max(event.version);
+    }
+
+    /// Gives up the history and begins a new one at a version.
+    fn reset(&mut self, version: u64) {
+        self.first_sequence = self.next_sequence();
+        self.history.clear();
+        self.batches.clear();
+        (self.history_bytes, self.snapshot) = (0, None);
+        (self.version, self.oldest_version) = (version, version);
+        self.epoch += 1;
+        self.watchers.wake_all();
+    }
+
+    /// Replaces the objects by those of a complete list.
+    fn end_list(&mut self, kind: ResourceKind, version: u64, now: Instant) -> Outcome {
+        let listed = mem::take(&mut self.listing).unwrap_or_default();
+        if self.is_synced && version >= self.version && !self.contradicts(&listed) {
+            let events = self.apply_list(kind, listed, version, now);
+            self.confirm(version);
+            return Outcome { events, is_reset: false };
+        }
+        let is_reset = mem::replace(&mut self.is_synced, true);
+        let kept = mem::take(&mut self.objects);
+        for listed in listed {
+            match listed {
+                Listed::Object(object) => self.replace(object, false),
+                Listed::Unreadable(key) => {
+                    if let Some((key, entry)) = kept.get_key_value(&key) {
+                        let entry = Entry { object: entry.object.clone(), sequence: None };
+                        self.objects.insert(key.clone(), entry);
+                    }
+                }
+            }
+        }
+        self.reset(version);
+        Outcome { events: 0, is_reset }
+    }
+
+    /// Whether a list has an object in a state that would be known if the API server's history were the same.
+    fn contradicts(&self, listed: &[Listed]) -> bool {
+        listed.iter().any(|listed| match listed {
+            Listed::Object(object) => {
+                let key = (object.meta.namespace.clone(), object.meta.name.clone());
+                let known = self.objects.get(&key).map(|entry| entry.object.meta.version);
+                object.meta.version <= self.version && known != Some(object.meta.version)
+            }
+            Listed::Unreadable(_) => false,
+        })
+    }
+
+    /// Adds the events that lead to a list: changes in the order of their versions, then deletions, whose versions are
+    /// not known, at the version of the list.
+    fn apply_list(&mut self, kind: ResourceKind, listed: Vec<Listed>, version: u64, now: Instant) -> usize {
+        let mut missing: BTreeMap<Key, Arc<Object>> =
+            self.objects.iter().map(|(key, entry)| (key.clone(), entry.object.clone())).collect();
+        let mut changed = Vec::new();
+        for listed in listed {
+            match listed {
+                Listed::Object(object) => {
+                    missing.remove(&(object.meta.namespace.clone(), object.meta.name.clone()));
+                    if object.meta.version > self.version {
+                        changed.push(object);
+                    }
+                }
+                Listed::Unreadable(key) => drop(missing.remove(&key)),
+            }
+        }
+        changed.sort_by_key(|object| object.meta.version);
+        let deleted = missing.into_values().map(|object| (with_version(kind, &object, version), true));
+        let changes: Vec<_> = changed.into_iter().map(|object| (object, false)).chain(deleted).collect();
+        let mut add = |(object, is_deletion)| self.add_event(object, is_deletion, now);
+        changes.into_iter().map(|change| usize::from(add(change))).sum()
+    }
+
+    fn next(&mut self, kind: ResourceKind, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
+        if watch.place.epoch != self.epoch {
+            return Part::Expired;
+        }
+        let (head, mut from) = (self.next_sequence(), watch.place.sequence);
+        if watch.is_by_name {
+            // No event before the one that woke the client is about its object.
+            from = from.max(self.watchers.take_first_event(watch.slot).unwrap_or(head));
+        }
+        if from < self.first_sequence {
+            return Part::Expired;
+        }
+        if from < head {
+            let (bytes, to) = self.batch(kind, watch, from);
+            if watch.is_by_name && to < head {
+                self.watchers.restore_first_event(watch.slot, to);
+            }
+            let version = self.version_before(to);
+            return Part::Events(bytes, Place { sequence: to, epoch: self.epoch }, version);
+        }
+        self.watchers.wait(watch.slot, waker);
+        match watch.confirmations {
+            Some(known) if known != self.confirmations => Part::Confirmed(self.version, self.confirmations),
+            _ => Part::Waiting,
+        }
+    }
+
+    /// Version of a client that has all events before this one.
+    fn version_before(&self, sequence: u64) -> u64 {
+        let index = sequence.checked_sub(self.first_sequence + 1).and_then(|index| usize::try_from(index).ok());
+        index.and_then(|index| self.history.get(index)).map_or(self.oldest_version, |event| event.version)
+    }
+
+    /// Events from a place on, and the place after them.
+    fn batch(&mut self, kind: ResourceKind, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
+        let is_shared = watch.filter.is_everything();
+        let head = self.next_sequence();
+        if is_shared {
+            let is_same = |batch: &&Batch| {
+                let is_full = batch.to == head || batch.bytes.len() >= BATCH_BYTES;
+                batch.format == watch.format && batch.from == from && is_full
+            };
+            if let Some(batch) = self.batches.iter().find(is_same) {
+                return (batch.bytes.clone(), batch.to);
+            }
+        }
+        let (bytes, to) = self.encode(kind, watch, from);
+        if is_shared {
+            self.batches.truncate(BATCHES_KEPT - 1);
+            self.batches.push_front(Batch { format: watch.format, from, to, bytes: bytes.clone() });
+        }
+        (bytes, to)
+    }
+
+    fn encode(&self, kind: ResourceKind, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
+        let start = usize::try_from(from - self.first_sequence).unwrap_or(usize::MAX);
+        let (mut bytes, mut parts, mut to) = (0, Vec::new(), from);
+        for event in self.history.iter().skip(start) {
+            to += 1;
+            if event.can_be_left_out() {
+                continue;
+            }
+            let Some(change) = visible_change(kind, event, watch.filter) else { continue };
+            let part = event.encoded_as(change, watch.format);
+            bytes += part.len();
+            parts.push(part);
+            if bytes >= BATCH_BYTES {
+                break;
+            }
+        }
+        match parts.as_slice() {
+            [part] => (part.clone(), to),
+            parts => (parts.concat().into(), to),
+        }
+    }
+}
+
+/// Type of an event for a client that sees only some objects; `None` if it does not concern the client
+/// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
+fn visible_change(kind: ResourceKind, event: &Event, filter: &Filter) -> Option<Change> {
+    if filter.is_everything() {
+        return Some(event.change);
+    }
+    let was_visible = event.previous.as_ref().is_some_and(|meta| filter.has_meta(kind, meta));
+    let is_visible = event.change != Change::Deleted && filter.has_meta(kind, &event.object.meta);
+    match (was_visible, is_visible) {
+        (true, true) => Some(Change::Modified),
+        (false, true) => Some(Change::Added),
+        (true, false) => Some(Change::Deleted),
+        (false, false) => None,
+    }
+}

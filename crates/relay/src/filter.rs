@@ -1,0 +1,47 @@
+//! Objects that a client sees.
+
+use std::sync::Arc;
+
+use cproxy_core::ResourceKind;
+
+use crate::{
+    object::{Meta, Object},
+    selector::Selector,
+};
+
+/// Part of the cluster that a client may see.
+pub trait View: Send + Sync {
+    /// True if it has the object.
+    fn sees(&self, kind: ResourceKind, meta: &Meta) -> bool;
+}
+
+/// Objects that a request is about: those of its view, namespace and selector.
+#[derive(Clone, Default)]
+pub struct Filter {
+    /// View of the client; `None`: everything.
+    pub view: Option<Arc<dyn View>>,
+    /// Namespace in the path; `None`: all.
+    pub namespace: Option<String>,
+    /// Selector, without requirements that all objects of the relay meet.
+    pub selector: Selector,
+}
+
+impl Filter {
+    /// True if it has all objects.
+    #[must_use]
+    pub fn is_everything(&self) -> bool {
+        self.view.is_none() && self.namespace.is_none() && self.selector.is_everything()
+    }
+
+    /// True if it has the object.
+    #[must_use]
+    pub fn has(&self, object: &Object) -> bool {
+        self.has_meta(object.kind, &object.meta)
+    }
+
+    pub(crate) fn has_meta(&self, kind: ResourceKind, meta: &Meta) -> bool {
+        self.namespace.as_deref().is_none_or(|namespace| namespace == &*meta.namespace)
+            && self.selector.matches(meta)
+            && self.view.as_ref().is_none_or(|view| view.sees(kind, meta))
+    }
+}

@@ -1,0 +1,33 @@
+//! The relay without I/O: objects and their history, watches of clients, and the wire format.
+//!
+//! ```text
+//! updates -> Collection (objects, history) -> Watch (a place in it) -> bytes
+//!                                          -> Snapshot -> List -> bytes
+//! ```
+
+mod collection;
+mod event;
+mod fields;
+mod filter;
+mod json;
+mod list;
+mod object;
+mod query;
+mod selector;
+mod watch;
+mod watchers;
+mod wire;
+
+pub use collection::{Collection, Outcome, Position, Snapshot, Update};
+pub use fields::FieldError;
+pub use filter::{Filter, View};
+pub use json::object_json;
+pub use list::List;
+pub use object::{Meta, Object, ObjectError, Upstream, api_version, group, parse_version, plural};
+pub use query::{
+    KINDS, ListParameters, ObjectRequest, Operation, Target, VersionWish, WatchParameters, discovery, not_found, parse,
+    upstream_selectors,
+};
+pub use selector::{Selector, SelectorError};
+pub use watch::{Start, Watch, WatchOptions};
+pub use wire::{Change, Format, Status, envelope};

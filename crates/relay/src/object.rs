@@ -1,0 +1,417 @@
+//! Objects as the relay keeps them: trimmed protobuf, and what selectors and views look at.
+
+use std::{any::type_name, fmt, marker::PhantomData};
+
+use bytes::Bytes;
+use cproxy_core::{
+    ResourceKind,
+    api::{EndpointSlice, Metadata, Node, Object as Api, Service},
+};
+use cproxy_wire::WatchedResource;
+use prost::{
+    Message,
+    bytes::{Buf, BufMut},
+    encoding::{DecodeContext, WireType, decode_varint, encode_varint},
+};
+use serde::{Deserialize, Deserializer, de::Error as _};
+
+use crate::fields::{FieldError, fields, push_field, push_header};
+
+/// Annotations that clients act on: the hints of kube-proxy before 1.33 depend on these.
+const KEPT_ANNOTATIONS: [&[u8]; 2] =
+    [b"service.kubernetes.io/topology-mode", b"service.kubernetes.io/topology-aware-hints"];
+
+/// Field number of `resourceVersion` in metav1.ObjectMeta.
+const RESOURCE_VERSION: u32 = 6;
+
+/// Field numbers of metav1.ObjectMeta that are left out.
+const ANNOTATIONS: u32 = 12;
+const OWNER_REFERENCES: u32 = 13;
+const MANAGED_FIELDS: u32 = 17;
+
+/// Field numbers of the objects.
+const METADATA: u32 = 1;
+const SPEC: u32 = 2;
+/// Fields of v1.ServiceSpec that field selectors may name.
+const CLUSTER_IP: u32 = 3;
+const SERVICE_TYPE: u32 = 4;
+
+/// API version of a kind, as `apiVersion` has it.
+#[must_use]
+pub fn api_version(kind: ResourceKind) -> &'static str {
+    match kind {
+        ResourceKind::Services | ResourceKind::Nodes => "v1",
+        ResourceKind::EndpointSlices => "discovery.k8s.io/v1",
+    }
+}
+
+/// Resource name of a kind, as it is in paths.
+#[must_use]
+pub fn plural(kind: ResourceKind) -> &'static str {
+    match kind {
+        ResourceKind::Services => Service::PLURAL,
+        ResourceKind::EndpointSlices => EndpointSlice::PLURAL,
+        ResourceKind::Nodes => Node::PLURAL,
+    }
+}
+
+/// API group of a kind; empty for the core group.
+#[must_use]
+pub fn group(kind: ResourceKind) -> &'static str {
+    match kind {
+        ResourceKind::Services => Service::GROUP,
+        ResourceKind::EndpointSlices => EndpointSlice::GROUP,
+        ResourceKind::Nodes => Node::GROUP,
+    }
+}
+
+/// Object as it arrives: its protobuf without the fields that no client needs. Fields that are not known are verbatim.
+pub struct Upstream<K> {
+    metadata: Metadata,
+    trimmed: Vec<u8>,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K> Upstream<K> {
+    /// Metadata and trimmed protobuf.
+    #[must_use]
+    pub fn into_parts(self) -> (Metadata, Vec<u8>) {
+        (self.metadata, self.trimmed)
+    }
+}
+
+impl<K> Default for Upstream<K> {
+    fn default() -> Self {
+        Self { metadata: Metadata::default(), trimmed: Vec::new(), kind: PhantomData }
+    }
+}
+
+impl<K> fmt::Debug for Upstream<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", type_name::<K>(), self.metadata.namespace, self.metadata.name)
+    }
+}
+
+/// The server is never asked for JSON.
+impl<'de, K> Deserialize<'de> for Upstream<K> {
+    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Err(D::Error::custom("a relay reads protobuf only"))
+    }
+}
+
+impl<K: Api + 'static> Message for Upstream<K> {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        buf.put_slice(&self.trimmed);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        context: DecodeContext,
+    ) -> Result<(), prost::DecodeError> {
+        if wire_type != WireType::LengthDelimited {
+            return copy_number(&mut self.trimmed, tag, wire_type, buf, context);
+        }
+        let length = decode_varint(buf)?;
+        // The error is prost's own for a field that is cut.
+        if length > buf.remaining() as u64 {
+            return prost::encoding::skip_field(wire_type, tag, &mut &[0xff, 0x7f][..], context);
+        }
+        let value = buf.copy_to_bytes(usize::try_from(length).unwrap_or(usize::MAX));
+        if tag != METADATA {
+            push_field(&mut self.trimmed, tag, &value);
+            return Ok(());
+        }
+        self.metadata.merge(&*value)?;
+        match trim_metadata(&value) {
+            Ok(trimmed) => push_field(&mut self.trimmed, tag, &trimmed),
+            // prost has read the same bytes, so that this does not happen.
+            Err(_) => push_field(&mut self.trimmed, tag, &value),
+        }
+        Ok(())
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.trimmed.len()
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl<K: Api + 'static> Api for Upstream<K> {
+    const GROUP: &'static str = K::GROUP;
+    const VERSION: &'static str = K::VERSION;
+    const KIND: &'static str = K::KIND;
+    const PLURAL: &'static str = K::PLURAL;
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
+impl<K: WatchedResource> WatchedResource for Upstream<K> {
+    const RESOURCE: ResourceKind = K::RESOURCE;
+    const HAS_JSON: bool = false;
+}
+
+/// Copies a field without a length.
+fn copy_number(
+    to: &mut Vec<u8>,
+    tag: u32,
+    wire_type: WireType,
+    buf: &mut impl Buf,
+    context: DecodeContext,
+) -> Result<(), prost::DecodeError> {
+    match wire_type {
+        WireType::Varint => {
+            let value = decode_varint(buf)?;
+            encode_varint(u64::from(tag << 3), to);
+            encode_varint(value, to);
+            Ok(())
+        }
+        // Kubernetes has no other numbers at the top of an object, and groups nowhere.
+        _ => prost::encoding::skip_field(wire_type, tag, buf, context),
+    }
+}
+
+/// Metadata without managedFields, ownerReferences and annotations that nobody acts on.
+fn trim_metadata(metadata: &[u8]) -> Result<Vec<u8>, FieldError> {
+    let mut trimmed = Vec::with_capacity(metadata.len());
+    for field in fields(metadata) {
+        let field = field?;
+        let is_kept = match field.number {
+            OWNER_REFERENCES | MANAGED_FIELDS => false,
+            ANNOTATIONS => is_kept_annotation(field.value)?,
+            _ => true,
+        };
+        if is_kept {
+            trimmed.extend_from_slice(field.encoded);
+        }
+    }
+    Ok(trimmed)
+}
+
+fn is_kept_annotation(entry: &[u8]) -> Result<bool, FieldError> {
+    for field in fields(entry) {
+        let field = field?;
+        if field.number == 1 {
+            return Ok(KEPT_ANNOTATIONS.contains(&field.value));
+        }
+    }
+    Ok(false)
+}
+
+/// Error in an object.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// It has no name.
+    #[error("it has no name")]
+    NoName,
+    /// Its version cannot be compared.
+    #[error("resourceVersion {0:?} is not a number")]
+    Version(String),
+    /// It is not valid protobuf.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+}
+
+/// Names, version and selectable fields of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// Namespace; empty for a Node.
+    pub namespace: Box<str>,
+    /// Name.
+    pub name: Box<str>,
+    /// resourceVersion.
+    pub version: u64,
+    /// Labels, sorted by key.
+    pub labels: Box<[(Box<str>, Box<str>)]>,
+    /// `spec.clusterIP` of a Service.
+    pub cluster_ip: Box<str>,
+    /// `spec.type` of a Service.
+    pub service_type: Box<str>,
+}
+
+impl Meta {
+    /// Value of a label.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        let index = self.labels.binary_search_by(|(name, _)| (**name).cmp(key)).ok()?;
+        self.labels.get(index).map(|(_, value)| &**value)
+    }
+}
+
+/// Object of the cache.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// Kind.
+    pub kind: ResourceKind,
+    /// Names, version and selectable fields.
+    pub meta: Meta,
+    /// Trimmed protobuf.
+    pub protobuf: Bytes,
+}
+
+impl Object {
+    /// Reads names and selectable fields of a trimmed object.
+    ///
+    /// # Errors
+    /// It lacks a name or a version, or a field cannot be read.
+    pub fn new(kind: ResourceKind, metadata: Metadata, protobuf: Bytes) -> Result<Self, ObjectError> {
+        if metadata.name.is_empty() {
+            return Err(ObjectError::NoName);
+        }
+        let version = parse_version(&metadata.resource_version)?;
+        let (mut cluster_ip, mut service_type) = Default::default();
+        if kind == ResourceKind::Services {
+            (cluster_ip, service_type) = service_fields(&protobuf)?;
+        }
+        let labels = metadata.labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        let (namespace, name) = (metadata.namespace.into(), metadata.name.into());
+        Ok(Self { kind, meta: Meta { namespace, name, version, labels, cluster_ip, service_type }, protobuf })
+    }
+
+    /// Bytes that the object takes, roughly.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        let labels: usize = self.meta.labels.iter().map(|(key, value)| key.len() + value.len() + 64).sum();
+        self.protobuf.len() + labels + size_of::<Self>() + self.meta.name.len() + self.meta.namespace.len()
+    }
+}
+
+/// Reads a version.
+///
+/// # Errors
+/// It is not a number. Kubernetes compares versions as numbers, too (apimachinery/pkg/util/resourceversion 1.36).
+pub fn parse_version(text: &str) -> Result<u64, ObjectError> {
+    text.parse().map_err(|_| ObjectError::Version(text.chars().take(64).collect()))
+}
+
+/// `spec.clusterIP` and `spec.type`.
+fn service_fields(service: &[u8]) -> Result<(Box<str>, Box<str>), FieldError> {
+    let (mut cluster_ip, mut service_type) = ("", "");
+    for field in fields(service) {
+        let field = field?;
+        if field.number != SPEC {
+            continue;
+        }
+        for field in fields(field.value) {
+            let field = field?;
+            match field.number {
+                CLUSTER_IP => cluster_ip = str::from_utf8(field.value)?,
+                SERVICE_TYPE => service_type = str::from_utf8(field.value)?,
+                _ => {}
+            }
+        }
+    }
+    Ok((cluster_ip.into(), service_type.into()))
+}
+
+/// The object at another version: that of its deletion.
+pub(crate) fn with_version(kind: ResourceKind, object: &Object, version: u64) -> Object {
+    let protobuf = replace_version(&object.protobuf, version).unwrap_or_else(|_| object.protobuf.to_vec());
+    Object { kind, meta: Meta { version, ..object.meta.clone() }, protobuf: protobuf.into() }
+}
+
+fn replace_version(object: &[u8], version: u64) -> Result<Vec<u8>, FieldError> {
+    let mut replaced = Vec::with_capacity(object.len() + 8);
+    for field in fields(object) {
+        let field = field?;
+        if field.number != METADATA {
+            replaced.extend_from_slice(field.encoded);
+            continue;
+        }
+        let mut metadata = Vec::with_capacity(field.value.len() + 8);
+        for field in fields(field.value) {
+            let field = field?;
+            match field.number {
+                RESOURCE_VERSION => push_field(&mut metadata, RESOURCE_VERSION, version.to_string().as_bytes()),
+                _ => metadata.extend_from_slice(field.encoded),
+            }
+        }
+        push_field(&mut replaced, METADATA, &metadata);
+    }
+    Ok(replaced)
+}
+
+/// Appends the object as an item of a list.
+pub(crate) fn push_item(list: &mut Vec<u8>, object: &[u8]) {
+    push_field(list, 2, object);
+}
+
+/// Bytes of the object as an item of a list.
+pub(crate) fn item_bytes(object: &[u8]) -> usize {
+    let mut header = Vec::with_capacity(12);
+    push_header(&mut header, 2, object.len());
+    header.len() + object.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str) -> Vec<u8> {
+        let mut entry = Vec::new();
+        push_field(&mut entry, 1, key.as_bytes());
+        push_field(&mut entry, 2, b"value");
+        entry
+    }
+
+    /// A Service with a field of every kind that is trimmed, and some that no version of Kubernetes has.
+    fn service() -> Vec<u8> {
+        let mut metadata = Vec::new();
+        push_field(&mut metadata, 1, b"web");
+        push_field(&mut metadata, 3, b"default");
+        push_field(&mut metadata, 6, b"17");
+        push_field(&mut metadata, 11, &entry("app"));
+        push_field(&mut metadata, 12, &entry("kubectl.kubernetes.io/last-applied-configuration"));
+        push_field(&mut metadata, 12, &entry("service.kubernetes.io/topology-mode"));
+        push_field(&mut metadata, 13, b"");
+        push_field(&mut metadata, 17, b"");
+        push_field(&mut metadata, 99, b"new");
+        let mut spec = Vec::new();
+        push_field(&mut spec, 3, b"10.96.0.1");
+        push_field(&mut spec, 4, b"ClusterIP");
+        push_field(&mut spec, 98, b"new");
+        let mut service = Vec::new();
+        push_field(&mut service, 1, &metadata);
+        push_field(&mut service, 2, &spec);
+        service.extend([0x88, 0x06, 7]);
+        service
+    }
+
+    #[test]
+    fn an_object_is_trimmed_and_keeps_what_is_not_known() {
+        let (metadata, trimmed) = Upstream::<Service>::decode(&*service()).unwrap().into_parts();
+        let object = Object::new(ResourceKind::Services, metadata, trimmed.into()).unwrap();
+        let numbers = |message: &[u8]| fields(message).map(|field| field.unwrap().number).collect::<Vec<_>>();
+        assert_eq!(numbers(&object.protobuf), [1, 2, 97]);
+        let metadata = fields(&object.protobuf).next().unwrap().unwrap().value;
+        assert_eq!(numbers(metadata), [1, 3, 6, 11, 12, 99]);
+        let meta = &object.meta;
+        assert_eq!((&*meta.namespace, &*meta.name, meta.version), ("default", "web", 17));
+        assert_eq!((&*meta.cluster_ip, &*meta.service_type), ("10.96.0.1", "ClusterIP"));
+        assert_eq!((meta.label("app"), meta.label("none")), (Some("value"), None));
+    }
+
+    #[test]
+    fn an_object_that_is_cut_is_an_error() {
+        let service = service();
+        for end in 0..service.len() {
+            Upstream::<Service>::decode(&service[..end]).map(|object| object.encoded_len()).ok();
+        }
+        assert!(Upstream::<Service>::decode(&service[..service.len() - 5]).is_err());
+    }
+
+    #[test]
+    fn a_version_is_a_number() {
+        assert!(parse_version("18446744073709551615").is_ok());
+        for wrong in ["", "-1", "1a", "18446744073709551616", " 1"] {
+            assert!(parse_version(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

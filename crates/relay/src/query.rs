@@ -1,0 +1,438 @@
+//! Requests of clients: paths and parameters as the API server reads them.
+
+use cproxy_core::ResourceKind;
+
+use crate::{
+    object::{api_version, group, plural},
+    selector::{Selector, SelectorError},
+    wire::Status,
+};
+
+/// Longest path and query.
+const TARGET_BYTES_MAX: usize = 16 << 10;
+
+/// Kinds that the relay has.
+pub const KINDS: [ResourceKind; 3] = [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes];
+
+/// Request for objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectRequest {
+    /// Kind of the objects.
+    pub kind: ResourceKind,
+    /// Namespace in the path; `None`: all.
+    pub namespace: Option<String>,
+    /// Operation.
+    pub operation: Operation,
+}
+
+/// Operation on objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// One object.
+    Get(String),
+    /// All objects that are selected.
+    List(ListParameters),
+    /// Changes of those objects.
+    Watch(WatchParameters),
+}
+
+/// Parameters of a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListParameters {
+    /// Selected objects.
+    pub selector: Selector,
+    /// Version of the list.
+    pub version: VersionWish,
+}
+
+/// Version that a client wants a list at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VersionWish {
+    /// The latest.
+    #[default]
+    Latest,
+    /// Any.
+    Any,
+    /// This one or a later one.
+    NotOlderThan(u64),
+    /// This one.
+    Exact(u64),
+}
+
+/// Parameters of a watch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WatchParameters {
+    /// Selected objects.
+    pub selector: Selector,
+    /// Version after which it begins; `None`: with the present objects as events.
+    pub version: Option<u64>,
+    /// The objects come as events first, not older than the version.
+    pub sends_initial_events: bool,
+    /// The client wants bookmarks.
+    pub wants_bookmarks: bool,
+    /// Time after which it ends; `None`: the relay decides.
+    pub timeout_seconds: Option<u64>,
+}
+
+/// Target of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Objects.
+    Objects(ObjectRequest),
+    /// A document about the API.
+    Discovery(&'static str),
+    /// Health of the relay.
+    Health(&'static str),
+    /// Version of the API server.
+    Version,
+}
+
+/// Paths of documents about the API.
+const DISCOVERY: [&str; 6] =
+    ["/api", "/apis", "/api/v1", "/apis/discovery.k8s.io", "/apis/discovery.k8s.io/v1", "/openapi/v2"];
+
+/// Paths of health checks.
+const HEALTH: [&str; 3] = ["/healthz", "/livez", "/readyz"];
+
+/// Parses a target: path and query.
+///
+/// # Errors
+/// There is nothing at the path, or a parameter is invalid.
+pub fn parse(path: &str, query: &str) -> Result<Target, Status> {
+    if path.len() + query.len() > TARGET_BYTES_MAX {
+        return Err(Status::new(414, "RequestURITooLong", "the request URI is too long"));
+    }
+    let path = if path.len() > 1 { path.trim_end_matches('/') } else { path };
+    if path == "/version" {
+        return Ok(Target::Version);
+    }
+    if let Some(path) = HEALTH.into_iter().find(|other| *other == path) {
+        return Ok(Target::Health(path));
+    }
+    if let Some(path) = DISCOVERY.into_iter().find(|other| *other == path) {
+        return Ok(Target::Discovery(path));
+    }
+    let (kind, namespace, name) = objects(path).ok_or_else(not_found)?;
+    let operation = match name {
+        Some(name) => Operation::Get(name.to_owned()),
+        None => collection_operation(kind, query)?,
+    };
+    Ok(Target::Objects(ObjectRequest { kind, namespace: namespace.map(str::to_owned), operation }))
+}
+
+/// Error of a path at which there is nothing.
+#[must_use]
+pub fn not_found() -> Status {
+    Status::new(404, "NotFound", "the server could not find the requested resource")
+}
+
+/// Kind, namespace and name in a path. Names in Kubernetes need no percent-encoding.
+fn objects(path: &str) -> Option<(ResourceKind, Option<&str>, Option<&str>)> {
+    let (api_group, rest) = match path.strip_prefix("/api/v1/") {
+        Some(rest) => ("", rest),
+        None => ("discovery.k8s.io", path.strip_prefix("/apis/discovery.k8s.io/v1/")?),
+    };
+    let parts: Vec<&str> = rest.splitn(6, '/').collect();
+    let (namespace, resource, name) = match *parts.as_slice() {
+        [resource] => (None, resource, None),
+        ["nodes", name] => (None, "nodes", Some(name)),
+        ["namespaces", namespace, resource] => (Some(namespace), resource, None),
+        ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name)),
+        _ => return None,
+    };
+    let kind = KINDS.into_iter().find(|kind| group(*kind) == api_group && plural(*kind) == resource)?;
+    let is_cluster_scoped = kind == ResourceKind::Nodes;
+    let has_names = namespace.is_none_or(|namespace| !namespace.is_empty()) && name.is_none_or(|name| !name.is_empty());
+    (has_names && !(is_cluster_scoped && namespace.is_some())).then_some((kind, namespace, name))
+}
+
+/// Parameters of a query, decoded.
+#[derive(Default)]
+struct Parameters {
+    watch: bool,
+    resource_version: Option<String>,
+    version_match: Option<String>,
+    labels: String,
+    fields: String,
+    wants_bookmarks: bool,
+    sends_initial_events: bool,
+    timeout_seconds: Option<u64>,
+    has_continue: bool,
+}
+
+fn collection_operation(kind: ResourceKind, query: &str) -> Result<Operation, Status> {
+    let parameters = Parameters::parse(query)?;
+    if parameters.has_continue {
+        let message = "the relay does not page lists: there is no continue token";
+        return Err(Status::new(410, "Expired", message));
+    }
+    let selector = selector(kind, &parameters.labels, &parameters.fields)?;
+    let version = parameters.resource_version.as_deref().filter(|version| !version.is_empty());
+    let version = version.map(parse_version).transpose()?;
+    if parameters.watch {
+        return watch(parameters, selector, version).map(Operation::Watch);
+    }
+    if parameters.sends_initial_events {
+        return Err(bad_request("sendInitialEvents is forbidden for list"));
+    }
+    let version = match (version, parameters.version_match.as_deref()) {
+        (None, None) => VersionWish::Latest,
+        (None, Some(_)) => return Err(bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")),
+        (Some(0), None | Some("NotOlderThan")) => VersionWish::Any,
+        (Some(version), None | Some("NotOlderThan")) => VersionWish::NotOlderThan(version),
+        (Some(version), Some("Exact")) if version > 0 => VersionWish::Exact(version),
+        (Some(_), Some(other)) => return Err(unknown_match(other)),
+    };
+    Ok(Operation::List(ListParameters { selector, version }))
+}
+
+/// Rules of apimachinery/pkg/apis/meta/internalversion/validation/validation.go 1.36.
+fn watch(parameters: Parameters, selector: Selector, version: Option<u64>) -> Result<WatchParameters, Status> {
+    match (parameters.sends_initial_events, parameters.version_match.as_deref()) {
+        (true, Some("NotOlderThan")) | (false, None) => {}
+        (true, Some(other)) => return Err(unknown_match(other)),
+        (true, None) => {
+            return Err(bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
+        }
+        (false, Some(_)) => return Err(bad_request("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")),
+    }
+    Ok(WatchParameters {
+        selector,
+        version: version.filter(|version| *version > 0),
+        sends_initial_events: parameters.sends_initial_events || version.is_none_or(|version| version == 0),
+        wants_bookmarks: parameters.wants_bookmarks,
+        timeout_seconds: parameters.timeout_seconds,
+    })
+}
+
+/// Selector of a request, without what all objects of the relay have.
+fn selector(kind: ResourceKind, labels: &str, fields: &str) -> Result<Selector, Status> {
+    let refused = |error: SelectorError| bad_request(error.to_string());
+    let selector = Selector::parse(kind, labels, fields).map_err(refused)?;
+    let known = upstream_selectors(kind);
+    let known = Selector::parse(kind, known.0, known.1).map_err(refused)?;
+    Ok(selector.beyond(&known))
+}
+
+/// Label and field selector with which the relay follows a kind.
+#[must_use]
+pub fn upstream_selectors(kind: ResourceKind) -> (&'static str, &'static str) {
+    let selectors = match kind {
+        ResourceKind::Services => cproxy_wire::SERVICES,
+        ResourceKind::EndpointSlices => cproxy_wire::ENDPOINT_SLICES,
+        ResourceKind::Nodes => return ("", ""),
+    };
+    (selectors.labels, selectors.fields.text())
+}
+
+impl Parameters {
+    fn parse(query: &str) -> Result<Self, Status> {
+        let mut parameters = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = decoded(value).ok_or_else(|| bad_request(format!("parameter {name:?} is not UTF-8")))?;
+            parameters.set(name, value)?;
+        }
+        Ok(parameters)
+    }
+
+    fn set(&mut self, name: &str, value: String) -> Result<(), Status> {
+        match name {
+            "watch" => self.watch = is_true(&value),
+            "resourceVersion" => self.resource_version = Some(value),
+            "resourceVersionMatch" => self.version_match = Some(value).filter(|value| !value.is_empty()),
+            "labelSelector" => self.labels = value,
+            "fieldSelector" => self.fields = value,
+            "allowWatchBookmarks" => self.wants_bookmarks = is_true(&value),
+            "sendInitialEvents" => self.sends_initial_events = is_true(&value),
+            "continue" => self.has_continue = !value.is_empty(),
+            "timeoutSeconds" => {
+                let seconds = value.parse().map_err(|_| bad_request(format!("timeoutSeconds {value:?} is no number")))?;
+                self.timeout_seconds = Some(seconds);
+            }
+            // Others, such as limit and pretty, change nothing here. A list is never paged.
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Boolean parameter (apimachinery/pkg/runtime/conversion.go 1.36).
+fn is_true(value: &str) -> bool {
+    !matches!(value.to_ascii_lowercase().as_str(), "false" | "0")
+}
+
+fn parse_version(text: &str) -> Result<u64, Status> {
+    text.parse().map_err(|_| {
+        let text: String = text.chars().take(64).collect();
+        bad_request(format!("resourceVersion: Invalid value: {text:?}: it must be a number"))
+    })
+}
+
+fn unknown_match(text: &str) -> Status {
+    let text: String = text.chars().take(64).collect();
+    bad_request(format!("resourceVersionMatch: Unsupported value: {text:?}"))
+}
+
+fn bad_request(message: impl Into<String>) -> Status {
+    Status::new(400, "BadRequest", message)
+}
+
+/// Decodes percent-encoding and plus signs; `None` if the result is not UTF-8.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// A document about the API at this path, as the API server has it, with only what the relay serves.
+#[must_use]
+pub fn discovery(path: &str) -> Option<serde_json::Value> {
+    use serde_json::json;
+    let resource = |kind: ResourceKind| {
+        json!({
+            "name": plural(kind), "singularName": kind.singular().to_lowercase(),
+            "namespaced": kind != ResourceKind::Nodes, "kind": kind.singular(), "verbs": ["get", "list", "watch"],
+            "shortNames": short_names(kind),
+        })
+    };
+    let list = |version: &str| {
+        let resources: Vec<_> =
+            KINDS.into_iter().filter(|kind| api_version(*kind) == version).map(resource).collect();
+        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
+    };
+    let version = json!({"groupVersion": "discovery.k8s.io/v1", "version": "v1"});
+    let group = |mut group: serde_json::Value| {
+        if let Some(group) = group.as_object_mut() {
+            group.insert("name".to_owned(), json!("discovery.k8s.io"));
+            group.insert("versions".to_owned(), json!([version]));
+            group.insert("preferredVersion".to_owned(), version.clone());
+        }
+        group
+    };
+    Some(match path {
+        "/api" => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+        "/apis" => json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group(json!({}))]}),
+        "/api/v1" => list("v1"),
+        "/apis/discovery.k8s.io" => group(json!({"kind": "APIGroup", "apiVersion": "v1"})),
+        "/apis/discovery.k8s.io/v1" => list("discovery.k8s.io/v1"),
+        _ => return None,
+    })
+}
+
+fn short_names(kind: ResourceKind) -> &'static [&'static str] {
+    match kind {
+        ResourceKind::Services => &["svc"],
+        ResourceKind::EndpointSlices => &[],
+        ResourceKind::Nodes => &["no"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn objects_at(path: &str, query: &str) -> ObjectRequest {
+        match parse(path, query) {
+            Ok(Target::Objects(request)) => request,
+            other => panic!("{path}?{query}: {other:?}"),
+        }
+    }
+
+    fn list(query: &str) -> ListParameters {
+        match objects_at("/api/v1/services", query).operation {
+            Operation::List(parameters) => parameters,
+            other => panic!("{query}: {other:?}"),
+        }
+    }
+
+    fn watch(query: &str) -> WatchParameters {
+        match objects_at("/api/v1/services", &format!("watch=true&{query}")).operation {
+            Operation::Watch(parameters) => parameters,
+            other => panic!("{query}: {other:?}"),
+        }
+    }
+
+    fn code(path: &str, query: &str) -> u16 {
+        parse(path, query).unwrap_err().code
+    }
+
+    #[test]
+    fn a_path_names_kind_namespace_and_object() {
+        let of = |path| {
+            let ObjectRequest { kind, namespace, operation } = objects_at(path, "");
+            let name = if let Operation::Get(name) = operation { Some(name) } else { None };
+            (kind, namespace, name)
+        };
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(of("/api/v1/services"), (ResourceKind::Services, None, None));
+        assert_eq!(of("/api/v1/nodes/a/"), (ResourceKind::Nodes, None, text("a")));
+        let slices = "/apis/discovery.k8s.io/v1/namespaces/a/endpointslices";
+        assert_eq!(of(slices), (ResourceKind::EndpointSlices, text("a"), None));
+        assert_eq!(of(&format!("{slices}/b")), (ResourceKind::EndpointSlices, text("a"), text("b")));
+        for path in [
+            "/", "", "/api/v1/pods", "/apis/discovery.k8s.io/v1/services", "/api/v1/endpointslices", "/api/v2/services",
+            "/api/v1/namespaces/a/nodes", "/api/v1/namespaces//services", "/api/v1/namespaces/a/services/b/status",
+            "/api/v1/services/a", "/api/v1/namespaces", "/api/v1/watch/services", "/apis/apps/v1/deployments",
+        ] {
+            assert_eq!(code(path, ""), 404, "{path}");
+        }
+        assert_eq!(code(&"/a".repeat(9000), ""), 414);
+    }
+
+    #[test]
+    fn parameters_of_a_list_are_read_as_the_api_server_reads_them() {
+        assert_eq!(list("").version, VersionWish::Latest);
+        assert_eq!(list("resourceVersion=0&limit=500").version, VersionWish::Any);
+        assert_eq!(list("resourceVersion=7").version, VersionWish::NotOlderThan(7));
+        assert_eq!(list("resourceVersion=7&resourceVersionMatch=Exact").version, VersionWish::Exact(7));
+        assert!(list("labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP!%3DNone").selector.is_everything());
+        assert_eq!(list("fieldSelector=metadata.name%3Dweb").selector.name(), Some("web"));
+        for query in [
+            "resourceVersion=x", "resourceVersionMatch=Exact", "resourceVersion=0&resourceVersionMatch=Exact",
+            "resourceVersion=7&resourceVersionMatch=Never", "labelSelector=a%20b", "fieldSelector=spec.x%3D1",
+            "timeoutSeconds=x", "labelSelector=%ff", "labelSelector=%f", "sendInitialEvents=true",
+        ] {
+            assert_eq!(code("/api/v1/services", query), 400, "{query}");
+        }
+        assert_eq!(code("/api/v1/services", "continue=abc"), 410);
+    }
+
+    #[test]
+    fn parameters_of_a_watch_are_read_as_the_api_server_reads_them() {
+        let parameters = watch("resourceVersion=7&allowWatchBookmarks=true&timeoutSeconds=9");
+        let expected = WatchParameters {
+            version: Some(7),
+            wants_bookmarks: true,
+            timeout_seconds: Some(9),
+            ..WatchParameters::default()
+        };
+        assert_eq!(parameters, expected);
+        for query in ["", "resourceVersion=0", "sendInitialEvents=true&resourceVersionMatch=NotOlderThan"] {
+            assert!(watch(query).sends_initial_events && watch(query).version.is_none(), "{query}");
+        }
+        for query in ["resourceVersionMatch=NotOlderThan", "sendInitialEvents=true", "sendInitialEvents=1&resourceVersionMatch=Exact"] {
+            assert_eq!(code("/api/v1/services", &format!("watch=1&{query}")), 400, "{query}");
+        }
+    }
+
+    #[test]
+    fn documents_about_the_api_name_what_is_served() {
+        for path in DISCOVERY.into_iter().take(5) {
+            assert_eq!(parse(path, ""), Ok(Target::Discovery(path)));
+            assert!(discovery(path).is_some(), "{path}");
+        }
+        let names = |path| discovery(path).unwrap()["resources"].as_array().unwrap().len();
+        assert_eq!((names("/api/v1"), names("/apis/discovery.k8s.io/v1")), (2, 1));
+    }
+}

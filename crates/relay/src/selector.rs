@@ -1,0 +1,307 @@
+//! Label and field selectors of requests (apimachinery/pkg/labels/selector.go and fields/selector.go 1.36).
+
+use cproxy_core::ResourceKind;
+
+use crate::object::Meta;
+
+/// Longest selector, and most requirements of one.
+const SELECTOR_BYTES_MAX: usize = 4096;
+const REQUIREMENTS_MAX: usize = 64;
+
+/// Error in a selector, as the API server words it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// It cannot be parsed.
+    #[error("unable to parse requirement: {0}")]
+    Syntax(String),
+    /// The field cannot be selected.
+    #[error("field label not supported: {0}")]
+    Field(String),
+    /// It is too long.
+    #[error("the selector is longer than {SELECTOR_BYTES_MAX} bytes or has more than {REQUIREMENTS_MAX} requirements")]
+    TooLong,
+}
+
+/// Selector of objects by labels and fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Selector {
+    labels: Vec<Requirement>,
+    fields: Vec<FieldRequirement>,
+}
+
+/// Requirement on a label.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Requirement {
+    key: String,
+    operator: Operator,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Operator {
+    Exists,
+    DoesNotExist,
+    In(Vec<String>),
+    /// True also without the label.
+    NotIn(Vec<String>),
+    GreaterThan(i64),
+    LessThan(i64),
+}
+
+/// Requirement on a field.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct FieldRequirement {
+    field: Field,
+    value: String,
+    is_equal: bool,
+}
+
+/// Field that can be selected (pkg/registry/core/service/strategy.go 1.36; metadata in all kinds).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Field {
+    Name,
+    Namespace,
+    ClusterIp,
+    ServiceType,
+}
+
+impl Selector {
+    /// Parses the selectors of a request.
+    ///
+    /// # Errors
+    /// One of them is invalid.
+    pub fn parse(kind: ResourceKind, labels: &str, fields: &str) -> Result<Self, SelectorError> {
+        let selector = Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? };
+        if selector.labels.len() + selector.fields.len() > REQUIREMENTS_MAX {
+            return Err(SelectorError::TooLong);
+        }
+        Ok(selector)
+    }
+
+    /// True if it selects the object.
+    #[must_use]
+    pub fn matches(&self, meta: &Meta) -> bool {
+        self.labels.iter().all(|requirement| requirement.matches(meta))
+            && self.fields.iter().all(|requirement| requirement.matches(meta))
+    }
+
+    /// Name that it requires, if it requires one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        let of_name = |requirement: &&FieldRequirement| requirement.field == Field::Name && requirement.is_equal;
+        self.fields.iter().find(of_name).map(|requirement| &*requirement.value)
+    }
+
+    /// The selector without those requirements that all objects of the relay meet, since it follows only such objects.
+    #[must_use]
+    pub fn beyond(mut self, known: &Self) -> Self {
+        self.labels.retain(|requirement| !known.labels.contains(requirement));
+        self.fields.retain(|requirement| !known.fields.contains(requirement));
+        self
+    }
+
+    /// True if it selects everything.
+    #[must_use]
+    pub fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+}
+
+impl Requirement {
+    fn matches(&self, meta: &Meta) -> bool {
+        let value = meta.label(&self.key);
+        let number = || value.and_then(|value| value.parse::<i64>().ok());
+        match &self.operator {
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+            Operator::In(values) => value.is_some_and(|value| values.iter().any(|other| other == value)),
+            Operator::NotIn(values) => value.is_none_or(|value| values.iter().all(|other| other != value)),
+            Operator::GreaterThan(bound) => number().is_some_and(|number| number > *bound),
+            Operator::LessThan(bound) => number().is_some_and(|number| number < *bound),
+        }
+    }
+}
+
+impl FieldRequirement {
+    fn matches(&self, meta: &Meta) -> bool {
+        let value = match self.field {
+            Field::Name => &*meta.name,
+            Field::Namespace => &*meta.namespace,
+            Field::ClusterIp => &*meta.cluster_ip,
+            Field::ServiceType => &*meta.service_type,
+        };
+        (value == self.value) == self.is_equal
+    }
+}
+
+fn parse_labels(text: &str) -> Result<Vec<Requirement>, SelectorError> {
+    if text.len() > SELECTOR_BYTES_MAX {
+        return Err(SelectorError::TooLong);
+    }
+    split(text).into_iter().map(parse_label).collect()
+}
+
+/// Parts of a selector between the commas outside parentheses; none of an empty one.
+fn split(text: &str) -> Vec<&str> {
+    if text.trim().is_empty() {
+        return Vec::new();
+    }
+    let mut depth = 0_usize;
+    text.split(|character| {
+        match character {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        character == ',' && depth == 0
+    })
+    .collect()
+}
+
+fn parse_label(text: &str) -> Result<Requirement, SelectorError> {
+    let text = text.trim();
+    let syntax = || SelectorError::Syntax(format!("{text:?} is no requirement"));
+    if let Some(key) = text.strip_prefix('!') {
+        return Ok(Requirement { key: label_key(key)?, operator: Operator::DoesNotExist });
+    }
+    if let Some(list) = text.strip_suffix(')') {
+        let (head, values) = list.split_once('(').ok_or_else(syntax)?;
+        let (key, word) = head.trim().rsplit_once(char::is_whitespace).ok_or_else(syntax)?;
+        let values = values.split(',').map(label_value).collect::<Result<_, _>>()?;
+        let operator = match word {
+            "in" => Operator::In(values),
+            "notin" => Operator::NotIn(values),
+            _ => return Err(syntax()),
+        };
+        return Ok(Requirement { key: label_key(key)?, operator });
+    }
+    let number = |value: &str| value.trim().parse().map_err(|_| syntax());
+    let one = |value| Ok::<_, SelectorError>(vec![label_value(value)?]);
+    let (key, operator) = if let Some((key, value)) = text.split_once("!=") {
+        (key, Operator::NotIn(one(value)?))
+    } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
+        (key, Operator::In(one(value)?))
+    } else if let Some((key, value)) = text.split_once('>') {
+        (key, Operator::GreaterThan(number(value)?))
+    } else if let Some((key, value)) = text.split_once('<') {
+        (key, Operator::LessThan(number(value)?))
+    } else {
+        (text, Operator::Exists)
+    };
+    Ok(Requirement { key: label_key(key)?, operator })
+}
+
+fn is_name_character(character: char) -> bool {
+    character.is_ascii_alphanumeric() || "-_.".contains(character)
+}
+
+fn label_key(text: &str) -> Result<String, SelectorError> {
+    let key = text.trim();
+    let is_key = !key.is_empty() && key.chars().all(|character| is_name_character(character) || character == '/');
+    if is_key { Ok(key.to_owned()) } else { Err(SelectorError::Syntax(format!("{key:?} is no label key"))) }
+}
+
+fn label_value(text: &str) -> Result<String, SelectorError> {
+    let value = text.trim();
+    if value.chars().all(is_name_character) {
+        return Ok(value.to_owned());
+    }
+    Err(SelectorError::Syntax(format!("{value:?} is no label value")))
+}
+
+fn parse_fields(kind: ResourceKind, text: &str) -> Result<Vec<FieldRequirement>, SelectorError> {
+    if text.len() > SELECTOR_BYTES_MAX {
+        return Err(SelectorError::TooLong);
+    }
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| parse_field(kind, part)).collect()
+}
+
+fn parse_field(kind: ResourceKind, text: &str) -> Result<FieldRequirement, SelectorError> {
+    let (name, value, is_equal) = if let Some((name, value)) = text.split_once("!=") {
+        (name, value, false)
+    } else if let Some((name, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
+        (name, value, true)
+    } else {
+        return Err(SelectorError::Syntax(format!("invalid selector: {text:?}; can't understand {text:?}")));
+    };
+    let field = match (kind, name) {
+        (_, "metadata.name") => Field::Name,
+        (ResourceKind::Services | ResourceKind::EndpointSlices, "metadata.namespace") => Field::Namespace,
+        (ResourceKind::Services, "spec.clusterIP") => Field::ClusterIp,
+        (ResourceKind::Services, "spec.type") => Field::ServiceType,
+        _ => return Err(SelectorError::Field(name.chars().take(64).collect())),
+    };
+    Ok(FieldRequirement { field, value: value.to_owned(), is_equal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meta(labels: &[(&str, &str)]) -> Meta {
+        let mut labels: Vec<_> = labels.iter().map(|&(key, value)| (key.into(), value.into())).collect();
+        labels.sort();
+        Meta {
+            namespace: "default".into(),
+            name: "web".into(),
+            version: 1,
+            labels: labels.into(),
+            cluster_ip: "10.96.0.1".into(),
+            service_type: "ClusterIP".into(),
+        }
+    }
+
+    fn selects(labels: &str, fields: &str, meta: &Meta) -> bool {
+        Selector::parse(ResourceKind::Services, labels, fields).unwrap().matches(meta)
+    }
+
+    #[test]
+    fn labels_are_selected_by_equality_by_sets_and_by_order() {
+        let web = meta(&[("app", "web"), ("example.com/tier", "1"), ("empty", "")]);
+        for yes in [
+            "", "app", "app=web", "app==web", " app = web ", "app!=db", "!none", "none!=x", "app in (db, web)",
+            "app notin (db)", "none notin (a)", "example.com/tier>0", "example.com/tier<2", "empty=", "app,!none",
+            "app in (a,web),example.com/tier in (1)",
+        ] {
+            assert!(selects(yes, "", &web), "{yes}");
+        }
+        for no in [
+            "none", "app=db", "app!=web", "!app", "app in (db)", "app notin (web)", "example.com/tier>1", "none>0",
+            "app>0", "none in ()", "app,none",
+        ] {
+            assert!(!selects(no, "", &web), "{no}");
+        }
+    }
+
+    #[test]
+    fn fields_are_selected_by_equality() {
+        let web = meta(&[]);
+        for yes in ["", "metadata.name=web", "spec.clusterIP!=None,spec.type!=ExternalName", "metadata.namespace==default"] {
+            assert!(selects("", yes, &web), "{yes}");
+        }
+        for no in ["metadata.name=w", "metadata.name!=web", "spec.clusterIP=None"] {
+            assert!(!selects("", no, &web), "{no}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_selector_is_an_error() {
+        let parse = |labels: &str, fields: &str| Selector::parse(ResourceKind::Nodes, labels, fields);
+        for labels in ["a b", "!", "a in b", "a in (b", "a of (b)", "=b", "a=b=c", "a>b", "ä", ",", "a,,b"] {
+            assert!(matches!(parse(labels, ""), Err(SelectorError::Syntax(_))), "{labels}");
+        }
+        assert_eq!(parse("", "spec.type=x"), Err(SelectorError::Field("spec.type".to_owned())));
+        assert!(matches!(parse("", "metadata.name"), Err(SelectorError::Syntax(_))));
+        assert_eq!(parse(&"a,".repeat(3000), ""), Err(SelectorError::TooLong));
+        assert_eq!(parse(&["a"; 65].join(","), ""), Err(SelectorError::TooLong));
+    }
+
+    #[test]
+    fn requirements_that_all_objects_meet_are_left_out() {
+        let parse = |labels: &str, fields: &str| Selector::parse(ResourceKind::Services, labels, fields).unwrap();
+        let known = parse("!a", "spec.clusterIP!=None,spec.type!=ExternalName");
+        assert!(parse("!a", "spec.clusterIP!=None").beyond(&known).is_everything());
+        assert_eq!(parse("!a,!b", "").beyond(&known), parse("!b", ""));
+        assert_eq!(parse("", "metadata.name=web").beyond(&known).name(), Some("web"));
+    }
+}

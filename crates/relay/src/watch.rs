@@ -1,0 +1,177 @@
+//! Watch of one client: initial events, events, bookmarks and its end, as bytes.
+
+use std::{
+    sync::Arc,
+    task::{Poll, Waker},
+};
+
+use bytes::Bytes;
+
+use crate::{
+    collection::{Collection, Part, Place, Snapshot, WatchPlace},
+    event::encode,
+    filter::Filter,
+    wire::{Change, Format, Status, bookmark},
+};
+
+/// Bytes of initial events that are encoded at once.
+const INITIAL_BYTES: usize = 16 << 10;
+
+/// Options of a watch.
+#[derive(Clone, Default)]
+pub struct WatchOptions {
+    /// Objects that the client sees.
+    pub filter: Filter,
+    /// The client wants bookmarks.
+    pub wants_bookmarks: bool,
+}
+
+/// Start of a watch.
+pub enum Start {
+    /// After the changes up to this version.
+    After(u64),
+    /// With an ADDED event for each object, and a bookmark after them if `sends_end`.
+    Initial {
+        /// The objects.
+        snapshot: Snapshot,
+        /// The client asked for a bookmark that ends the initial events.
+        sends_end: bool,
+    },
+}
+
+/// Watch of one client. It holds a place in the history and no events.
+pub struct Watch {
+    collection: Arc<Collection>,
+    options: WatchOptions,
+    format: Format,
+    slot: usize,
+    is_by_name: bool,
+    place: Option<Place>,
+    /// Version up to which the client has everything.
+    version: u64,
+    confirmations: u64,
+    initial: Option<Initial>,
+    is_over: bool,
+}
+
+/// Initial events that are still to be sent.
+struct Initial {
+    snapshot: Snapshot,
+    sent: usize,
+    sends_end: bool,
+}
+
+impl Watch {
+    /// Starts a watch.
+    #[must_use]
+    pub fn new(collection: Arc<Collection>, options: WatchOptions, format: Format, start: Start) -> Self {
+        let name = options.filter.selector.name();
+        let is_by_name = name.is_some();
+        let (slot, confirmations) = collection.add_watcher(name);
+        let (place, version, initial) = match start {
+            Start::After(version) => (collection.place_after(version), version, None),
+            Start::Initial { snapshot, sends_end } => {
+                let place = Place { sequence: snapshot.next_sequence, epoch: snapshot.epoch };
+                let version = snapshot.version;
+                (Some(place), version, Some(Initial { snapshot, sent: 0, sends_end }))
+            }
+        };
+        // A watch by name begins where it is, with what has happened meanwhile.
+        let is_by_name = is_by_name && place.is_some_and(|place| place.sequence == collection.next_sequence());
+        Self { collection, options, format, slot, is_by_name, place, version, confirmations, initial, is_over: false }
+    }
+
+    /// Version up to which the client has everything.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The next bytes; `None` at the end. If there are none yet, the waker is called once there are.
+    pub fn poll_next(&mut self, waker: &Waker) -> Poll<Option<Bytes>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        if let Some(bytes) = self.next_initial() {
+            return Poll::Ready(Some(bytes));
+        }
+        loop {
+            match self.next_part(waker) {
+                Part::Waiting => return Poll::Pending,
+                Part::Expired => {
+                    self.is_over = true;
+                    return Poll::Ready(Some(expired(self.version).event(self.format)));
+                }
+                Part::Events(bytes, place, version) => {
+                    (self.place, self.version) = (Some(place), version.max(self.version));
+                    // After the events before it, a watch by name is only woken for its own.
+                    self.is_by_name = self.options.filter.selector.name().is_some();
+                    if !bytes.is_empty() {
+                        return Poll::Ready(Some(bytes));
+                    }
+                }
+                Part::Confirmed(version, confirmations) => {
+                    (self.version, self.confirmations) = (version.max(self.version), confirmations);
+                    return Poll::Ready(Some(self.bookmark(false)));
+                }
+            }
+        }
+    }
+
+    fn next_part(&self, waker: &Waker) -> Part {
+        let Some(place) = self.place else { return Part::Expired };
+        let confirmations = self.options.wants_bookmarks.then_some(self.confirmations);
+        let watch = WatchPlace {
+            slot: self.slot,
+            place,
+            filter: &self.options.filter,
+            is_by_name: self.is_by_name,
+            format: self.format,
+            confirmations,
+        };
+        self.collection.next(&watch, waker)
+    }
+
+    /// Ends the watch in an orderly way. Returns a last bookmark, from which the client resumes.
+    pub fn end(&mut self) -> Option<Bytes> {
+        let is_open = !std::mem::replace(&mut self.is_over, true);
+        let is_complete = self.initial.is_none() && self.place.is_some();
+        (is_open && is_complete && self.options.wants_bookmarks).then(|| self.bookmark(false))
+    }
+
+    fn bookmark(&self, ends_initial_events: bool) -> Bytes {
+        bookmark(self.format, self.collection.kind(), self.version, ends_initial_events)
+    }
+
+    fn next_initial(&mut self) -> Option<Bytes> {
+        let initial = self.initial.as_mut()?;
+        let mut bytes = Vec::new();
+        while bytes.len() < INITIAL_BYTES
+            && let Some(object) = initial.snapshot.objects.get(initial.sent)
+        {
+            initial.sent += 1;
+            if self.options.filter.has(object) {
+                bytes.extend_from_slice(&encode(Change::Added, object, self.format));
+            }
+        }
+        if initial.sent >= initial.snapshot.objects.len() {
+            let sends_end = initial.sends_end;
+            self.initial = None;
+            if sends_end {
+                bytes.extend_from_slice(&self.bookmark(true));
+            }
+        }
+        (!bytes.is_empty()).then(|| bytes.into())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.collection.remove_watcher(self.slot);
+    }
+}
+
+/// Error of a watch whose version the history no longer has (apiserver/pkg/storage/cacher/watch_cache.go 1.36).
+fn expired(version: u64) -> Status {
+    Status::new(410, "Expired", format!("too old resource version: {version}"))
+}

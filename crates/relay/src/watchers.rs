@@ -1,0 +1,170 @@
+//! Clients that wait for the next event of a collection.
+
+use std::{collections::HashMap, task::Waker};
+
+/// Clients that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Watchers {
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Slots of clients that watch one object by its name: a change of another wakes none of them.
+    by_name: HashMap<Box<str>, Vec<usize>>,
+    /// Slots of all others.
+    of_all: Vec<usize>,
+}
+
+/// One client.
+#[derive(Debug, Default)]
+struct Slot {
+    waker: Option<Waker>,
+    name: Option<Box<str>>,
+    /// Index of the slot in its list.
+    index: usize,
+    /// Sequence number of the first event since the client has waited that is about its object.
+    first_event: Option<u64>,
+}
+
+impl Watchers {
+    /// Adds a client that watches all objects, or the one with this name. Returns its slot.
+    pub(crate) fn add(&mut self, name: Option<&str>) -> usize {
+        let id = self.free.pop().unwrap_or(self.slots.len());
+        if id == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+        let list = match name {
+            Some(name) => self.by_name.entry(name.into()).or_default(),
+            None => &mut self.of_all,
+        };
+        let index = list.len();
+        list.push(id);
+        if let Some(slot) = self.slots.get_mut(id) {
+            *slot = Slot { waker: None, name: name.map(Into::into), index, first_event: None };
+        }
+        id
+    }
+
+    pub(crate) fn remove(&mut self, id: usize) {
+        let Some(slot) = self.slots.get_mut(id).map(std::mem::take) else { return };
+        self.free.push(id);
+        let moved = match &slot.name {
+            Some(name) => {
+                let list = self.by_name.get_mut(name);
+                let moved = list.map(|list| swap_out(list, slot.index));
+                if self.by_name.get(name).is_some_and(Vec::is_empty) {
+                    self.by_name.remove(name);
+                }
+                moved.flatten()
+            }
+            None => swap_out(&mut self.of_all, slot.index),
+        };
+        if let Some(moved) = moved.and_then(|moved| self.slots.get_mut(moved)) {
+            moved.index = slot.index;
+        }
+    }
+
+    /// Lets a client wait.
+    pub(crate) fn wait(&mut self, id: usize, waker: &Waker) {
+        let Some(slot) = self.slots.get_mut(id) else { return };
+        if !slot.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            slot.waker = Some(waker.clone());
+        }
+    }
+
+    /// First event about the object that a client watches by name, since the last call.
+    pub(crate) fn take_first_event(&mut self, id: usize) -> Option<u64> {
+        self.slots.get_mut(id)?.first_event.take()
+    }
+
+    /// Gives the first event back, or the next one after a part of the events.
+    pub(crate) fn restore_first_event(&mut self, id: usize, sequence: u64) {
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.first_event = Some(sequence);
+        }
+    }
+
+    /// Wakes those that an event of this object concerns.
+    pub(crate) fn wake(&mut self, name: &str, sequence: u64) {
+        for &id in self.by_name.get(name).into_iter().flatten() {
+            if let Some(slot) = self.slots.get_mut(id) {
+                slot.first_event.get_or_insert(sequence);
+                wake(slot);
+            }
+        }
+        for &id in &self.of_all {
+            if let Some(slot) = self.slots.get_mut(id) {
+                wake(slot);
+            }
+        }
+    }
+
+    /// Wakes all.
+    pub(crate) fn wake_all(&mut self) {
+        self.slots.iter_mut().for_each(wake);
+    }
+
+    /// Number of clients.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+fn wake(slot: &mut Slot) {
+    if let Some(waker) = slot.waker.take() {
+        waker.wake();
+    }
+}
+
+/// Removes the element at `index`. Returns the element that takes its place.
+fn swap_out(list: &mut Vec<usize>, index: usize) -> Option<usize> {
+    if index < list.len() {
+        list.swap_remove(index);
+    }
+    list.get(index).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    struct Count(AtomicUsize);
+
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn an_event_wakes_those_whom_it_concerns() {
+        let mut watchers = Watchers::default();
+        let counts: Vec<_> = (0..4).map(|_| Arc::new(Count(AtomicUsize::new(0)))).collect();
+        let ids = [None, Some("a"), Some("b"), Some("a")].map(|name| watchers.add(name));
+        let wait = |watchers: &mut Watchers| {
+            for (id, count) in ids.into_iter().zip(&counts) {
+                watchers.wait(id, &Waker::from(count.clone()));
+            }
+        };
+        let counted = || counts.iter().map(|count| count.0.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        wait(&mut watchers);
+        watchers.wake("a", 7);
+        watchers.wake("a", 8);
+        assert_eq!(counted(), [1, 1, 0, 1]);
+        assert_eq!(ids.map(|id| watchers.take_first_event(id)), [None, Some(7), None, Some(7)]);
+        assert_eq!(watchers.take_first_event(ids[1]), None);
+        wait(&mut watchers);
+        watchers.remove(ids[1]);
+        watchers.wake("a", 9);
+        assert_eq!(counted(), [2, 1, 0, 2]);
+        wait(&mut watchers);
+        watchers.wake_all();
+        assert_eq!(counted(), [3, 1, 1, 3]);
+        assert_eq!(watchers.len(), 3);
+        [ids[0], ids[2], ids[3]].into_iter().for_each(|id| watchers.remove(id));
+        assert_eq!((watchers.by_name.len(), watchers.of_all.len()), (0, 0));
+    }
+}

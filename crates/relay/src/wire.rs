@@ -1,0 +1,271 @@
+//! Encoding of lists, watch events and errors, in protobuf and JSON.
+
+use bytes::Bytes;
+use cproxy_core::ResourceKind;
+use serde_json::json;
+
+use crate::{
+    fields::{push_field, push_header},
+    object::{api_version, item_bytes, push_item},
+};
+
+/// First bytes of a protobuf object of Kubernetes.
+const MAGIC: &[u8] = b"k8s\0";
+
+/// Annotation of the bookmark after the initial events of a watch (KEP-3157).
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// Encoding of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// `application/json`
+    Json,
+    /// `application/vnd.kubernetes.protobuf`
+    Protobuf,
+}
+
+/// Type of a watch event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// New object.
+    Added,
+    /// Changed object.
+    Modified,
+    /// Deleted object, in its last state.
+    Deleted,
+}
+
+impl Change {
+    /// `type` of the event.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+}
+
+/// runtime.TypeMeta.
+fn type_meta(api_version: &str, kind: &str) -> Vec<u8> {
+    let mut meta = Vec::new();
+    push_field(&mut meta, 1, api_version.as_bytes());
+    push_field(&mut meta, 2, kind.as_bytes());
+    meta
+}
+
+/// runtime.Unknown up to the object, which has this many bytes.
+fn envelope_head(api_version: &str, kind: &str, object_bytes: usize) -> Vec<u8> {
+    let mut head = MAGIC.to_vec();
+    push_field(&mut head, 1, &type_meta(api_version, kind));
+    push_header(&mut head, 2, object_bytes);
+    head
+}
+
+/// The rest of a runtime.Unknown: contentEncoding and contentType.
+const ENVELOPE_TAIL: [u8; 4] = [0x1a, 0, 0x22, 0];
+
+/// Object as the body of a response.
+#[must_use]
+pub fn envelope(kind: ResourceKind, object: &[u8]) -> Vec<u8> {
+    enveloped(api_version(kind), kind.singular(), object)
+}
+
+fn enveloped(api_version: &str, kind: &str, object: &[u8]) -> Vec<u8> {
+    let mut envelope = envelope_head(api_version, kind, object.len());
+    envelope.extend_from_slice(object);
+    envelope.extend(ENVELOPE_TAIL);
+    envelope
+}
+
+/// Frame of a watch in protobuf: its length, then a metav1.WatchEvent.
+fn frame(change: &str, envelope: &[u8]) -> Vec<u8> {
+    let mut raw = Vec::with_capacity(envelope.len() + 8);
+    push_field(&mut raw, 1, envelope);
+    let mut event = Vec::with_capacity(raw.len() + 24);
+    push_field(&mut event, 1, change.as_bytes());
+    push_field(&mut event, 2, &raw);
+    let length = u32::try_from(event.len()).unwrap_or(u32::MAX);
+    [&length.to_be_bytes()[..], &event].concat()
+}
+
+/// Frame of an event in protobuf.
+#[must_use]
+pub(crate) fn event_frame(change: Change, kind: ResourceKind, object: &[u8]) -> Bytes {
+    frame(change.as_str(), &envelope(kind, object)).into()
+}
+
+/// Line of an event in JSON. `object` has `kind` and `apiVersion`.
+#[must_use]
+pub(crate) fn event_line(change: Change, object: &[u8]) -> Bytes {
+    [br#"{"type":""#, change.as_str().as_bytes(), br#"","object":"#, object, b"}\n"].concat().into()
+}
+
+/// Bookmark at a version. `ends_initial_events`: all objects have been sent as events.
+#[must_use]
+pub(crate) fn bookmark(format: Format, kind: ResourceKind, version: u64, ends_initial_events: bool) -> Bytes {
+    let version = version.to_string();
+    match format {
+        Format::Protobuf => {
+            let mut metadata = Vec::new();
+            push_field(&mut metadata, 6, version.as_bytes());
+            if ends_initial_events {
+                let mut entry = Vec::new();
+                push_field(&mut entry, 1, INITIAL_EVENTS_END.as_bytes());
+                push_field(&mut entry, 2, b"true");
+                push_field(&mut metadata, 12, &entry);
+            }
+            let mut object = Vec::new();
+            push_field(&mut object, 1, &metadata);
+            frame("BOOKMARK", &envelope(kind, &object)).into()
+        }
+        Format::Json => {
+            let mut metadata = json!({"resourceVersion": version});
+            if ends_initial_events && let Some(metadata) = metadata.as_object_mut() {
+                metadata.insert("annotations".to_owned(), json!({INITIAL_EVENTS_END: "true"}));
+            }
+            let object = json!({"kind": kind.singular(), "apiVersion": api_version(kind), "metadata": metadata});
+            format!("{}\n", json!({"type": "BOOKMARK", "object": object})).into()
+        }
+    }
+}
+
+/// Body of a list up to its first item. The items together have `items_bytes` in protobuf.
+#[must_use]
+pub(crate) fn list_head(format: Format, kind: ResourceKind, version: u64, items_bytes: usize) -> Vec<u8> {
+    let (api_version, list_kind) = (api_version(kind), format!("{}List", kind.singular()));
+    let version = version.to_string();
+    match format {
+        Format::Protobuf => {
+            let mut metadata = Vec::new();
+            push_field(&mut metadata, 2, version.as_bytes());
+            let mut head = Vec::new();
+            push_field(&mut head, 1, &metadata);
+            [envelope_head(api_version, &list_kind, head.len() + items_bytes), head].concat()
+        }
+        Format::Json => {
+            let metadata = json!({"resourceVersion": version});
+            format!(r#"{{"kind":"{list_kind}","apiVersion":"{api_version}","metadata":{metadata},"items":["#).into()
+        }
+    }
+}
+
+/// Body of a list after its last item.
+#[must_use]
+pub(crate) fn list_tail(format: Format) -> &'static [u8] {
+    match format {
+        Format::Protobuf => &ENVELOPE_TAIL,
+        Format::Json => b"]}\n",
+    }
+}
+
+/// Bytes of an item of a list in protobuf.
+#[must_use]
+pub(crate) fn protobuf_item_bytes(object: &[u8]) -> usize {
+    item_bytes(object)
+}
+
+/// Appends an item of a list in protobuf.
+pub(crate) fn push_protobuf_item(list: &mut Vec<u8>, object: &[u8]) {
+    push_item(list, object);
+}
+
+/// Error, as a metav1.Status has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// HTTP status code.
+    pub code: u16,
+    /// `reason`: a word for programs.
+    pub reason: &'static str,
+    /// `message`: a sentence for people.
+    pub message: String,
+    /// `details.retryAfterSeconds` and the header Retry-After; 0: none.
+    pub retry_after_seconds: u32,
+    /// `details.causes`: reason and message of one.
+    pub cause: Option<(&'static str, &'static str)>,
+    /// `details.name`, `details.group` and `details.kind` of the object that is missing.
+    pub object: Option<(String, &'static str, &'static str)>,
+}
+
+impl Status {
+    /// An error without details.
+    #[must_use]
+    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), retry_after_seconds: 0, cause: None, object: None }
+    }
+
+    /// Body of a response.
+    #[must_use]
+    pub fn body(&self, format: Format) -> Bytes {
+        match format {
+            Format::Json => format!("{}\n", self.json()).into(),
+            Format::Protobuf => enveloped("v1", "Status", &self.protobuf()).into(),
+        }
+    }
+
+    /// Event that ends a watch.
+    #[must_use]
+    pub fn event(&self, format: Format) -> Bytes {
+        match format {
+            Format::Json => format!("{}\n", json!({"type": "ERROR", "object": self.json()})).into(),
+            Format::Protobuf => frame("ERROR", &enveloped("v1", "Status", &self.protobuf())).into(),
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": self.message, "reason": self.reason, "code": self.code,
+        });
+        let mut details = serde_json::Map::new();
+        if let Some((name, group, kind)) = &self.object {
+            details.insert("name".to_owned(), json!(name));
+            if !group.is_empty() {
+                details.insert("group".to_owned(), json!(group));
+            }
+            details.insert("kind".to_owned(), json!(kind));
+        }
+        if let Some((reason, message)) = self.cause {
+            details.insert("causes".to_owned(), json!([{"reason": reason, "message": message}]));
+        }
+        if self.retry_after_seconds > 0 {
+            details.insert("retryAfterSeconds".to_owned(), json!(self.retry_after_seconds));
+        }
+        if let Some(status) = status.as_object_mut().filter(|_| !details.is_empty()) {
+            status.insert("details".to_owned(), details.into());
+        }
+        status
+    }
+
+    /// metav1.Status (apimachinery/pkg/apis/meta/v1/generated.proto 1.36).
+    fn protobuf(&self) -> Vec<u8> {
+        let mut details = Vec::new();
+        if let Some((name, group, kind)) = &self.object {
+            push_field(&mut details, 1, name.as_bytes());
+            push_field(&mut details, 2, group.as_bytes());
+            push_field(&mut details, 3, kind.as_bytes());
+        }
+        if let Some((reason, message)) = self.cause {
+            let mut cause = Vec::new();
+            push_field(&mut cause, 1, reason.as_bytes());
+            push_field(&mut cause, 2, message.as_bytes());
+            push_field(&mut details, 4, &cause);
+        }
+        push_number(&mut details, 5, self.retry_after_seconds.into());
+        let mut status = Vec::new();
+        push_field(&mut status, 1, &[]);
+        push_field(&mut status, 2, b"Failure");
+        push_field(&mut status, 3, self.message.as_bytes());
+        push_field(&mut status, 4, self.reason.as_bytes());
+        push_field(&mut status, 5, &details);
+        push_number(&mut status, 6, self.code.into());
+        status
+    }
+}
+
+/// Appends a field with a number.
+fn push_number(message: &mut Vec<u8>, number: u32, value: u64) {
+    prost::encoding::encode_varint(u64::from(number << 3), message);
+    prost::encoding::encode_varint(value, message);
+}
