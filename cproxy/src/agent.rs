@@ -2,7 +2,6 @@
 
 mod error;
 mod install;
-mod notify;
 mod own_addresses;
 mod readiness;
 mod reconciler;
@@ -14,6 +13,7 @@ mod timeline;
 use std::path::Path;
 
 use cproxy_core::{Event, Exclusions, NodeContext, Store};
+use cproxy_daemon::LogFilter;
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup};
 use cproxy_network::SocketSetup;
 use cproxy_wire::LastContact;
@@ -33,7 +33,6 @@ use tokio::{
 
 use crate::{
     config::{Config, TableSettings},
-    log::LogFilter,
     manifests::{self, ParseOptions},
     run_dir::{self, RunDir},
 };

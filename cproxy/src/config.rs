@@ -10,7 +10,7 @@ use cproxy_datapath::sockets::Mode;
 use cproxy_wire::ApiServer;
 use tracing::Level;
 
-use crate::log::LogFormat;
+use cproxy_daemon::LogFormat;
 
 /// Source of Services and EndpointSlices.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,8 +9,6 @@
 pub mod agent;
 pub mod cli;
 pub mod config;
-pub mod log;
-mod log_limit;
 pub mod manifests;
 pub mod memory;
 mod problem_log;

@@ -1,9 +1,8 @@
 //! Announcement of the first complete table: the file `ready`, the message to the init system and a line in the log.
 
-use super::{
-    notify,
-    timeline::{Phase, Timeline},
-};
+use cproxy_daemon::notify;
+
+use super::timeline::{Phase, Timeline};
 use crate::run_dir::{RunDir, RunDirError};
 
 /// Announcement that is due once, after the first complete write of the table.

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use cproxy_core::Event;
+use cproxy_daemon::LogFilter;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration};
 use tokio::{signal::unix::Signal, sync::mpsc, time::sleep};
 
 use super::{error::AgentError, own_addresses::AddressSource, table_settings};
 use crate::{
     config::{Change, Config, ObjectSource, TableSettings},
-    log::LogFilter,
     run_dir::{self, Request},
 };
 

@@ -6,7 +6,7 @@ use cproxy_core::{Balance, NodeContext};
 use cproxy_datapath::sockets::Mode;
 
 use super::{Config, ObjectSource};
-use crate::log::LogFormat;
+use cproxy_daemon::LogFormat;
 
 /// Longest value that a change shows.
 const SHOWN_CHARS_MAX: usize = 200;

@@ -1,4 +1,4 @@
-//! Notification of the init system that the agent is ready (sd_notify(3)): one datagram to the socket that it names.
+//! Notification of the init system that the program is ready (sd_notify(3)): one datagram to the socket that it names.
 
 use std::{
     env, io,
@@ -12,7 +12,7 @@ const VARIABLE: &str = "NOTIFY_SOCKET";
 const READY: &[u8] = b"READY=1";
 
 /// Sends `READY=1` if the environment names a socket. A failure is only logged.
-pub(super) fn ready() {
+pub fn ready() {
     if let Err(error) = send(READY) {
         tracing::warn!("{VARIABLE}: {error}");
     }

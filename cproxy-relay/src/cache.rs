@@ -1,0 +1,175 @@
+//! Collections of all kinds, what is known of their progress, and the bounds of their history.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use cproxy_core::ResourceKind;
+use cproxy_relay_core::{Collection, KINDS, Outcome, Position, Status, Update};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
+
+/// Age of the oldest event.
+const HISTORY_AGE_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// Time for which a request waits for a version that the relay does not have yet, as at the API server
+/// (apiserver/pkg/storage/cacher/watch_cache.go 1.36).
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// Collections of all kinds.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    kinds: [Kind; KINDS.len()],
+    history_bytes_max: usize,
+}
+
+/// Collection of one kind, and its source.
+#[derive(Debug)]
+struct Kind {
+    collection: Arc<Collection>,
+    /// Version up to which all changes are known; `None` before the first list is complete.
+    version: watch::Sender<Option<u64>>,
+    /// Notified when a client waits for a version.
+    wanted: Arc<Notify>,
+    counts: Counts,
+    contact: std::sync::Mutex<Option<Instant>>,
+}
+
+/// Numbers of what has happened.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) events: AtomicU64,
+    pub(crate) resets: AtomicU64,
+    pub(crate) lists: AtomicU64,
+    pub(crate) unreadable: AtomicU64,
+}
+
+impl Cache {
+    /// Empty collections, whose histories have at most this many bytes together.
+    pub(crate) fn new(history_bytes_max: usize) -> Self {
+        let kind = |kind| Kind {
+            collection: Arc::new(Collection::new(kind)),
+            version: watch::Sender::new(None),
+            wanted: Arc::new(Notify::new()),
+            counts: Counts::default(),
+            contact: std::sync::Mutex::new(None),
+        };
+        Self { kinds: KINDS.map(kind), history_bytes_max }
+    }
+
+    fn kind(&self, kind: ResourceKind) -> &Kind {
+        let [services, slices, nodes] = &self.kinds;
+        match kind {
+            ResourceKind::Services => services,
+            ResourceKind::EndpointSlices => slices,
+            ResourceKind::Nodes => nodes,
+        }
+    }
+
+    pub(crate) fn collection(&self, kind: ResourceKind) -> &Arc<Collection> {
+        &self.kind(kind).collection
+    }
+
+    pub(crate) fn counts(&self, kind: ResourceKind) -> &Counts {
+        &self.kind(kind).counts
+    }
+
+    pub(crate) fn wanted(&self, kind: ResourceKind) -> Arc<Notify> {
+        self.kind(kind).wanted.clone()
+    }
+
+    pub(crate) fn position(&self, kind: ResourceKind) -> Option<Position> {
+        self.collection(kind).position()
+    }
+
+    /// Kinds whose first list is not complete.
+    pub(crate) fn pending(&self) -> Vec<ResourceKind> {
+        KINDS.into_iter().filter(|kind| self.position(*kind).is_none()).collect()
+    }
+
+    /// Seconds since the API server last confirmed what is known; `None` before the first time.
+    pub(crate) fn silent_seconds(&self, kind: ResourceKind) -> Option<f64> {
+        let contact = *self.kind(kind).contact.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        contact.map(|contact| contact.elapsed().as_secs_f64())
+    }
+
+    /// Records that the API server has confirmed what is known.
+    pub(crate) fn record_contact(&self, kind: ResourceKind) {
+        *self.kind(kind).contact.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Applies an update.
+    pub(crate) fn apply(&self, kind: ResourceKind, update: Update) -> Outcome {
+        let of_kind = self.kind(kind);
+        if matches!(update, Update::ListDone(_)) {
+            of_kind.counts.lists.fetch_add(1, Ordering::Relaxed);
+        }
+        let outcome = of_kind.collection.apply(update, Instant::now());
+        of_kind.counts.events.fetch_add(outcome.events as u64, Ordering::Relaxed);
+        of_kind.counts.resets.fetch_add(outcome.is_reset.into(), Ordering::Relaxed);
+        of_kind.version.send_replace(of_kind.collection.position().map(|position| position.version));
+        self.bound_history();
+        outcome
+    }
+
+    /// Forgets the oldest events of all kinds until the histories are within their bound.
+    fn bound_history(&self) {
+        while self.history_bytes() > self.history_bytes_max {
+            let collections = self.kinds.iter().map(|kind| &kind.collection);
+            let oldest = collections.filter_map(|collection| Some((collection.oldest_event()?, collection)));
+            let Some((_, collection)) = oldest.min_by_key(|(at, _)| *at) else { return };
+            collection.forget_oldest();
+        }
+    }
+
+    fn history_bytes(&self) -> usize {
+        self.kinds.iter().map(|kind| kind.collection.history_bytes()).sum()
+    }
+
+    /// Forgets events that are too old.
+    pub(crate) fn forget_old(&self) {
+        for kind in &self.kinds {
+            kind.collection.forget_older_than(HISTORY_AGE_MAX, Instant::now());
+        }
+    }
+
+    /// Waits until all changes up to a version are known.
+    ///
+    /// # Errors
+    /// They are not, after some seconds.
+    pub(crate) async fn wait_for(&self, kind: ResourceKind, version: u64) -> Result<(), Status> {
+        let of_kind = self.kind(kind);
+        let mut known = of_kind.version.subscribe();
+        let has_version = |known: &Option<u64>| known.is_some_and(|known| known >= version);
+        if has_version(&known.borrow()) {
+            return Ok(());
+        }
+        of_kind.wanted.notify_one();
+        if timeout(WAIT_MAX, known.wait_for(has_version)).await.is_ok_and(|waited| waited.is_ok()) {
+            return Ok(());
+        }
+        let now = *known.borrow();
+        Err(now.map_or_else(|| not_synced(kind), |now| too_large(version, now)))
+    }
+}
+
+/// Error of a version that the relay does not have (apiserver/pkg/storage/errors.go 1.36).
+fn too_large(version: u64, now: u64) -> Status {
+    Status {
+        retry_after_seconds: 1,
+        cause: Some(("ResourceVersionTooLarge", "Too large resource version")),
+        ..Status::new(504, "Timeout", format!("Timeout: Too large resource version: {version}, current: {now}"))
+    }
+}
+
+/// Error of a relay whose first list is not complete.
+pub(crate) fn not_synced(kind: ResourceKind) -> Status {
+    let message = format!("the relay has not listed {} yet", cproxy_relay_core::plural(kind));
+    Status { retry_after_seconds: 1, ..Status::new(503, "ServiceUnavailable", message) }
+}

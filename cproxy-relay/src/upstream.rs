@@ -1,0 +1,137 @@
+//! The API server as the source of the cache: one watch for each kind, on one connection.
+
+use std::{
+    marker::PhantomData,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use cproxy_core::{
+    ResourceKind,
+    api::{EndpointSlice, Metadata, Node, Service},
+};
+use cproxy_relay_core::{Object, ObjectError, Update, Upstream, parse_version};
+use cproxy_wire::{
+    ApiClient, Decoded, ENDPOINT_SLICES, FieldSelector, SERVICES, Selectors, Subscriber, WatchEvent, WatchedResource,
+    follow_resource,
+};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use crate::cache::Cache;
+
+/// Shortest time between two watches that are opened for a bookmark, however many clients wait for a version.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// All Nodes: each client watches its own.
+const NODES: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
+
+/// Follows the API server for ever.
+pub(crate) async fn follow(client: &ApiClient, cache: &Arc<Cache>) {
+    let mut services = CacheSubscriber::<Service>::new(cache);
+    let mut slices = CacheSubscriber::<EndpointSlice>::new(cache);
+    let mut nodes = CacheSubscriber::<Node>::new(cache);
+    tokio::join!(
+        follow_resource(client, SERVICES, &mut services),
+        follow_resource(client, ENDPOINT_SLICES, &mut slices),
+        follow_resource(client, NODES, &mut nodes),
+    );
+}
+
+/// Subscriber that applies events to the cache.
+struct CacheSubscriber<K> {
+    cache: Arc<Cache>,
+    wanted: Arc<Notify>,
+    last_bookmark: Instant,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: WatchedResource> CacheSubscriber<K> {
+    fn new(cache: &Arc<Cache>) -> Self {
+        let last_bookmark = Instant::now();
+        Self { cache: cache.clone(), wanted: cache.wanted(K::RESOURCE), last_bookmark, kind: PhantomData }
+    }
+
+    fn apply(&self, event: WatchEvent<Upstream<K>>) -> Result<(), ObjectError> {
+        let is_confirmation = event.is_confirmation();
+        let updates = match event {
+            WatchEvent::ListStarted => vec![Update::ListStarted],
+            WatchEvent::Listed(object) => self.read(object, Update::Listed, true),
+            WatchEvent::ListDone(version) => vec![Update::ListDone(parse_version(&version)?)],
+            WatchEvent::Applied(object) => self.read(object, Update::Applied, false),
+            WatchEvent::Deleted(object) => self.read(object, Update::Deleted, false),
+            WatchEvent::Bookmark(version) => vec![Update::Bookmark(parse_version(&version)?)],
+            WatchEvent::Unavailable => Vec::new(),
+        };
+        for update in updates {
+            let outcome = self.cache.apply(K::RESOURCE, update);
+            if outcome.is_reset {
+                tracing::warn!(
+                    "the API server's {} are of an older state than before: clients list them anew",
+                    K::PLURAL
+                );
+            }
+        }
+        if is_confirmation {
+            self.cache.record_contact(K::RESOURCE);
+        }
+        Ok(())
+    }
+
+    /// Update for an object. One that cannot be read keeps its last state.
+    fn read(&self, decoded: Decoded<Upstream<K>>, update: fn(Object) -> Update, is_listed: bool) -> Vec<Update> {
+        let (metadata, error) = match decoded {
+            Decoded::Object(object) => {
+                let (metadata, protobuf) = object.into_parts();
+                let names = names(&metadata);
+                match Object::new(K::RESOURCE, metadata, protobuf.into()) {
+                    Ok(object) => return vec![update(object)],
+                    Err(error) => (names, error.to_string()),
+                }
+            }
+            Decoded::Unreadable(metadata, error) => (*metadata, error),
+        };
+        self.cache.counts(K::RESOURCE).unreadable.fetch_add(1, Ordering::Relaxed);
+        let (namespace, name) = (cproxy_core::printable(&metadata.namespace), cproxy_core::printable(&metadata.name));
+        tracing::warn!("{} {namespace}/{name}: {error}; clients keep its last state", K::KIND);
+        if is_listed {
+            return vec![Update::ListedUnreadable(metadata.namespace.into(), metadata.name.into())];
+        }
+        parse_version(&metadata.resource_version).map(Update::Bookmark).into_iter().collect()
+    }
+}
+
+/// Names and version.
+fn names(metadata: &Metadata) -> Metadata {
+    Metadata {
+        name: metadata.name.clone(),
+        namespace: metadata.namespace.clone(),
+        resource_version: metadata.resource_version.clone(),
+        ..Metadata::default()
+    }
+}
+
+impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
+    /// A relay is one client, whose own clients wait.
+    const SPREADS_LISTS: bool = false;
+    const CONFIRMS_VERSION: bool = true;
+
+    async fn publish(&mut self, event: WatchEvent<Upstream<K>>) {
+        if let Err(error) = self.apply(event) {
+            tracing::error!("{}: {error}; the relay needs versions that are numbers", K::PLURAL);
+        }
+    }
+
+    async fn bookmark_wanted(&mut self) {
+        sleep_until(self.last_bookmark + BOOKMARK_INTERVAL).await;
+        self.wanted.notified().await;
+        self.last_bookmark = Instant::now();
+    }
+}
+
+/// Kinds in messages.
+pub(crate) fn names_of(kinds: &[ResourceKind]) -> String {
+    kinds.iter().map(|kind| cproxy_relay_core::plural(*kind)).collect::<Vec<_>>().join(", ")
+}
