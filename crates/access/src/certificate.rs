@@ -1,0 +1,68 @@
+//! Client certificates.
+
+use x509_parser::{
+    oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME},
+    prelude::{FromDer as _, X509Certificate},
+};
+
+use crate::{Identity, Reason, Refusal};
+
+/// Identity of a verified certificate as the API server reads it: the common name is the user, each organization a
+/// group.
+pub(crate) fn identity(der: &[u8]) -> Result<Identity, Refusal> {
+    let refusal = |why: &str| {
+        let message = format!("the client certificate {why}; use one with the user's name as its common name (CN)");
+        Refusal::new(Reason::Certificate, message)
+    };
+    let (_, certificate) = X509Certificate::from_der(der).map_err(|_| refusal("cannot be read"))?;
+    let (mut username, mut groups) = (String::new(), Vec::new());
+    for attribute in certificate.subject().iter_attributes() {
+        let Ok(value) = attribute.as_str() else { continue };
+        // Of several common names the last counts, as in Go.
+        if *attribute.attr_type() == OID_X509_COMMON_NAME {
+            value.clone_into(&mut username);
+        } else if *attribute.attr_type() == OID_X509_ORGANIZATION_NAME {
+            groups.push(value.to_owned());
+        }
+    }
+    if username.is_empty() {
+        return Err(refusal("names no user"));
+    }
+    Identity::of_certificate(username, groups).ok_or_else(|| refusal("has names of more than 64 KiB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+
+    use super::*;
+
+    fn certificate(names: &[(DnType, &str)]) -> Vec<u8> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        for (kind, value) in names {
+            params.distinguished_name.push(kind.clone(), *value);
+        }
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn the_subject_names_user_and_groups() {
+        let der = certificate(&[(DnType::OrganizationName, "system:nodes"), (DnType::CommonName, "system:node:n1")]);
+        let identity = identity(&der).unwrap();
+        assert_eq!(identity.username, "system:node:n1");
+        assert_eq!(identity.groups, ["system:nodes", "system:authenticated"]);
+        assert_eq!(identity.node_name.as_deref(), Some("n1"));
+    }
+
+    #[test]
+    fn a_certificate_without_a_user_is_refused() {
+        let nameless = certificate(&[(DnType::OrganizationName, "system:nodes")]);
+        let empty = certificate(&[(DnType::CommonName, "")]);
+        for (der, why) in [(&nameless[..], "names no user"), (&empty, "names no user"), (b"x", "cannot be read")] {
+            let refusal = identity(der).unwrap_err();
+            assert_eq!((refusal.status(), refusal.reason()), (401, Reason::Certificate));
+            assert!(refusal.message().contains(why), "{refusal}");
+        }
+    }
+}

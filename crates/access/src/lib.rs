@@ -1,0 +1,25 @@
+//! Clients of the relay: how they came in, whose credentials they have, and which objects they may see.
+//!
+//! [`identify`] turns a [`Peer`] and a bearer token into an [`Identity`], with a [`TokenReviewer`] for tokens.
+//! [`Views::select`] turns the identity into a [`View`]. Both refuse with a [`Refusal`], which has all that a response
+//! and a counter need.
+
+mod certificate;
+mod identify;
+mod identity;
+mod peer;
+mod refusal;
+mod review;
+mod reviewer;
+mod token;
+mod views;
+
+pub use self::{
+    identify::identify,
+    identity::{Identity, Source},
+    peer::{Peer, PeerAddress},
+    refusal::{Reason, Refusal, RefusalCounters},
+    review::{Review, parse_review, review_body},
+    reviewer::{ReviewCounts, ReviewSettings, ReviewTransport, TokenReviewer},
+    views::{View, Views, ViewsError},
+};

@@ -1,0 +1,306 @@
+//! Tokens, reviewed by the API server and remembered for a while.
+//!
+//! Each token has one review under way at most. Reviews run to their end even if the client leaves, so that a client
+//! that returns finds the answer. All is bounded: reviews at once and for each second, those that wait, those for each
+//! place, and the answers that are kept. Refused tokens are kept apart, so that no number of them displaces an answer
+//! for a client in good standing.
+
+mod origins;
+mod state;
+mod table;
+
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit, watch},
+    time::{Instant, sleep_until, timeout},
+};
+
+use self::{
+    origins::Origin,
+    state::{Begun, State},
+};
+use crate::{
+    Identity, PeerAddress, Reason, Refusal, Review,
+    review::{parse_review, review_body, short},
+    token::{Token, TokenKey},
+};
+
+/// The way to the API server.
+pub trait ReviewTransport: Send + Sync + 'static {
+    /// Posts a TokenReview as JSON to `/apis/authentication.k8s.io/v1/tokenreviews`. Returns status and body of the
+    /// response; an error says why there is none, without the request's body.
+    fn review(&self, body: Bytes) -> impl Future<Output = Result<(u16, Bytes), String>> + Send;
+}
+
+/// Times and bounds of reviews.
+#[derive(Clone, Debug)]
+pub struct ReviewSettings {
+    /// Audiences that tokens may be for; empty: those of the API server.
+    pub audiences: Vec<String>,
+    /// Time for which a good answer is used. The token's own expiry may shorten it.
+    pub accepted_for: Duration,
+    /// Time for which a refusal is used.
+    pub refused_for: Duration,
+    /// Time for which an older good answer is used while the API server cannot be reached.
+    pub stale_for: Duration,
+    /// Time until the next attempt for a token whose review has failed.
+    pub stale_retry: Duration,
+    /// Time that a client with an older good answer waits for a new one.
+    pub stale_wait: Duration,
+    /// Longest wait for the start of a review.
+    pub queue_wait: Duration,
+    /// Longest review.
+    pub review_timeout: Duration,
+    /// Most reviews at once.
+    pub reviews_max: usize,
+    /// Most reviews that start in a second.
+    pub reviews_per_second: u32,
+    /// Most tokens whose review waits or is under way.
+    pub tokens_max: usize,
+    /// Most bytes of their requests.
+    pub tokens_bytes_max: usize,
+    /// Most good answers that are kept.
+    pub accepted_max: usize,
+    /// Most bytes of their identities.
+    pub accepted_bytes_max: usize,
+    /// Most refusals that are kept.
+    pub refused_max: usize,
+}
+
+impl Default for ReviewSettings {
+    fn default() -> Self {
+        Self {
+            audiences: Vec::new(),
+            accepted_for: Duration::from_mins(2),
+            refused_for: Duration::from_secs(10),
+            stale_for: Duration::from_hours(1),
+            stale_retry: Duration::from_secs(10),
+            stale_wait: Duration::from_secs(2),
+            queue_wait: Duration::from_secs(10),
+            review_timeout: Duration::from_secs(10),
+            reviews_max: 64,
+            reviews_per_second: 1000,
+            tokens_max: 16_384,
+            tokens_bytes_max: 64 << 20,
+            accepted_max: 65_536,
+            accepted_bytes_max: 64 << 20,
+            refused_max: 8192,
+        }
+    }
+}
+
+/// Numbers of reviews and of answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReviewCounts {
+    /// Reviews that were asked for.
+    pub reviews: u64,
+    /// Reviews without an answer.
+    pub errors: u64,
+    /// Requests whose token was known to be good.
+    pub known: u64,
+    /// Requests whose token was known to be refused.
+    pub known_refused: u64,
+    /// Requests that an older good answer was used for, because there was no new one.
+    pub stale: u64,
+    /// Good answers that are kept.
+    pub accepted_entries: usize,
+    /// Refusals that are kept.
+    pub refused_entries: usize,
+    /// Tokens whose review waits or is under way.
+    pub under_way: usize,
+}
+
+/// Turns tokens into identities.
+pub struct TokenReviewer<R> {
+    shared: Arc<Shared<R>>,
+}
+
+struct Shared<R> {
+    transport: R,
+    settings: ReviewSettings,
+    permits: Semaphore,
+    state: Mutex<State>,
+}
+
+/// Result for a client.
+type Outcome = Result<Arc<Identity>, Refusal>;
+/// Result of a review once there is one.
+type Flight = watch::Receiver<Option<Outcome>>;
+
+impl<R: ReviewTransport> TokenReviewer<R> {
+    /// Reviewer that knows no token yet.
+    pub fn new(transport: R, settings: ReviewSettings) -> Self {
+        let (permits, state) = (Semaphore::new(settings.reviews_max), Mutex::new(State::new(&settings)));
+        Self { shared: Arc::new(Shared { transport, settings, permits, state }) }
+    }
+
+    /// Identity of a token that a client has sent from `peer`.
+    ///
+    /// # Errors
+    /// The token is refused, or cannot be reviewed now.
+    pub async fn authenticate(&self, token: &str, peer: &PeerAddress) -> Outcome {
+        let token = Token::new(token)?;
+        let key = token.key();
+        match self.begin(token, key, peer) {
+            Begun::Done(outcome) => outcome,
+            Begun::Wait { flight, stale: None } => wait(flight).await,
+            Begun::Wait { flight, stale: Some(identity) } => {
+                match timeout(self.shared.settings.stale_wait, wait(flight)).await {
+                    Ok(outcome) => outcome,
+                    Err(_) => Ok(self.shared.state().use_stale(identity)),
+                }
+            }
+        }
+    }
+
+    /// Numbers so far.
+    #[must_use]
+    pub fn counts(&self) -> ReviewCounts {
+        self.shared.state().counts()
+    }
+
+    /// Looks a token up, and starts its review if there is none.
+    fn begin(&self, token: Token<'_>, key: TokenKey, peer: &PeerAddress) -> Begun {
+        let shared = &self.shared;
+        let mut state = shared.state();
+        if let Some(begun) = state.find(key, &shared.settings) {
+            return begun;
+        }
+        let stale = state.stale(key);
+        let body = review_body(token.text(), &shared.settings.audiences);
+        // A token that was good is not one of a flood.
+        let origin = stale.is_none().then(|| Origin::from(peer));
+        let (sender, flight) = watch::channel(None);
+        let length = body.len();
+        if let Err(refusal) = state.admit(key, origin.as_ref(), length, flight.clone(), &shared.settings) {
+            return Begun::Done(Err(refusal));
+        }
+        drop(state);
+        let under_way = UnderWay { shared: shared.clone(), key, origin, length, sender };
+        tokio::spawn(under_way.run(body, SecretText(token.text().into()), token.remaining()));
+        Begun::Wait { flight, stale }
+    }
+}
+
+/// The result of a review.
+async fn wait(mut flight: Flight) -> Outcome {
+    let outcome = flight.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone());
+    outcome.unwrap_or_else(|| Err(unavailable("the review was aborted")))
+}
+
+impl<R> Shared<R> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until another review may start.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let permit = self.permits.acquire().await.ok()?;
+        let start = self.state().next_start(&self.settings);
+        sleep_until(start).await;
+        Some(permit)
+    }
+}
+
+/// A review that waits or runs.
+struct UnderWay<R> {
+    shared: Arc<Shared<R>>,
+    key: TokenKey,
+    /// Place of the client, if the token was not known.
+    origin: Option<Origin>,
+    /// Bytes of the request.
+    length: usize,
+    sender: watch::Sender<Option<Outcome>>,
+}
+
+/// Token as long as its review is under way.
+struct SecretText(Box<str>);
+
+impl<R> Drop for UnderWay<R> {
+    fn drop(&mut self) {
+        self.shared.state().end(self.key, self.origin.as_ref(), self.length);
+    }
+}
+
+impl<R: ReviewTransport> UnderWay<R> {
+    async fn run(self, body: Bytes, token: SecretText, remaining: Option<Duration>) {
+        let settings = &self.shared.settings;
+        let turn = timeout(settings.queue_wait, pin!(self.shared.turn())).await;
+        let answer = match &turn {
+            Ok(Some(_)) => self.review(body, &token).await,
+            Ok(None) | Err(_) => Answer::NoTurn,
+        };
+        let remaining = remaining.map(|time| Instant::now() + time);
+        let outcome = self.shared.state().learn(self.key, self.origin.clone(), answer, remaining, settings);
+        // Without a receiver, all clients have left.
+        self.sender.send_replace(Some(outcome));
+    }
+
+    async fn review(&self, body: Bytes, token: &SecretText) -> Answer {
+        let settings = &self.shared.settings;
+        self.shared.state().count_review();
+        let response = timeout(settings.review_timeout, self.shared.transport.review(body)).await;
+        let review = match response {
+            Ok(Ok((status, body))) => parse_review(status, &body, &settings.audiences),
+            Ok(Err(error)) => Err(format!("the API server does not review tokens: {}", short(&error))),
+            Err(_) => Err("the API server does not answer the review of a token".to_owned()),
+        };
+        match review {
+            Ok(Review::Authenticated(identity)) => Answer::Accepted(Arc::new(identity)),
+            Ok(Review::Refused(why)) => Answer::Refused(refused(&token.hidden_from(why))),
+            Err(error) => Answer::Failed(unavailable(&token.hidden_from(error))),
+        }
+    }
+}
+
+impl SecretText {
+    /// The text, unless it has the token or a part of it.
+    fn hidden_from(&self, text: String) -> String {
+        let is_part = |part: &str| part.len() >= 8 && text.contains(part);
+        if text.contains(&*self.0) || self.0.split('.').any(is_part) { String::new() } else { text }
+    }
+}
+
+/// Answer to a review.
+enum Answer {
+    Accepted(Arc<Identity>),
+    Refused(Refusal),
+    /// No answer from the API server.
+    Failed(Refusal),
+    /// Its turn did not come.
+    NoTurn,
+}
+
+fn refused(why: &str) -> Refusal {
+    let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
+    let message = format!(
+        "the API server refuses the token{why}; it is wrong, has expired, or its account or pod is deleted: send the \
+         current token"
+    );
+    Refusal::new(Reason::TokenRefused, message)
+}
+
+fn unavailable(why: &str) -> Refusal {
+    let why = if why.is_empty() { "the API server does not review tokens" } else { why };
+    let message = format!("the token is not known yet and cannot be reviewed now: {why}; try again");
+    Refusal::new(Reason::ReviewsUnavailable, message).retry_after(Duration::from_secs(1))
+}
+
+fn too_many_reviews() -> Refusal {
+    let message = "too many tokens wait for a review by the API server; try again";
+    Refusal::new(Reason::TooManyReviews, message).retry_after(Duration::from_secs(5))
+}
+
+fn too_many_tokens(time: Duration) -> Refusal {
+    let message = "too many tokens from here are refused or wait for a review; send the current token, and try again";
+    Refusal::new(Reason::TooManyTokens, message).retry_after(time)
+}
+
+#[cfg(test)]
+mod tests;
