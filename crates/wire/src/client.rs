@@ -5,16 +5,20 @@
 //! the client goes back to a preferred one after growing times, when it sends a request anyway.
 
 use std::{
+    future::poll_fn,
     mem,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use bytes::{Bytes, BytesMut};
 use cproxy_network::SocketSetup;
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode, header::CONTENT_LENGTH};
+use http_body::Body as _;
 use tokio::{
     sync::{Mutex as AsyncMutex, Notify},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 use super::{
@@ -24,12 +28,16 @@ use super::{
     error_text::chain,
     exec_plugin::{self, ExecCredentials},
     rate_limit::RateLimit,
-    transport::{BoxError, Received, Transport},
+    transport::{Body, BoxError, Received, Transport},
 };
 
 /// Time after a failure before the client goes back to a preferred server. It doubles if that server fails again soon.
 const HOLD: Duration = Duration::from_secs(60);
 const HOLD_MAX: Duration = Duration::from_secs(3600);
+
+/// Longest response of [`ApiClient::call`], and the time for it.
+const CALL_BYTES_MAX: usize = 1 << 20;
+const CALL_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Client of API servers.
 #[derive(Debug)]
@@ -232,7 +240,7 @@ impl ApiClient {
     }
 
     /// Sends a request once. Returns the connection that was used, too, and with an error whether another may serve.
-    async fn send_once(&self, mut request: Request<()>) -> Result<(Received, Arc<Connection>), (BoxError, bool)> {
+    async fn send_once(&self, mut request: Request<Bytes>) -> Result<(Received, Arc<Connection>), (BoxError, bool)> {
         let mut session = self.session.lock().await;
         let (connection, is_new) = self.connect(&mut session).await.map_err(|error| (error, false))?;
         session.configuration.add_headers(request.headers_mut());
@@ -252,11 +260,9 @@ impl ApiClient {
             }
         }
     }
-}
 
-impl Transport for ApiClient {
-    async fn send(&self, request: Request<()>) -> Result<Received, BoxError> {
-        self.rate_limit.pause().await;
+    /// Sends a request and, if the status says that another connection may do better, gives up this one.
+    async fn send_and_judge(&self, request: Request<Bytes>) -> Result<Received, BoxError> {
         let sent = match self.send_once(request.clone()).await {
             // The server may have closed an old connection just now.
             Err((_, true)) => self.send_once(request).await,
@@ -272,6 +278,50 @@ impl Transport for ApiClient {
         }
         drop(session);
         Ok(received)
+    }
+
+    /// Sends a request of any method, with a body if it is not empty, and reads the whole response: for single short
+    /// requests, such as reviews. It counts for no rate limit, and must be harmless if the server gets it twice.
+    ///
+    /// # Errors
+    /// No server can be reached, the response is longer than a MiB, or it takes longer than 30 s.
+    pub async fn call(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, BoxError> {
+        if !request.body().is_empty() {
+            let length = request.body().len().into();
+            request.headers_mut().insert(CONTENT_LENGTH, length);
+        }
+        let called = timeout(CALL_TIME_MAX, async {
+            let (parts, body) = self.send_and_judge(request).await?.response.into_parts();
+            Ok(Response::from_parts(parts, read_all(body).await?))
+        });
+        match called.await {
+            Ok(response) => response,
+            Err(_) => {
+                self.report_failure().await;
+                Err(format!("{} has not responded within {CALL_TIME_MAX:?}", self.server()).into())
+            }
+        }
+    }
+}
+
+/// Reads a body to its end.
+async fn read_all(mut body: Body) -> Result<Bytes, BoxError> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        // Trailers are ignored.
+        let Ok(chunk) = frame?.into_data() else { continue };
+        if bytes.len() + chunk.len() > CALL_BYTES_MAX {
+            return Err(format!("the response is longer than {CALL_BYTES_MAX} bytes").into());
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes.freeze())
+}
+
+impl Transport for ApiClient {
+    async fn send(&self, request: Request<()>) -> Result<Received, BoxError> {
+        self.rate_limit.pause().await;
+        self.send_and_judge(request.map(|()| Bytes::new())).await
     }
 
     fn server(&self) -> Arc<str> {
@@ -410,11 +460,10 @@ mod tests {
         path::{Path, PathBuf},
     };
 
-    use http::Response;
     use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
         net::{UnixListener, UnixStream},
         sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-        time::timeout,
     };
 
     use super::*;
@@ -538,6 +587,77 @@ mod tests {
         let connections = std::iter::from_fn(|| requests.try_recv().ok()).count();
         // The first one is given up for the last options, which fail with both servers.
         assert!(connections <= 3, "{connections} connections");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Response of a server of HTTP/2 that echoes the request's body this many times, with this status.
+    async fn echo(code: u16, times: usize) -> (Result<Response<Bytes>, BoxError>, Arc<ApiClient>) {
+        let dir = directory(&format!("echo-{code}-{times}"));
+        let path = dir.join("socket");
+        let socket = UnixListener::bind(&path).unwrap();
+        drop(tokio::spawn(async move {
+            let mut connection = h2::server::handshake(socket.accept().await.unwrap().0).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                assert!(request.method() == "POST" && request.headers()[CONTENT_LENGTH] == "4");
+                let mut body = request.into_body();
+                drop(tokio::spawn(async move {
+                    let content = body.data().await.unwrap().unwrap().repeat(times);
+                    let response = Response::builder().status(code).body(()).unwrap();
+                    respond.send_response(response, false).unwrap().send_data(content.into(), true).unwrap();
+                }));
+            }
+        }));
+        let options = at(&path);
+        let configuration = configure(&options).await.unwrap();
+        let client = Arc::new(ApiClient::new(options, configuration, SocketSetup::none()));
+        let response = client.call(review()).await;
+        fs::remove_dir_all(dir).unwrap();
+        (response, client)
+    }
+
+    fn review() -> Request<Bytes> {
+        Request::post("/review").body(Bytes::from_static(b"body")).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_call_has_a_body_and_a_response_of_bounded_length() {
+        let response = echo(201, 1000).await.0.unwrap();
+        assert_eq!((response.status().as_u16(), response.body().len()), (201, 4000));
+        let error = echo(200, CALL_BYTES_MAX / 4 + 1).await.0.unwrap_err();
+        assert!(error.to_string().contains("longer than"), "{error}");
+        assert_eq!(echo(200, CALL_BYTES_MAX / 4).await.0.unwrap().body().len(), CALL_BYTES_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_call_whose_credentials_are_not_accepted_gives_up_the_connection() {
+        let (response, client) = echo(401, 1).await;
+        assert_eq!(response.unwrap().status(), StatusCode::UNAUTHORIZED);
+        assert!(client.session.lock().await.current.is_none());
+        assert!(echo(403, 1).await.1.session.lock().await.current.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_call_works_over_an_older_http_too() {
+        let dir = directory("old");
+        let path = dir.join("socket");
+        let socket = UnixListener::bind(&path).unwrap();
+        let served = tokio::spawn(async move {
+            // The first connection asks for HTTP/2.
+            drop(socket.accept().await.unwrap());
+            let (mut stream, _) = socket.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\nbody") {
+                request.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            String::from_utf8(request).unwrap()
+        });
+        let options = at(&path);
+        let configuration = configure(&options).await.unwrap();
+        let client = ApiClient::new(options, configuration, SocketSetup::none());
+        assert_eq!(client.call(review()).await.unwrap().body(), "ok");
+        let request = served.await.unwrap();
+        assert!(request.starts_with("POST /review HTTP/1.1\r\n") && request.contains("content-length: 4"), "{request}");
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     future::poll_fn,
-    io,
+    io, mem,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
@@ -20,7 +20,7 @@ use http::{
     header::HOST,
     uri::{Authority, PathAndQuery, Scheme},
 };
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -71,7 +71,7 @@ pub(super) struct Connection {
 enum Protocol {
     Http2(SendRequest<Bytes>),
     /// Connections that are idle or still busy, and the way to more.
-    Http1(Mutex<Vec<http1::SendRequest<NoBody>>>, Box<Dialer>),
+    Http1(Mutex<Vec<http1::SendRequest<RequestBody>>>, Box<Dialer>),
 }
 
 /// Everything that a new connection to one server needs.
@@ -189,8 +189,8 @@ impl Connection {
     }
 
     /// Sends a request and waits for the head of the response.
-    pub(super) async fn send(&self, request: Request<()>) -> Result<Received, BoxError> {
-        let (mut parts, ()) = request.into_parts();
+    pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Received, BoxError> {
+        let (mut parts, body) = request.into_parts();
         let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
         let path = format!("{}{path}", self.path_prefix);
         let response = match &self.protocol {
@@ -198,7 +198,10 @@ impl Connection {
                 let uri = Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone());
                 parts.uri = uri.path_and_query(path).build()?;
                 let mut sender = sender.clone().ready().await?;
-                let (response, _) = sender.send_request(Request::from_parts(parts, ()), true)?;
+                let (response, mut stream) = sender.send_request(Request::from_parts(parts, ()), body.is_empty())?;
+                if !body.is_empty() {
+                    stream.send_data(body, true)?;
+                }
                 response.await?.map(|body| Body::new(Http2Body(body)))
             }
             Protocol::Http1(senders, dialer) => {
@@ -208,7 +211,7 @@ impl Connection {
                     Some(sender) => sender,
                     None => start_http1(dialer.open().await?.0).await?,
                 };
-                let response = sender.send_request(Request::from_parts(parts, NoBody)).await?;
+                let response = sender.send_request(Request::from_parts(parts, RequestBody(body))).await?;
                 senders.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
                 response.map(|body| Body::new(Http1Body(body)))
             }
@@ -251,7 +254,7 @@ fn is_timeout(error: &BoxError) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
 }
 
-async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendRequest<NoBody>> {
+async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendRequest<RequestBody>> {
     let mut builder = http1::Builder::new();
     let builder = builder.max_buf_size(HEAD_BYTES_MAX as usize);
     let (mut sender, driver) = builder.handshake(TokioIo::new(stream)).await?;
@@ -262,26 +265,31 @@ async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendReques
 }
 
 /// Removes a connection whose last response has been read. Forgets closed ones.
-fn idle(senders: &Mutex<Vec<http1::SendRequest<NoBody>>>) -> Option<http1::SendRequest<NoBody>> {
+fn idle(senders: &Mutex<Vec<http1::SendRequest<RequestBody>>>) -> Option<http1::SendRequest<RequestBody>> {
     let mut senders = senders.lock().unwrap_or_else(PoisonError::into_inner);
     senders.retain(|sender| !sender.is_closed());
     let index = senders.iter().position(http1::SendRequest::is_ready)?;
     Some(senders.swap_remove(index))
 }
 
-/// Body of a request: none has one.
-struct NoBody;
+/// Body of a request, which most have not.
+struct RequestBody(Bytes);
 
-impl http_body::Body for NoBody {
+impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(None)
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let body = mem::take(&mut self.0);
+        Poll::Ready(Some(body).filter(|body| !body.is_empty()).map(|body| Ok(Frame::data(body))))
     }
 
     fn is_end_stream(&self) -> bool {
-        true
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.len() as u64)
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     split::SplitError,
     status::Status,
     transport::BoxError,
+    unzip::is_zstd_error,
 };
 
 /// Status code for a watch from a version that the server no longer has.
@@ -114,6 +115,12 @@ impl ApiError {
 
     pub(super) fn too_long(longest_bytes: usize) -> Self {
         Self::Split(SplitError::TooLong(longest_bytes))
+    }
+
+    /// True if the response was in zstd that cannot be read.
+    pub(super) fn is_of_zstd(&self) -> bool {
+        let Self::Interrupted(error) = self else { return false };
+        error.downcast_ref().is_some_and(is_zstd_error)
     }
 
     fn refused_code(&self) -> Option<i32> {

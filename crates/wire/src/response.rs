@@ -5,7 +5,7 @@ use std::{error::Error, future::poll_fn, io, pin::Pin, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderMap, Request, StatusCode,
-    header::{ACCEPT, ACCEPT_ENCODING, HeaderValue, LOCATION, RETRY_AFTER},
+    header::{ACCEPT, ACCEPT_ENCODING, LOCATION, RETRY_AFTER},
 };
 use http_body::{Body as _, Frame};
 use tokio::time::{Instant, timeout_at};
@@ -16,7 +16,7 @@ use super::{
     status::{Status, StatusDetails},
     step,
     transport::{Body, BoxError, Link, Received, Transport},
-    unzip::{GZIP, Unzip},
+    unzip::{self, Unzip},
 };
 
 /// Bytes that are read of an error response.
@@ -27,6 +27,13 @@ const ERROR_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Longest silence before the connection is checked: two intervals of bookmarks, and a little more.
 const UNCHECKED_SILENCE_MAX: Duration = Duration::from_secs(130);
+
+/// Forms that a response may have besides JSON and gzip.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accepted {
+    pub(super) protobuf: bool,
+    pub(super) zstd: bool,
+}
 
 /// Response whose body is still arriving.
 pub(super) struct Response {
@@ -40,18 +47,18 @@ pub(super) struct Response {
 }
 
 impl Response {
-    /// Sends a request for protobuf if the server has it and JSON otherwise, or for JSON only. It fails if it lacks an
-    /// object for too long ([`Operation::silence_max`]).
+    /// Sends a request for protobuf if that is accepted and the server has it, and for JSON otherwise. It fails if it
+    /// lacks an object for too long ([`Operation::silence_max`]).
     pub(super) async fn get(
         transport: &impl Transport,
         request: &step::Request,
-        accepts_protobuf: bool,
+        accepted: Accepted,
     ) -> Result<Self, ApiError> {
         let silence_max = request.operation.silence_max();
-        let mut builder = Request::get(&request.target).header(ACCEPT, ContentType::accepted(accepts_protobuf));
+        let mut builder = Request::get(&request.target).header(ACCEPT, ContentType::accepted(accepted.protobuf));
         // The objects of a watch come one by one, and API servers never compress them.
         if request.operation == Operation::List {
-            builder = builder.header(ACCEPT_ENCODING, HeaderValue::from_static(GZIP));
+            builder = builder.header(ACCEPT_ENCODING, unzip::accepted(accepted.zstd));
         }
         let request = builder.body(()).map_err(|error| ApiError::Connection(error.into()))?;
         let silent_until = Instant::now() + silence_max;

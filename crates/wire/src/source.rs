@@ -17,7 +17,7 @@ use super::{
     message::ListMetadata,
     message_reader::MessageReader,
     resources::WatchedResource,
-    response::Response,
+    response::{Accepted, Response},
     selectors::Selectors,
     step::{Input, Log, Pause, Request},
     transport::Transport,
@@ -63,11 +63,13 @@ pub(super) struct Requester<'a, T> {
     transport: &'a T,
     /// The server has not yet refused protobuf.
     accepts_protobuf: AtomicBool,
+    /// All zstd so far could be read.
+    accepts_zstd: AtomicBool,
 }
 
 impl<'a, T: Transport> Requester<'a, T> {
     pub(super) fn new(transport: &'a T) -> Self {
-        Self { transport, accepts_protobuf: AtomicBool::new(true) }
+        Self { transport, accepts_protobuf: AtomicBool::new(true), accepts_zstd: AtomicBool::new(true) }
     }
 
     /// Follows a resource for ever.
@@ -81,6 +83,18 @@ impl<'a, T: Transport> Requester<'a, T> {
         follow::<K>(&mut source, selectors, S::SPREADS_LISTS).await;
     }
 
+    /// Asks for gzip alone from now on, if a response was in zstd that cannot be read. A proxy in front of the server
+    /// may choose a larger window.
+    fn judge_zstd<R>(&self, result: &Result<R, ApiError>) {
+        if let Err(error) = result
+            && error.is_of_zstd()
+            && self.accepts_zstd.swap(false, Ordering::Relaxed)
+        {
+            let server = self.transport.server();
+            tracing::info!("the zstd of the API server at {server} cannot be read: asking for gzip");
+        }
+    }
+
     /// Reports a server that accepts requests or connections, but sends nothing.
     async fn report_silence<R>(&self, result: Result<R, ApiError>) -> Result<R, ApiError> {
         if matches!(result, Err(ApiError::Silent(_))) {
@@ -92,7 +106,8 @@ impl<'a, T: Transport> Requester<'a, T> {
     /// Sends a request. If the server, or a proxy in front of it, refuses protobuf, JSON alone is asked for from then
     /// on, if the objects can be decoded from it.
     async fn send<K: WatchedResource>(&self, request: &Request) -> Result<Response, ApiError> {
-        let get = |accepts| Response::get(self.transport, request, accepts);
+        let zstd = self.accepts_zstd.load(Ordering::Relaxed);
+        let get = |protobuf| Response::get(self.transport, request, Accepted { protobuf, zstd });
         let accepts_protobuf = self.accepts_protobuf.load(Ordering::Relaxed);
         match get(accepts_protobuf).await {
             Err(ApiError::Refused(status)) if K::HAS_JSON && accepts_protobuf && matches!(status.code, 406 | 415) => {
@@ -144,6 +159,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
                 Ok(Input::Ended(ListMetadata::default()))
             }
         };
+        self.requester.judge_zstd(&input);
         self.is_broken = input.is_err();
         input
     }
