@@ -144,7 +144,7 @@ impl Lists {
         self.built.fetch_add(1, Ordering::Relaxed);
         let old = list.as_ref().map_or(0, |old| old.bytes.len());
         self.count(bytes.len(), old);
-        let snapshot = Snapshot { objects: Arc::new([]), ..snapshot };
+        let snapshot = snapshot.without_objects();
         *list = Some(Arc::new(Compressed { snapshot, bytes: bytes.clone(), at: Instant::now() }));
         Some(bytes)
     }

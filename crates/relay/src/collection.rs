@@ -74,6 +74,14 @@ pub struct Snapshot {
     pub objects: Arc<[Arc<Object>]>,
 }
 
+impl Snapshot {
+    /// Its place in the history alone.
+    #[must_use]
+    pub fn without_objects(self) -> Self {
+        Self { objects: Arc::new([]), ..self }
+    }
+}
+
 /// Facts about a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {

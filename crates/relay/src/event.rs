@@ -89,4 +89,3 @@ pub(crate) fn encode(change: Change, object: &Object, format: Format) -> Bytes {
         Format::Json => object_json(object, true).map_or_else(Bytes::new, |json| event_line(change, &json)),
     }
 }
-

@@ -177,7 +177,9 @@ fn collection_operation(kind: ResourceKind, query: &str) -> Result<Operation, St
     }
     let version = match (version, parameters.version_match.as_deref()) {
         (None, None) => VersionWish::Latest,
-        (None, Some(_)) => return Err(bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")),
+        (None, Some(_)) => {
+            return Err(bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+        }
         (Some(0), None | Some("NotOlderThan")) => VersionWish::Any,
         (Some(version), None | Some("NotOlderThan")) => VersionWish::NotOlderThan(version),
         (Some(version), Some("Exact")) if version > 0 => VersionWish::Exact(version),
@@ -194,7 +196,9 @@ fn watch(parameters: Parameters, selector: Selector, version: Option<u64>) -> Re
         (true, None) => {
             return Err(bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
         }
-        (false, Some(_)) => return Err(bad_request("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")),
+        (false, Some(_)) => {
+            return Err(bad_request("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+        }
     }
     Ok(WatchParameters {
         selector,
@@ -247,7 +251,8 @@ impl Parameters {
             "sendInitialEvents" => self.sends_initial_events = is_true(&value),
             "continue" => self.has_continue = !value.is_empty(),
             "timeoutSeconds" => {
-                let seconds = value.parse().map_err(|_| bad_request(format!("timeoutSeconds {value:?} is no number")))?;
+                let seconds =
+                    value.parse().map_err(|_| bad_request(format!("timeoutSeconds {value:?} is no number")))?;
                 self.timeout_seconds = Some(seconds);
             }
             // Others, such as limit and pretty, change nothing here. A list is never paged.
@@ -307,8 +312,7 @@ pub fn discovery(path: &str) -> Option<serde_json::Value> {
         })
     };
     let list = |version: &str| {
-        let resources: Vec<_> =
-            KINDS.into_iter().filter(|kind| api_version(*kind) == version).map(resource).collect();
+        let resources: Vec<_> = KINDS.into_iter().filter(|kind| api_version(*kind) == version).map(resource).collect();
         json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
     };
     let version = json!({"groupVersion": "discovery.k8s.io/v1", "version": "v1"});
@@ -381,9 +385,19 @@ mod tests {
         assert_eq!(of(slices), (ResourceKind::EndpointSlices, text("a"), None));
         assert_eq!(of(&format!("{slices}/b")), (ResourceKind::EndpointSlices, text("a"), text("b")));
         for path in [
-            "/", "", "/api/v1/pods", "/apis/discovery.k8s.io/v1/services", "/api/v1/endpointslices", "/api/v2/services",
-            "/api/v1/namespaces/a/nodes", "/api/v1/namespaces//services", "/api/v1/namespaces/a/services/b/status",
-            "/api/v1/services/a", "/api/v1/namespaces", "/api/v1/watch/services", "/apis/apps/v1/deployments",
+            "/",
+            "",
+            "/api/v1/pods",
+            "/apis/discovery.k8s.io/v1/services",
+            "/api/v1/endpointslices",
+            "/api/v2/services",
+            "/api/v1/namespaces/a/nodes",
+            "/api/v1/namespaces//services",
+            "/api/v1/namespaces/a/services/b/status",
+            "/api/v1/services/a",
+            "/api/v1/namespaces",
+            "/api/v1/watch/services",
+            "/apis/apps/v1/deployments",
         ] {
             assert_eq!(code(path, ""), 404, "{path}");
         }
@@ -396,12 +410,23 @@ mod tests {
         assert_eq!(list("resourceVersion=0&limit=500").version, VersionWish::Any);
         assert_eq!(list("resourceVersion=7").version, VersionWish::NotOlderThan(7));
         assert_eq!(list("resourceVersion=7&resourceVersionMatch=Exact").version, VersionWish::Exact(7));
-        assert!(list("labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP!%3DNone").selector.is_everything());
+        assert!(
+            list("labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP!%3DNone")
+                .selector
+                .is_everything()
+        );
         assert_eq!(list("fieldSelector=metadata.name%3Dweb").selector.name(), Some("web"));
         for query in [
-            "resourceVersion=x", "resourceVersionMatch=Exact", "resourceVersion=0&resourceVersionMatch=Exact",
-            "resourceVersion=7&resourceVersionMatch=Never", "labelSelector=a%20b", "fieldSelector=spec.x%3D1",
-            "timeoutSeconds=x", "labelSelector=%ff", "labelSelector=%f", "sendInitialEvents=true",
+            "resourceVersion=x",
+            "resourceVersionMatch=Exact",
+            "resourceVersion=0&resourceVersionMatch=Exact",
+            "resourceVersion=7&resourceVersionMatch=Never",
+            "labelSelector=a%20b",
+            "fieldSelector=spec.x%3D1",
+            "timeoutSeconds=x",
+            "labelSelector=%ff",
+            "labelSelector=%f",
+            "sendInitialEvents=true",
         ] {
             assert_eq!(code("/api/v1/services", query), 400, "{query}");
         }
@@ -421,7 +446,11 @@ mod tests {
         for query in ["", "resourceVersion=0", "sendInitialEvents=true&resourceVersionMatch=NotOlderThan"] {
             assert!(watch(query).sends_initial_events && watch(query).version.is_none(), "{query}");
         }
-        for query in ["resourceVersionMatch=NotOlderThan", "sendInitialEvents=true", "sendInitialEvents=1&resourceVersionMatch=Exact"] {
+        for query in [
+            "resourceVersionMatch=NotOlderThan",
+            "sendInitialEvents=true",
+            "sendInitialEvents=1&resourceVersionMatch=Exact",
+        ] {
             assert_eq!(code("/api/v1/services", &format!("watch=1&{query}")), 400, "{query}");
         }
     }

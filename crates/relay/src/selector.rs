@@ -259,15 +259,37 @@ mod tests {
     fn labels_are_selected_by_equality_by_sets_and_by_order() {
         let web = meta(&[("app", "web"), ("example.com/tier", "1"), ("empty", "")]);
         for yes in [
-            "", "app", "app=web", "app==web", " app = web ", "app!=db", "!none", "none!=x", "app in (db, web)",
-            "app notin (db)", "none notin (a)", "example.com/tier>0", "example.com/tier<2", "empty=", "app,!none",
+            "",
+            "app",
+            "app=web",
+            "app==web",
+            " app = web ",
+            "app!=db",
+            "!none",
+            "none!=x",
+            "app in (db, web)",
+            "app notin (db)",
+            "none notin (a)",
+            "example.com/tier>0",
+            "example.com/tier<2",
+            "empty=",
+            "app,!none",
             "app in (a,web),example.com/tier in (1)",
         ] {
             assert!(selects(yes, "", &web), "{yes}");
         }
         for no in [
-            "none", "app=db", "app!=web", "!app", "app in (db)", "app notin (web)", "example.com/tier>1", "none>0",
-            "app>0", "none in ()", "app,none",
+            "none",
+            "app=db",
+            "app!=web",
+            "!app",
+            "app in (db)",
+            "app notin (web)",
+            "example.com/tier>1",
+            "none>0",
+            "app>0",
+            "none in ()",
+            "app,none",
         ] {
             assert!(!selects(no, "", &web), "{no}");
         }
@@ -276,7 +298,9 @@ mod tests {
     #[test]
     fn fields_are_selected_by_equality() {
         let web = meta(&[]);
-        for yes in ["", "metadata.name=web", "spec.clusterIP!=None,spec.type!=ExternalName", "metadata.namespace==default"] {
+        for yes in
+            ["", "metadata.name=web", "spec.clusterIP!=None,spec.type!=ExternalName", "metadata.namespace==default"]
+        {
             assert!(selects("", yes, &web), "{yes}");
         }
         for no in ["metadata.name=w", "metadata.name!=web", "spec.clusterIP=None"] {

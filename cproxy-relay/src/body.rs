@@ -1,0 +1,91 @@
+//! Bodies of responses. None holds more than a small chunk that is not shared with other clients.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use cproxy_relay_core::{List, Watch};
+use http_body::{Body, Frame, SizeHint};
+
+use crate::{connection::Guard, metrics::Metrics};
+
+/// Bytes of a shared list that are given to a connection at once.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// Future that completes when a watch has to end.
+pub(crate) type End = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Body of a response.
+pub(crate) enum ResponseBody {
+    /// Short text.
+    Short(Bytes),
+    /// Compressed list, shared by several clients.
+    Shared { bytes: Bytes, _guard: Guard },
+    /// List that is encoded as it is read.
+    List { list: Box<List>, _guard: Guard },
+    /// Watch.
+    Watch(Box<WatchBody>),
+}
+
+/// Watch, and the time at which it ends.
+pub(crate) struct WatchBody {
+    watch: Watch,
+    end: End,
+    metrics: Arc<Metrics>,
+    _guard: Guard,
+}
+
+impl WatchBody {
+    pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: Guard) -> Self {
+        Self { watch, end, metrics, _guard: guard }
+    }
+
+    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if let Poll::Ready(chunk) = self.watch.poll_next(context.waker()) {
+            if let Some(chunk) = &chunk {
+                self.metrics.watch_chunks.add(1);
+                self.metrics.watch_bytes.add(chunk.len() as u64);
+            }
+            return Poll::Ready(chunk);
+        }
+        match self.end.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(self.watch.end()),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let chunk = match &mut *self {
+            Self::Short(bytes) => Poll::Ready(Some(std::mem::take(bytes))),
+            Self::Shared { bytes, .. } => Poll::Ready(Some(bytes.split_to(CHUNK_BYTES.min(bytes.len())))),
+            Self::List { list, .. } => Poll::Ready(list.next()),
+            Self::Watch(watch) => {
+                return watch.poll_chunk(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))));
+            }
+        };
+        chunk.map(|chunk| chunk.filter(|chunk| !chunk.is_empty()).map(|chunk| Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Short(bytes) | Self::Shared { bytes, .. } if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Short(bytes) | Self::Shared { bytes, .. } => SizeHint::with_exact(bytes.len() as u64),
+            Self::List { .. } | Self::Watch(_) => SizeHint::default(),
+        }
+    }
+}

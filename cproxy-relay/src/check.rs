@@ -1,0 +1,170 @@
+//! `cproxy-relay check`: can the relay run with these settings, without starting it?
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use clap::ValueEnum;
+use cproxy_network::SocketSetup;
+use cproxy_relay_core::{KINDS, group, plural};
+use cproxy_wire::{ApiClient, ApiServer, Transport, configure};
+use http::{
+    Request, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    config::{Authentication, Config},
+    listener,
+    run::read_views,
+    tls::ServerTls,
+};
+
+const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
+/// Format of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Aligned columns
+    Table,
+    /// An array of objects
+    Json,
+}
+
+/// One requirement.
+struct Requirement {
+    name: String,
+    /// What was found, or what is wrong and what to do.
+    result: Result<String, String>,
+}
+
+/// Checks the settings and prints the requirements.
+///
+/// # Errors
+/// One is not met.
+pub(crate) async fn run(config: &Config, format: Format) -> Result<()> {
+    let requirements = requirements(config).await;
+    match format {
+        Format::Table => print!("{}", table(&requirements)),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&json(&requirements))?),
+    }
+    let missing: Vec<_> = requirements.iter().filter(|one| one.result.is_err()).map(|one| one.name.as_str()).collect();
+    if missing.is_empty() { Ok(()) } else { bail!("cannot run with these settings: {}", missing.join(", ")) }
+}
+
+async fn requirements(config: &Config) -> Vec<Requirement> {
+    let mut all = Vec::new();
+    let mut add = |name: &str, result| all.push(Requirement { name: name.to_owned(), result });
+    let tls = config.tls.clone().map(ServerTls::read).transpose();
+    add(
+        "tls",
+        match &tls {
+            Ok(Some(_)) => Ok("the certificate and its key can be used".to_owned()),
+            Ok(None) => Ok("off: only local listeners".to_owned()),
+            Err(error) => Err(error.clone()),
+        },
+    );
+    let views = read_views(config.views.as_deref()).map_err(|error| format!("{error:#}"));
+    add(
+        "views",
+        views.map(|_| match &config.views {
+            Some(path) => format!("{} is valid", path.display()),
+            None => "none: each client sees everything".to_owned(),
+        }),
+    );
+    for address in &config.listen {
+        let opened = listener::open(address, None).map_err(|error| format!("{error}: choose another --listen"));
+        add("listen", opened.map(|_| format!("{address} can be bound")));
+    }
+    let server = ApiServer { kubeconfig: config.kubeconfig.clone(), ..ApiServer::default() };
+    match configure(&server).await {
+        Ok(configuration) => {
+            let client = ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(())));
+            all.extend(of_api_server(&client, config.authentication).await);
+        }
+        Err(error) => add("api_server", Err(error.to_string())),
+    }
+    all
+}
+
+async fn of_api_server(client: &ApiClient, authentication: Authentication) -> Vec<Requirement> {
+    let version = version(client).await;
+    let is_reached = version.is_ok();
+    let mut all = vec![Requirement { name: "api_server".to_owned(), result: version }];
+    if !is_reached {
+        return all;
+    }
+    for kind in KINDS {
+        for verb in ["list", "watch"] {
+            let result = is_allowed(client, verb, group(kind), plural(kind)).await;
+            all.push(Requirement { name: format!("{verb}_{}", plural(kind)), result });
+        }
+    }
+    if authentication == Authentication::TokenReview {
+        let result = is_allowed(client, "create", "authentication.k8s.io", "tokenreviews").await;
+        all.push(Requirement { name: "create_tokenreviews".to_owned(), result });
+    }
+    all
+}
+
+async fn version(client: &ApiClient) -> Result<String, String> {
+    let version = call(client, "/version", None).await?;
+    let git_version = version.get("gitVersion").and_then(Value::as_str).unwrap_or("an unknown version");
+    Ok(format!("Kubernetes {git_version}"))
+}
+
+async fn is_allowed(client: &ApiClient, verb: &str, group: &str, resource: &str) -> Result<String, String> {
+    let attributes = json!({"verb": verb, "group": group, "resource": resource});
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    });
+    let review = call(client, ACCESS_REVIEWS, Some(&review)).await?;
+    if review.pointer("/status/allowed").and_then(Value::as_bool) == Some(true) {
+        return Ok("permitted".to_owned());
+    }
+    Err(format!("not permitted: grant the verb {verb} on resource {resource:?} of apiGroup {group:?}"))
+}
+
+/// Sends a request and reads the response as JSON.
+async fn call(client: &ApiClient, path: &str, body: Option<&Value>) -> Result<Value, String> {
+    let request = match body {
+        Some(_) => Request::post(path).header(CONTENT_TYPE, "application/json"),
+        None => Request::get(path),
+    };
+    let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
+    let request = request.header(ACCEPT, "application/json").body(body).map_err(|error| error.to_string())?;
+    let response = client.call(request).await.map_err(|error| error.to_string())?;
+    let code = response.status();
+    if code == StatusCode::UNAUTHORIZED {
+        return Err(format!("{} does not accept the credentials (401)", Transport::server(client)));
+    }
+    let body: Value = serde_json::from_slice(response.body()).map_err(|error| format!("its response: {error}"))?;
+    if code.is_success() {
+        return Ok(body);
+    }
+    let message = body.get("message").and_then(Value::as_str).unwrap_or_default();
+    Err(format!("{code}: {}", cproxy_core::printable(message)))
+}
+
+fn table(requirements: &[Requirement]) -> String {
+    let width = requirements.iter().map(|one| one.name.len()).max().unwrap_or(0);
+    let line = |Requirement { name, result }: &Requirement| {
+        let (state, detail) = match result {
+            Ok(detail) => ("ok", detail),
+            Err(detail) => ("missing", detail),
+        };
+        format!("{state:<8}{name:<width$}  {}\n", detail.replace('\n', " "))
+    };
+    requirements.iter().map(line).collect()
+}
+
+fn json(requirements: &[Requirement]) -> Value {
+    let one = |Requirement { name, result }: &Requirement| {
+        let (state, detail) = match result {
+            Ok(detail) => ("ok", detail),
+            Err(detail) => ("missing", detail),
+        };
+        json!({"name": name, "state": state, "required": true, "detail": detail})
+    };
+    requirements.iter().map(one).collect()
+}

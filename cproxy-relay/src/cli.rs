@@ -1,0 +1,190 @@
+//! The command line: a contract that scripts and manifests rely on.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
+use cproxy_daemon::{LogFilter, LogFormat};
+use tracing::Level;
+
+use crate::{
+    address::ListenAddress,
+    check,
+    config::{Authentication, Config, ConfigError, tls_files},
+    run,
+};
+
+/// Serves Services, EndpointSlices and Nodes of an API server to many cproxy agents.
+#[derive(Debug, Parser)]
+#[command(name = "cproxy-relay", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Follow an API server and serve its objects
+    #[command(
+        next_line_help = true,
+        after_help = "Each flag can also be set in the environment: CPROXY_RELAY_LISTEN for --listen."
+    )]
+    Run(Box<RunOptions>),
+    /// Check whether the relay can run with these settings: API server, permissions, certificates, views
+    #[command(next_line_help = true)]
+    Check(Box<CheckOptions>),
+    /// Print the version
+    Version,
+}
+
+/// Settings that `run` and `check` share.
+#[derive(Args, Debug)]
+struct Settings {
+    /// Kubeconfig file; default: the pod's ServiceAccount
+    #[arg(long, env = "CPROXY_RELAY_KUBECONFIG", hide_env = true, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Addresses to listen on: HOST:PORT, unix:///PATH or vsock://CID:PORT; several separated by commas
+    #[arg(long, env = "CPROXY_RELAY_LISTEN", hide_env = true, value_name = "ADDR", num_args = 1.., value_delimiter = ',')]
+    listen: Vec<ListenAddress>,
+    /// Certificate for TLS, with its chain, in PEM
+    #[arg(long, env = "CPROXY_RELAY_TLS_CERT_FILE", hide_env = true, value_name = "FILE")]
+    tls_cert_file: Option<PathBuf>,
+    /// Key of the certificate, in PEM
+    #[arg(long, env = "CPROXY_RELAY_TLS_PRIVATE_KEY_FILE", hide_env = true, value_name = "FILE")]
+    tls_private_key_file: Option<PathBuf>,
+    /// Authorities whose client certificates are accepted, in PEM
+    #[arg(long, env = "CPROXY_RELAY_CLIENT_CA_FILE", hide_env = true, value_name = "FILE")]
+    client_ca_file: Option<PathBuf>,
+    /// Way to know who a client is
+    #[arg(
+        long,
+        env = "CPROXY_RELAY_AUTHENTICATION",
+        hide_env = true,
+        value_name = "WAY",
+        default_value = "token-review"
+    )]
+    authentication: Authentication,
+    /// File with the views of clients; default: each sees everything
+    #[arg(long, env = "CPROXY_RELAY_VIEWS", hide_env = true, value_name = "FILE")]
+    views: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct RunOptions {
+    #[command(flatten)]
+    settings: Settings,
+    /// Bytes of the history of changes, which is at most 15 minutes long
+    #[arg(long, env = "CPROXY_RELAY_HISTORY_BYTES", hide_env = true, value_name = "BYTES", default_value_t = 64 << 20)]
+    history_bytes: usize,
+    /// Connections of clients; more get 429
+    #[arg(long, env = "CPROXY_RELAY_MAX_CONNECTIONS", hide_env = true, value_name = "COUNT", default_value_t = 20_000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_connections: u32,
+    /// Address for /metrics and health checks over plain HTTP; default: off
+    #[arg(long, env = "CPROXY_RELAY_METRICS_BIND_ADDRESS", hide_env = true, value_name = "HOST:PORT")]
+    metrics_bind_address: Option<SocketAddr>,
+    /// Seconds over which clients are moved to other replicas before the relay stops
+    #[arg(long, env = "CPROXY_RELAY_DRAIN_SECONDS", hide_env = true, value_name = "SECONDS", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(0..=3600))]
+    drain_seconds: u32,
+    /// Least severe level to log
+    #[arg(long, env = "CPROXY_RELAY_LOG_LEVEL", hide_env = true, value_name = "LEVEL", default_value = "info")]
+    log_level: Level,
+    /// Format of log lines
+    #[arg(long, env = "CPROXY_RELAY_LOG_FORMAT", hide_env = true, value_name = "FORMAT", default_value = "text")]
+    log_format: LogFormat,
+}
+
+#[derive(Args, Debug)]
+struct CheckOptions {
+    #[command(flatten)]
+    settings: Settings,
+    /// Format of the output
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: check::Format,
+}
+
+impl Settings {
+    fn config(&self) -> Result<Config, ConfigError> {
+        let tls = tls_files(
+            self.tls_cert_file.as_deref(),
+            self.tls_private_key_file.as_deref(),
+            self.client_ca_file.as_deref(),
+        )?;
+        let config = Config {
+            kubeconfig: self.kubeconfig.clone(),
+            listen: self.listen.clone(),
+            tls,
+            authentication: self.authentication,
+            views: self.views.clone(),
+            history_bytes: 64 << 20,
+            connections_max: 0,
+            metrics_address: None,
+            drain_time: Duration::ZERO,
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl RunOptions {
+    fn config(&self) -> Result<Config, ConfigError> {
+        Ok(Config {
+            history_bytes: self.history_bytes,
+            connections_max: usize::try_from(self.max_connections).unwrap_or(usize::MAX),
+            metrics_address: self.metrics_bind_address,
+            drain_time: Duration::from_secs(self.drain_seconds.into()),
+            ..self.settings.config()?
+        })
+    }
+}
+
+/// Runs the command of the process's arguments.
+#[must_use]
+pub fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Run(options) => run_relay(&options),
+        Command::Check(options) => {
+            finish(block_on(check::run(&config_or_exit(options.settings.config()), options.output)))
+        }
+        Command::Version => {
+            println!("cproxy-relay {}", env!("CARGO_PKG_VERSION"));
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn run_relay(options: &RunOptions) -> ExitCode {
+    if options.settings.listen.is_empty() {
+        usage_error("no --listen: pass at least one address, such as 0.0.0.0:6443 or unix:///run/cproxy-relay.sock");
+    }
+    let config = config_or_exit(options.config());
+    drop(LogFilter::start(options.log_level, options.log_format));
+    finish(block_on(run::run(config)))
+}
+
+/// One thread: clients share its cache without waiting for each other. Compression has threads of its own.
+fn block_on<T>(task: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
+    runtime.block_on(task)
+}
+
+fn finish(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn config_or_exit(config: Result<Config, ConfigError>) -> Config {
+    config.unwrap_or_else(|error| usage_error(&error.to_string()))
+}
+
+/// Ends the process with exit code 2 and one line.
+fn usage_error(message: &str) -> ! {
+    let error = Cli::command().error(ErrorKind::ValueValidation, message);
+    eprintln!("error: {message}");
+    std::process::exit(error.exit_code())
+}

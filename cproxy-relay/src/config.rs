@@ -1,0 +1,91 @@
+//! Validated configuration; no I/O.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{address::ListenAddress, tls::TlsFiles};
+
+/// Way to know who a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Authentication {
+    /// A token that the API server reviews, a client certificate, or the place of a local peer
+    TokenReview,
+    /// Nothing; on loopback, unix sockets and vsock only
+    None,
+}
+
+/// Configuration of the relay.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// A kubeconfig; `None`: the pod's ServiceAccount.
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) listen: Vec<ListenAddress>,
+    pub(crate) tls: Option<TlsFiles>,
+    pub(crate) authentication: Authentication,
+    pub(crate) views: Option<PathBuf>,
+    pub(crate) history_bytes: usize,
+    pub(crate) connections_max: usize,
+    pub(crate) metrics_address: Option<SocketAddr>,
+    pub(crate) drain_time: Duration,
+}
+
+/// Contradiction between settings.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// Only one of the files of a certificate is given.
+    #[error("--tls-cert-file and --tls-private-key-file belong together: pass both or none")]
+    HalfTls,
+    /// Certificates of clients need TLS.
+    #[error("--client-ca-file needs --tls-cert-file and --tls-private-key-file")]
+    ClientAuthorityWithoutTls,
+    /// Plain HTTP would leave the machine.
+    #[error(
+        "--listen {0}: plain HTTP is for loopback, unix and vsock only: pass --tls-cert-file and --tls-private-key-file"
+    )]
+    PlainHttp(ListenAddress),
+    /// Everybody could connect.
+    #[error("--listen {0}: --authentication none is for loopback, unix and vsock only")]
+    Open(ListenAddress),
+}
+
+/// Files of TLS from their flags.
+///
+/// # Errors
+/// One is missing.
+pub(crate) fn tls_files(
+    certificate: Option<&Path>,
+    key: Option<&Path>,
+    client_authority: Option<&Path>,
+) -> Result<Option<TlsFiles>, ConfigError> {
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => Ok(Some(TlsFiles {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            client_authority: client_authority.map(Path::to_owned),
+        })),
+        (None, None) if client_authority.is_some() => Err(ConfigError::ClientAuthorityWithoutTls),
+        (None, None) => Ok(None),
+        _ => Err(ConfigError::HalfTls),
+    }
+}
+
+impl Config {
+    /// Checks that no listener gives away more than it should.
+    ///
+    /// # Errors
+    /// One does.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        for address in self.listen.iter().filter(|address| !address.is_local()) {
+            if self.tls.is_none() {
+                return Err(ConfigError::PlainHttp(address.clone()));
+            }
+            if self.authentication == Authentication::None {
+                return Err(ConfigError::Open(address.clone()));
+            }
+        }
+        Ok(())
+    }
+}

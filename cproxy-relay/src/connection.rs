@@ -1,0 +1,225 @@
+//! Connection of a client: HTTP/1.1 or HTTP/2, its bounds, and its end.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cproxy_access::Peer;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, interval, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{handler::respond, jitter::jitter, relay::Relay};
+
+/// Time for the first request, and for the head of each.
+const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+/// Time without a request under way.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
+/// Time for a client to read a list.
+const LIST_TIME_MAX: Duration = Duration::from_secs(60);
+/// Interval at which these times are looked at.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Age at which a connection is moved, possibly to another replica: this and up to as much again.
+const AGE: Duration = Duration::from_secs(30 * 60);
+/// Time for a client to end its requests after GOAWAY.
+const LEAVE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Longest head of a request. A bearer token takes one or two KiB.
+const HEAD_BYTES_MAX: u32 = 16 << 10;
+/// Bytes of one response that wait in a connection.
+const SEND_BYTES_MAX: usize = 32 << 10;
+/// Requests of one client at once. client-go has all its watches on one connection.
+const STREAMS_MAX: u32 = 64;
+/// Bytes of request bodies, which are not read.
+const RECEIVE_WINDOW_BYTES: u32 = 16 << 10;
+const RECEIVE_WINDOW_OF_ALL_BYTES: u32 = 64 << 10;
+
+/// Client's connection, as its requests see it.
+pub(crate) struct Connection {
+    peer: Peer,
+    /// There are too many connections: each request is answered with 429.
+    is_surplus: bool,
+    /// Cancelled when the client has to move.
+    moving: CancellationToken,
+    activity: Mutex<Activity>,
+}
+
+/// Responses under way.
+struct Activity {
+    responses: usize,
+    /// Time at which there was last none.
+    idle_since: Instant,
+    has_requested: bool,
+    /// Begin of each list.
+    lists: BTreeMap<u64, Instant>,
+    lists_begun: u64,
+}
+
+/// Response under way. Dropped at its end.
+pub(crate) struct Guard {
+    connection: Arc<Connection>,
+    list: Option<u64>,
+}
+
+impl Connection {
+    fn new(peer: Peer, is_surplus: bool) -> Self {
+        let activity = Activity {
+            responses: 0,
+            idle_since: Instant::now(),
+            has_requested: false,
+            lists: BTreeMap::new(),
+            lists_begun: 0,
+        };
+        Self { peer, is_surplus, moving: CancellationToken::new(), activity: Mutex::new(activity) }
+    }
+
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    pub(crate) fn is_surplus(&self) -> bool {
+        self.is_surplus
+    }
+
+    /// Waits until the client has to move.
+    pub(crate) fn moved(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.moving.clone().cancelled_owned()
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a watch, or another response without a bound on its time.
+    pub(crate) fn begin_watch(self: &Arc<Self>) -> Guard {
+        let mut activity = self.activity();
+        activity.responses += 1;
+        activity.has_requested = true;
+        Guard { connection: self.clone(), list: None }
+    }
+
+    /// Begins a list, which has to be read in time.
+    pub(crate) fn begin_list(self: &Arc<Self>) -> Guard {
+        let mut guard = self.begin_watch();
+        let mut activity = self.activity();
+        activity.lists_begun += 1;
+        let id = activity.lists_begun;
+        activity.lists.insert(id, Instant::now());
+        guard.list = Some(id);
+        guard
+    }
+
+    /// Reason to cut the connection, if there is one.
+    fn fault(&self, now: Instant) -> Option<&'static str> {
+        let activity = self.activity();
+        let is_slow = |begin: &Instant| now.saturating_duration_since(*begin) > LIST_TIME_MAX;
+        if activity.lists.values().any(is_slow) {
+            return Some("it reads a list too slowly");
+        }
+        let (bound, fault) = match activity.has_requested {
+            true => (IDLE_TIME_MAX, "it is idle"),
+            false => (HEAD_TIME_MAX, "it sends no request"),
+        };
+        let is_idle = activity.responses == 0 && now.saturating_duration_since(activity.idle_since) > bound;
+        is_idle.then_some(fault)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut activity = self.connection.activity();
+        activity.responses = activity.responses.saturating_sub(1);
+        activity.idle_since = Instant::now();
+        if let Some(id) = self.list {
+            activity.lists.remove(&id);
+        }
+    }
+}
+
+/// Settings of HTTP.
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_MAX)
+        .max_buf_size(HEAD_BYTES_MAX as usize)
+        .keep_alive(true);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(HEAD_BYTES_MAX)
+        .max_send_buf_size(SEND_BYTES_MAX)
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(RECEIVE_WINDOW_BYTES)
+        .initial_connection_window_size(RECEIVE_WINDOW_OF_ALL_BYTES);
+    builder
+}
+
+/// Serves a connection to its end.
+pub(crate) async fn serve(
+    relay: Arc<Relay>,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    peer: Peer,
+    is_surplus: bool,
+) {
+    let connection = Arc::new(Connection::new(peer, is_surplus));
+    let service = service_fn(|request: http::Request<Incoming>| {
+        let (relay, connection) = (relay.clone(), connection.clone());
+        async move {
+            let _guard = connection.begin_watch();
+            Ok::<_, Infallible>(respond(&relay, &connection, request).await)
+        }
+    });
+    let builder = builder();
+    let mut http = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut checks = interval(CHECK_INTERVAL);
+    let must_move = must_move(&relay, is_surplus);
+    let mut must_move = pin!(must_move);
+    loop {
+        tokio::select! {
+            end = http.as_mut() => {
+                if let Err(error) = end {
+                    tracing::debug!("{}: {error}", connection.peer.address());
+                }
+                return;
+            }
+            _ = checks.tick() => {
+                if let Some(fault) = connection.fault(Instant::now()) {
+                    relay.metrics.connections_cut.add(1);
+                    tracing::debug!("{} is cut: {fault}", connection.peer.address());
+                    return;
+                }
+            }
+            () = must_move.as_mut() => break,
+        }
+    }
+    relay.metrics.connections_moved.add(1);
+    http.as_mut().graceful_shutdown();
+    connection.moving.cancel();
+    timeout(LEAVE_TIME_MAX, http).await.ok();
+}
+
+/// Waits until the client of a connection has to move: because of its age, or because the relay stops.
+async fn must_move(relay: &Relay, is_surplus: bool) {
+    if is_surplus {
+        // Long enough for an answer.
+        return sleep(HEAD_TIME_MAX).await;
+    }
+    tokio::select! {
+        () = sleep(AGE + jitter(AGE)) => {}
+        () = relay.draining.cancelled() => sleep(jitter(relay.drain_time)).await,
+    }
+}

@@ -1,0 +1,359 @@
+//! Responses to requests.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use cproxy_access::{Identity, Refusal, View, identify};
+use cproxy_core::ResourceKind;
+use cproxy_relay_core::{
+    Filter, Format, List, ListParameters, Meta, ObjectRequest, Operation, Start, Status, Target, VersionWish, Watch,
+    WatchOptions, WatchParameters, api_version, discovery, envelope, group, object_json, parse, plural,
+};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
+    header::{
+        ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER, VARY,
+    },
+};
+use tokio::time::sleep;
+
+use crate::{
+    body::{ResponseBody, WatchBody},
+    cache::not_synced,
+    connection::Connection,
+    jitter::jitter,
+    lists::{Compression, Key},
+    relay::Relay,
+};
+
+/// Header with the token of a client's view, if it does not see everything.
+const VIEW: HeaderName = HeaderName::from_static("cproxy-view");
+
+/// Time after which a watch ends whose client sets none: this and up to as much again, as at the API server.
+const WATCH_TIME: Duration = Duration::from_secs(1800);
+
+/// Longest time of a watch.
+const WATCH_TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const PROTOBUF: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
+const PROTOBUF_STREAM: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf;stream=watch");
+
+/// View of a client as the filter of its objects.
+struct SeenBy(Arc<View>);
+
+impl cproxy_relay_core::View for SeenBy {
+    fn sees(&self, kind: ResourceKind, meta: &Meta) -> bool {
+        self.0.sees(kind, &meta.namespace, &meta.name, meta.label("kubernetes.io/service-name"))
+    }
+}
+
+/// Response to a request on a connection.
+pub(crate) async fn respond<B>(
+    relay: &Arc<Relay>,
+    connection: &Arc<Connection>,
+    request: Request<B>,
+) -> Response<ResponseBody> {
+    let (head, _) = request.into_parts();
+    let format = Format::accepted(&head.headers);
+    let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default()) {
+        Err(status) => (("other", verb(&head.method)), Err(status)),
+        Ok(target) => {
+            let labels = labels(&target, &head.method);
+            let exchange = Exchange { relay, connection, headers: &head.headers, method: &head.method, format };
+            (labels, exchange.respond(target).await)
+        }
+    };
+    let response = response.unwrap_or_else(|status| refused(&status, format));
+    relay.metrics.count_request((labels.0, labels.1, response.status().as_u16()));
+    response
+}
+
+/// Values of the labels of a counted request.
+fn labels(target: &Target, method: &Method) -> (&'static str, &'static str) {
+    match target {
+        Target::Objects(request) => {
+            let verb = match request.operation {
+                Operation::Get(_) => "get",
+                Operation::List(_) => "list",
+                Operation::Watch(_) => "watch",
+            };
+            (plural(request.kind), verb)
+        }
+        Target::Discovery(_) | Target::Version => ("discovery", verb(method)),
+        Target::Health(_) => ("health", verb(method)),
+    }
+}
+
+fn verb(method: &Method) -> &'static str {
+    if *method == Method::GET { "get" } else { "other" }
+}
+
+/// One request.
+struct Exchange<'a> {
+    relay: &'a Arc<Relay>,
+    connection: &'a Arc<Connection>,
+    headers: &'a HeaderMap,
+    method: &'a Method,
+    /// The best format that the client accepts.
+    format: Option<Format>,
+}
+
+impl Exchange<'_> {
+    async fn respond(&self, target: Target) -> Result<Response<ResponseBody>, Status> {
+        if let Target::Health(path) = target {
+            return Ok(self.relay.health(path));
+        }
+        if self.connection.is_surplus() {
+            return Err(too_many_connections());
+        }
+        if *self.method != Method::GET {
+            return Err(method_not_allowed());
+        }
+        match target {
+            Target::Discovery(path) => {
+                let document = discovery(path).ok_or_else(cproxy_relay_core::not_found)?;
+                Ok(json_response(document.to_string()))
+            }
+            Target::Version => Ok(json_response(self.relay.server_version())),
+            Target::Health(path) => Ok(self.relay.health(path)),
+            Target::Objects(request) => self.objects(request).await,
+        }
+    }
+
+    async fn objects(&self, request: ObjectRequest) -> Result<Response<ResponseBody>, Status> {
+        let (identity, view) = self.authorize().await.map_err(|refusal| self.refusal(&refusal))?;
+        let Some(format) = self.format else { return Err(not_acceptable()) };
+        let token = view.token().map(str::to_owned);
+        let view = token.is_some().then(|| Arc::new(SeenBy(view)) as Arc<dyn cproxy_relay_core::View>);
+        let filter = Filter { view, namespace: request.namespace.clone(), ..Filter::default() };
+        let mut response = match request.operation {
+            Operation::Get(name) => self.get(request.kind, filter, &name, format)?,
+            Operation::List(parameters) => self.list(request.kind, filter, token.clone(), parameters, format).await?,
+            Operation::Watch(parameters) => self.watch(request.kind, filter, parameters, format).await?,
+        };
+        if let Some(token) = token.and_then(|token| HeaderValue::try_from(token).ok()) {
+            response.headers_mut().insert(VIEW, token);
+        }
+        tracing::debug!("{} {}: {}", identity.username, plural(request.kind), response.status());
+        Ok(response)
+    }
+
+    /// Identity and view of the client.
+    async fn authorize(&self) -> Result<(Arc<Identity>, Arc<View>), Refusal> {
+        let authorization = self.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        let reviewer = self.relay.reviewer.as_ref();
+        let identity = match (reviewer, authorization) {
+            // Without authentication, a token that the client sends anyway is not looked at.
+            (None, _) if !self.relay.authenticates => identify_plainly(self.connection.peer()).await?,
+            _ => identify(self.connection.peer(), authorization, reviewer).await?,
+        };
+        let view = self.relay.views().select(self.connection.peer().address(), &identity)?;
+        Ok((identity, view))
+    }
+
+    fn refusal(&self, refusal: &Refusal) -> Status {
+        self.relay.metrics.refusals.count(refusal);
+        let reason = match refusal.status() {
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            429 => "TooManyRequests",
+            _ => "ServiceUnavailable",
+        };
+        let retry_after = refusal.retry_after_seconds().unwrap_or(0);
+        tracing::info!("{} is refused: {refusal}", self.connection.peer().address());
+        Status {
+            retry_after_seconds: retry_after.try_into().unwrap_or(u32::MAX),
+            ..Status::new(refusal.status(), reason, refusal.message())
+        }
+    }
+
+    fn get(
+        &self,
+        kind: ResourceKind,
+        filter: Filter,
+        name: &str,
+        format: Format,
+    ) -> Result<Response<ResponseBody>, Status> {
+        let collection = self.relay.cache.collection(kind);
+        if collection.position().is_none() {
+            return Err(not_synced(kind));
+        }
+        let namespace = filter.namespace.as_deref().unwrap_or_default();
+        let object = collection.get(namespace, name).filter(|object| filter.has(object));
+        let object = object.ok_or_else(|| object_not_found(kind, name))?;
+        let bytes = match format {
+            Format::Protobuf => envelope(kind, &object.protobuf),
+            Format::Json => object_json(&object, true).ok_or_else(|| unreadable(kind, name))?,
+        };
+        Ok(response(format, ResponseBody::Short(bytes.into())))
+    }
+
+    async fn list(
+        &self,
+        kind: ResourceKind,
+        mut filter: Filter,
+        view: Option<String>,
+        parameters: ListParameters,
+        format: Format,
+    ) -> Result<Response<ResponseBody>, Status> {
+        let collection = self.relay.cache.collection(kind);
+        match parameters.version {
+            VersionWish::NotOlderThan(version) => self.relay.cache.wait_for(kind, version).await?,
+            VersionWish::Latest | VersionWish::Any => self.relay.cache.wait_for(kind, 0).await?,
+            VersionWish::Exact(version) => {
+                self.relay.cache.wait_for(kind, version).await?;
+                if collection.snapshot().is_none_or(|snapshot| snapshot.version != version) {
+                    return Err(Status::new(
+                        410,
+                        "Expired",
+                        format!("The provided resource version is too old: {version}"),
+                    ));
+                }
+            }
+        }
+        filter.selector = parameters.selector;
+        let guard = self.connection.begin_list();
+        let header = self.headers.get(ACCEPT_ENCODING).and_then(|header| header.to_str().ok()).unwrap_or_default();
+        if let Some(compression) = Compression::accepted(header) {
+            let (namespace, selector) = (filter.namespace.clone(), filter.selector.clone());
+            let key = Key { kind, view, namespace, selector, format, compression };
+            let list = self.relay.lists.get(key, collection, &filter, parameters.version).await;
+            let bytes = list.ok_or_else(|| not_synced(kind))?;
+            let mut response = response(format, ResponseBody::Shared { bytes, _guard: guard });
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compression.as_str()));
+            headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+            return Ok(response);
+        }
+        let snapshot = collection.snapshot().ok_or_else(|| not_synced(kind))?;
+        let list = List::new(snapshot, filter, format);
+        Ok(response(format, ResponseBody::List { list: Box::new(list), _guard: guard }))
+    }
+
+    async fn watch(
+        &self,
+        kind: ResourceKind,
+        mut filter: Filter,
+        parameters: WatchParameters,
+        format: Format,
+    ) -> Result<Response<ResponseBody>, Status> {
+        let cache = &self.relay.cache;
+        cache.wait_for(kind, parameters.version.unwrap_or(0)).await?;
+        let collection = cache.collection(kind).clone();
+        let start = match parameters.version {
+            Some(version) if !parameters.sends_initial_events => Start::After(version),
+            _ => {
+                let snapshot = collection.snapshot().ok_or_else(|| not_synced(kind))?;
+                Start::Initial { snapshot, sends_end: parameters.sends_initial_events && parameters.wants_bookmarks }
+            }
+        };
+        filter.selector = parameters.selector;
+        let options = WatchOptions { filter, wants_bookmarks: parameters.wants_bookmarks };
+        let time = match parameters.timeout_seconds {
+            Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WATCH_TIME_MAX),
+            _ => WATCH_TIME + jitter(WATCH_TIME),
+        };
+        let moved = self.connection.moved();
+        let end = Box::pin(async move {
+            tokio::select! {
+                () = sleep(time) => {}
+                () = moved => {}
+            }
+        });
+        let watch = Watch::new(collection, options, format, start);
+        let body = WatchBody::new(watch, end, self.relay.metrics.clone(), self.connection.begin_watch());
+        let mut response = response(format, ResponseBody::Watch(Box::new(body)));
+        if format == Format::Protobuf {
+            response.headers_mut().insert(CONTENT_TYPE, PROTOBUF_STREAM);
+        }
+        Ok(response)
+    }
+}
+
+/// Identity of a client that needs no credentials.
+async fn identify_plainly(peer: &cproxy_access::Peer) -> Result<Arc<Identity>, Refusal> {
+    match identify::<crate::relay::Reviews>(peer, None, None).await {
+        Ok(identity) => Ok(identity),
+        Err(_) => Ok(Arc::new(Identity::anonymous())),
+    }
+}
+
+/// Preference of a client for a format.
+trait Accepted: Sized {
+    fn accepted(headers: &HeaderMap) -> Option<Self>;
+}
+
+impl Accepted for Format {
+    /// The first one that the client accepts, in its order, as at the API server; `None`: none of both.
+    fn accepted(headers: &HeaderMap) -> Option<Self> {
+        let header = headers.get(ACCEPT).and_then(|header| header.to_str().ok()).unwrap_or("*/*");
+        header.split(',').find_map(|part| {
+            let mut words = part.split(';').map(str::trim);
+            let media_type = words.next().unwrap_or_default();
+            // Tables and other transformations are not served.
+            if words.any(|parameter| parameter.starts_with("as=")) {
+                return None;
+            }
+            match media_type {
+                "application/vnd.kubernetes.protobuf" => Some(Self::Protobuf),
+                "application/json" | "application/*" | "*/*" | "" => Some(Self::Json),
+                _ => None,
+            }
+        })
+    }
+}
+
+fn response(format: Format, body: ResponseBody) -> Response<ResponseBody> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, if format == Format::Json { JSON } else { PROTOBUF });
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    response
+}
+
+/// Response with a document in JSON.
+pub(crate) fn json_response(document: impl Into<Bytes>) -> Response<ResponseBody> {
+    response(Format::Json, ResponseBody::Short(document.into()))
+}
+
+fn refused(status: &Status, format: Option<Format>) -> Response<ResponseBody> {
+    let format = format.unwrap_or(Format::Json);
+    let mut response = response(format, ResponseBody::Short(status.body(format)));
+    *response.status_mut() = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if status.retry_after_seconds > 0 {
+        response.headers_mut().insert(RETRY_AFTER, status.retry_after_seconds.into());
+    }
+    response
+}
+
+fn too_many_connections() -> Status {
+    let message = "the relay has as many connections as --max-connections allows: try another replica";
+    Status { retry_after_seconds: 5, ..Status::new(429, "TooManyRequests", message) }
+}
+
+fn method_not_allowed() -> Status {
+    Status::new(405, "MethodNotAllowed", "the relay is read-only: it allows GET")
+}
+
+/// Error of apiserver/pkg/endpoints/handlers/negotiation/errors.go 1.36.
+fn not_acceptable() -> Status {
+    let message = "only the following media types are accepted: application/json, application/vnd.kubernetes.protobuf";
+    Status::new(406, "NotAcceptable", message)
+}
+
+fn object_not_found(kind: ResourceKind, name: &str) -> Status {
+    let resource = match group(kind) {
+        "" => plural(kind).to_owned(),
+        group => format!("{}.{group}", plural(kind)),
+    };
+    Status {
+        object: Some((name.to_owned(), group(kind), plural(kind))),
+        ..Status::new(404, "NotFound", format!("{resource} {name:?} not found"))
+    }
+}
+
+fn unreadable(kind: ResourceKind, name: &str) -> Status {
+    let message = format!("the API server's {} {name:?} ({}) is broken protobuf", kind.singular(), api_version(kind));
+    Status::new(500, "InternalError", message)
+}

@@ -1,0 +1,25 @@
+//! cproxy-relay: a read-only list/watch server between an API server and many agents.
+//!
+//! ```text
+//! API server -> upstream -> Cache -> handler (request) -> body (list, watch) -> connection -> client
+//! ```
+//!
+//! The objects, their history and the wire format are in `cproxy-relay-core`, identities and views in `cproxy-access`.
+
+mod address;
+mod body;
+mod cache;
+mod check;
+pub mod cli;
+mod config;
+mod connection;
+mod handler;
+mod jitter;
+mod listener;
+mod lists;
+mod metrics;
+mod metrics_server;
+mod relay;
+mod run;
+mod tls;
+mod upstream;

@@ -1,0 +1,213 @@
+//! Listeners, and the connections that they accept.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use cproxy_access::{Peer, PeerAddress};
+use rustix::net::sockopt;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
+
+use crate::{address::ListenAddress, connection::serve, relay::Relay, tls::ServerTls};
+
+/// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).
+const BACKLOG: u32 = 16_384;
+
+/// Bytes that the kernel holds of what a client has not read.
+const KERNEL_SEND_BYTES: usize = 128 << 10;
+
+/// Time after which a client that has vanished, or does not read, is given up.
+const USER_TIMEOUT_MS: u32 = 60_000;
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Time for a TLS handshake.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Connections above the bound that are told so at once. More are closed without an answer.
+const SURPLUS_MAX: usize = 256;
+
+/// Pause after a failure to accept, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Socket that listens.
+pub(crate) enum Listener {
+    Tcp(TcpListener, Option<Arc<ServerTls>>),
+    Unix(UnixListener, UnixPath),
+    Vsock(VsockListener),
+}
+
+/// Path of a unix socket, removed at the end.
+pub(crate) struct UnixPath(Arc<Path>);
+
+impl Drop for UnixPath {
+    fn drop(&mut self) {
+        fs::remove_file(&self.0).ok();
+    }
+}
+
+/// Opens a listener. `tls` is for TCP.
+///
+/// # Errors
+/// The address is in use or cannot be bound.
+pub(crate) fn open(address: &ListenAddress, tls: Option<&Arc<ServerTls>>) -> io::Result<Listener> {
+    Ok(match address {
+        ListenAddress::Tcp(address) => Listener::Tcp(listen_tcp(*address)?, tls.cloned()),
+        ListenAddress::Unix(path) => {
+            let listener = listen_unix(path)?;
+            Listener::Unix(listener, UnixPath(path.as_path().into()))
+        }
+        &ListenAddress::Vsock { cid, port } => {
+            let cid = if cid == u32::MAX { VMADDR_CID_ANY } else { cid };
+            Listener::Vsock(VsockListener::bind(VsockAddr::new(cid, port))?)
+        }
+    })
+}
+
+fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// A socket that an earlier process has left behind is replaced; one that is in use, or another file, is not.
+fn listen_unix(path: &PathBuf) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+            let is_dead = std::os::unix::net::UnixStream::connect(path)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+            if !(is_socket && is_dead) {
+                return Err(error);
+            }
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        listener => listener,
+    }
+}
+
+impl Listener {
+    /// Accepts connections for ever.
+    pub(crate) async fn run(self, relay: Arc<Relay>) {
+        let surplus = Arc::new(Semaphore::new(SURPLUS_MAX));
+        loop {
+            let accepted = match &self {
+                Self::Tcp(listener, tls) => {
+                    listener.accept().await.map(|(stream, peer)| Accepted::Tcp(stream, peer, tls.clone()))
+                }
+                Self::Unix(listener, path) => {
+                    listener.accept().await.map(|(stream, _)| Accepted::Unix(stream, path.0.clone()))
+                }
+                Self::Vsock(listener) => listener.accept().await.map(|(stream, peer)| Accepted::Vsock(stream, peer)),
+            };
+            match accepted {
+                Ok(accepted) => admit(&relay, &surplus, accepted),
+                Err(error) => {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// Connection that was accepted.
+enum Accepted {
+    Tcp(TcpStream, SocketAddr, Option<Arc<ServerTls>>),
+    Unix(UnixStream, Arc<Path>),
+    Vsock(tokio_vsock::VsockStream, VsockAddr),
+}
+
+/// Starts to serve a connection, if there are not too many.
+fn admit(relay: &Arc<Relay>, surplus: &Arc<Semaphore>, accepted: Accepted) {
+    relay.metrics.connections_accepted.add(1);
+    let (permit, is_surplus) = match relay.connections.clone().try_acquire_owned() {
+        Ok(permit) => (permit, false),
+        Err(_) => {
+            relay.metrics.connections_refused.add(1);
+            let Ok(permit) = surplus.clone().try_acquire_owned() else { return };
+            (permit, true)
+        }
+    };
+    drop(tokio::spawn(serve_accepted(relay.clone(), accepted, permit, is_surplus)));
+}
+
+async fn serve_accepted(relay: Arc<Relay>, accepted: Accepted, permit: OwnedSemaphorePermit, is_surplus: bool) {
+    let metrics = relay.metrics.clone();
+    metrics.connections.add(1);
+    match accepted {
+        Accepted::Tcp(stream, peer, tls) => {
+            if let Err(error) = set_up(&stream) {
+                tracing::debug!("{peer}: {error}");
+            }
+            serve_tcp(relay, stream, peer, tls, is_surplus).await;
+        }
+        Accepted::Unix(stream, path) => {
+            serve(relay, stream, Peer::new(PeerAddress::Unix(path), None), is_surplus).await;
+        }
+        Accepted::Vsock(stream, peer) => {
+            let peer = Peer::new(PeerAddress::Vsock { cid: peer.cid() }, None);
+            serve(relay, stream, peer, is_surplus).await;
+        }
+    }
+    metrics.connections.subtract(1);
+    drop(permit);
+}
+
+async fn serve_tcp(
+    relay: Arc<Relay>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: Option<Arc<ServerTls>>,
+    is_surplus: bool,
+) {
+    let address = PeerAddress::Tcp(peer);
+    let Some(tls) = tls else { return serve(relay, stream, Peer::new(address, None), is_surplus).await };
+    match timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(tls.config()).accept(stream)).await {
+        Ok(Ok(stream)) => {
+            let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+            let peer = Peer::new(address, certificate.map(AsRef::as_ref));
+            serve_tls(relay, stream, peer, is_surplus).await;
+        }
+        Ok(Err(error)) => {
+            relay.metrics.handshakes_failed.add(1);
+            tracing::debug!("{peer}: TLS: {error}");
+        }
+        Err(_) => relay.metrics.handshakes_failed.add(1),
+    }
+}
+
+/// Apart from [`serve`] so that a connection's memory does not keep room for its handshake.
+async fn serve_tls(
+    relay: Arc<Relay>,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    peer: Peer,
+    is_surplus: bool,
+) {
+    Box::pin(serve(relay, stream, peer, is_surplus)).await;
+}
+
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
+    Ok(sockopt::set_socket_send_buffer_size(stream, KERNEL_SEND_BYTES)?)
+}

@@ -1,0 +1,178 @@
+//! Counters of the relay, and their text for Prometheus.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cproxy_access::RefusalCounters;
+use cproxy_relay_core::{KINDS, plural};
+
+use crate::{cache::Cache, lists::Lists};
+
+/// Number that grows, or grows and shrinks.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, number: u64) {
+        self.0.fetch_add(number, Ordering::Relaxed);
+    }
+
+    pub(crate) fn subtract(&self, number: u64) {
+        self.0.fetch_sub(number, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Kind of request, for the counter of requests.
+pub(crate) type RequestLabels = (&'static str, &'static str, u16);
+
+/// Counters of clients.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    pub(crate) connections: Count,
+    pub(crate) connections_accepted: Count,
+    pub(crate) connections_refused: Count,
+    pub(crate) connections_cut: Count,
+    pub(crate) connections_moved: Count,
+    pub(crate) handshakes_failed: Count,
+    pub(crate) watch_chunks: Count,
+    pub(crate) watch_bytes: Count,
+    pub(crate) refusals: RefusalCounters,
+    requests: Mutex<BTreeMap<RequestLabels, u64>>,
+}
+
+impl Metrics {
+    /// Counts a request by resource, verb and status code.
+    pub(crate) fn count_request(&self, labels: RequestLabels) {
+        *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry(labels).or_default() += 1;
+    }
+
+    /// All numbers as text.
+    pub(crate) fn text(&self, cache: &Cache, lists: &Lists) -> String {
+        let mut text = Text::default();
+        text.number("connections", "gauge", "Connections of clients", self.connections.get());
+        text.number(
+            "connections_max_exceeded_total",
+            "counter",
+            "Connections above the bound, answered with 429 or closed",
+            self.connections_refused.get(),
+        );
+        text.number("connections_accepted_total", "counter", "Connections accepted", self.connections_accepted.get());
+        text.number(
+            "connections_cut_total",
+            "counter",
+            "Connections closed because the client was idle or too slow",
+            self.connections_cut.get(),
+        );
+        text.number(
+            "connections_moved_total",
+            "counter",
+            "Connections ended by GOAWAY so that their clients move",
+            self.connections_moved.get(),
+        );
+        text.number(
+            "tls_handshakes_failed_total",
+            "counter",
+            "TLS handshakes that failed or took too long",
+            self.handshakes_failed.get(),
+        );
+        text.number("watch_writes_total", "counter", "Chunks given to watches", self.watch_chunks.get());
+        text.number("watch_bytes_total", "counter", "Bytes given to watches", self.watch_bytes.get());
+        text.requests(&self.requests.lock().unwrap_or_else(PoisonError::into_inner));
+        text.head("refusals_total", "counter", "Requests refused for the client's credentials or view");
+        for (reason, number) in self.refusals.iter() {
+            text.line("refusals_total", &format!("{{reason=\"{}\"}}", reason.label()), number);
+        }
+        let (count, bytes) = lists.size();
+        text.number("compressed_lists", "gauge", "Compressed lists in memory", count as u64);
+        text.number("compressed_lists_bytes", "gauge", "Bytes of compressed lists in memory", bytes);
+        text.number(
+            "compressed_lists_built_total",
+            "counter",
+            "Lists that were compressed",
+            lists.built.load(Ordering::Relaxed),
+        );
+        text.kinds(cache);
+        text.0
+    }
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        writeln!(self.0, "# HELP cproxy_relay_{name} {help}\n# TYPE cproxy_relay_{name} {kind}").ok();
+    }
+
+    fn line(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+        writeln!(self.0, "cproxy_relay_{name}{labels} {value}").ok();
+    }
+
+    fn number(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+        self.head(name, kind, help);
+        self.line(name, "", value);
+    }
+
+    fn requests(&mut self, requests: &BTreeMap<RequestLabels, u64>) {
+        self.head("requests_total", "counter", "Requests by resource, verb and status code");
+        for ((resource, verb, code), number) in requests {
+            let labels = format!("{{resource=\"{resource}\",verb=\"{verb}\",code=\"{code}\"}}");
+            self.line("requests_total", &labels, number);
+        }
+    }
+
+    fn kinds(&mut self, cache: &Cache) {
+        let positions = KINDS.map(|kind| cache.position(kind));
+        type Of<T> = fn(&cproxy_relay_core::Position) -> T;
+        let gauges: [(&str, &str, Of<u64>); 7] = [
+            ("objects", "Objects", |position| position.objects as u64),
+            ("watches", "Watches of clients", |position| position.watchers as u64),
+            ("history_events", "Events of the history", |position| position.events as u64),
+            ("history_bytes", "Bytes of the history", |position| position.history_bytes as u64),
+            ("resource_version", "Version up to which all changes are known", |position| position.version),
+            ("oldest_resource_version", "Oldest version that a watch can be resumed from", |p| p.oldest_version),
+            ("synced", "1 once the first list is complete", |_| 1),
+        ];
+        for (name, help, value) in gauges {
+            self.head(name, "gauge", help);
+            for (kind, position) in KINDS.into_iter().zip(&positions) {
+                self.line(name, &label(kind), position.as_ref().map_or(0, value));
+            }
+        }
+        type Counter = fn(&crate::cache::Counts) -> &AtomicU64;
+        let counters: [(&str, &str, Counter); 4] = [
+            ("events_total", "Events added to the history", |counts| &counts.events),
+            ("upstream_lists_total", "Lists that came from the API server", |counts| &counts.lists),
+            ("upstream_resets_total", "Histories given up because the API server's data went back", |counts| {
+                &counts.resets
+            }),
+            ("unreadable_objects_total", "Objects that could not be read", |counts| &counts.unreadable),
+        ];
+        for (name, help, counter) in counters {
+            self.head(name, "counter", help);
+            for kind in KINDS {
+                self.line(name, &label(kind), counter(cache.counts(kind)).load(Ordering::Relaxed));
+            }
+        }
+        self.head("upstream_silent_seconds", "gauge", "Seconds since the API server last confirmed what is known");
+        for kind in KINDS {
+            if let Some(seconds) = cache.silent_seconds(kind) {
+                self.line("upstream_silent_seconds", &label(kind), format_args!("{seconds:.3}"));
+            }
+        }
+    }
+}
+
+fn label(kind: cproxy_core::ResourceKind) -> String {
+    format!("{{resource=\"{}\"}}", plural(kind))
+}

@@ -1,0 +1,135 @@
+//! State that all connections share.
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use cproxy_access::{ReviewTransport, TokenReviewer, Views};
+use cproxy_wire::ApiClient;
+use http::{
+    HeaderValue, Request, Response, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE},
+};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::{body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, upstream::names_of};
+
+const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+/// Version that is shown until the API server's is known: the one whose rules the relay has.
+const OWN_VERSION: &str = r#"{"major":"1","minor":"36","gitVersion":"v1.36.0-cproxy-relay"}"#;
+
+/// State that all connections share.
+pub(crate) struct Relay {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) lists: Lists,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Reviewer of tokens, if clients need credentials.
+    pub(crate) reviewer: Option<TokenReviewer<Reviews>>,
+    pub(crate) authenticates: bool,
+    views: RwLock<Arc<Views>>,
+    server_version: RwLock<Bytes>,
+    /// Permits for connections.
+    pub(crate) connections: Arc<Semaphore>,
+    /// Cancelled when the relay is about to stop.
+    pub(crate) draining: CancellationToken,
+    /// Time over which clients are moved then.
+    pub(crate) drain_time: Duration,
+}
+
+impl Relay {
+    pub(crate) fn new(
+        cache: Arc<Cache>,
+        reviewer: Option<TokenReviewer<Reviews>>,
+        views: Views,
+        connections_max: usize,
+        drain_time: Duration,
+    ) -> Self {
+        Self {
+            cache,
+            lists: Lists::default(),
+            metrics: Arc::default(),
+            authenticates: reviewer.is_some(),
+            reviewer,
+            views: RwLock::new(Arc::new(views)),
+            server_version: RwLock::new(Bytes::from_static(OWN_VERSION.as_bytes())),
+            connections: Arc::new(Semaphore::new(connections_max)),
+            draining: CancellationToken::new(),
+            drain_time,
+        }
+    }
+
+    /// Views of clients.
+    pub(crate) fn views(&self) -> Arc<Views> {
+        self.views.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the views. Watches that are under way keep theirs.
+    pub(crate) fn set_views(&self, views: Views) {
+        *self.views.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(views);
+    }
+
+    /// Version of the API server.
+    pub(crate) fn server_version(&self) -> Bytes {
+        self.server_version.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the API server for its version.
+    pub(crate) async fn read_server_version(&self, client: &ApiClient) {
+        let request = Request::get("/version").header(ACCEPT, "application/json").body(Bytes::new());
+        let Ok(request) = request else { return };
+        match client.call(request).await {
+            Ok(response) if response.status() == StatusCode::OK => {
+                *self.server_version.write().unwrap_or_else(PoisonError::into_inner) = response.into_body();
+            }
+            Ok(response) => tracing::debug!("the API server's version: {}", response.status()),
+            Err(error) => tracing::debug!("the API server's version: {error}"),
+        }
+    }
+
+    /// Reasons why the relay cannot serve clients.
+    pub(crate) fn unready(&self) -> Option<String> {
+        if self.draining.is_cancelled() {
+            return Some("it is about to stop".to_owned());
+        }
+        let pending = self.cache.pending();
+        (!pending.is_empty()).then(|| format!("not listed yet: {}", names_of(&pending)))
+    }
+
+    /// Response to a health check. A relay that has lost the API server still serves what it knows, so it stays ready.
+    pub(crate) fn health(&self, path: &str) -> Response<ResponseBody> {
+        let unready = if path == "/readyz" { self.unready() } else { None };
+        let text = unready.as_ref().map_or_else(|| "ok".to_owned(), |reason| format!("not ready: {reason}\n"));
+        let mut response = Response::new(ResponseBody::Short(text.into()));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        if unready.is_some() {
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        response
+    }
+}
+
+impl Relay {
+    /// All numbers for Prometheus.
+    pub(crate) fn metrics_text(&self) -> String {
+        self.metrics.text(&self.cache, &self.lists)
+    }
+}
+
+/// Way of token reviews to the API server.
+pub(crate) struct Reviews(pub(crate) Arc<ApiClient>);
+
+impl ReviewTransport for Reviews {
+    async fn review(&self, body: Bytes) -> Result<(u16, Bytes), String> {
+        let request = Request::post(TOKEN_REVIEWS)
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json")
+            .body(body)
+            .map_err(|error| error.to_string())?;
+        let response = self.0.call(request).await.map_err(|error| error.to_string())?;
+        Ok((response.status().as_u16(), response.into_body()))
+    }
+}

@@ -1,0 +1,155 @@
+//! `cproxy-relay run`: from the configuration to the end of the process.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, anyhow};
+use cproxy_access::{ReviewSettings, TokenReviewer, Views};
+use cproxy_daemon::notify;
+use cproxy_network::SocketSetup;
+use cproxy_wire::{ApiClient, ApiServer, configure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::{interval, sleep, timeout},
+};
+
+use crate::{
+    cache::Cache,
+    config::{Authentication, Config},
+    listener, metrics_server,
+    relay::{Relay, Reviews},
+    tls::ServerTls,
+    upstream,
+};
+
+/// Interval at which old events are forgotten and the files of TLS are read again.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
+/// Time for the last clients to leave, after they were asked to.
+const LEAVE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Interval at which it is looked whether the first lists are complete.
+const READY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Follows the API server and serves clients, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// It cannot start.
+pub(crate) async fn run(config: Config) -> Result<()> {
+    raise_file_limit();
+    let hangups = signal(SignalKind::hangup())?;
+    let mut stops = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let views = read_views(config.views.as_deref())?;
+    let tls = config.tls.clone().map(ServerTls::read).transpose().map_err(|error| anyhow!(error))?.map(Arc::new);
+    let server = ApiServer { kubeconfig: config.kubeconfig.clone(), ..ApiServer::default() };
+    let configuration = configure(&server).await?;
+    tracing::info!("following the API server at {configuration}");
+    let client = Arc::new(ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(()))));
+    let reviewer = (config.authentication == Authentication::TokenReview)
+        .then(|| TokenReviewer::new(Reviews(client.clone()), ReviewSettings::default()));
+    let cache = Arc::new(Cache::new(config.history_bytes));
+    let relay = Arc::new(Relay::new(cache.clone(), reviewer, views, config.connections_max, config.drain_time));
+    let listeners = open_listeners(&config, tls.as_ref())?;
+    if let Some(address) = config.metrics_address {
+        let metrics = metrics_server::open(address).with_context(|| format!("--metrics-bind-address {address}"))?;
+        drop(tokio::spawn(metrics_server::run(metrics, relay.clone())));
+    }
+    let of_upstream = (client.clone(), cache.clone());
+    drop(tokio::spawn(async move { upstream::follow(&of_upstream.0, &of_upstream.1).await }));
+    drop(tokio::spawn(announce(relay.clone(), client)));
+    drop(tokio::spawn(keep_house(relay.clone(), tls.clone())));
+    drop(tokio::spawn(reload(relay.clone(), tls, config.views.clone(), hangups)));
+    let serving: Vec<_> = listeners.into_iter().map(|listener| tokio::spawn(listener.run(relay.clone()))).collect();
+    let name = tokio::select! {
+        _ = stops.0.recv() => "SIGTERM",
+        _ = stops.1.recv() => "SIGINT",
+    };
+    drain(&relay, name).await;
+    serving.iter().for_each(tokio::task::JoinHandle::abort);
+    // The sockets are closed and their paths removed when the tasks have ended.
+    for task in serving {
+        task.await.ok();
+    }
+    Ok(())
+}
+
+/// Each client takes a descriptor.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
+
+fn open_listeners(config: &Config, tls: Option<&Arc<ServerTls>>) -> Result<Vec<listener::Listener>> {
+    let open = |address| {
+        let listener = listener::open(address, tls).with_context(|| format!("--listen {address}"))?;
+        tracing::info!("listening on {address}");
+        Ok(listener)
+    };
+    config.listen.iter().map(open).collect()
+}
+
+/// Reads the views.
+///
+/// # Errors
+/// The file cannot be read, or is invalid.
+pub(crate) fn read_views(path: Option<&Path>) -> Result<Views> {
+    let Some(path) = path else { return Ok(Views::everything()) };
+    let text = fs::read_to_string(path).with_context(|| format!("--views {}", path.display()))?;
+    Views::parse(&path.display().to_string(), &text).context("--views")
+}
+
+/// Reports, once, that clients can be served.
+async fn announce(relay: Arc<Relay>, client: Arc<ApiClient>) {
+    while relay.unready().is_some() {
+        sleep(READY_INTERVAL).await;
+    }
+    tracing::info!("ready: the first lists are complete");
+    notify::ready();
+    relay.read_server_version(&client).await;
+}
+
+async fn keep_house(relay: Arc<Relay>, tls: Option<Arc<ServerTls>>) {
+    let mut interval = interval(HOUSEKEEPING_INTERVAL);
+    loop {
+        interval.tick().await;
+        relay.cache.forget_old();
+        if let Some(tls) = &tls {
+            tls.reread();
+        }
+    }
+}
+
+/// Reads views and certificates again on SIGHUP.
+async fn reload(
+    relay: Arc<Relay>,
+    tls: Option<Arc<ServerTls>>,
+    views: Option<std::path::PathBuf>,
+    mut hangups: Signal,
+) {
+    while hangups.recv().await.is_some() {
+        if let Some(tls) = &tls {
+            tls.reread();
+        }
+        match read_views(views.as_deref()) {
+            Ok(views) => {
+                relay.set_views(views);
+                tracing::info!("SIGHUP: views and certificates were read again");
+            }
+            Err(error) => tracing::warn!("SIGHUP: {error:#}; the views stay as they are"),
+        }
+    }
+}
+
+/// Moves the clients to other replicas, spread over time.
+async fn drain(relay: &Relay, signal: &str) {
+    let count = relay.metrics.connections.get();
+    tracing::info!("{signal}: {count} connections are asked to move within {:?}", relay.drain_time);
+    relay.draining.cancel();
+    let empty = async {
+        while relay.metrics.connections.get() > 0 {
+            sleep(READY_INTERVAL).await;
+        }
+    };
+    timeout(relay.drain_time + LEAVE_TIME_MAX, empty).await.ok();
+    tracing::info!("stopping with {} connections left", relay.metrics.connections.get());
+}
