@@ -58,7 +58,7 @@ impl Search {
             let found = values.iter().filter_map(|value| value.get(name)).flat_map(items).collect::<Vec<_>>();
             if found.is_empty() {
                 self.missing.insert(path);
-            } else if let Some(schema) = reference(&property) {
+            } else if let Some(schema) = reference(property) {
                 self.visit(schema, &found, &path);
             }
         }
