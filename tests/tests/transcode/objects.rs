@@ -20,7 +20,8 @@ fn rich(name: &str) -> Value {
         "finalizers": ["example.com/a", "example.com/b"],
         "ownerReferences": [
             {"apiVersion": "v1", "kind": "Node", "name": "node<1>", "uid": "a<b>&c \"d\"", "controller": true},
-            {"apiVersion": "a/v1", "kind": "B", "name": "b", "uid": "2", "controller": false, "blockOwnerDeletion": true},
+            {"apiVersion": "a/v1", "kind": "B", "name": "b", "uid": "2", "controller": false,
+                "blockOwnerDeletion": true},
             {"apiVersion": "a/v1", "kind": "C", "name": "c", "uid": "3"},
         ],
     })
