@@ -42,6 +42,8 @@ enum Target {
     Protobuf,
     /// Responses of an API server, cut into objects
     Split,
+    /// Objects from protobuf to JSON
+    Transcode,
 }
 
 /// Flags with which sancov gives libFuzzer counters, their places and the operands of comparisons.
@@ -86,12 +88,13 @@ impl Target {
             Self::Manifests => "manifests",
             Self::Protobuf => "protobuf",
             Self::Split => "split",
+            Self::Transcode => "transcode",
         }
     }
 
     fn dictionary(self) -> Option<&'static str> {
         match self {
-            Self::Addresses | Self::ApiServer | Self::Protobuf => None,
+            Self::Addresses | Self::ApiServer | Self::Protobuf | Self::Transcode => None,
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
         }
     }

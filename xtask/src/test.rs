@@ -115,7 +115,7 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 14] = [
+const SUITES: [Suite; 15] = [
     suite("unit", &["--lib", "--bins", "allocations", "api_server", "http2"], &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
@@ -128,6 +128,7 @@ const SUITES: [Suite; 14] = [
     suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
     suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("kube-proxy", &["kube_proxy"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("scale", &["scale"], BUDGETS, MEASURED, Some(SuiteGroup::Live)),
     suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
