@@ -17,6 +17,7 @@ use super::{
     step,
     transport::{Body, BoxError, Link, Received, Transport},
     unzip::{self, Unzip},
+    view::View,
 };
 
 /// Bytes that are read of an error response.
@@ -42,6 +43,7 @@ pub(super) struct Response {
     link: Link,
     /// Encoding of the body. Another one than those asked for is the error.
     content_type: Result<ContentType, String>,
+    view: View,
     silence_max: Duration,
     silent_until: Instant,
 }
@@ -68,8 +70,8 @@ impl Response {
         let (code, headers) = (response.status(), response.headers());
         let (retry_after, reason) = (retry_after(headers), reason(code, headers));
         let content_type = ContentType::of(response.headers());
-        let unzip = Unzip::new(response.headers());
-        let response = Self { body: response.into_body(), unzip, link, content_type, silence_max, silent_until };
+        let (unzip, view) = (Unzip::new(response.headers()), View::of(response.headers()));
+        let response = Self { body: response.into_body(), unzip, link, content_type, view, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
@@ -79,6 +81,11 @@ impl Response {
     /// Encoding of the body.
     pub(super) fn content_type(&self) -> Result<ContentType, ApiError> {
         self.content_type.clone().map_err(ApiError::ContentType)
+    }
+
+    /// View that it shows.
+    pub(super) fn view(&self) -> &View {
+        &self.view
     }
 
     /// Its connection.
