@@ -264,7 +264,7 @@ mod tests {
             assert!(longest <= longest_max, "{encoding}: {longest}");
             if let Unzip::Zstd { decoder, .. } = unzip {
                 let memory = decoder.context.unwrap().sizeof();
-assert!(memory <= 900 << 10, "{memory} bytes");
+                assert!(memory <= 900 << 10, "{memory} bytes");
             }
         }
     }
