@@ -47,8 +47,8 @@ pub struct ApiClient {
     rate_limit: RateLimit,
     /// Locked while a connection is made, so that requests share it.
     session: AsyncMutex<Session>,
-    /// Address of the server that was used last.
-    server: Mutex<Arc<str>>,
+    /// Address of the server that was used last, and its index.
+    server: Mutex<(Arc<str>, usize)>,
     /// Options that replace those of the session, and what was read for them.
     replacement: Mutex<Option<(ApiServer, Configuration)>>,
     /// Notified when there is a replacement.
@@ -140,7 +140,7 @@ impl ApiClient {
             connector: Connector::new(setup),
             rate_limit: RateLimit::new(),
             session: AsyncMutex::new(session),
-            server: Mutex::new(server.into()),
+            server: Mutex::new((server.into(), 0)),
             replacement: Mutex::new(None),
             replaced: Notify::new(),
         }
@@ -219,11 +219,11 @@ impl ApiClient {
                 avoided: session.avoided.iter().map(|(ip, _)| *ip).collect(),
             };
             if is_only {
-                self.set_server(address.to_string());
+                self.set_server(address.to_string(), index);
             }
             match dialer.connect().await {
                 Ok(connection) => {
-                    self.set_server(address.to_string());
+                    self.set_server(address.to_string(), index);
                     return Ok((connection, index));
                 }
                 Err(error) => {
@@ -240,8 +240,15 @@ impl ApiClient {
         self.replacement.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_server(&self, address: String) {
-        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = address.into();
+    fn set_server(&self, address: String, index: usize) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = (address.into(), index);
+    }
+
+    /// Address of the server that was used last, and its place in the order of preference, from 1 on.
+    #[must_use]
+    pub fn choice(&self) -> (Arc<str>, usize) {
+        let (server, index) = &*self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        (server.clone(), index + 1)
     }
 
     /// Sends a request once. Returns the connection that was used, too, and with an error whether another may serve.
@@ -330,7 +337,7 @@ impl Transport for ApiClient {
     }
 
     fn server(&self) -> Arc<str> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.choice().0
     }
 
     async fn report_failure(&self) {
