@@ -46,6 +46,8 @@ pub enum Update {
     Applied(Object),
     /// Object that was deleted, with the version of its deletion.
     Deleted(Object),
+    /// Object that was deleted and cannot be read: namespace, name, and version of the deletion.
+    DeletedUnreadable(Box<str>, Box<str>, u64),
     /// All changes up to this version have been sent.
     Bookmark(u64),
 }
@@ -330,6 +332,13 @@ impl State {
             Update::ListDone(version) => return self.end_list(kind, version, now),
             Update::Applied(object) => return self.apply_change(object, false, now),
             Update::Deleted(object) => return self.apply_change(object, true, now),
+            Update::DeletedUnreadable(namespace, name, version) => {
+                let known = self.objects.get(&(namespace, name)).map(|entry| entry.object.clone());
+                match known {
+                    Some(object) => return self.apply_change(with_version(kind, &object, version), true, now),
+                    None => self.confirm(version),
+                }
+            }
             Update::Bookmark(version) => self.confirm(version),
         }
         Outcome::default()
