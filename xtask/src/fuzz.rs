@@ -42,6 +42,10 @@ enum Target {
     Protobuf,
     /// Responses of an API server, cut into objects
     Split,
+    /// An API server's answers about tokens
+    TokenReviews,
+    /// Files of views, as YAML or JSON
+    Views,
 }
 
 /// Flags with which sancov gives libFuzzer counters, their places and the operands of comparisons.
@@ -86,6 +90,8 @@ impl Target {
             Self::Manifests => "manifests",
             Self::Protobuf => "protobuf",
             Self::Split => "split",
+            Self::TokenReviews => "token_reviews",
+            Self::Views => "views",
         }
     }
 
@@ -93,6 +99,7 @@ impl Target {
         match self {
             Self::Addresses | Self::ApiServer | Self::Protobuf => None,
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
+            Self::TokenReviews | Self::Views => Some("access.dict"),
         }
     }
 }
