@@ -26,7 +26,7 @@ pub(crate) enum ResponseBody {
     /// Compressed list, shared by several clients.
     Shared { bytes: Bytes, _guard: Guard },
     /// List that is encoded as it is read.
-    List { list: Box<List>, _guard: Guard },
+    List { list: Box<List>, has_yielded: bool, _guard: Guard },
     /// Watch.
     Watch(Box<WatchBody>),
 }
@@ -70,7 +70,16 @@ impl Body for ResponseBody {
         let chunk = match &mut *self {
             Self::Short(bytes) => Poll::Ready(Some(std::mem::take(bytes))),
             Self::Shared { bytes, .. } => Poll::Ready(Some(bytes.split_to(CHUNK_BYTES.min(bytes.len())))),
-            Self::List { list, .. } => Poll::Ready(list.next()),
+            // Others come between two chunks: a fast client takes the whole list otherwise.
+            Self::List { has_yielded, .. } if !*has_yielded => {
+                *has_yielded = true;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Self::List { list, has_yielded, .. } => {
+                *has_yielded = false;
+                Poll::Ready(list.next())
+            }
             Self::Watch(watch) => {
                 return watch.poll_chunk(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))));
             }

@@ -36,12 +36,18 @@ const AGE: Duration = Duration::from_secs(30 * 60);
 /// Time for a client to end its requests after GOAWAY.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Time over which clients are moved when the views have changed, so that they get theirs.
+const VIEWS_TIME: Duration = Duration::from_secs(60);
+
 /// Longest head of a request. A bearer token takes one or two KiB.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
 /// Bytes of one response that wait in a connection.
 const SEND_BYTES_MAX: usize = 32 << 10;
 /// Requests of one client at once. client-go has all its watches on one connection.
 const STREAMS_MAX: u32 = 64;
+/// Requests of one client that pass at once, and the time after which one more does.
+const REQUESTS_BURST: u32 = 200;
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of request bodies, which are not read.
 const RECEIVE_WINDOW_BYTES: u32 = 16 << 10;
 const RECEIVE_WINDOW_OF_ALL_BYTES: u32 = 64 << 10;
@@ -62,6 +68,8 @@ struct Activity {
     /// Time at which there was last none.
     idle_since: Instant,
     has_requested: bool,
+    /// Time at which the next request would be due if there were no burst.
+    request_due: Instant,
     /// Begin of each list.
     lists: BTreeMap<u64, Instant>,
     lists_begun: u64,
@@ -79,6 +87,7 @@ impl Connection {
             responses: 0,
             idle_since: Instant::now(),
             has_requested: false,
+            request_due: Instant::now(),
             lists: BTreeMap::new(),
             lists_begun: 0,
         };
@@ -100,6 +109,17 @@ impl Connection {
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request. Returns false if there were too many.
+    pub(crate) fn admits_request(&self) -> bool {
+        let (mut activity, now) = (self.activity(), Instant::now());
+        let due = activity.request_due.max(now);
+        let is_admitted = due.saturating_duration_since(now) < REQUEST_INTERVAL * REQUESTS_BURST;
+        if is_admitted {
+            activity.request_due = due + REQUEST_INTERVAL;
+        }
+        is_admitted
     }
 
     /// Begins a watch, or another response without a bound on its time.
@@ -220,6 +240,7 @@ async fn must_move(relay: &Relay, is_surplus: bool) {
     }
     tokio::select! {
         () = sleep(AGE + jitter(AGE)) => {}
+        () = relay.views_changed.notified() => sleep(jitter(VIEWS_TIME)).await,
         () = relay.draining.cancelled() => sleep(jitter(relay.drain_time)).await,
     }
 }

@@ -107,6 +107,9 @@ impl Exchange<'_> {
         if self.connection.is_surplus() {
             return Err(too_many_connections());
         }
+        if !self.connection.admits_request() {
+            return Err(too_many_requests());
+        }
         if *self.method != Method::GET {
             return Err(method_not_allowed());
         }
@@ -228,7 +231,7 @@ impl Exchange<'_> {
         }
         let snapshot = collection.snapshot().ok_or_else(|| not_synced(kind))?;
         let list = List::new(snapshot, filter, format);
-        Ok(response(format, ResponseBody::List { list: Box::new(list), _guard: guard }))
+        Ok(response(format, ResponseBody::List { list: Box::new(list), has_yielded: false, _guard: guard }))
     }
 
     async fn watch(
@@ -330,6 +333,12 @@ fn refused(status: &Status, format: Option<Format>) -> Response<ResponseBody> {
 fn too_many_connections() -> Status {
     let message = "the relay has as many connections as --max-connections allows: try another replica";
     Status { retry_after_seconds: 5, ..Status::new(429, "TooManyRequests", message) }
+}
+
+/// Error of apiserver/pkg/endpoints/responsewriter and util/flowcontrol 1.36.
+fn too_many_requests() -> Status {
+    let message = "Too many requests, please try again later.";
+    Status { retry_after_seconds: 1, ..Status::new(429, "TooManyRequests", message) }
 }
 
 fn method_not_allowed() -> Status {

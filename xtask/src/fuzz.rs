@@ -44,6 +44,10 @@ enum Target {
     Split,
     /// Objects from protobuf to JSON
     Transcode,
+    /// An API server's answers about tokens
+    TokenReviews,
+    /// Files of views, as YAML or JSON
+    Views,
 }
 
 /// Flags with which sancov gives libFuzzer counters, their places and the operands of comparisons.
@@ -89,6 +93,8 @@ impl Target {
             Self::Protobuf => "protobuf",
             Self::Split => "split",
             Self::Transcode => "transcode",
+            Self::TokenReviews => "token_reviews",
+            Self::Views => "views",
         }
     }
 
@@ -96,6 +102,7 @@ impl Target {
         match self {
             Self::Addresses | Self::ApiServer | Self::Protobuf | Self::Transcode => None,
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
+            Self::TokenReviews | Self::Views => Some("access.dict"),
         }
     }
 }

@@ -53,7 +53,7 @@ pub enum Update {
     Applied(Object),
     /// Object that was deleted, with the version of its deletion.
     Deleted(Object),
-    /// Object that was deleted and cannot be read, and the version of its deletion.
+    /// Object that was deleted and cannot be read: namespace, name, and version of the deletion.
     DeletedUnreadable(Box<str>, Box<str>, u64),
     /// All changes up to this version have been sent.
     Bookmark(u64),

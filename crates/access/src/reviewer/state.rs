@@ -23,7 +23,7 @@ pub(super) struct State {
     accepted: Table<TokenKey, Accepted>,
     refused: Table<TokenKey, Refused>,
     flights: HashMap<TokenKey, Flight>,
-    /// Bytes of the requests under way.
+    /// Bytes of the tokens under way.
     flights_bytes: usize,
     origins: Origins,
     /// Earliest start of another review.

@@ -1,6 +1,7 @@
 //! The file of views, YAML or JSON.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
@@ -25,6 +26,9 @@ const FILE_BYTES_MAX: usize = 4 << 20;
 const SERVICES_MAX: usize = 64;
 /// Maximum number of parts that aliases may repeat: a few lines can repeat each other a billion times.
 const REPEATED_MAX: usize = 100_000;
+
+const NO_VIEW: &str =
+    "there is no view, so every client would be refused; add one to `views`, or write `default: everything`";
 
 /// Error in a file of views: one line that names file, place and remedy.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -135,11 +139,31 @@ fn from_yaml(text: &str) -> Result<File, String> {
         })
     };
     let file = serde_saphyr::with_deserializer_from_str_with_options(text, yaml_options(), read);
-    file.map_err(|error| {
-        let message = error.to_string();
-        let line = message.lines().next().unwrap_or("not YAML");
-        if matches!(path.as_str(), "" | ".") { line.to_owned() } else { format!("{path}: {line}") }
-    })
+    file.map_err(|error| message(&error, &path))
+}
+
+/// An error with its place first, as one line.
+fn message(error: &serde_saphyr::Error, path: &str) -> String {
+    if matches!(error, serde_saphyr::Error::Eof { .. }) {
+        return NO_VIEW.to_owned();
+    }
+    let location = error.location().map(|location| format!("line {}, column {}: ", location.line(), location.column()));
+    let path = if matches!(path, "" | "." | "?") { String::new() } else { format!("{path}: ") };
+    let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter.with_localizer(&PlaceFirst));
+    let message = match message.lines().next() {
+        Some("expected sequence start") => "expected a list, such as [x]",
+        message => message.unwrap_or("not YAML"),
+    };
+    format!("{}{path}{message}", location.unwrap_or_default())
+}
+
+/// Leaves the place out of the parser's messages.
+struct PlaceFirst;
+
+impl serde_saphyr::localizer::Localizer for PlaceFirst {
+    fn attach_location<'a>(&self, base: Cow<'a, str>, _: serde_saphyr::Location) -> Cow<'a, str> {
+        base
+    }
 }
 
 fn yaml_options() -> serde_saphyr::Options {
@@ -158,9 +182,7 @@ impl TryFrom<FileFields> for File {
     fn try_from(FileFields { default, dns, views }: FileFields) -> Result<Self, String> {
         let shows_everything = default == Default::Everything;
         if views.is_empty() && !shows_everything {
-            return Err("there is no view, so every client would be refused; add one to `views`, or write `default: \
-                        everything`"
-                .to_owned());
+            return Err(NO_VIEW.to_owned());
         }
         let mut places = BTreeMap::new();
         for (index, view) in views.iter().enumerate() {
