@@ -75,8 +75,8 @@ impl Watchers {
         self.slots.get_mut(id)?.first_event.take()
     }
 
-    /// Gives the first event back, or the next one after a part of the events.
-    pub(crate) fn restore_first_event(&mut self, id: usize, sequence: u64) {
+    /// Lets the next call give this sequence number, or that of an earlier event.
+    pub(crate) fn set_first_event(&mut self, id: usize, sequence: u64) {
         if let Some(slot) = self.slots.get_mut(id) {
             slot.first_event = Some(sequence);
         }
