@@ -197,7 +197,9 @@ fn watch(parameters: Parameters, selector: Selector, version: Option<u64>) -> Re
             return Err(bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
         }
         (false, Some(_)) => {
-            return Err(bad_request("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+            return Err(bad_request(
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            ));
         }
     }
     Ok(WatchParameters {

@@ -71,6 +71,10 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     const SPREADS_LISTS: bool = true;
     const CONFIRMS_VERSION: bool = false;
 
+    fn see_view(&mut self, token: Option<&str>) {
+        self.last_contact.see_view(K::RESOURCE, token);
+    }
+
     async fn publish(&mut self, event: WatchEvent<K>) {
         if event.is_confirmation() {
             self.last_contact.record(K::RESOURCE);
