@@ -18,7 +18,7 @@ use super::{
     pattern::{CidRange, PathPattern, Pattern},
     view::Namespaces,
 };
-use crate::{Identity, PeerAddress, Source};
+use crate::{Identity, PeerAddress, Source, review::short};
 
 /// Largest file.
 const FILE_BYTES_MAX: usize = 4 << 20;
@@ -147,7 +147,7 @@ fn message(error: &serde_saphyr::Error, path: &str) -> String {
         return NO_VIEW.to_owned();
     }
     let location = error.location().map(|location| format!("line {}, column {}: ", location.line(), location.column()));
-    let path = if matches!(path, "" | "." | "?") { String::new() } else { format!("{path}: ") };
+    let path = if matches!(path, "" | "." | "?") { String::new() } else { format!("{}: ", short(path)) };
     let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter.with_localizer(&PlaceFirst));
     let message = match message.lines().next() {
         Some("expected sequence start") => "expected a list, such as [x]",
