@@ -1,7 +1,7 @@
 //! The harness of live tests, the demonstration and the benchmarks: an isolated environment on this machine
-//! ([`sandbox`]), the programs that run in it ([`process`], [`echo`], [`witness`], [`http`]), a real Kubernetes control
-//! plane ([`control_plane`]), its objects ([`manifest`], [`population`], [`writer`]), virtual machines ([`guest`],
-//! [`outside`]) and the cost of programs ([`usage`], [`pinned`]).
+//! ([`sandbox`]), the programs that run in it ([`process`], [`relay_server`], [`echo`], [`witness`], [`http`]), a real
+//! Kubernetes control plane ([`control_plane`]), its objects ([`manifest`], [`population`], [`writer`]), virtual
+//! machines ([`guest`], [`outside`]) and the cost of programs ([`usage`], [`pinned`]).
 //!
 //! Every value undoes its effects when it is dropped, on success, on failure and while a panic unwinds. Nothing is
 //! mocked: namespaces, cgroups, system calls, etcd and kube-apiserver are the real ones, which is why it needs root.
@@ -28,6 +28,7 @@ pub mod population;
 pub mod process;
 pub mod random;
 pub mod relay;
+pub mod relay_server;
 pub mod sandbox;
 pub mod seccomp;
 pub mod supervised;

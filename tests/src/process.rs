@@ -290,7 +290,7 @@ pub fn cproxy_binary() -> PathBuf {
 }
 
 /// A command for the program under test, without any setting of the caller's environment.
-fn cproxy_command(binary: PathBuf) -> Command {
+pub(crate) fn cproxy_command(binary: PathBuf) -> Command {
     let mut command = Command::new(binary);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"CPROXY_")) {
         command.env_remove(name);

@@ -9,7 +9,8 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::{
-    agent, control_plane,
+    binary::{AGENT, RELAY},
+    control_plane,
     kernels::{self, LINUX_6_1},
     run, setup,
     vm::GuestFiles,
@@ -46,6 +47,8 @@ enum Selection {
     Propagation,
     /// Cost of each further agent for the API server, beside kube-proxy
     Fanout,
+    /// Memory, CPU time and latency of the relay with thousands of clients, beside the API server
+    Relay,
     /// CPU time and memory of the agent while it looks for stale sockets
     Sockets,
     /// Distribution of connections over endpoints, beside kube-proxy
@@ -67,7 +70,7 @@ enum Requirements {
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [Selection; 12] = [
+const BENCHMARKS: [Selection; 13] = [
     Selection::Connect,
     Selection::Wrk,
     Selection::Guest,
@@ -78,6 +81,7 @@ const BENCHMARKS: [Selection; 12] = [
     Selection::Start,
     Selection::Propagation,
     Selection::Fanout,
+    Selection::Relay,
     Selection::Sockets,
     Selection::Balance,
 ];
@@ -139,6 +143,7 @@ impl Selection {
             Self::Start => "start",
             Self::Propagation => "propagation",
             Self::Fanout => "fanout",
+            Self::Relay => "relay",
             Self::Sockets => "sockets",
             Self::Balance => "balance",
             Self::Guest => "guest",
@@ -158,7 +163,7 @@ impl Selection {
     fn needs(self) -> Requirements {
         match self {
             Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Requirements::Programs,
-            Self::Agent | Self::Propagation | Self::Fanout => Requirements::ControlPlane,
+            Self::Agent | Self::Propagation | Self::Fanout | Self::Relay => Requirements::ControlPlane,
             Self::Datapath | Self::Start | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
         }
     }
@@ -169,8 +174,11 @@ impl Selection {
         let mut command = run::cargo();
         command.args(["run", "--release", "--package", "cproxy-benches", "--bin", binary, "--"]);
         command.args(has_subcommands.then(|| self.name())).args(arguments);
-        let agent = agent::build()?.shipped;
-        command.env(agent::VARIABLE, &agent);
+        let agent = AGENT.build()?.shipped;
+        command.env(AGENT.variable, &agent);
+        if let Self::Relay = self {
+            command.env(RELAY.variable, RELAY.build()?.shipped);
+        }
         if self.needs() >= Requirements::Programs {
             setup::for_benches()?;
         }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::{
-    agent, control_plane, paths, run, setup,
+    binary, control_plane, paths, run, setup,
     steps::{Step, Steps},
 };
 
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
         demo.env(control_plane::VARIABLE, control_plane::ensure()?).arg("--cluster");
     }
     steps.next();
-    run::run(demo.env(agent::VARIABLE, agent))
+    run::run(demo.env(binary::AGENT.variable, agent))
 }
 
 fn steps(arguments: &DemoArguments) -> Steps {

@@ -20,7 +20,7 @@ use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
 use self::{stamp::Stamp, tree::Tree};
-use crate::{agent, kernels, paths, run, setup};
+use crate::{binary, kernels, paths, run, setup};
 
 /// Path of the agent in a guest.
 const AGENT: &str = "usr/bin/cproxy";
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     let agent = || match &arguments.agent {
         Some(file) => read(file),
-        None => read(&agent::build()?.shipped),
+        None => read(&binary::AGENT.build()?.shipped),
     };
     let stamp = Stamp::find()?;
     let written = match arguments.form {
@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
         }
     };
     for Written { path, bytes, digest } in written {
-        println!("size: {} ({bytes} bytes)", agent::mebibytes(bytes));
+        println!("size: {} ({bytes} bytes)", binary::mebibytes(bytes));
         println!("digest: {digest}");
         println!("{}", path.display());
     }
@@ -113,7 +113,7 @@ pub(crate) fn oci_of(agent: &Path) -> Result<PathBuf> {
 
 /// The relay, built.
 fn relay() -> Result<Vec<u8>> {
-    read(&paths::target().join("dist/cproxy-relay"))
+    read(&binary::RELAY.build()?.shipped)
 }
 
 fn default_out() -> PathBuf {
@@ -165,7 +165,7 @@ fn initramfs(agent: Vec<u8>) -> Result<Tree> {
 fn busybox() -> Result<(Vec<u8>, String)> {
     let path = paths::program("busybox").context("no busybox in PATH")?;
     let program = read(&path)?;
-    if agent::has_interpreter(&program).with_context(|| path.display().to_string())? {
+    if binary::has_interpreter(&program).with_context(|| path.display().to_string())? {
         bail!("{} is not static, and the initramfs has no libraries: install busybox-static", path.display());
     }
     let applets = run::capture(Command::new(&path).arg("--list-full"))?;

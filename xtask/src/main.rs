@@ -1,8 +1,8 @@
 //! Tasks of the repository as one command, `cargo xtask <verb>`, for contributors, continuous integration and the
 //! documentation alike.
 
-mod agent;
 mod bench;
+mod binary;
 mod control_plane;
 mod demo;
 mod fuzz;
@@ -37,7 +37,7 @@ struct Arguments {
 enum Verb {
     /// Finds or installs the tools that the other commands need
     Setup(setup::SetupArguments),
-    /// Builds the static, stripped agent and prints its size and, last, its path
+    /// Builds the agent and the relay, static and stripped; prints their sizes, their paths and, last, the agent's
     Build,
     /// Builds an image for guests: files to unpack, an initramfs, an OCI image or a kernel
     Image(image::ImageArguments),
@@ -50,7 +50,7 @@ enum Verb {
     Test(test::TestArguments),
     /// Checks format, lints, documentation, licences and rules of the repository; prints the size of each dependency
     Lint,
-    /// Prints the agent's size by crate and by part of the file
+    /// Prints the agent's size by crate and by part of the file, and the relay's
     Size,
     /// Runs a benchmark, or all of them (needs root)
     Bench(bench::BenchArguments),
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 fn dispatch(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Setup(arguments) => setup::run(&arguments)?,
-        Verb::Build => agent::run()?,
+        Verb::Build => binary::run()?,
         Verb::Image(arguments) => image::run(&arguments)?,
         Verb::Vm(verb) => return vm::run(&verb),
         Verb::Demo(arguments) => demo::run(&arguments)?,

@@ -1,5 +1,5 @@
 //! `cargo xtask size`: the agent's size. Machine code and data by crate, so that the cost of a new dependency shows,
-//! then the parts of the file.
+//! then the parts of the file. Of the relay, the size of the file.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,35 +10,40 @@ use object::{
     read::elf::{ElfFile64, ElfSymbol64, FileHeader as _, SectionHeader as _},
 };
 
-use crate::agent::{self, Agent};
+use crate::binary::{AGENT, Binary, Program, RELAY};
 
 type Header = FileHeader64<LittleEndian>;
 type Elf<'data> = ElfFile64<'data, LittleEndian>;
 
-/// Limit of the shipped file.
-const LIMIT_BYTES: u64 = 6 << 20;
-
 const SHOWN: usize = 30;
 
-/// Builds the agent and prints the tables.
+/// Builds the programs and prints the tables.
 pub(crate) fn run() -> Result<()> {
-    print(&agent::build()?)
+    print(&AGENT.build()?)?;
+    print_relay(&RELAY.build()?)
 }
 
-/// Fails if the shipped file exceeds the limit.
-pub(crate) fn check(agent: &Agent) -> Result<()> {
-    let bytes = bytes_of(&agent.shipped)?;
+/// Fails if the shipped file of a program exceeds its limit.
+pub(crate) fn check(program: &Program, binary: &Binary) -> Result<()> {
+    let (bytes, limit_bytes) = (binary.bytes()?, program.limit_bytes);
     ensure!(
-        bytes <= LIMIT_BYTES,
-        "{} has {bytes} bytes, the limit is {LIMIT_BYTES}: see `cargo xtask size`, and docs/decisions/016 for what has \
+        bytes <= limit_bytes,
+        "{} has {bytes} bytes, the limit is {limit_bytes}: see `cargo xtask size`, and docs/decisions/016 for what has \
          been tried",
-        agent.shipped.display()
+        binary.shipped.display()
     );
     Ok(())
 }
 
+fn print_relay(relay: &Binary) -> Result<()> {
+    println!("\n     bytes  of the relay");
+    println!("{:>10}  all", relay.bytes()?);
+    println!("{:>10}  the limit", RELAY.limit_bytes);
+    Ok(())
+}
+
 /// Prints the tables.
-fn print(agent: &Agent) -> Result<()> {
+fn print(agent: &Binary) -> Result<()> {
     let (image, with_symbols) = (read(&agent.shipped)?, read(&agent.with_symbols)?);
     let file = Parts::of(&elf(&image, &agent.shipped)?, image.len() as u64)?;
     let mut crates = by_crate(symbols(&elf(&with_symbols, &agent.with_symbols)?));
@@ -51,7 +56,7 @@ fn print(agent: &Agent) -> Result<()> {
     for (bytes, what) in file.rows() {
         println!("{bytes:>10}  {what}");
     }
-    println!("{:>10}  the limit", LIMIT_BYTES);
+    println!("{:>10}  the limit", AGENT.limit_bytes);
     Ok(())
 }
 
@@ -61,10 +66,6 @@ fn read(file: &Path) -> Result<Vec<u8>> {
 
 fn elf<'data>(image: &'data [u8], file: &Path) -> Result<Elf<'data>> {
     Elf::parse(image).with_context(|| format!("reading {}", file.display()))
-}
-
-fn bytes_of(file: &Path) -> Result<u64> {
-    Ok(file.metadata().with_context(|| format!("reading {}", file.display()))?.len())
 }
 
 /// Bytes of machine code and of data.
@@ -232,10 +233,10 @@ mod tests {
     #[test]
     fn one_byte_too_many_is_an_error_that_says_what_to_do() {
         let file = std::env::temp_dir().join(format!("cproxy-size-{}", std::process::id()));
-        let agent = Agent { shipped: file.clone(), with_symbols: file.clone() };
-        let verdicts = [LIMIT_BYTES, LIMIT_BYTES + 1].map(|bytes| {
+        let agent = Binary { shipped: file.clone(), with_symbols: file.clone() };
+        let verdicts = [AGENT.limit_bytes, AGENT.limit_bytes + 1].map(|bytes| {
             fs::File::create(&file).unwrap().set_len(bytes).unwrap();
-            check(&agent)
+            check(&AGENT, &agent)
         });
         fs::remove_file(&file).unwrap();
         assert!(verdicts[0].is_ok());

@@ -22,7 +22,8 @@ use self::{
     summary::{Counts, Outcome},
 };
 use crate::{
-    agent, control_plane, paths, run, setup,
+    binary::{AGENT, RELAY},
+    control_plane, paths, run, setup,
     steps::{Step, Steps},
     sweep,
 };
@@ -78,6 +79,7 @@ struct Suite {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Requirement {
     Agent,
+    Relay,
     Root,
     Cgroup2,
     ControlPlane,
@@ -115,7 +117,7 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 15] = [
+const SUITES: [Suite; 16] = [
     suite("unit", &["--lib", "--bins", "allocations", "api_server", "http2"], &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
@@ -130,6 +132,7 @@ const SUITES: [Suite; 15] = [
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
     suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("kube-proxy", &["kube_proxy"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("relay", &["relay"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
     suite("scale", &["scale"], BUDGETS, MEASURED, Some(SuiteGroup::Live)),
     suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
 ];
@@ -150,13 +153,14 @@ const fn suite(
 /// A suite without test binaries: a short run of each fuzz target, which counts as a test.
 const FUZZ: &str = "fuzz";
 
-/// Another one: the size of the agent.
+/// Another one: the sizes of the agent and the relay.
 const SIZE: &str = "size";
 
 const KERNEL: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2];
 const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Silence];
 const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
-const IMAGES: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
+const IMAGES: &[Requirement] =
+    &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
 const GUESTS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
 const CLUSTER: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];
@@ -166,6 +170,14 @@ const OLD_CLUSTER: &[Requirement] = &[
     Requirement::Cgroup2,
     Requirement::ControlPlane,
     Requirement::OldestControlPlane,
+];
+const RELAYED: &[Requirement] = &[
+    Requirement::Agent,
+    Requirement::Relay,
+    Requirement::Root,
+    Requirement::Cgroup2,
+    Requirement::ControlPlane,
+    Requirement::Programs,
 ];
 const MEASURED_CLUSTER: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane, Requirement::Silence];
@@ -295,7 +307,7 @@ impl SuiteRunner<'_> {
             true => Outcome::left_out(FUZZ),
             false => self.timed(FUZZ, Self::fuzz),
         });
-        outcomes.push(match self.products.check_size() {
+        outcomes.push(match self.products.check_sizes() {
             Ok(()) => Outcome::new(SIZE, Counts { passed: 1, ..Counts::default() }),
             Err(error) => Outcome::failed(SIZE, format!("{error:#}")),
         });
@@ -350,7 +362,11 @@ impl SuiteRunner<'_> {
         match need {
             Requirement::Agent => {
                 let agent = self.products.agent().context("no agent")?;
-                command.env(agent::VARIABLE, &agent.shipped);
+                command.env(AGENT.variable, &agent.shipped);
+            }
+            Requirement::Relay => {
+                let relay = self.products.relay().context("no relay")?;
+                command.env(RELAY.variable, &relay.shipped);
             }
             Requirement::Root => run::require_root("this suite")?,
             Requirement::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),

@@ -14,7 +14,8 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use crate::{
-    agent, control_plane, image,
+    binary::AGENT,
+    control_plane, image,
     kernels::{self, LINUX_6_1, LINUX_6_12},
     paths, run, setup, test,
     test::summary::{self, Outcome},
@@ -120,7 +121,7 @@ impl GuestFiles {
 
     /// Sets the variables of a command by which tests find the files.
     pub(crate) fn set_variables(&self, command: &mut Command, kernel: &Path) {
-        command.env(agent::VARIABLE, &self.agent).env(control_plane::VARIABLE, &self.control_plane);
+        command.env(AGENT.variable, &self.agent).env(control_plane::VARIABLE, &self.control_plane);
         command.env(INITRAMFS_VARIABLE, &self.initramfs).env(KERNEL_VARIABLE, kernel);
         command.env(ROOTFS_VARIABLE, &self.rootfs).env(OCI_VARIABLE, &self.oci);
         command.envs(self.vsock_device.iter().map(|program| (VSOCK_DEVICE_VARIABLE, program)));
@@ -129,7 +130,7 @@ impl GuestFiles {
 
 fn demo(arguments: &GuestDemoArguments) -> Result<()> {
     run::require_root("the demonstration")?;
-    let files = GuestFiles::new(&agent::build()?.shipped)?;
+    let files = GuestFiles::new(&AGENT.build()?.shipped)?;
     let kernel = arguments.kernel.as_deref().map_or_else(GuestFiles::kernel, kernels::of_file)?;
     let mut command = run::cargo();
     command.args(["run", "--quiet", "--package", "cproxy-tests", "--bin", "vm-demo"]);
@@ -139,7 +140,7 @@ fn demo(arguments: &GuestDemoArguments) -> Result<()> {
 
 fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     run::require_root("tests of guests")?;
-    let files = GuestFiles::for_tests(&agent::build()?.shipped)?;
+    let files = GuestFiles::for_tests(&AGENT.build()?.shipped)?;
     let matrix = matrix()?;
     let reports = paths::target().join("vm");
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;

@@ -336,9 +336,10 @@ missing socket_dump     no INET_DIAG
         assert_eq!(source(&dir), ok("no agent is running"));
         let listener = UnixListener::bind(dir.join("cproxy.sock")).unwrap();
         let follows = |choice, seconds| {
-            format!(
-                r#"{{"api_server":{{"server":"https://api/","choice":{choice},"silent_seconds":{seconds},"view":"all"}}}}"#
-            )
+            let server = serde_json::json!({
+                "server": "https://api/", "choice": choice, "silent_seconds": seconds, "view": "all"
+            });
+            serde_json::json!({"api_server": server}).to_string()
         };
         for (answer, expected) in [
             (follows(1, 5), ok("follows https://api/ (its 1st choice), last confirmed 5 s ago, view all")),

@@ -44,7 +44,7 @@ struct User {
     extra: Option<Extra>,
 }
 
-/// What the API server knows about a token besides its user. All other keys are ignored.
+/// Further facts about a token. All other keys are ignored.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Extra {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_says_why_and_shows_no_token() {
+    fn a_response_without_an_answer_is_an_error_that_shows_no_token() {
         for body in ["", "[]", "{}", "{\"status\":5}", "{\"status\":{\"authenticated\":\"secret\"}}", "secret"] {
             let error = parse(body, &[]).unwrap_err();
             assert!(error.contains("no TokenReview") && !error.contains("secret"), "{body}: {error}");

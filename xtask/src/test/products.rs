@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, anyhow};
 
 use crate::{
-    agent::{self, Agent},
+    binary::{AGENT, Binary, Program, RELAY},
     control_plane::{self, Release},
     fuzz::Fuzzer,
     run, sizes, vm,
@@ -23,7 +23,7 @@ pub(super) fn into_built<T>(result: Result<T>) -> Built<T> {
     result.map_err(|error| format!("{error:#}"))
 }
 
-/// Which products to build besides the agent.
+/// Which products to build besides the agent and the relay.
 pub(super) struct Wanted {
     /// The control plane, or why it cannot run here.
     pub(super) control_plane: Option<Built<()>>,
@@ -37,9 +37,12 @@ pub(super) struct Wanted {
 /// Products that are built so far.
 #[derive(Default)]
 struct Finished {
-    agent: Option<Built<Agent>>,
+    agent: Option<Built<Binary>>,
     /// Whether the agent is as small as it is promised to be.
-    size: Option<Built<()>>,
+    agent_size: Option<Built<()>>,
+    relay: Option<Built<Binary>>,
+    /// The same of the relay.
+    relay_size: Option<Built<()>>,
     control_plane: Option<Built<PathBuf>>,
     oldest: Option<Built<PathBuf>>,
     guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
@@ -67,13 +70,19 @@ impl Products {
     }
 
     /// The shipped agent.
-    pub(super) fn agent(&mut self) -> Result<&Agent> {
+    pub(super) fn agent(&mut self) -> Result<&Binary> {
         self.wait_for(|finished| finished.agent.as_ref())
     }
 
-    /// Fails when the agent is larger than promised.
-    pub(super) fn check_size(&mut self) -> Result<()> {
-        self.wait_for(|finished| finished.size.as_ref()).copied()
+    /// The shipped relay.
+    pub(super) fn relay(&mut self) -> Result<&Binary> {
+        self.wait_for(|finished| finished.relay.as_ref())
+    }
+
+    /// Fails when the agent or the relay is larger than promised.
+    pub(super) fn check_sizes(&mut self) -> Result<()> {
+        self.wait_for(|finished| finished.agent_size.as_ref())?;
+        self.wait_for(|finished| finished.relay_size.as_ref()).copied()
     }
 
     /// The directory of the control plane's binaries.
@@ -126,15 +135,16 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
         // The receiver is gone when the tests have ended early.
         sender.send(product).ok();
     };
-    let agent = into_built(agent::build_logged());
+    let (agent, size) = build_program(&AGENT);
     let shipped = agent.as_ref().map(|agent| agent.shipped.clone()).map_err(Clone::clone);
-    let size = agent.as_ref().map_err(Clone::clone).and_then(|agent| into_built(sizes::check(agent)));
-    send(Box::new(move |finished| (finished.agent, finished.size) = (Some(agent), Some(size))));
+    send(Box::new(move |finished| (finished.agent, finished.agent_size) = (Some(agent), Some(size))));
     let release = |release: &Release| into_built(release.ensure());
     if let Some(can_run) = &wanted.control_plane {
         let built = can_run.clone().and_then(|()| release(&control_plane::CURRENT));
         send(Box::new(|finished| finished.control_plane = Some(built)));
     }
+    let (relay, size) = build_program(&RELAY);
+    send(Box::new(move |finished| (finished.relay, finished.relay_size) = (Some(relay), Some(size))));
     if let Some(can_run) = wanted.guests {
         let built = can_run.and(shipped).and_then(|agent| into_built(guests(&agent)));
         send(Box::new(|finished| finished.guests = Some(built)));
@@ -147,6 +157,13 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
         let built = wanted.control_plane.unwrap_or(Ok(())).and_then(|()| release(&control_plane::OLDEST));
         send(Box::new(|finished| finished.oldest = Some(built)));
     }
+}
+
+/// A program, and whether it is as small as promised.
+fn build_program(program: &Program) -> (Built<Binary>, Built<()>) {
+    let binary = into_built(program.build_logged());
+    let size = binary.as_ref().map_err(Clone::clone).and_then(|binary| into_built(sizes::check(program, binary)));
+    (binary, size)
 }
 
 fn guests(agent: &std::path::Path) -> Result<(vm::GuestFiles, PathBuf)> {

@@ -166,7 +166,7 @@ async fn a_bad_token_is_reviewed_again_after_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_a_token_is_not_reviewed() {
+async fn a_text_that_cannot_be_a_token_is_not_reviewed() {
     let setup = Setup::new(ReviewSettings::default());
     for token in ["a\nb", "a b", &"a".repeat(20_000)] {
         assert_eq!(setup.ask(token).await, Err(Reason::MalformedToken));

@@ -18,7 +18,7 @@ use super::{
     pattern::{CidRange, PathPattern, Pattern},
     view::Namespaces,
 };
-use crate::{Identity, PeerAddress, Source};
+use crate::{Identity, PeerAddress, Source, review::short};
 
 /// Largest file.
 const FILE_BYTES_MAX: usize = 4 << 20;
@@ -53,16 +53,16 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 struct FileFields {
     #[serde(default)]
-    default: Default,
+    default: Unmatched,
     dns: Option<Vec<NamedService>>,
     #[serde(default)]
     views: Vec<Entry>,
 }
 
 /// Treatment of a client that matches no view.
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, std::default::Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Default {
+enum Unmatched {
     #[default]
     Refuse,
     Everything,
@@ -97,9 +97,8 @@ struct EntryFields {
 #[serde(try_from = "ClientsFields")]
 struct Clients(ClientsFields);
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-#[derive(std::default::Default)]
 struct ClientsFields {
     usernames: Vec<Pattern>,
     groups: Vec<Pattern>,
@@ -148,7 +147,7 @@ fn message(error: &serde_saphyr::Error, path: &str) -> String {
         return NO_VIEW.to_owned();
     }
     let location = error.location().map(|location| format!("line {}, column {}: ", location.line(), location.column()));
-    let path = if matches!(path, "" | "." | "?") { String::new() } else { format!("{path}: ") };
+    let path = if matches!(path, "" | "." | "?") { String::new() } else { format!("{}: ", short(path)) };
     let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter.with_localizer(&PlaceFirst));
     let message = match message.lines().next() {
         Some("expected sequence start") => "expected a list, such as [x]",
@@ -180,7 +179,7 @@ impl TryFrom<FileFields> for File {
     type Error = String;
 
     fn try_from(FileFields { default, dns, views }: FileFields) -> Result<Self, String> {
-        let shows_everything = default == Default::Everything;
+        let shows_everything = default == Unmatched::Everything;
         if views.is_empty() && !shows_everything {
             return Err(NO_VIEW.to_owned());
         }
@@ -194,7 +193,7 @@ impl TryFrom<FileFields> for File {
     }
 }
 
-/// What every pod needs.
+/// Services that every pod needs.
 fn always_shown(dns: Option<Vec<NamedService>>) -> Result<BTreeSet<ServiceName>, String> {
     let dns = dns.unwrap_or_else(|| vec![NamedService(ServiceName::new("kube-system", "kube-dns"))]);
     if dns.len() > SERVICES_MAX {

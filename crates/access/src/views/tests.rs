@@ -177,6 +177,7 @@ fn an_error_names_file_place_and_remedy() {
         ("default: all", "line 1, column 10: default: unknown variant `all`, expected one of refuse, everything"),
         ("a: refuse", "line 1, column 1: a: unknown field `a`, expected one of default, dns, views"),
         ("default: everything\n---\na: b", "line 3, column 1: only single YAML document expected but multiple found"),
+        (r#""a\nb": refuse"#, "line 1, column 1: a b: unknown field `a\\nb`, expected one of default, dns, views"),
         ("dns: []\ndns: []", "line 2, column 1: duplicate mapping key: dns not allowed here"),
         (
             "dns: [kube-dns]",

@@ -1,4 +1,5 @@
-//! `cargo xtask build`: the agent as it is shipped, one static, stripped file that runs on any distribution.
+//! `cargo xtask build`: the agent and the relay as they are shipped, each one static, stripped file that runs on any
+//! distribution.
 //!
 //! Cargo's own output keeps its symbol table, because `size` reads from it what each dependency costs; the stripped
 //! copy is what tests, demo and benchmarks run.
@@ -18,55 +19,115 @@ use object::{
 
 use crate::{paths, run, setup};
 
-/// Variable with the agent's path, for tests, demo and benchmarks.
-pub(crate) const VARIABLE: &str = "CPROXY_BIN";
+/// Program that is shipped.
+pub(crate) struct Program {
+    /// Name of its package and of its file.
+    name: &'static str,
+    /// Its name in messages.
+    title: &'static str,
+    /// Cargo's profile.
+    profile: &'static str,
+    /// Variable with its path, for tests, demo and benchmarks.
+    pub(crate) variable: &'static str,
+    /// Limit of the shipped file.
+    pub(crate) limit_bytes: u64,
+}
 
-/// The agent's files.
-pub(crate) struct Agent {
-    /// The stripped binary that is shipped.
+/// The agent.
+pub(crate) const AGENT: Program =
+    Program { name: "cproxy", title: "the agent", profile: "release", variable: "CPROXY_BIN", limit_bytes: 6 << 20 };
+
+/// The relay. It runs on servers, so that its limit is generous.
+pub(crate) const RELAY: Program = Program {
+    name: "cproxy-relay",
+    title: "the relay",
+    profile: "relay",
+    variable: "CPROXY_RELAY_BIN",
+    limit_bytes: 12 << 20,
+};
+
+/// Files of a program.
+pub(crate) struct Binary {
+    /// The stripped file that is shipped.
     pub(crate) shipped: PathBuf,
     /// The same with its symbol table.
     pub(crate) with_symbols: PathBuf,
 }
 
-/// Builds the agent and prints its size and its path.
+/// Builds both programs and prints their sizes and paths, the agent's path last.
 pub(crate) fn run() -> Result<()> {
-    let agent = build()?;
-    let bytes = fs::metadata(&agent.shipped).with_context(|| format!("reading {}", agent.shipped.display()))?.len();
-    println!("size: {} ({bytes} bytes), static", mebibytes(bytes));
+    let (agent, relay) = (AGENT.build()?, RELAY.build()?);
+    for (program, binary) in [(AGENT, &agent), (RELAY, &relay)] {
+        let bytes = binary.bytes()?;
+        println!("size of {}: {} ({bytes} bytes), static", program.title, mebibytes(bytes));
+    }
+    println!("{}", relay.shipped.display());
     println!("{}", agent.shipped.display());
     Ok(())
 }
 
-/// Sets up the machine, then builds the agent; fast when nothing has changed.
-pub(crate) fn build() -> Result<Agent> {
-    let triple = host_triple()?;
-    setup::beside(compile(&triple).arg("--keep-going"), || ())?;
-    run::run(run::to_stderr(&mut link(&triple))?)?;
-    finish(&triple)
-}
-
-/// Builds the agent on a machine that is set up, with cargo's output in a log file.
-pub(crate) fn build_logged() -> Result<Agent> {
-    let triple = host_triple()?;
-    run::run_logged(&mut link(&triple), "building the agent")?;
-    finish(&triple)
-}
-
-/// Strips what cargo has built, and checks it.
-fn finish(triple: &str) -> Result<Agent> {
-    let with_symbols = paths::target().join(triple).join("release/cproxy");
-    let shipped = shipped();
-    if !is_newer(&shipped, &with_symbols) {
-        strip(&with_symbols, &shipped)?;
+impl Program {
+    /// Sets up the machine, then builds the program; fast when nothing has changed.
+    pub(crate) fn build(&self) -> Result<Binary> {
+        let triple = host_triple()?;
+        setup::beside(self.compile(&triple).arg("--keep-going"), || ())?;
+        run::run(run::to_stderr(&mut self.link(&triple))?)?;
+        self.finish(&triple)
     }
-    check(&shipped)?;
-    Ok(Agent { shipped, with_symbols })
+
+    /// Builds the program on a machine that is set up, with cargo's output in a log file.
+    pub(crate) fn build_logged(&self) -> Result<Binary> {
+        let triple = host_triple()?;
+        run::run_logged(&mut self.link(&triple), &format!("building {}", self.title))?;
+        self.finish(&triple)
+    }
+
+    /// Strips what cargo has built, and checks it.
+    fn finish(&self, triple: &str) -> Result<Binary> {
+        let with_symbols = paths::target().join(triple).join(self.profile).join(self.name);
+        let shipped = paths::target().join("dist").join(self.name);
+        if !is_newer(&shipped, &with_symbols) {
+            strip(&with_symbols, &shipped)?;
+        }
+        self.check(&shipped)?;
+        Ok(Binary { shipped, with_symbols })
+    }
+
+    /// Naming the target, although it is the host, keeps the flags from build scripts and procedural macros, which
+    /// cannot be linked statically.
+    fn compile(&self, triple: &str) -> Command {
+        let mut command = run::cargo();
+        command
+            .args(["rustc", "--profile", self.profile, "--package", self.name, "--bin", self.name, "--target", triple])
+            .args(["--config", &format!("profile.{}.strip='none'", self.profile)])
+            .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"));
+        command
+    }
+
+    fn link(&self, triple: &str) -> Command {
+        let mut command = self.compile(triple);
+        command.arg("--").args(link_arguments());
+        command
+    }
+
+    fn check(&self, binary: &Path) -> Result<()> {
+        let image = fs::read(binary).with_context(|| format!("reading {}", binary.display()))?;
+        let interpreter =
+            has_interpreter(&image).with_context(|| format!("{} is no 64-bit ELF file", binary.display()))?;
+        ensure!(!interpreter, "{} is not static: it asks for a dynamic loader", binary.display());
+        // An older C library links packed relocations and then does not apply them.
+        let version = run::capture(Command::new(binary).arg("version"));
+        version
+            .map(drop)
+            .with_context(|| format!("{} does not start; does it have glibc 2.36 or newer in it?", self.title))
+    }
 }
 
-/// Path of the shipped binary.
-fn shipped() -> PathBuf {
-    paths::target().join("dist/cproxy")
+impl Binary {
+    /// Size of the shipped file.
+    pub(crate) fn bytes(&self) -> Result<u64> {
+        Ok(fs::metadata(&self.shipped).with_context(|| format!("reading {}", self.shipped.display()))?.len())
+    }
 }
 
 /// The platform on which and for which everything is built.
@@ -74,23 +135,6 @@ pub(crate) fn host_triple() -> Result<String> {
     let verbose = run::capture(run::cargo().arg("-vV"))?;
     let host = verbose.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("`cargo -vV` names no host")?.to_owned())
-}
-
-/// Naming the target, although it is the host, keeps the flags from build scripts and procedural macros, which cannot
-/// be linked statically.
-fn compile(triple: &str) -> Command {
-    let mut command = run::cargo();
-    command
-        .args(["rustc", "--release", "--package", "cproxy", "--bin", "cproxy", "--target", triple])
-        .args(["--config", "profile.release.strip='none'"])
-        .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"));
-    command
-}
-
-fn link(triple: &str) -> Command {
-    let mut command = compile(triple);
-    command.arg("--").args(link_arguments());
-    command
 }
 
 /// For all crates: a static file, without this machine's paths in its messages.
@@ -103,7 +147,7 @@ fn flags() -> Vec<String> {
     flags
 }
 
-/// For the one file that is shipped (docs/decisions/016). The linker that Rust brings along cannot leave out what the
+/// For the file that is shipped (docs/decisions/016). The linker that Rust brings along cannot leave out what the
 /// script names.
 fn link_arguments() -> [String; 3] {
     let script = paths::workspace().join("cproxy/without-unwinding.ld");
@@ -122,15 +166,6 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
     let temporary = to.with_extension(process::id().to_string());
     run::run(Command::new("strip").arg("--strip-all").arg("-o").arg(&temporary).arg(from))?;
     fs::rename(&temporary, to).with_context(|| format!("writing {}", to.display()))
-}
-
-fn check(binary: &Path) -> Result<()> {
-    let image = fs::read(binary).with_context(|| format!("reading {}", binary.display()))?;
-    let interpreter = has_interpreter(&image).with_context(|| format!("{} is no 64-bit ELF file", binary.display()))?;
-    ensure!(!interpreter, "{} is not static: it asks for a dynamic loader", binary.display());
-    // An older C library links packed relocations and then does not apply them.
-    let version = run::capture(Command::new(binary).arg("version"));
-    version.map(drop).context("the agent does not start; does it have glibc 2.36 or newer in it?")
 }
 
 /// A size in MiB.

@@ -1,0 +1,202 @@
+//! A running `cproxy-relay run`, the program under test.
+
+use std::{
+    ffi::{OsStr, OsString},
+    net::SocketAddr,
+    ops::{Deref, DerefMut},
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    time::Duration,
+};
+
+use crate::{
+    http,
+    process::{Daemon, Signal, cproxy_command},
+    sandbox::{Placement, Sandbox},
+};
+
+/// Address of the metrics, unless another one is set.
+const METRICS: &str = "127.0.0.1:9443";
+
+/// Limit on the first lists, on a busy machine.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The program under test, from the environment variable `CPROXY_RELAY_BIN`.
+///
+/// # Panics
+/// When the variable is not set.
+pub fn relay_binary() -> PathBuf {
+    std::env::var_os("CPROXY_RELAY_BIN").map(PathBuf::from).expect(
+        "CPROXY_RELAY_BIN is not set: build the relay with `cargo xtask build` and set it to target/dist/cproxy-relay",
+    )
+}
+
+/// Arguments and environment of `cproxy-relay run`.
+#[derive(Debug)]
+pub struct RelayServer<'s> {
+    sandbox: &'s Sandbox,
+    binary: Option<PathBuf>,
+    metrics: SocketAddr,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl<'s> RelayServer<'s> {
+    /// A relay without an API server and without a listener, which must be added. Metrics are at 127.0.0.1:9443.
+    pub fn new(sandbox: &'s Sandbox) -> Self {
+        let metrics = METRICS.parse().expect("a constant is an address");
+        Self { sandbox, binary: None, metrics, args: Vec::new(), env: Vec::new() }
+    }
+
+    /// Sets another program than `CPROXY_RELAY_BIN`, such as the previous version.
+    #[must_use]
+    pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
+        self.binary = Some(path.into());
+        self
+    }
+
+    /// Adds `--kubeconfig path`.
+    #[must_use]
+    pub fn kubeconfig(self, path: impl AsRef<Path>) -> Self {
+        self.arg("--kubeconfig").arg(path.as_ref())
+    }
+
+    /// Adds `--listen address`.
+    #[must_use]
+    pub fn listen(self, address: impl AsRef<OsStr>) -> Self {
+        self.arg("--listen").arg(address)
+    }
+
+    /// Adds `--authentication none`.
+    #[must_use]
+    pub fn without_authentication(self) -> Self {
+        self.args(["--authentication", "none"])
+    }
+
+    /// Sets another address of the metrics and health checks. Replicas in one sandbox need different ones.
+    #[must_use]
+    pub fn metrics(mut self, address: SocketAddr) -> Self {
+        self.metrics = address;
+        self
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<S: AsRef<OsStr>>(self, args: impl IntoIterator<Item = S>) -> Self {
+        args.into_iter().fold(self, Self::arg)
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Starts the relay, outside the sandbox's cgroup, and waits for nothing.
+    pub fn spawn(self) -> RunningRelay {
+        let mut command: Command = cproxy_command(self.binary.unwrap_or_else(relay_binary));
+        command.arg("run").arg("--metrics-bind-address").arg(self.metrics.to_string());
+        command.args(&self.args).envs(self.env);
+        let daemon = Daemon::spawn(self.sandbox, "cproxy-relay", Placement::Unhooked, command);
+        RunningRelay { daemon, metrics: self.metrics }
+    }
+
+    /// Starts the relay and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it ends, or is not ready in time; then the end of its log is printed.
+    pub fn start(self) -> RunningRelay {
+        let mut relay = self.spawn();
+        relay.wait_ready(READY_TIMEOUT);
+        relay
+    }
+}
+
+/// A running relay. It ends when this value is dropped.
+#[derive(Debug)]
+pub struct RunningRelay {
+    daemon: Daemon,
+    metrics: SocketAddr,
+}
+
+impl RunningRelay {
+    /// Waits until `/readyz` says that it is ready.
+    ///
+    /// # Panics
+    /// After `timeout`, or at once when the relay has ended.
+    pub fn wait_ready(&mut self, timeout: Duration) {
+        let metrics = self.metrics;
+        self.daemon.wait_until(timeout, "the relay is ready", |_| http::get(metrics, "/readyz"));
+    }
+
+    /// The text of `/metrics`.
+    ///
+    /// # Panics
+    /// When the relay does not answer.
+    pub fn metrics(&self) -> String {
+        http::get(self.metrics, "/metrics").expect("the relay does not answer /metrics")
+    }
+
+    /// Value of one metric, such as `cproxy_relay_watches{resource="services"}`.
+    ///
+    /// # Panics
+    /// When the relay does not have it.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.metrics();
+        metric(&text, name).unwrap_or_else(|| panic!("no metric {name} in: {text}"))
+    }
+
+    /// Asks the relay to end, by SIGTERM: it moves its clients first. Wait for its end with [`Daemon::wait`].
+    pub fn terminate(&mut self) {
+        self.daemon.signal(Signal::TERM);
+    }
+
+    /// Asks the relay to end, and waits.
+    ///
+    /// # Panics
+    /// When it has not ended after `timeout`.
+    pub fn terminate_and_wait(&mut self, timeout: Duration) -> ExitStatus {
+        self.terminate();
+        self.daemon.wait(timeout).unwrap_or_else(|| panic!("the relay has not ended within {timeout:?}"))
+    }
+}
+
+/// Value of a metric in Prometheus' text.
+fn metric(text: &str, name: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+impl Deref for RunningRelay {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl DerefMut for RunningRelay {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let text = "# TYPE a gauge\na{b=\"c\"} 2\na_total 3\na 1.5\n";
+        assert_eq!(metric(text, "a"), Some(1.5));
+        assert_eq!(metric(text, "a{b=\"c\"}"), Some(2.0));
+        assert_eq!(metric(text, "b"), None);
+    }
+}
