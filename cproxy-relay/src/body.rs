@@ -36,16 +36,20 @@ pub(crate) struct WatchBody {
     watch: Watch,
     end: End,
     metrics: Arc<Metrics>,
-    _guard: Guard,
+    guard: Guard,
 }
 
 impl WatchBody {
     pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: Guard) -> Self {
-        Self { watch, end, metrics, _guard: guard }
+        Self { watch, end, metrics, guard }
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        if let Poll::Ready(chunk) = self.watch.poll_next(context.waker()) {
+        let chunk = self.watch.poll_next(context.waker());
+        if !self.watch.holds_objects() {
+            self.guard.end_list();
+        }
+        if let Poll::Ready(chunk) = chunk {
             if let Some(chunk) = &chunk {
                 self.metrics.watch_chunks.add(1);
                 self.metrics.watch_bytes.add(chunk.len() as u64);

@@ -157,14 +157,21 @@ impl Connection {
     }
 }
 
+impl Guard {
+    /// The list has been read. What follows has no bound on its time.
+    pub(crate) fn end_list(&mut self) {
+        if let Some(id) = self.list.take() {
+            self.connection.activity().lists.remove(&id);
+        }
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.end_list();
         let mut activity = self.connection.activity();
         activity.responses = activity.responses.saturating_sub(1);
         activity.idle_since = Instant::now();
-        if let Some(id) = self.list {
-            activity.lists.remove(&id);
-        }
     }
 }
 

@@ -68,6 +68,8 @@ pub struct WatchParameters {
     pub version: Option<u64>,
     /// The objects come as events first, not older than the version.
     pub sends_initial_events: bool,
+    /// The client asked for them, and for a bookmark that ends them.
+    pub marks_end: bool,
     /// The client wants bookmarks.
     pub wants_bookmarks: bool,
     /// Time after which it ends; `None`: the relay decides.
@@ -206,6 +208,7 @@ fn watch(parameters: Parameters, selector: Selector, version: Option<u64>) -> Re
         selector,
         version: version.filter(|version| *version > 0),
         sends_initial_events: parameters.sends_initial_events || version.is_none_or(|version| version == 0),
+        marks_end: parameters.sends_initial_events && parameters.wants_bookmarks,
         wants_bookmarks: parameters.wants_bookmarks,
         timeout_seconds: parameters.timeout_seconds,
     })
@@ -234,7 +237,8 @@ pub fn upstream_selectors(kind: ResourceKind) -> (&'static str, &'static str) {
 impl Parameters {
     fn parse(query: &str) -> Result<Self, Status> {
         let mut parameters = Self::default();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        // Of several with one name, the first counts.
+        for pair in query.rsplit('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = decoded(value).ok_or_else(|| bad_request(format!("parameter {name:?} is not UTF-8")))?;
             parameters.set(name, value)?;
@@ -293,8 +297,9 @@ fn decoded(text: &str) -> Option<String> {
         bytes.push(match byte {
             b'+' => b' ',
             b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
+                u8::try_from(high << 4 | low).ok()?
             }
             byte => byte,
         });
@@ -417,6 +422,7 @@ mod tests {
                 .selector
                 .is_everything()
         );
+        assert_eq!(list("resourceVersion=7&resourceVersion=8").version, VersionWish::NotOlderThan(7));
         assert_eq!(list("fieldSelector=metadata.name%3Dweb").selector.name(), Some("web"));
         for query in [
             "resourceVersion=x",
@@ -428,6 +434,7 @@ mod tests {
             "timeoutSeconds=x",
             "labelSelector=%ff",
             "labelSelector=%f",
+            "labelSelector=%+f",
             "sendInitialEvents=true",
         ] {
             assert_eq!(code("/api/v1/services", query), 400, "{query}");
@@ -448,6 +455,8 @@ mod tests {
         for query in ["", "resourceVersion=0", "sendInitialEvents=true&resourceVersionMatch=NotOlderThan"] {
             assert!(watch(query).sends_initial_events && watch(query).version.is_none(), "{query}");
         }
+        let ends = |query| watch(&format!("{query}&allowWatchBookmarks=true")).marks_end;
+        assert!(ends("sendInitialEvents=true&resourceVersionMatch=NotOlderThan") && !ends("resourceVersion=0"));
         for query in [
             "resourceVersionMatch=NotOlderThan",
             "sendInitialEvents=true",

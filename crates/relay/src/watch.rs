@@ -80,6 +80,12 @@ impl Watch {
         self.version
     }
 
+    /// True while it holds the objects that come first.
+    #[must_use]
+    pub fn holds_objects(&self) -> bool {
+        self.initial.is_some()
+    }
+
     /// The next bytes; `None` at the end. If there are none yet, the waker is called once there are.
     pub fn poll_next(&mut self, waker: &Waker) -> Poll<Option<Bytes>> {
         if self.is_over {

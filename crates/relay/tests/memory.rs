@@ -1,6 +1,6 @@
 //! Memory of clients and of the history: bounded, and shared.
 
-#![expect(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a failed assertion is a failed test")]
+#![expect(clippy::expect_used, reason = "a failed assertion is a failed test")]
 
 use std::{
     hint::black_box,
