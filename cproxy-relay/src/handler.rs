@@ -357,7 +357,7 @@ fn object_not_found(kind: ResourceKind, name: &str) -> Status {
         group => format!("{}.{group}", plural(kind)),
     };
     Status {
-        object: Some((name.to_owned(), group(kind), plural(kind))),
+        object: Some(Box::new((name.to_owned(), group(kind), plural(kind)))),
         ..Status::new(404, "NotFound", format!("{resource} {name:?} not found"))
     }
 }

@@ -649,7 +649,7 @@ impl World {
     /// All catch up.
     fn finish(&mut self) {
         for (index, replica) in self.replicas.iter_mut().enumerate() {
-            if !replica.is_synced || index == 0 && self.server.data.version % 3 == 0 {
+            if !replica.is_synced || index == 0 && self.server.data.version.is_multiple_of(3) {
                 replica.list(&self.server, 0);
             }
         }

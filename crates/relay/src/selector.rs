@@ -70,7 +70,7 @@ impl Selector {
     /// # Errors
     /// One of them is invalid.
     pub fn parse(kind: ResourceKind, labels: &str, fields: &str) -> Result<Self, SelectorError> {
-        let selector = Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? };
+        let selector = Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? }.shrunk();
         if selector.labels.len() + selector.fields.len() > REQUIREMENTS_MAX {
             return Err(SelectorError::TooLong);
         }
@@ -96,6 +96,13 @@ impl Selector {
     pub fn beyond(mut self, known: &Self) -> Self {
         self.labels.retain(|requirement| !known.labels.contains(requirement));
         self.fields.retain(|requirement| !known.fields.contains(requirement));
+        self.shrunk()
+    }
+
+    /// Without room for more: each client keeps its own.
+    fn shrunk(mut self) -> Self {
+        self.labels.shrink_to_fit();
+        self.fields.shrink_to_fit();
         self
     }
 

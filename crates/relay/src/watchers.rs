@@ -32,7 +32,8 @@ impl Watchers {
             self.slots.push(Slot::default());
         }
         let list = match name {
-            Some(name) => self.by_name.entry(name.into()).or_default(),
+            // Hardly any name is that of two clients.
+            Some(name) => self.by_name.entry(name.into()).or_insert_with(|| Vec::with_capacity(1)),
             None => &mut self.of_all,
         };
         let index = list.len();
