@@ -122,7 +122,8 @@ impl Relay {
 impl Relay {
     /// All numbers for Prometheus.
     pub(crate) fn metrics_text(&self) -> String {
-        self.metrics.text(&self.cache, &self.lists)
+        let reviews = self.reviewer.as_ref().map(TokenReviewer::counts);
+        self.metrics.text(&self.cache, &self.lists, reviews)
     }
 }
 

@@ -98,6 +98,13 @@ pub(crate) fn read_views(path: Option<&Path>) -> Result<Views> {
     Views::parse(&path.display().to_string(), &text).context("--views")
 }
 
+/// Reads the views again. Views that have not changed stay shared with the clients that have them.
+fn reread_views(relay: &Relay, path: Option<&Path>) -> Result<Views> {
+    let Some(path) = path else { return Ok(Views::everything()) };
+    let text = fs::read_to_string(path).with_context(|| format!("--views {}", path.display()))?;
+    relay.views().reparse(&path.display().to_string(), &text).context("--views")
+}
+
 /// Reports, once, that clients can be served.
 async fn announce(relay: Arc<Relay>, client: Arc<ApiClient>) {
     while relay.unready().is_some() {
@@ -130,7 +137,7 @@ async fn reload(
         if let Some(tls) = &tls {
             tls.reread();
         }
-        match read_views(views.as_deref()) {
+        match reread_views(&relay, views.as_deref()) {
             Ok(views) => {
                 relay.set_views(views);
                 tracing::info!("SIGHUP: views and certificates were read again");
