@@ -40,6 +40,12 @@ enum Target {
     Manifests,
     /// Objects of an API server, as protobuf
     Protobuf,
+    /// Histories of an API server, relays and their clients
+    RelayHistory,
+    /// Objects that a relay takes from an API server
+    RelayObjects,
+    /// Requests of a relay's clients
+    RelayRequests,
     /// Responses of an API server, cut into objects
     Split,
     /// Objects from protobuf to JSON
@@ -91,6 +97,9 @@ impl Target {
             Self::ApiServer => "api_server",
             Self::Manifests => "manifests",
             Self::Protobuf => "protobuf",
+            Self::RelayHistory => "relay_history",
+            Self::RelayObjects => "relay_objects",
+            Self::RelayRequests => "relay_requests",
             Self::Split => "split",
             Self::Transcode => "transcode",
             Self::TokenReviews => "token_reviews",
@@ -100,7 +109,13 @@ impl Target {
 
     fn dictionary(self) -> Option<&'static str> {
         match self {
-            Self::Addresses | Self::ApiServer | Self::Protobuf | Self::Transcode => None,
+            Self::Addresses
+            | Self::ApiServer
+            | Self::Protobuf
+            | Self::RelayHistory
+            | Self::RelayObjects
+            | Self::RelayRequests
+            | Self::Transcode => None,
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
             Self::TokenReviews | Self::Views => Some("access.dict"),
         }

@@ -27,6 +27,42 @@ pub enum Format {
     Protobuf,
 }
 
+impl Format {
+    /// The one that a client likes best, by its header Accept; `None`: neither. Of those with the same weight, the first
+    /// counts (RFC 9110, 12.5.1).
+    #[must_use]
+    pub fn accepted(header: &str) -> Option<Self> {
+        let mut best = None;
+        for (format, weight) in header.split(',').filter_map(Self::accepted_as) {
+            if weight > 0.0 && best.is_none_or(|(_, best)| weight > best) {
+                best = Some((format, weight));
+            }
+        }
+        best.map(|(format, _)| format)
+    }
+
+    /// Format and weight of a media type.
+    fn accepted_as(part: &str) -> Option<(Self, f32)> {
+        let mut words = part.split(';').map(str::trim);
+        let format = match words.next().unwrap_or_default() {
+            "application/vnd.kubernetes.protobuf" => Self::Protobuf,
+            "application/json" | "application/*" | "*/*" | "" => Self::Json,
+            _ => return None,
+        };
+        let mut weight = 1.0;
+        for parameter in words {
+            // Tables and other transformations are not served.
+            if parameter.starts_with("as=") {
+                return None;
+            }
+            if let Some(text) = parameter.strip_prefix("q=") {
+                weight = text.parse().unwrap_or(0.0);
+            }
+        }
+        Some((format, weight))
+    }
+}
+
 /// Type of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {

@@ -161,3 +161,25 @@ fn a_list_begins_with_its_version() {
     }
     assert_eq!((list_tail(Format::Json), list_tail(Format::Protobuf)), (&b"]}\n"[..], &b"\x1a\0\x22\0"[..]));
 }
+
+#[test]
+fn a_client_gets_the_format_that_it_likes_best() {
+    const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+    for (header, expected) in [
+        ("", Some(Format::Json)),
+        ("*/*", Some(Format::Json)),
+        ("application/json", Some(Format::Json)),
+        (PROTOBUF, Some(Format::Protobuf)),
+        (&format!("{PROTOBUF},application/json"), Some(Format::Protobuf)),
+        (&format!("application/json, {PROTOBUF}"), Some(Format::Json)),
+        (&format!("application/json;q=0.5, {PROTOBUF};q=0.9"), Some(Format::Protobuf)),
+        (&format!("{PROTOBUF};q=0,*/*"), Some(Format::Json)),
+        (&format!("{PROTOBUF};stream=watch"), Some(Format::Protobuf)),
+        ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Some(Format::Json)),
+        ("application/json;as=Table;v=v1;g=meta.k8s.io", None),
+        ("application/yaml", None),
+        ("application/json;q=x", None),
+    ] {
+        assert_eq!(Format::accepted(header), expected, "{header}");
+    }
+}
