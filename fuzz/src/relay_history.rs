@@ -1,5 +1,5 @@
-//! An API server, two relays that follow it each with its own gaps, and their clients. Each client's cache is built from
-//! the bytes that it gets. Whatever happens, in the end each has exactly what the server has.
+//! An API server, two relays that follow it each with its own gaps, and their clients. Each client's cache is built
+//! from the bytes that it gets. Whatever happens, in the end each has exactly what the server has.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -1,8 +1,8 @@
 //! Objects of one kind, the history of their changes, and the clients that wait for the next one.
 //!
 //! The API server's versions order the history. A new list of the API server becomes the events that lead to it, so
-//! that clients go on where they are. If its data has gone back to an earlier state, versions mean nothing any more: the
-//! history is given up, and clients list anew.
+//! that clients go on where they are. If its data has gone back to an earlier state, versions mean nothing any more:
+//! the history is given up, and clients list anew.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -396,8 +396,8 @@ impl State {
         }
     }
 
-    /// Adds the event of a change. `listed`: version of the list from which alone it is known. Returns false if there is
-    /// nothing to tell: an object is deleted that is not known.
+    /// Adds the event of a change. `listed`: version of the list from which alone it is known. Returns false if there
+    /// is nothing to tell: an object is deleted that is not known.
     fn add_event(&mut self, object: Object, is_deletion: bool, listed: Option<u64>, now: Instant) -> bool {
         self.snapshot = None;
         let key = (object.meta.namespace.clone(), object.meta.name.clone());

@@ -149,8 +149,9 @@ impl Event {
         self.is_superseded.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a client to which the event is this type of change can do without it, since it gets the later event. Only
-    /// a change can be left out: without an addition or deletion, the client would not know which objects there are.
+    /// Whether a client to which the event is this type of change can do without it, since it gets the later event.
+    /// Only a change can be left out: without an addition or deletion, the client would not know which objects there
+    /// are.
     pub(crate) fn can_be_left_out(&self, change: Change) -> bool {
         change == Change::Modified && self.is_superseded.load(Ordering::Relaxed)
     }

@@ -28,8 +28,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// The one that a client likes best, by its header Accept; `None`: neither. Of those with the same weight, the first
-    /// counts (RFC 9110, 12.5.1).
+    /// The one that a client likes best, by its header Accept; `None`: neither. Of those with the same weight, the
+    /// first counts (RFC 9110, 12.5.1).
     #[must_use]
     pub fn accepted(header: &str) -> Option<Self> {
         let mut best = None;

@@ -60,8 +60,8 @@ fn an_error_is_a_status_in_json() {
     let expected = [
         r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410, "reason": "Expired",
             "message": "too old resource version: 7"}"#,
-        r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 404, "reason": "NotFound",
-            "message": "endpointslices.discovery.k8s.io \"web\" not found",
+        r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 404,
+            "reason": "NotFound", "message": "endpointslices.discovery.k8s.io \"web\" not found",
             "details": {"name": "web", "group": "discovery.k8s.io", "kind": "endpointslices"}}"#,
         r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 504, "reason": "Timeout",
             "message": "Timeout: Too large resource version: 9, current: 7",
