@@ -16,8 +16,17 @@ use crate::{connection::Guard, metrics::Metrics};
 /// Bytes of a shared list that are given to a connection at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
+/// Reason for which a watch ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndReason {
+    /// Its time is over, or its client has to move: it resumes where it is.
+    Time,
+    /// The client may have another view now, and has to list anew.
+    View,
+}
+
 /// Future that completes when a watch has to end.
-pub(crate) type End = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type End = Pin<Box<dyn Future<Output = EndReason> + Send>>;
 
 /// Body of a response.
 pub(crate) enum ResponseBody {
@@ -35,31 +44,37 @@ pub(crate) enum ResponseBody {
 pub(crate) struct WatchBody {
     watch: Watch,
     end: End,
+    has_ended: bool,
     metrics: Arc<Metrics>,
     guard: Guard,
 }
 
 impl WatchBody {
     pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: Guard) -> Self {
-        Self { watch, end, metrics, guard }
+        Self { watch, end, has_ended: false, metrics, guard }
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        // First, so that a watch ends which always has something to send.
+        if let Poll::Ready(reason) = self.end.as_mut().poll(context) {
+            self.has_ended = true;
+            return Poll::Ready(match reason {
+                EndReason::Time => self.watch.end(),
+                EndReason::View => self.watch.expire(),
+            });
+        }
         let chunk = self.watch.poll_next(context.waker());
         if !self.watch.holds_objects() {
             self.guard.end_list();
         }
-        if let Poll::Ready(chunk) = chunk {
-            if let Some(chunk) = &chunk {
-                self.metrics.watch_chunks.add(1);
-                self.metrics.watch_bytes.add(chunk.len() as u64);
-            }
-            return Poll::Ready(chunk);
+        if let Poll::Ready(Some(chunk)) = &chunk {
+            self.metrics.watch_chunks.add(1);
+            self.metrics.watch_bytes.add(chunk.len() as u64);
         }
-        match self.end.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(self.watch.end()),
-            Poll::Pending => Poll::Pending,
-        }
+        chunk
     }
 }
 

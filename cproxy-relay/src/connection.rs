@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::{body::EndReason, handler::respond, jitter::jitter, relay::Relay};
 use cproxy_access::Peer;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -16,11 +17,9 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::watch,
     time::{Instant, interval, sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
-
-use crate::{handler::respond, jitter::jitter, relay::Relay};
 
 /// Time for the first request, and for the head of each.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
@@ -57,8 +56,8 @@ pub(crate) struct Connection {
     peer: Peer,
     /// There are too many connections: each request is answered with 429.
     is_surplus: bool,
-    /// Cancelled when the client has to move.
-    moving: CancellationToken,
+    /// Reason for which the client has to move, once it has to.
+    moving: watch::Sender<Option<EndReason>>,
     activity: Mutex<Activity>,
 }
 
@@ -91,7 +90,7 @@ impl Connection {
             lists: BTreeMap::new(),
             lists_begun: 0,
         };
-        Self { peer, is_surplus, moving: CancellationToken::new(), activity: Mutex::new(activity) }
+        Self { peer, is_surplus, moving: watch::Sender::new(None), activity: Mutex::new(activity) }
     }
 
     pub(crate) fn peer(&self) -> &Peer {
@@ -103,8 +102,12 @@ impl Connection {
     }
 
     /// Waits until the client has to move.
-    pub(crate) fn moved(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.moving.clone().cancelled_owned()
+    pub(crate) fn moved(&self) -> impl Future<Output = EndReason> + Send + 'static {
+        let mut moving = self.moving.subscribe();
+        async move {
+            let reason = moving.wait_for(Option::is_some).await.ok().and_then(|reason| *reason);
+            reason.unwrap_or(EndReason::Time)
+        }
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
@@ -215,7 +218,7 @@ pub(crate) async fn serve(
     let mut checks = interval(CHECK_INTERVAL);
     let must_move = must_move(&relay, is_surplus);
     let mut must_move = pin!(must_move);
-    loop {
+    let reason = loop {
         tokio::select! {
             end = http.as_mut() => {
                 if let Err(error) = end {
@@ -230,24 +233,32 @@ pub(crate) async fn serve(
                     return;
                 }
             }
-            () = must_move.as_mut() => break,
+            reason = must_move.as_mut() => break reason,
         }
-    }
+    };
     relay.metrics.connections_moved.add(1);
     http.as_mut().graceful_shutdown();
-    connection.moving.cancel();
+    connection.moving.send_replace(Some(reason));
     timeout(LEAVE_TIME_MAX, http).await.ok();
 }
 
-/// Waits until the client of a connection has to move: because of its age, or because the relay stops.
-async fn must_move(relay: &Relay, is_surplus: bool) {
+/// Waits until the client of a connection has to move: because of its age, because the views have changed, or because
+/// the relay stops.
+async fn must_move(relay: &Relay, is_surplus: bool) -> EndReason {
     if is_surplus {
         // Long enough for an answer.
-        return sleep(HEAD_TIME_MAX).await;
+        sleep(HEAD_TIME_MAX).await;
+        return EndReason::Time;
     }
     tokio::select! {
-        () = sleep(AGE + jitter(AGE)) => {}
-        () = relay.views_changed.notified() => sleep(jitter(VIEWS_TIME)).await,
-        () = relay.draining.cancelled() => sleep(jitter(relay.drain_time)).await,
+        () = sleep(AGE + jitter(AGE)) => EndReason::Time,
+        () = relay.views_changed.notified() => {
+            sleep(jitter(VIEWS_TIME)).await;
+            EndReason::View
+        }
+        () = relay.draining.cancelled() => {
+            sleep(jitter(relay.drain_time)).await;
+            EndReason::Time
+        }
     }
 }

@@ -18,7 +18,7 @@ use http::{
 use tokio::time::sleep;
 
 use crate::{
-    body::{ResponseBody, WatchBody},
+    body::{EndReason, ResponseBody, WatchBody},
     cache::not_synced,
     connection::Connection,
     jitter::jitter,
@@ -257,8 +257,8 @@ impl Exchange<'_> {
         let moved = self.connection.moved();
         let end = Box::pin(async move {
             tokio::select! {
-                () = sleep(time) => {}
-                () = moved => {}
+                () = sleep(time) => EndReason::Time,
+                reason = moved => reason,
             }
         });
         let watch = Watch::new(collection, options, format, start);

@@ -136,6 +136,12 @@ impl Watch {
         (is_open && is_complete && self.options.wants_bookmarks).then(|| self.bookmark(false))
     }
 
+    /// Ends the watch with an error after which the client lists anew.
+    pub fn expire(&mut self) -> Option<Bytes> {
+        let is_open = !std::mem::replace(&mut self.is_over, true);
+        is_open.then(|| expired(self.version).event(self.format))
+    }
+
     fn bookmark(&self, ends_initial_events: bool) -> Bytes {
         bookmark(self.format, self.collection.kind(), self.version, ends_initial_events)
     }
