@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use cproxy_access::{ReviewSettings, TokenReviewer, Views};
-use cproxy_daemon::notify;
+use cproxy_daemon::{memory, notify};
 use cproxy_network::SocketSetup;
 use cproxy_wire::{ApiClient, ApiServer, configure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -22,7 +22,7 @@ use crate::{
     upstream,
 };
 
-/// Interval at which old events are forgotten and the files of TLS are read again.
+/// Interval at which old events are forgotten, free memory is returned and the files of TLS are read again.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for the last clients to leave, after they were asked to.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -120,6 +120,7 @@ async fn keep_house(relay: Arc<Relay>, tls: Option<Arc<ServerTls>>) {
     loop {
         interval.tick().await;
         relay.cache.forget_old();
+        memory::release_free_pages();
         if let Some(tls) = &tls {
             tls.reread();
         }

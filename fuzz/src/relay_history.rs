@@ -19,7 +19,7 @@ use prost::Message;
 
 use super::relay_client::{Key, Received, Services, key, read_events, read_list, version};
 
-/// What happens next: a step and its arguments.
+/// Next step and its arguments.
 pub type Step = [u8; 4];
 
 const CLIENTS: usize = 5;

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cproxy_core::{Capacity, Event, KernelTable, Limits, Op, Reserve, Retired, Store, TablePlanner};
+use cproxy_daemon::memory;
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
@@ -19,7 +20,7 @@ use super::{
     stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
     timeline::Phase,
 };
-use crate::{config::TableSettings, memory, problem_log::ProblemLog, report, run_dir::Request};
+use crate::{config::TableSettings, problem_log::ProblemLog, report, run_dir::Request};
 
 /// Longest pause between events that are applied together.
 const QUIET: Duration = Duration::from_millis(2);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::Balance;
-use cproxy_daemon::{LogFilter, LogFormat};
+use cproxy_daemon::{LogFilter, LogFormat, memory};
 use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
 use cproxy_wire::{ApiServer, ServerAddress};
 use tracing::Level;
@@ -13,7 +13,6 @@ use super::{NodeOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
     config::{Config, Exclude, ObjectSource},
-    memory,
 };
 
 /// Flags of `cproxy run`.

@@ -1,3 +1,5 @@
+//! Tests of the encodings, by tables.
+
 use prost::Message;
 use serde_json::{Value, from_slice};
 
@@ -58,12 +60,13 @@ fn statuses() -> [Status; 3] {
 #[test]
 fn an_error_is_a_status_in_json() {
     let expected = [
-        r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410, "reason": "Expired",
-            "message": "too old resource version: 7"}"#,
+        r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410,
+            "reason": "Expired", "message": "too old resource version: 7"}"#,
         r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 404,
             "reason": "NotFound", "message": "endpointslices.discovery.k8s.io \"web\" not found",
             "details": {"name": "web", "group": "discovery.k8s.io", "kind": "endpointslices"}}"#,
-        r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 504, "reason": "Timeout",
+        r#"{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 504,
+            "reason": "Timeout",
             "message": "Timeout: Too large resource version: 9, current: 7",
             "details": {"retryAfterSeconds": 1,
                         "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]}}"#,
