@@ -131,7 +131,7 @@ fn names(metadata: &Metadata) -> Metadata {
 impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
     /// A relay is one client, whose own clients wait.
     const SPREADS_LISTS: bool = false;
-    const CONFIRMS_VERSION: bool = true;
+    const LISTS_AFTER_FAILURE: bool = true;
 
     async fn publish(&mut self, event: WatchEvent<Upstream<K>>) {
         if let Err(error) = self.apply(event) {

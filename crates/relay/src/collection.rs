@@ -5,8 +5,9 @@
 //! the history is given up, and clients list anew.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, VecDeque},
-    mem,
+    iter, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -17,7 +18,7 @@ use cproxy_core::ResourceKind;
 use crate::{
     event::Event,
     filter::Filter,
-    object::{Object, with_version},
+    object::{Meta, Object, with_version},
     watch::Start,
     watchers::Watchers,
     wire::{Change, Format},
@@ -35,8 +36,37 @@ const GAPS_MAX: usize = 64;
 /// Batches that clients at the same place share.
 const BATCHES_KEPT: usize = 4;
 
-/// Key of an object.
-type Key = (Box<str>, Box<str>);
+/// Key of an object. The order is that of the API server's lists: by the text `NAMESPACE/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    namespace: Box<str>,
+    name: Box<str>,
+}
+
+impl Key {
+    fn of(meta: &Meta) -> Self {
+        Self { namespace: meta.namespace.clone(), name: meta.name.clone() }
+    }
+
+    fn namespace_bytes(&self) -> impl Iterator<Item = u8> {
+        self.namespace.bytes().chain(iter::once(b'/'))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if self.namespace == other.namespace {
+            return self.name.cmp(&other.name);
+        }
+        self.namespace_bytes().cmp(other.namespace_bytes())
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 /// Input of a collection.
 #[derive(Debug)]
@@ -222,7 +252,8 @@ impl Collection {
     /// An object.
     #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        self.state().objects.get(&(namespace.into(), name.into())).map(|entry| entry.object.clone())
+        let key = Key { namespace: namespace.into(), name: name.into() };
+        self.state().objects.get(&key).map(|entry| entry.object.clone())
     }
 
     /// Number of events after the snapshot; `None` if the history no longer has all of them.
@@ -339,13 +370,13 @@ impl State {
             Update::ListStarted => self.listing = Some(Vec::new()),
             Update::Listed(object) => self.listing.get_or_insert_default().push(Listed::Object(object)),
             Update::ListedUnreadable(namespace, name) => {
-                self.listing.get_or_insert_default().push(Listed::Unreadable((namespace, name)));
+                self.listing.get_or_insert_default().push(Listed::Unreadable(Key { namespace, name }));
             }
             Update::ListDone(version) => return self.end_list(version, now),
             Update::Applied(object) => return self.apply_change(object, false, now),
             Update::Deleted(object) => return self.apply_change(object, true, now),
             Update::DeletedUnreadable(namespace, name, version) => {
-                if let Some(entry) = self.objects.get(&(namespace, name)) {
+                if let Some(entry) = self.objects.get(&Key { namespace, name }) {
                     return self.apply_change(with_version(&entry.object, version), true, now);
                 }
                 self.confirm(version);
@@ -388,7 +419,7 @@ impl State {
 
     /// Replaces or removes an object without an event.
     fn replace(&mut self, object: Object, is_deletion: bool) {
-        let key = (object.meta.namespace.clone(), object.meta.name.clone());
+        let key = Key::of(&object.meta);
         if is_deletion {
             self.objects.remove(&key);
         } else {
@@ -400,7 +431,7 @@ impl State {
     /// is nothing to tell: an object is deleted that is not known.
     fn add_event(&mut self, object: Object, is_deletion: bool, listed: Option<u64>, now: Instant) -> bool {
         self.snapshot = None;
-        let key = (object.meta.namespace.clone(), object.meta.name.clone());
+        let key = Key::of(&object.meta);
         let previous = self.objects.remove(&key);
         let change = match (&previous, is_deletion) {
             (None, true) => return false,
@@ -477,7 +508,7 @@ impl State {
     fn contradicts(&self, listed: &[Listed], version: u64) -> bool {
         let is_known = |listed: &Listed| match listed {
             Listed::Object(object) if object.meta.version <= self.version => {
-                let key = (object.meta.namespace.clone(), object.meta.name.clone());
+                let key = Key::of(&object.meta);
                 self.objects.get(&key).is_some_and(|entry| entry.object.meta.version == object.meta.version)
             }
             Listed::Object(_) | Listed::Unreadable(_) => true,
@@ -497,7 +528,7 @@ impl State {
             self.add_event(with_version(&object, known), true, Some(version), now);
         }
         for object in &changed {
-            let key = (object.meta.namespace.clone(), object.meta.name.clone());
+            let key = Key::of(&object.meta);
             let previous = self.objects.get(&key).map(|entry| &entry.object);
             if let Some(previous) = previous.filter(|previous| !previous.meta.is_seen_like(&object.meta)) {
                 let gone = with_version(previous, known);
@@ -520,7 +551,7 @@ impl State {
         for listed in listed {
             match listed {
                 Listed::Object(object) => {
-                    missing.remove(&(object.meta.namespace.clone(), object.meta.name.clone()));
+                    missing.remove(&Key::of(&object.meta));
                     if object.meta.version > self.version {
                         changed.push(object);
                     }

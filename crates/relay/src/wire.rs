@@ -259,7 +259,9 @@ impl Status {
         });
         let mut details = serde_json::Map::new();
         if let Some((name, group, kind)) = self.object.as_deref() {
-            details.insert("name".to_owned(), json!(name));
+            if !name.is_empty() {
+                details.insert("name".to_owned(), json!(name));
+            }
             if !group.is_empty() {
                 details.insert("group".to_owned(), json!(group));
             }

@@ -32,8 +32,8 @@ pub(super) trait ApiSource<K> {
         watch_time()
     }
 
-    /// Whether the server must confirm that it has a version before a watch is resumed from it.
-    fn must_confirm(&self) -> bool {
+    /// Whether the objects are listed anew rather than a watch resumed.
+    fn must_list(&self) -> bool {
         false
     }
 
@@ -55,10 +55,10 @@ pub(super) async fn follow<K: WatchedResource>(
     loop {
         let input = match next {
             Next::Read => source.receive(state.operation()).await,
-            Next::Request => send::<K>(source, &state, selectors).await,
+            Next::Request => send::<K>(source, &mut state, selectors).await,
             Next::RequestAfter(pause) => {
                 source.pause(pause).await;
-                send::<K>(source, &state, selectors).await
+                send::<K>(source, &mut state, selectors).await
             }
         };
         let server = source.server();
@@ -77,13 +77,11 @@ pub(super) async fn follow<K: WatchedResource>(
 
 async fn send<K: WatchedResource>(
     source: &mut impl ApiSource<K>,
-    state: &WatchState,
+    state: &mut WatchState,
     selectors: Selectors<'_>,
 ) -> Result<Input<K>, ApiError> {
-    if source.must_confirm()
-        && let Some(request) = state.confirmation::<K>()
-    {
-        source.request(request).await?;
+    if source.must_list() {
+        state.relist();
     }
     let watch_time = source.watch_time();
     source.request(state.request::<K>(selectors, watch_time)).await.map(Input::Accepted)

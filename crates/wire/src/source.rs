@@ -37,8 +37,9 @@ const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
 pub trait Subscriber<K>: Send {
     /// Many clients like this one may list at once.
     const SPREADS_LISTS: bool;
-    /// A watch that broke is resumed only once the server has confirmed that it has the version.
-    const CONFIRMS_VERSION: bool;
+    /// A watch that broke is not resumed: the objects are listed anew. The server's data may come from a backup
+    /// meanwhile, with other changes at the same versions, and only a list shows that.
+    const LISTS_AFTER_FAILURE: bool;
 
     /// Takes an event. The response waits meanwhile.
     fn publish(&mut self, event: WatchEvent<K>) -> impl Future<Output = ()> + Send;
@@ -193,8 +194,8 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         if std::mem::take(&mut self.wants_bookmark) { BOOKMARK_WATCH_TIME } else { watch_time() }
     }
 
-    fn must_confirm(&self) -> bool {
-        S::CONFIRMS_VERSION && self.is_broken
+    fn must_list(&self) -> bool {
+        S::LISTS_AFTER_FAILURE && self.is_broken
     }
 
     fn log(&mut self, log: Log) {

@@ -13,7 +13,7 @@ use super::{
     failure::{ApiError, Failure, Operation, Recovery, RetryFrom},
     message::Message,
     resources::WatchedResource,
-    selectors::{FieldSelector, Selectors},
+    selectors::Selectors,
     step::{Collection, Input, Log, Next, Output, Pause, Request},
     view::View,
     watch_event::WatchEvent,
@@ -70,7 +70,7 @@ impl WatchState {
     }
 
     /// Gives up the watch for a new list.
-    fn relist(&mut self) {
+    pub(super) fn relist(&mut self) {
         *self = match self {
             Self::Listing { at_least, .. } => Self::listing(at_least.take()),
             Self::Watching { version, .. } => Self::listing(Some(std::mem::take(version))),
@@ -100,16 +100,6 @@ impl WatchState {
             Self::Watching { version, .. } => [&watch[..], &[("resourceVersion", version)]].concat(),
         };
         Request { operation: self.operation(), target: self.sent_selectors(selectors).target::<K>(&parameters) }
-    }
-
-    /// Request that the server only accepts if it has the version from which a watch is about to be resumed; `None`
-    /// before a list. An API server accepts a watch from a version that it does not have, and sends nothing until it
-    /// has it, which may be never if its data comes from a backup. It lists no object.
-    pub(super) fn confirmation<K: WatchedResource>(&self) -> Option<Request> {
-        let Self::Watching { version, .. } = self else { return None };
-        let parameters = [("resourceVersion", version.as_str()), ("resourceVersionMatch", "NotOlderThan")];
-        let nothing = Selectors { labels: "", fields: FieldSelector::Required("metadata.name=none") };
-        Some(Request { operation: Operation::List, target: nothing.target::<K>(&parameters) })
     }
 
     /// Next state and output for an input.
@@ -345,6 +335,7 @@ mod tests {
     use crate::{
         decode::{DecodeError, Decoded},
         message::ListMetadata,
+        selectors::FieldSelector,
         status::Status,
     };
 
@@ -586,15 +577,6 @@ mod tests {
         machine.fail(too_large());
         assert_eq!(*machine.state(), listing(), "its data may come from a backup");
         assert_eq!(target(&machine), "/api/v1/services?resourceVersion=0");
-    }
-
-    #[test]
-    fn a_version_is_confirmed_by_a_list_without_objects() {
-        assert_eq!(listing().confirmation::<Service>(), None);
-        let target =
-            "/api/v1/services?fieldSelector=metadata.name%3Dnone&resourceVersion=7&resourceVersionMatch=NotOlderThan";
-        let request = Request { operation: Operation::List, target: target.to_owned() };
-        assert_eq!(watching("7").confirmation::<Service>(), Some(request));
     }
 
     #[tokio::test(start_paused = true)]
