@@ -1,5 +1,5 @@
-//! What the agent and the relay have in common as processes: log lines, settings of the allocator, and the
-//! notification of an init system.
+//! Common parts of the agent and the relay as processes: log lines, settings of the allocator, and the notification of
+//! an init system.
 
 mod log;
 mod log_limit;

@@ -41,7 +41,7 @@ fn the_table_is_that_of_an_agent_at_the_api_server_and_follows_when_the_relay_di
     };
     let mut relay = cluster.tls_relay().start();
     let servers = format!("https://{RELAY},{direct}");
-    let agent = start_agent(&sandbox, &cluster, &servers);
+    let mut agent = start_agent(&sandbox, &cluster, &servers);
     assert_eq!(table(&sandbox), at_api, "the table of an agent behind the relay");
     eventually(PATIENCE, "the agent follows the relay", || {
         let watches = relay.metric("cproxy_relay_watches{resource=\"services\"}");
@@ -53,5 +53,5 @@ fn the_table_is_that_of_an_agent_at_the_api_server_and_follows_when_the_relay_di
     relay.kill();
     cluster.create(&service("team", "without-relay"));
     wait_for_service(&sandbox, "without-relay");
-    println!("{}", agent.log());
+    agent.wait_log("connected to another API server", PATIENCE);
 }

@@ -36,7 +36,7 @@ impl<'s> Pair<'s> {
         Self { api: change(self.api.clone()), relay: change(self.relay.clone()) }
     }
 
-    /// What differs between the answers to one request.
+    /// Differences between the answers to one request.
     fn difference(&self, target: &str) -> Option<String> {
         let [api, relay] = [&self.api, &self.relay].map(|client| client.get(target));
         let difference = canonical(&api).difference(&canonical(&relay))?;

@@ -19,7 +19,7 @@ pub(crate) struct Canonical {
 }
 
 impl Canonical {
-    /// What differs first; `None`: nothing.
+    /// First difference; `None`: there is none.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let pairs = || (0..self.lines.len().max(other.lines.len())).map(|at| (self.lines.get(at), other.lines.get(at)));
         let line = || pairs().find(|(own, other)| own != other).map_or_else(String::new, |pair| format!("{pair:#?}"));
