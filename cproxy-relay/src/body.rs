@@ -16,8 +16,17 @@ use crate::{connection::Guard, metrics::Metrics};
 /// Bytes of a shared list that are given to a connection at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
+/// Reason for which a watch ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndReason {
+    /// Its time is over, or its client has to move: it resumes where it is.
+    Time,
+    /// The client may have another view now, and has to list anew.
+    View,
+}
+
 /// Future that completes when a watch has to end.
-pub(crate) type End = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type End = Pin<Box<dyn Future<Output = EndReason> + Send>>;
 
 /// Body of a response.
 pub(crate) enum ResponseBody {
@@ -26,7 +35,7 @@ pub(crate) enum ResponseBody {
     /// Compressed list, shared by several clients.
     Shared { bytes: Bytes, _guard: Guard },
     /// List that is encoded as it is read.
-    List { list: Box<List>, _guard: Guard },
+    List { list: Box<List>, has_yielded: bool, _guard: Guard },
     /// Watch.
     Watch(Box<WatchBody>),
 }
@@ -35,27 +44,37 @@ pub(crate) enum ResponseBody {
 pub(crate) struct WatchBody {
     watch: Watch,
     end: End,
+    has_ended: bool,
     metrics: Arc<Metrics>,
-    _guard: Guard,
+    guard: Guard,
 }
 
 impl WatchBody {
     pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: Guard) -> Self {
-        Self { watch, end, metrics, _guard: guard }
+        Self { watch, end, has_ended: false, metrics, guard }
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        if let Poll::Ready(chunk) = self.watch.poll_next(context.waker()) {
-            if let Some(chunk) = &chunk {
-                self.metrics.watch_chunks.add(1);
-                self.metrics.watch_bytes.add(chunk.len() as u64);
-            }
-            return Poll::Ready(chunk);
+        if self.has_ended {
+            return Poll::Ready(None);
         }
-        match self.end.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(self.watch.end()),
-            Poll::Pending => Poll::Pending,
+        // First, so that a watch ends which always has something to send.
+        if let Poll::Ready(reason) = self.end.as_mut().poll(context) {
+            self.has_ended = true;
+            return Poll::Ready(match reason {
+                EndReason::Time => self.watch.end(),
+                EndReason::View => self.watch.expire(),
+            });
         }
+        let chunk = self.watch.poll_next(context.waker());
+        if !self.watch.holds_objects() {
+            self.guard.end_list();
+        }
+        if let Poll::Ready(Some(chunk)) = &chunk {
+            self.metrics.watch_chunks.add(1);
+            self.metrics.watch_bytes.add(chunk.len() as u64);
+        }
+        chunk
     }
 }
 
@@ -70,7 +89,16 @@ impl Body for ResponseBody {
         let chunk = match &mut *self {
             Self::Short(bytes) => Poll::Ready(Some(std::mem::take(bytes))),
             Self::Shared { bytes, .. } => Poll::Ready(Some(bytes.split_to(CHUNK_BYTES.min(bytes.len())))),
-            Self::List { list, .. } => Poll::Ready(list.next()),
+            // Others come between two chunks: a fast client takes the whole list otherwise.
+            Self::List { has_yielded, .. } if !*has_yielded => {
+                *has_yielded = true;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Self::List { list, has_yielded, .. } => {
+                *has_yielded = false;
+                Poll::Ready(list.next())
+            }
             Self::Watch(watch) => {
                 return watch.poll_chunk(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))));
             }

@@ -33,7 +33,7 @@ pub(crate) enum Format {
 /// One requirement.
 struct Requirement {
     name: String,
-    /// What was found, or what is wrong and what to do.
+    /// Finding, or the fault and its remedy.
     result: Result<String, String>,
 }
 

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
-use cproxy_daemon::{LogFilter, LogFormat};
+use cproxy_daemon::{LogFilter, LogFormat, memory};
 use tracing::Level;
 
 use crate::{
@@ -43,7 +43,8 @@ struct Settings {
     #[arg(long, env = "CPROXY_RELAY_KUBECONFIG", hide_env = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Addresses to listen on: HOST:PORT, unix:///PATH or vsock://CID:PORT; several separated by commas
-    #[arg(long, env = "CPROXY_RELAY_LISTEN", hide_env = true, value_name = "ADDR", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, env = "CPROXY_RELAY_LISTEN", hide_env = true, value_name = "ADDR", num_args = 1..,
+          value_delimiter = ',')]
     listen: Vec<ListenAddress>,
     /// Certificate for TLS, with its chain, in PEM
     #[arg(long, env = "CPROXY_RELAY_TLS_CERT_FILE", hide_env = true, value_name = "FILE")]
@@ -159,6 +160,7 @@ fn run_relay(options: &RunOptions) -> ExitCode {
     }
     let config = config_or_exit(options.config());
     drop(LogFilter::start(options.log_level, options.log_format));
+    memory::limit_spare_memory();
     finish(block_on(run::run(config)))
 }
 

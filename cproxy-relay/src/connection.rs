@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::{body::EndReason, handler::respond, jitter::jitter, relay::Relay};
 use cproxy_access::Peer;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -16,11 +17,9 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::watch,
     time::{Instant, interval, sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
-
-use crate::{handler::respond, jitter::jitter, relay::Relay};
 
 /// Time for the first request, and for the head of each.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
@@ -36,12 +35,18 @@ const AGE: Duration = Duration::from_secs(30 * 60);
 /// Time for a client to end its requests after GOAWAY.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Time over which clients are moved when the views have changed, so that they get theirs.
+const VIEWS_TIME: Duration = Duration::from_secs(60);
+
 /// Longest head of a request. A bearer token takes one or two KiB.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
 /// Bytes of one response that wait in a connection.
 const SEND_BYTES_MAX: usize = 32 << 10;
 /// Requests of one client at once. client-go has all its watches on one connection.
 const STREAMS_MAX: u32 = 64;
+/// Requests of one client that pass at once, and the time after which one more does.
+const REQUESTS_BURST: u32 = 200;
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of request bodies, which are not read.
 const RECEIVE_WINDOW_BYTES: u32 = 16 << 10;
 const RECEIVE_WINDOW_OF_ALL_BYTES: u32 = 64 << 10;
@@ -51,8 +56,8 @@ pub(crate) struct Connection {
     peer: Peer,
     /// There are too many connections: each request is answered with 429.
     is_surplus: bool,
-    /// Cancelled when the client has to move.
-    moving: CancellationToken,
+    /// Reason for which the client has to move, once it has to.
+    moving: watch::Sender<Option<EndReason>>,
     activity: Mutex<Activity>,
 }
 
@@ -62,6 +67,8 @@ struct Activity {
     /// Time at which there was last none.
     idle_since: Instant,
     has_requested: bool,
+    /// Time at which the next request would be due if there were no burst.
+    request_due: Instant,
     /// Begin of each list.
     lists: BTreeMap<u64, Instant>,
     lists_begun: u64,
@@ -79,10 +86,11 @@ impl Connection {
             responses: 0,
             idle_since: Instant::now(),
             has_requested: false,
+            request_due: Instant::now(),
             lists: BTreeMap::new(),
             lists_begun: 0,
         };
-        Self { peer, is_surplus, moving: CancellationToken::new(), activity: Mutex::new(activity) }
+        Self { peer, is_surplus, moving: watch::Sender::new(None), activity: Mutex::new(activity) }
     }
 
     pub(crate) fn peer(&self) -> &Peer {
@@ -94,12 +102,27 @@ impl Connection {
     }
 
     /// Waits until the client has to move.
-    pub(crate) fn moved(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.moving.clone().cancelled_owned()
+    pub(crate) fn moved(&self) -> impl Future<Output = EndReason> + Send + 'static {
+        let mut moving = self.moving.subscribe();
+        async move {
+            let reason = moving.wait_for(Option::is_some).await.ok().and_then(|reason| *reason);
+            reason.unwrap_or(EndReason::Time)
+        }
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request. Returns false if there were too many.
+    pub(crate) fn admits_request(&self) -> bool {
+        let (mut activity, now) = (self.activity(), Instant::now());
+        let due = activity.request_due.max(now);
+        let is_admitted = due.saturating_duration_since(now) < REQUEST_INTERVAL * REQUESTS_BURST;
+        if is_admitted {
+            activity.request_due = due + REQUEST_INTERVAL;
+        }
+        is_admitted
     }
 
     /// Begins a watch, or another response without a bound on its time.
@@ -137,14 +160,21 @@ impl Connection {
     }
 }
 
+impl Guard {
+    /// The list has been read. What follows has no bound on its time.
+    pub(crate) fn end_list(&mut self) {
+        if let Some(id) = self.list.take() {
+            self.connection.activity().lists.remove(&id);
+        }
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.end_list();
         let mut activity = self.connection.activity();
         activity.responses = activity.responses.saturating_sub(1);
         activity.idle_since = Instant::now();
-        if let Some(id) = self.list {
-            activity.lists.remove(&id);
-        }
     }
 }
 
@@ -188,7 +218,7 @@ pub(crate) async fn serve(
     let mut checks = interval(CHECK_INTERVAL);
     let must_move = must_move(&relay, is_surplus);
     let mut must_move = pin!(must_move);
-    loop {
+    let reason = loop {
         tokio::select! {
             end = http.as_mut() => {
                 if let Err(error) = end {
@@ -203,23 +233,32 @@ pub(crate) async fn serve(
                     return;
                 }
             }
-            () = must_move.as_mut() => break,
+            reason = must_move.as_mut() => break reason,
         }
-    }
+    };
     relay.metrics.connections_moved.add(1);
     http.as_mut().graceful_shutdown();
-    connection.moving.cancel();
+    connection.moving.send_replace(Some(reason));
     timeout(LEAVE_TIME_MAX, http).await.ok();
 }
 
-/// Waits until the client of a connection has to move: because of its age, or because the relay stops.
-async fn must_move(relay: &Relay, is_surplus: bool) {
+/// Waits until the client of a connection has to move: because of its age, because the views have changed, or because
+/// the relay stops.
+async fn must_move(relay: &Relay, is_surplus: bool) -> EndReason {
     if is_surplus {
         // Long enough for an answer.
-        return sleep(HEAD_TIME_MAX).await;
+        sleep(HEAD_TIME_MAX).await;
+        return EndReason::Time;
     }
     tokio::select! {
-        () = sleep(AGE + jitter(AGE)) => {}
-        () = relay.draining.cancelled() => sleep(jitter(relay.drain_time)).await,
+        () = sleep(AGE + jitter(AGE)) => EndReason::Time,
+        () = relay.views_changed.notified() => {
+            sleep(jitter(VIEWS_TIME)).await;
+            EndReason::View
+        }
+        () = relay.draining.cancelled() => {
+            sleep(jitter(relay.drain_time)).await;
+            EndReason::Time
+        }
     }
 }

@@ -18,7 +18,7 @@ use http::{
 use tokio::time::sleep;
 
 use crate::{
-    body::{ResponseBody, WatchBody},
+    body::{EndReason, ResponseBody, WatchBody},
     cache::not_synced,
     connection::Connection,
     jitter::jitter,
@@ -55,7 +55,8 @@ pub(crate) async fn respond<B>(
     request: Request<B>,
 ) -> Response<ResponseBody> {
     let (head, _) = request.into_parts();
-    let format = Format::accepted(&head.headers);
+    let accept = head.headers.get(ACCEPT).and_then(|header| header.to_str().ok());
+    let format = Format::accepted(accept.unwrap_or_default());
     let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default()) {
         Err(status) => (("other", verb(&head.method)), Err(status)),
         Ok(target) => {
@@ -106,6 +107,9 @@ impl Exchange<'_> {
         }
         if self.connection.is_surplus() {
             return Err(too_many_connections());
+        }
+        if !self.connection.admits_request() {
+            return Err(too_many_requests());
         }
         if *self.method != Method::GET {
             return Err(method_not_allowed());
@@ -198,24 +202,16 @@ impl Exchange<'_> {
         format: Format,
     ) -> Result<Response<ResponseBody>, Status> {
         let collection = self.relay.cache.collection(kind);
-        match parameters.version {
-            VersionWish::NotOlderThan(version) => self.relay.cache.wait_for(kind, version).await?,
-            VersionWish::Latest | VersionWish::Any => self.relay.cache.wait_for(kind, 0).await?,
-            VersionWish::Exact(version) => {
-                self.relay.cache.wait_for(kind, version).await?;
-                if collection.snapshot().is_none_or(|snapshot| snapshot.version != version) {
-                    return Err(Status::new(
-                        410,
-                        "Expired",
-                        format!("The provided resource version is too old: {version}"),
-                    ));
-                }
-            }
-        }
+        let least = match parameters.version {
+            VersionWish::NotOlderThan(version) | VersionWish::Exact(version) => version,
+            VersionWish::Latest | VersionWish::Any => 0,
+        };
+        self.relay.cache.wait_for(kind, least).await?;
         filter.selector = parameters.selector;
         let guard = self.connection.begin_list();
         let header = self.headers.get(ACCEPT_ENCODING).and_then(|header| header.to_str().ok()).unwrap_or_default();
-        if let Some(compression) = Compression::accepted(header) {
+        let is_exact = matches!(parameters.version, VersionWish::Exact(_));
+        if let Some(compression) = Compression::accepted(header).filter(|_| !is_exact) {
             let (namespace, selector) = (filter.namespace.clone(), filter.selector.clone());
             let key = Key { kind, view, namespace, selector, format, compression };
             let list = self.relay.lists.get(key, collection, &filter, parameters.version).await;
@@ -227,8 +223,12 @@ impl Exchange<'_> {
             return Ok(response);
         }
         let snapshot = collection.snapshot().ok_or_else(|| not_synced(kind))?;
+        if is_exact && snapshot.version != least {
+            let message = format!("The provided resource version is too old: {least}");
+            return Err(Status::new(410, "Expired", message));
+        }
         let list = List::new(snapshot, filter, format);
-        Ok(response(format, ResponseBody::List { list: Box::new(list), _guard: guard }))
+        Ok(response(format, ResponseBody::List { list: Box::new(list), has_yielded: false, _guard: guard }))
     }
 
     async fn watch(
@@ -245,7 +245,7 @@ impl Exchange<'_> {
             Some(version) if !parameters.sends_initial_events => Start::After(version),
             _ => {
                 let snapshot = collection.snapshot().ok_or_else(|| not_synced(kind))?;
-                Start::Initial { snapshot, sends_end: parameters.sends_initial_events && parameters.wants_bookmarks }
+                Start::Initial { snapshot, sends_end: parameters.marks_end }
             }
         };
         filter.selector = parameters.selector;
@@ -257,12 +257,14 @@ impl Exchange<'_> {
         let moved = self.connection.moved();
         let end = Box::pin(async move {
             tokio::select! {
-                () = sleep(time) => {}
-                () = moved => {}
+                () = sleep(time) => EndReason::Time,
+                reason = moved => reason,
             }
         });
         let watch = Watch::new(collection, options, format, start);
-        let body = WatchBody::new(watch, end, self.relay.metrics.clone(), self.connection.begin_watch());
+        // The objects that come first have to be read in time, like a list.
+        let guard = if watch.holds_objects() { self.connection.begin_list() } else { self.connection.begin_watch() };
+        let body = WatchBody::new(watch, end, self.relay.metrics.clone(), guard);
         let mut response = response(format, ResponseBody::Watch(Box::new(body)));
         if format == Format::Protobuf {
             response.headers_mut().insert(CONTENT_TYPE, PROTOBUF_STREAM);
@@ -276,31 +278,6 @@ async fn identify_plainly(peer: &cproxy_access::Peer) -> Result<Arc<Identity>, R
     match identify::<crate::relay::Reviews>(peer, None, None).await {
         Ok(identity) => Ok(identity),
         Err(_) => Ok(Arc::new(Identity::anonymous())),
-    }
-}
-
-/// Preference of a client for a format.
-trait Accepted: Sized {
-    fn accepted(headers: &HeaderMap) -> Option<Self>;
-}
-
-impl Accepted for Format {
-    /// The first one that the client accepts, in its order, as at the API server; `None`: none of both.
-    fn accepted(headers: &HeaderMap) -> Option<Self> {
-        let header = headers.get(ACCEPT).and_then(|header| header.to_str().ok()).unwrap_or("*/*");
-        header.split(',').find_map(|part| {
-            let mut words = part.split(';').map(str::trim);
-            let media_type = words.next().unwrap_or_default();
-            // Tables and other transformations are not served.
-            if words.any(|parameter| parameter.starts_with("as=")) {
-                return None;
-            }
-            match media_type {
-                "application/vnd.kubernetes.protobuf" => Some(Self::Protobuf),
-                "application/json" | "application/*" | "*/*" | "" => Some(Self::Json),
-                _ => None,
-            }
-        })
     }
 }
 
@@ -332,6 +309,12 @@ fn too_many_connections() -> Status {
     Status { retry_after_seconds: 5, ..Status::new(429, "TooManyRequests", message) }
 }
 
+/// Error of apiserver/pkg/endpoints/responsewriter and util/flowcontrol 1.36.
+fn too_many_requests() -> Status {
+    let message = "Too many requests, please try again later.";
+    Status { retry_after_seconds: 1, ..Status::new(429, "TooManyRequests", message) }
+}
+
 fn method_not_allowed() -> Status {
     Status::new(405, "MethodNotAllowed", "the relay is read-only: it allows GET")
 }
@@ -348,7 +331,7 @@ fn object_not_found(kind: ResourceKind, name: &str) -> Status {
         group => format!("{}.{group}", plural(kind)),
     };
     Status {
-        object: Some((name.to_owned(), group(kind), plural(kind))),
+        object: Some(Box::new((name.to_owned(), group(kind), plural(kind)))),
         ..Status::new(404, "NotFound", format!("{resource} {name:?} not found"))
     }
 }

@@ -19,6 +19,7 @@ mod listener;
 mod lists;
 mod metrics;
 mod metrics_server;
+mod peers;
 mod relay;
 mod run;
 mod tls;

@@ -133,18 +133,34 @@ enum Accepted {
     Vsock(tokio_vsock::VsockStream, VsockAddr),
 }
 
+impl Accepted {
+    fn peer(&self) -> PeerAddress {
+        match self {
+            Self::Tcp(_, peer, _) => PeerAddress::Tcp(*peer),
+            Self::Unix(_, path) => PeerAddress::Unix(path.clone()),
+            Self::Vsock(_, peer) => PeerAddress::Vsock { cid: peer.cid() },
+        }
+    }
+}
+
 /// Starts to serve a connection, if there are not too many.
 fn admit(relay: &Arc<Relay>, surplus: &Arc<Semaphore>, accepted: Accepted) {
     relay.metrics.connections_accepted.add(1);
-    let (permit, is_surplus) = match relay.connections.clone().try_acquire_owned() {
-        Ok(permit) => (permit, false),
-        Err(_) => {
+    let counted = relay.peers.count(&accepted.peer());
+    let permit = relay.connections.clone().try_acquire_owned().ok().filter(|_| counted.is_some());
+    let (permit, is_surplus) = match permit {
+        Some(permit) => (permit, false),
+        None => {
             relay.metrics.connections_refused.add(1);
             let Ok(permit) = surplus.clone().try_acquire_owned() else { return };
             (permit, true)
         }
     };
-    drop(tokio::spawn(serve_accepted(relay.clone(), accepted, permit, is_surplus)));
+    let serving = serve_accepted(relay.clone(), accepted, permit, is_surplus);
+    drop(tokio::spawn(async move {
+        serving.await;
+        drop(counted);
+    }));
 }
 
 async fn serve_accepted(relay: Arc<Relay>, accepted: Accepted, permit: OwnedSemaphorePermit, is_surplus: bool) {

@@ -5,7 +5,7 @@ use std::{
     io::Write as _,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -108,19 +108,24 @@ impl Compressed {
         match wish {
             VersionWish::Latest | VersionWish::Exact(_) => is_current(),
             VersionWish::Any => is_current() || is_recent(),
-            VersionWish::NotOlderThan(version) => is_current() || self.snapshot.version >= version && is_recent(),
+            VersionWish::NotOlderThan(version) => self.snapshot.version >= version && (is_current() || is_recent()),
         }
     }
 }
 
-type Slot = Arc<AsyncMutex<Option<Arc<Compressed>>>>;
+/// Place of a list.
+#[derive(Debug, Default)]
+struct Slot {
+    list: AsyncMutex<Option<Compressed>>,
+    bytes: AtomicUsize,
+}
 
 /// Lists that were compressed.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
-    slots: Mutex<HashMap<Key, (Slot, Instant)>>,
+    /// Places, and the time at which each was last used.
+    slots: Mutex<HashMap<Key, (Arc<Slot>, Instant)>>,
     pub(crate) built: AtomicU64,
-    bytes: AtomicU64,
 }
 
 impl Lists {
@@ -133,55 +138,55 @@ impl Lists {
         wish: VersionWish,
     ) -> Option<Bytes> {
         let slot = self.slot(&key);
-        let mut list = slot.lock().await;
+        let mut list = slot.list.lock().await;
         if let Some(list) = list.as_ref().filter(|list| list.serves(collection, wish)) {
             return Some(list.bytes.clone());
         }
         let snapshot = collection.snapshot()?;
         let (compression, whole) = (key.compression, List::new(snapshot.clone(), filter.clone(), key.format));
         let bytes = tokio::task::spawn_blocking(move || compression.compress(whole)).await.ok()?.ok()?;
-        let bytes = Bytes::from(bytes);
+        // Without the room that the encoder has left.
+        let bytes = Bytes::from(bytes.into_boxed_slice());
         self.built.fetch_add(1, Ordering::Relaxed);
-        let old = list.as_ref().map_or(0, |old| old.bytes.len());
-        self.count(bytes.len(), old);
+        slot.bytes.store(bytes.len(), Ordering::Relaxed);
         let snapshot = snapshot.without_objects();
-        *list = Some(Arc::new(Compressed { snapshot, bytes: bytes.clone(), at: Instant::now() }));
+        *list = Some(Compressed { snapshot, bytes: bytes.clone(), at: Instant::now() });
         Some(bytes)
     }
 
-    fn count(&self, added: usize, removed: usize) {
-        self.bytes.fetch_add(added as u64, Ordering::Relaxed);
-        self.bytes.fetch_sub(removed as u64, Ordering::Relaxed);
-    }
-
     /// Place of a list. Others that were not used for long make room.
-    fn slot(&self, key: &Key) -> Slot {
+    fn slot(&self, key: &Key) -> Arc<Slot> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if let Some((slot, used)) = slots.get_mut(key) {
             *used = now;
             return slot.clone();
         }
-        while slots.len() >= LISTS_MAX || self.bytes.load(Ordering::Relaxed) > BYTES_MAX as u64 {
+        while slots.len() >= LISTS_MAX || bytes(&slots) > BYTES_MAX {
             let Some(oldest) = slots.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone()) else {
                 break;
             };
-            let Some((slot, _)) = slots.remove(&oldest) else { break };
-            let bytes = slot.try_lock().ok().and_then(|list| Some(list.as_ref()?.bytes.len()));
-            self.count(0, bytes.unwrap_or(0));
+            slots.remove(&oldest);
         }
-        slots.entry(key.clone()).or_insert_with(|| (Slot::default(), now)).0.clone()
+        slots.entry(key.clone()).or_insert_with(|| (Arc::default(), now)).0.clone()
     }
 
     /// Number of lists, and their bytes.
     pub(crate) fn size(&self) -> (usize, u64) {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        (slots.len(), self.bytes.load(Ordering::Relaxed))
+        (slots.len(), bytes(&slots) as u64)
     }
+}
+
+/// Bytes of all lists.
+fn bytes(slots: &HashMap<Key, (Arc<Slot>, Instant)>) -> usize {
+    slots.values().map(|(slot, _)| slot.bytes.load(Ordering::Relaxed)).sum()
 }
 
 #[cfg(test)]
 mod tests {
+    use cproxy_relay_core::Update;
+
     use super::*;
 
     #[test]
@@ -196,5 +201,55 @@ mod tests {
         ] {
             assert_eq!(Compression::accepted(header), expected, "{header}");
         }
+    }
+
+    fn key(namespace: usize) -> Key {
+        Key {
+            kind: ResourceKind::Services,
+            view: None,
+            namespace: Some(namespace.to_string()),
+            selector: Selector::default(),
+            format: Format::Json,
+            compression: Compression::Zstd,
+        }
+    }
+
+    async fn get(lists: &Lists, collection: &Arc<Collection>, namespace: usize, wish: VersionWish) -> Bytes {
+        lists.get(key(namespace), collection, &Filter::default(), wish).await.unwrap()
+    }
+
+    fn listed(version: u64) -> Arc<Collection> {
+        let collection = Arc::new(Collection::new(ResourceKind::Services));
+        for update in [Update::ListStarted, Update::ListDone(version)] {
+            collection.apply(update, Instant::now());
+        }
+        collection
+    }
+
+    #[tokio::test]
+    async fn a_list_that_is_not_older_is_shared() {
+        let (lists, collection) = (Lists::default(), listed(5));
+        let first = get(&lists, &collection, 0, VersionWish::Latest).await;
+        collection.apply(Update::Bookmark(9), Instant::now());
+        for wish in [VersionWish::Latest, VersionWish::Any, VersionWish::NotOlderThan(5)] {
+            assert_eq!(get(&lists, &collection, 0, wish).await.as_ptr(), first.as_ptr(), "{wish:?}");
+        }
+        // Nothing has changed, but the list has to say so.
+        let newer = get(&lists, &collection, 0, VersionWish::NotOlderThan(6)).await;
+        let json = String::from_utf8(zstd::decode_all(&*newer).unwrap()).unwrap();
+        assert!(json.contains(r#""resourceVersion":"9""#), "{json}");
+    }
+
+    #[tokio::test]
+    async fn the_number_of_lists_has_a_bound_and_their_bytes_are_those_that_are_kept() {
+        let (lists, collection) = (Lists::default(), listed(5));
+        let length = get(&lists, &collection, 0, VersionWish::Any).await.len();
+        for namespace in 1..2 * LISTS_MAX {
+            // Its place is taken away while it is used.
+            let slot = lists.slot(&key(namespace - 1));
+            let _used = slot.list.lock().await;
+            get(&lists, &collection, namespace, VersionWish::Any).await;
+        }
+        assert_eq!(lists.size(), (LISTS_MAX, (LISTS_MAX * length) as u64));
     }
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use cproxy_access::RefusalCounters;
+use cproxy_access::{RefusalCounters, ReviewCounts};
 use cproxy_relay_core::{KINDS, plural};
 
 use crate::{cache::Cache, lists::Lists};
@@ -57,7 +57,7 @@ impl Metrics {
     }
 
     /// All numbers as text.
-    pub(crate) fn text(&self, cache: &Cache, lists: &Lists) -> String {
+    pub(crate) fn text(&self, cache: &Cache, lists: &Lists, reviews: Option<ReviewCounts>) -> String {
         let mut text = Text::default();
         text.number("connections", "gauge", "Connections of clients", self.connections.get());
         text.number(
@@ -101,6 +101,9 @@ impl Metrics {
             "Lists that were compressed",
             lists.built.load(Ordering::Relaxed),
         );
+        if let Some(reviews) = reviews {
+            text.reviews(&reviews);
+        }
         text.kinds(cache);
         text.0
     }
@@ -129,6 +132,24 @@ impl Text {
             let labels = format!("{{resource=\"{resource}\",verb=\"{verb}\",code=\"{code}\"}}");
             self.line("requests_total", &labels, number);
         }
+    }
+
+    fn reviews(&mut self, counts: &ReviewCounts) {
+        self.number(
+            "token_reviews_total",
+            "counter",
+            "Reviews of tokens that the API server was asked for",
+            counts.reviews,
+        );
+        self.number("token_reviews_failed_total", "counter", "Reviews without an answer", counts.errors);
+        self.number("token_reviews_known_total", "counter", "Requests whose token was known to be good", counts.known);
+        self.number(
+            "token_reviews_stale_total",
+            "counter",
+            "Requests for which an older answer was used",
+            counts.stale,
+        );
+        self.number("tokens", "gauge", "Tokens that are known to be good", counts.accepted_entries as u64);
     }
 
     fn kinds(&mut self, cache: &Cache) {

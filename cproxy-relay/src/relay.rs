@@ -12,10 +12,10 @@ use http::{
     HeaderValue, Request, Response, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::{body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, upstream::names_of};
+use crate::{body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, peers::Peers, upstream::names_of};
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -31,9 +31,13 @@ pub(crate) struct Relay {
     pub(crate) reviewer: Option<TokenReviewer<Reviews>>,
     pub(crate) authenticates: bool,
     views: RwLock<Arc<Views>>,
+    /// Notified when there are new views.
+    pub(crate) views_changed: Notify,
     server_version: RwLock<Bytes>,
     /// Permits for connections.
     pub(crate) connections: Arc<Semaphore>,
+    /// Connections of each peer.
+    pub(crate) peers: Peers,
     /// Cancelled when the relay is about to stop.
     pub(crate) draining: CancellationToken,
     /// Time over which clients are moved then.
@@ -55,8 +59,10 @@ impl Relay {
             authenticates: reviewer.is_some(),
             reviewer,
             views: RwLock::new(Arc::new(views)),
+            views_changed: Notify::new(),
             server_version: RwLock::new(Bytes::from_static(OWN_VERSION.as_bytes())),
             connections: Arc::new(Semaphore::new(connections_max)),
+            peers: Peers::new(connections_max),
             draining: CancellationToken::new(),
             drain_time,
         }
@@ -67,9 +73,10 @@ impl Relay {
         self.views.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the views. Watches that are under way keep theirs.
+    /// Replaces the views. Clients are moved, spread over a minute, so that their watches get them.
     pub(crate) fn set_views(&self, views: Views) {
         *self.views.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(views);
+        self.views_changed.notify_waiters();
     }
 
     /// Version of the API server.
@@ -115,7 +122,8 @@ impl Relay {
 impl Relay {
     /// All numbers for Prometheus.
     pub(crate) fn metrics_text(&self) -> String {
-        self.metrics.text(&self.cache, &self.lists)
+        let reviews = self.reviewer.as_ref().map(TokenReviewer::counts);
+        self.metrics.text(&self.cache, &self.lists, reviews)
     }
 }
 

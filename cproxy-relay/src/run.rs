@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use cproxy_access::{ReviewSettings, TokenReviewer, Views};
-use cproxy_daemon::notify;
+use cproxy_daemon::{memory, notify};
 use cproxy_network::SocketSetup;
 use cproxy_wire::{ApiClient, ApiServer, configure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -22,7 +22,7 @@ use crate::{
     upstream,
 };
 
-/// Interval at which old events are forgotten and the files of TLS are read again.
+/// Interval at which old events are forgotten, free memory is returned and the files of TLS are read again.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for the last clients to leave, after they were asked to.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -98,6 +98,13 @@ pub(crate) fn read_views(path: Option<&Path>) -> Result<Views> {
     Views::parse(&path.display().to_string(), &text).context("--views")
 }
 
+/// Reads the views again. Views that have not changed stay shared with the clients that have them.
+fn reread_views(relay: &Relay, path: Option<&Path>) -> Result<Views> {
+    let Some(path) = path else { return Ok(Views::everything()) };
+    let text = fs::read_to_string(path).with_context(|| format!("--views {}", path.display()))?;
+    relay.views().reparse(&path.display().to_string(), &text).context("--views")
+}
+
 /// Reports, once, that clients can be served.
 async fn announce(relay: Arc<Relay>, client: Arc<ApiClient>) {
     while relay.unready().is_some() {
@@ -113,6 +120,7 @@ async fn keep_house(relay: Arc<Relay>, tls: Option<Arc<ServerTls>>) {
     loop {
         interval.tick().await;
         relay.cache.forget_old();
+        memory::release_free_pages();
         if let Some(tls) = &tls {
             tls.reread();
         }
@@ -130,7 +138,7 @@ async fn reload(
         if let Some(tls) = &tls {
             tls.reread();
         }
-        match read_views(views.as_deref()) {
+        match reread_views(&relay, views.as_deref()) {
             Ok(views) => {
                 relay.set_views(views);
                 tracing::info!("SIGHUP: views and certificates were read again");

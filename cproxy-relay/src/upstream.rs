@@ -58,10 +58,10 @@ impl<K: WatchedResource> CacheSubscriber<K> {
         let is_confirmation = event.is_confirmation();
         let updates = match event {
             WatchEvent::ListStarted => vec![Update::ListStarted],
-            WatchEvent::Listed(object) => self.read(object, Update::Listed, true),
+            WatchEvent::Listed(object) => self.read(object, Update::Listed, unreadable_in_list),
             WatchEvent::ListDone(version) => vec![Update::ListDone(parse_version(&version)?)],
-            WatchEvent::Applied(object) => self.read(object, Update::Applied, false),
-            WatchEvent::Deleted(object) => self.read(object, Update::Deleted, false),
+            WatchEvent::Applied(object) => self.read(object, Update::Applied, unreadable_change),
+            WatchEvent::Deleted(object) => self.read(object, Update::Deleted, unreadable_deletion),
             WatchEvent::Bookmark(version) => vec![Update::Bookmark(parse_version(&version)?)],
             WatchEvent::Unavailable => Vec::new(),
         };
@@ -81,7 +81,12 @@ impl<K: WatchedResource> CacheSubscriber<K> {
     }
 
     /// Update for an object. One that cannot be read keeps its last state.
-    fn read(&self, decoded: Decoded<Upstream<K>>, update: fn(Object) -> Update, is_listed: bool) -> Vec<Update> {
+    fn read(
+        &self,
+        decoded: Decoded<Upstream<K>>,
+        update: fn(Object) -> Update,
+        unreadable: fn(Metadata) -> Option<Update>,
+    ) -> Vec<Update> {
         let (metadata, error) = match decoded {
             Decoded::Object(object) => {
                 let (metadata, protobuf) = object.into_parts();
@@ -96,11 +101,21 @@ impl<K: WatchedResource> CacheSubscriber<K> {
         self.cache.counts(K::RESOURCE).unreadable.fetch_add(1, Ordering::Relaxed);
         let (namespace, name) = (cproxy_core::printable(&metadata.namespace), cproxy_core::printable(&metadata.name));
         tracing::warn!("{} {namespace}/{name}: {error}; clients keep its last state", K::KIND);
-        if is_listed {
-            return vec![Update::ListedUnreadable(metadata.namespace.into(), metadata.name.into())];
-        }
-        parse_version(&metadata.resource_version).map(Update::Bookmark).into_iter().collect()
+        unreadable(metadata).into_iter().collect()
     }
+}
+
+fn unreadable_in_list(names: Metadata) -> Option<Update> {
+    Some(Update::ListedUnreadable(names.namespace.into(), names.name.into()))
+}
+
+fn unreadable_change(names: Metadata) -> Option<Update> {
+    parse_version(&names.resource_version).ok().map(Update::Bookmark)
+}
+
+fn unreadable_deletion(names: Metadata) -> Option<Update> {
+    let version = parse_version(&names.resource_version).ok()?;
+    Some(Update::DeletedUnreadable(names.namespace.into(), names.name.into(), version))
 }
 
 /// Names and version.
@@ -116,7 +131,7 @@ fn names(metadata: &Metadata) -> Metadata {
 impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
     /// A relay is one client, whose own clients wait.
     const SPREADS_LISTS: bool = false;
-    const CONFIRMS_VERSION: bool = true;
+    const LISTS_AFTER_FAILURE: bool = true;
 
     async fn publish(&mut self, event: WatchEvent<Upstream<K>>) {
         if let Err(error) = self.apply(event) {

@@ -24,7 +24,7 @@ use readiness::Readiness;
 use reconciler::Reconciler;
 use reload::Reloader;
 pub use reload::Reread;
-use source::CheckedSource;
+use source::{CheckedSource, SourceStatus};
 use timeline::{Phase, Timeline};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -82,6 +82,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     // The source alone keeps the channel open, so that its end is noticed.
     let weak_sender = sender.downgrade();
     let client = source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender);
+    let source = SourceStatus::new(&config.source, client.clone(), last_contact);
     install::install_in_child(&environment, &lock).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
@@ -89,7 +90,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone());
     node.pod_ips = addresses.start(&node.pod_ips, configuration.as_ref());
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
-    let mut reconciler = Reconciler::open(&lock, store, readiness, last_contact, config.terminate_sockets)?;
+    let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.terminate_sockets)?;
     reconciler.configure(settings)?;
     reconciler.reseed()?;
     if let Some(mut store) = bootstrap {

@@ -10,7 +10,6 @@ pub mod agent;
 pub mod cli;
 pub mod config;
 pub mod manifests;
-pub mod memory;
 mod problem_log;
 pub mod report;
 pub mod run_dir;

@@ -8,6 +8,7 @@ mod explanations;
 mod frontends;
 mod names;
 mod sockets;
+mod source;
 
 pub use address::BackendAddress;
 pub use backends::{BackendFrontend, BackendRow, backend_rows, backends_json, backends_text};
@@ -16,3 +17,4 @@ pub use explanations::{explanations_json, explanations_text};
 pub use frontends::{FrontendRow, frontend_names_json, frontends_text, write_frontends_json};
 pub use names::Names;
 pub use sockets::{SocketRow, sockets_json, sockets_text};
+pub use source::SourceReport;

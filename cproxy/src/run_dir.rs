@@ -24,6 +24,7 @@
 //! |---|---|
 //! | `services` | frontends as in the JSON contract, with names and without backends, which the kernel has |
 //! | `gauges` | gauges of the agent as a JSON object |
+//! | `source` | source of the agent as a JSON object |
 //! | `reseed` | `ok`, once backends are chosen from a new seed, or `error: ` and the reason |
 //! | any other | `error: ` and the names of the requests |
 //!
@@ -38,7 +39,7 @@ mod protocol;
 mod server;
 mod wait;
 
-pub use client::{explain_silence, fetch_gauges, fetch_services, request_reseed};
+pub use client::{explain_silence, fetch_gauges, fetch_services, fetch_source, request_reseed};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
 pub use server::{Request, send, serve};

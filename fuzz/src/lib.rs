@@ -1,6 +1,8 @@
 //! Invariants that hold for every input; shared by the fuzz targets.
 
 pub mod encoding;
+pub mod relay_client;
+pub mod relay_history;
 pub mod simulated;
 
 use std::collections::BTreeSet;

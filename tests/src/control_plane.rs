@@ -60,6 +60,9 @@ const NAMES: [&str; 11] = [
 const VARIABLE: &str = "CPROXY_CONTROL_PLANE";
 const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
 
+/// Name of etcd's directory.
+const ETCD_DATA: &str = "etcd";
+
 /// URL of etcd for the API server.
 const ETCD: &str = "http://127.0.0.1:2379";
 
@@ -85,7 +88,7 @@ pub struct ControlPlane<'s> {
     flags: Vec<String>,
     // Ends before etcd does.
     api_server: Option<Daemon>,
-    _etcd: Daemon,
+    etcd: Daemon,
 }
 
 impl<'s> ControlPlane<'s> {
@@ -121,7 +124,7 @@ impl<'s> ControlPlane<'s> {
         let credentials = Credentials::create(sandbox.dir().join("control-plane"), &NAMES);
         let etcd = start_etcd(sandbox, &binaries);
         let mut control_plane =
-            Self { sandbox, binaries, api_server_binaries, credentials, flags, api_server: None, _etcd: etcd };
+            Self { sandbox, binaries, api_server_binaries, credentials, flags, api_server: None, etcd };
         control_plane.start_api_server();
         control_plane.apply(agent_rights());
         control_plane
@@ -135,6 +138,16 @@ impl<'s> ControlPlane<'s> {
     /// File of the authority that signed the API server's certificate.
     pub fn ca_file(&self) -> PathBuf {
         self.credentials.file("ca.crt")
+    }
+
+    /// Files of the API server's certificate and its key, which are also for `localhost`.
+    pub fn serving_files(&self) -> [PathBuf; 2] {
+        ["server.crt", "server.key"].map(|name| self.credentials.file(name))
+    }
+
+    /// File of the authority that signs client certificates.
+    pub fn client_ca_file(&self) -> PathBuf {
+        self.credentials.file("clients.crt")
     }
 
     /// The authority that signed the API server's certificate.
@@ -261,6 +274,21 @@ impl<'s> ControlPlane<'s> {
         }
     }
 
+    /// Kills the API server and etcd, keeps a copy of all objects, and starts both again.
+    pub fn back_up(&mut self) {
+        self.kill_both();
+        copy(&self.data(), &self.backup());
+        self.start_both();
+    }
+
+    /// Kills the API server and etcd, and starts both with the objects and versions of the backup.
+    pub fn restore(&mut self) {
+        self.kill_both();
+        fs::remove_dir_all(self.data()).expect("cannot remove etcd's data");
+        copy(&self.backup(), &self.data());
+        self.start_both();
+    }
+
     /// Starts another API server with the same etcd, at [`SECOND_PORT`], and waits until it is ready.
     pub fn start_second(&self, flags: &[String]) -> Daemon {
         let mut command = self.api_server_command(SECOND_PORT);
@@ -284,6 +312,24 @@ impl<'s> ControlPlane<'s> {
 }
 
 impl ControlPlane<'_> {
+    fn data(&self) -> PathBuf {
+        self.sandbox.dir().join(ETCD_DATA)
+    }
+
+    fn backup(&self) -> PathBuf {
+        self.sandbox.dir().join("etcd-backup")
+    }
+
+    fn kill_both(&mut self) {
+        self.kill_api_server();
+        self.etcd.kill();
+    }
+
+    fn start_both(&mut self) {
+        self.etcd = start_etcd(self.sandbox, &self.binaries);
+        self.start_api_server();
+    }
+
     /// Waits until the API server listens, reports that it is ready, and has registered itself as the endpoint of
     /// `default/kubernetes`.
     fn wait_ready(&self, api_server: &mut Daemon) {
@@ -344,9 +390,14 @@ fn binaries(variable: &str) -> PathBuf {
     })
 }
 
+fn copy(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("--archive").arg(from).arg(to).status();
+    assert!(status.is_ok_and(|status| status.success()), "cannot copy {}", from.display());
+}
+
 fn start_etcd(sandbox: &Sandbox, binaries: &Path) -> Daemon {
     let mut command = Command::new(binary(binaries, "etcd"));
-    command.arg("--data-dir").arg(sandbox.dir().join("etcd")).arg("--unsafe-no-fsync").arg("--log-level=warn");
+    command.arg("--data-dir").arg(sandbox.dir().join(ETCD_DATA)).arg("--unsafe-no-fsync").arg("--log-level=warn");
     command.arg(format!("--listen-client-urls={ETCD}")).arg(format!("--advertise-client-urls={ETCD}"));
     command.arg("--listen-peer-urls=http://127.0.0.1:2380");
     Daemon::spawn(sandbox, "etcd", Placement::Unhooked, command)

@@ -10,8 +10,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, Extend
 use serde_json::json;
 
 /// Known users with their groups.
-const USERS: [(&str, &str); 4] =
-    [("admin", "system:masters"), ("cproxy", ""), ("system:kube-proxy", ""), ("nobody", "")];
+const USERS: [(&str, &str); 5] =
+    [("admin", "system:masters"), ("cproxy", ""), ("cproxy-relay", ""), ("system:kube-proxy", ""), ("nobody", "")];
 
 /// Directory of the credentials, and the authority of client certificates.
 pub(crate) struct Credentials {

@@ -82,12 +82,13 @@ fn run_args(sandbox: &Sandbox) -> Vec<String> {
 #[test]
 fn wrong_usage_is_one_line_and_exit_code_2() {
     let sandbox = Sandbox::for_test();
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["run", "--manifest", "x"], "--manifest"),
         (&["run", "--kubeconfig"], "--kubeconfig"),
         (&["run", "--kubeconfig", "a", "--manifests", "b"], "cannot be used with"),
         (&["run", "--apiserver", "10.0.0.1"], "https://"),
         (&["run", "--apiserver", "ftp://x"], "https://"),
+        (&["run", "--apiserver", "http://10.0.0.1"], "'--apiserver <URL>...': over http the token could be read"),
         (&["get", "pods"], "services"),
         (&["get", "services", "-o", "yaml"], "json"),
         (&["resolve"], "--manifests"),

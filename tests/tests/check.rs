@@ -20,7 +20,7 @@ use cproxy_tests::{
 use serde_json::Value;
 
 /// Names that are part of the contract; more may be added.
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 24] = [
     "kernel",
     "capabilities",
     "cgroup2",
@@ -44,6 +44,7 @@ const NAMES: [&str; 23] = [
     "program_sock_release",
     "errno_helper",
     "attached",
+    "source",
 ];
 
 /// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test with the sandbox's
@@ -91,6 +92,7 @@ fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
         assert_eq!(found.get(name).map(|(state, _)| *state), Some("ok"), "{name}: {output:?}");
     }
     assert_eq!(found["attached"].1, "not installed");
+    assert_eq!(found["source"].1, "no agent is running");
     assert_eq!(output.stderr, "");
     assert!(!sandbox.pin_dir().exists() && fs::read_dir(sandbox.run_dir()).unwrap().next().is_none());
 
@@ -251,6 +253,28 @@ fn check_names_the_hooked_cgroup_until_the_hooks_are_gone() {
     fs::remove_file(PinDir::new(&sandbox.pin_dir()).object("recvmsg4")).unwrap();
     let (code, answer) = attached();
     assert!(code == 1 && answer.starts_with("missing recvmsg4: No such file"), "{answer}");
+}
+
+#[test]
+fn check_names_what_a_running_agent_follows() {
+    let sandbox = Sandbox::for_test();
+    let source = || {
+        let output = cproxy(&sandbox, &["check"]).success();
+        let (state, detail) = requirements(&output)["source"];
+        format!("{state} {detail}")
+    };
+    let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
+    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into()]);
+    let mut agent = start_agent(&sandbox);
+    assert_eq!(source(), format!("ok manifests {}", sandbox.manifest_dir().display()));
+    agent.kill();
+    assert_eq!(source(), "ok no agent is running", "a crash leaves the socket");
+
+    let _agent = Agent::new(&sandbox).args(["--apiserver", "unix:///nowhere,unix:///either"]).start();
+    eventually(SYNC, "the agent tries its servers", || match source() {
+        text if text.starts_with("limited follows unix:///") && text.ends_with("confirmed nothing yet") => Ok(()),
+        text => Err(text),
+    });
 }
 
 /// Errors of calls to a Service without endpoints, for each of its addresses and both protocols.

@@ -84,7 +84,7 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 #[test]
 fn the_same_bytes_come_out_twice() {
     let scratch = Scratch::new("twice");
-    for form in ["rootfs", "initramfs", "oci"] {
+    for form in ["rootfs", "initramfs", "oci", "relay"] {
         let [first, second] = ["first", "second"].map(|name| scratch.0.join(form).join(name));
         image(form, "022", &first);
         image(form, "077", &second);
@@ -157,6 +157,39 @@ fn container_tools_accept_the_layout() {
     assert_eq!(agent.metadata().unwrap().permissions().mode() & 0o7777, 0o755);
     assert!(fs::read(agent).unwrap() == fs::read(cproxy_binary()).unwrap(), "another agent");
     assert_eq!(files(&Path::new(&bundle).join("rootfs")).len(), 1);
+}
+
+#[test]
+fn container_tools_accept_the_relays_layout() {
+    let scratch = Scratch::new("relay");
+    image("relay", "022", &scratch.0);
+    let dir = format!("oci:{}/relay", scratch.path());
+    let inspected = output(&mut command("skopeo", &["inspect", "--config", &dir]));
+    for part in ["\"User\": \"65532:65532\"", "\"/usr/bin/cproxy-relay\"", "\"Apache-2.0\""] {
+        assert!(inspected.contains(part), "{part}: {inspected}");
+    }
+}
+
+#[test]
+fn systemd_accepts_the_unit_of_the_relay() {
+    let scratch = Scratch::new("relay-unit");
+    let root = scratch.0.join("root");
+    let own = root.join("usr/lib/systemd/system");
+    fs::create_dir_all(&own).unwrap();
+    fs::create_dir_all(root.join("usr/bin")).unwrap();
+    fs::create_dir_all(root.join("bin")).unwrap();
+    for entry in fs::read_dir("/usr/lib/systemd/system").unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() && path.extension().is_some_and(|kind| kind == "target" || kind == "slice") {
+            fs::copy(&path, own.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    fs::copy("/bin/kill", root.join("bin/kill")).unwrap();
+    fs::copy("/bin/kill", root.join("usr/bin/cproxy-relay")).unwrap();
+    fs::copy(repository().join("images/relay/cproxy-relay.service"), own.join("cproxy-relay.service")).unwrap();
+    let mut verify = command("systemd-analyze", &["verify", "--man=no"]);
+    verify.arg(format!("--root={}", root.display())).arg("cproxy-relay.service");
+    assert_eq!(output(&mut verify), "");
 }
 
 #[test]

@@ -40,8 +40,20 @@ enum Target {
     Manifests,
     /// Objects of an API server, as protobuf
     Protobuf,
+    /// Histories of an API server, relays and their clients
+    RelayHistory,
+    /// Objects that a relay takes from an API server
+    RelayObjects,
+    /// Requests of a relay's clients
+    RelayRequests,
     /// Responses of an API server, cut into objects
     Split,
+    /// Objects from protobuf to JSON
+    Transcode,
+    /// An API server's answers about tokens
+    TokenReviews,
+    /// Files of views, as YAML or JSON
+    Views,
 }
 
 /// Flags with which sancov gives libFuzzer counters, their places and the operands of comparisons.
@@ -85,14 +97,27 @@ impl Target {
             Self::ApiServer => "api_server",
             Self::Manifests => "manifests",
             Self::Protobuf => "protobuf",
+            Self::RelayHistory => "relay_history",
+            Self::RelayObjects => "relay_objects",
+            Self::RelayRequests => "relay_requests",
             Self::Split => "split",
+            Self::Transcode => "transcode",
+            Self::TokenReviews => "token_reviews",
+            Self::Views => "views",
         }
     }
 
     fn dictionary(self) -> Option<&'static str> {
         match self {
-            Self::Addresses | Self::ApiServer | Self::Protobuf => None,
+            Self::Addresses
+            | Self::ApiServer
+            | Self::Protobuf
+            | Self::RelayHistory
+            | Self::RelayObjects
+            | Self::RelayRequests
+            | Self::Transcode => None,
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
+            Self::TokenReviews | Self::Views => Some("access.dict"),
         }
     }
 }

@@ -24,6 +24,8 @@ use crate::{binary, kernels, paths, run, setup};
 
 /// Path of the agent in a guest.
 const AGENT: &str = "usr/bin/cproxy";
+/// Path of the relay in its image.
+const RELAY: &str = "usr/bin/cproxy-relay";
 /// Path of busybox in the initramfs.
 const BUSYBOX: &str = "bin/busybox";
 /// Empty directories on which the initramfs's `init` mounts file systems.
@@ -53,6 +55,8 @@ enum Form {
     Initramfs,
     /// oci: an image layout with the agent alone, for registries and `COPY --from`
     Oci,
+    /// relay: an image layout with the relay alone
+    Relay,
     /// kernel and vmlinux: a guest's kernel as bzImage and as ELF file, built from Debian's sources with the options
     /// of images/kernel
     Kernel,
@@ -70,7 +74,8 @@ pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
     let written = match arguments.form {
         Form::Rootfs => vec![write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent()?)?, stamp)?)?],
         Form::Initramfs => vec![write_initramfs(&out, agent()?)?],
-        Form::Oci => vec![oci::write(out.join("oci"), agent()?, stamp)?],
+        Form::Oci => vec![oci::write(out.join("oci"), &oci::AGENT_IMAGE, agent()?, stamp)?],
+        Form::Relay => vec![oci::write(out.join("relay"), &oci::RELAY_IMAGE, relay()?, stamp)?],
         Form::Kernel => {
             let built = kernels::built(&arguments.without)?;
             let copy = |name: &str| write(out.join(name), &read(&built.join(name))?);
@@ -103,7 +108,12 @@ pub(crate) fn rootfs_of(agent: &Path) -> Result<PathBuf> {
 pub(crate) fn oci_of(agent: &Path) -> Result<PathBuf> {
     let out = default_out();
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-    Ok(oci::write(out.join("oci"), read(agent)?, Stamp::find()?)?.path)
+    Ok(oci::write(out.join("oci"), &oci::AGENT_IMAGE, read(agent)?, Stamp::find()?)?.path)
+}
+
+/// The relay, built.
+fn relay() -> Result<Vec<u8>> {
+    read(&binary::RELAY.build()?.shipped)
 }
 
 fn default_out() -> PathBuf {

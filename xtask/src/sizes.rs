@@ -233,10 +233,10 @@ mod tests {
     #[test]
     fn one_byte_too_many_is_an_error_that_says_what_to_do() {
         let file = std::env::temp_dir().join(format!("cproxy-size-{}", std::process::id()));
-        let agent = Agent { shipped: file.clone(), with_symbols: file.clone() };
-        let verdicts = [LIMIT_BYTES, LIMIT_BYTES + 1].map(|bytes| {
+        let agent = Binary { shipped: file.clone(), with_symbols: file.clone() };
+        let verdicts = [AGENT.limit_bytes, AGENT.limit_bytes + 1].map(|bytes| {
             fs::File::create(&file).unwrap().set_len(bytes).unwrap();
-            check(&agent)
+            check(&AGENT, &agent)
         });
         fs::remove_file(&file).unwrap();
         assert!(verdicts[0].is_ok());

@@ -117,7 +117,7 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 15] = [
+const SUITES: [Suite; 16] = [
     suite("unit", &["--lib", "--bins", "allocations", "api_server", "http2"], &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
@@ -130,6 +130,7 @@ const SUITES: [Suite; 15] = [
     suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
     suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("kube-proxy", &["kube_proxy"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("relay", &["relay"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
     suite("scale", &["scale"], BUDGETS, MEASURED, Some(SuiteGroup::Live)),
@@ -158,7 +159,8 @@ const SIZE: &str = "size";
 const KERNEL: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2];
 const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Silence];
 const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
-const IMAGES: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
+const IMAGES: &[Requirement] =
+    &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
 const GUESTS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
 const CLUSTER: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use cproxy_core::{Capacity, Event, KernelTable, Limits, Op, Reserve, Retired, Store, TablePlanner};
+use cproxy_daemon::memory;
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     sockets::Mode,
 };
-use cproxy_wire::LastContact;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -16,10 +16,11 @@ use tokio::{
 use super::{
     error::AgentError,
     readiness::{Readiness, Ready},
+    source::SourceStatus,
     stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
     timeline::Phase,
 };
-use crate::{config::TableSettings, memory, problem_log::ProblemLog, report, run_dir::Request};
+use crate::{config::TableSettings, problem_log::ProblemLog, report, run_dir::Request};
 
 /// Longest pause between events that are applied together.
 const QUIET: Duration = Duration::from_millis(2);
@@ -67,7 +68,7 @@ pub(super) struct Reconciler {
     /// Whether sockets may be connected through the table of an earlier agent.
     has_predecessor: bool,
     socket_gauges: Arc<SocketGauges>,
-    last_contact: LastContact,
+    source: SourceStatus,
 }
 
 impl Reconciler {
@@ -76,7 +77,7 @@ impl Reconciler {
         lock: &PinLock,
         store: Store,
         readiness: Readiness,
-        last_contact: LastContact,
+        source: SourceStatus,
         mode: Mode,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();
@@ -99,7 +100,7 @@ impl Reconciler {
             retired_queue: Arc::new(RetiredQueue::new(mode)),
             has_predecessor: !lock.is_empty(),
             socket_gauges: Arc::default(),
-            last_contact,
+            source,
         })
     }
 
@@ -156,7 +157,7 @@ impl Reconciler {
             ("backends_room", capacity.slots.into()),
             ("services_without_room", self.planner.without_capacity() as u64),
         ]);
-        gauges.extend(self.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
+        gauges.extend(self.source.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }
 
@@ -197,6 +198,7 @@ impl Reconciler {
                 drop(sender.send(report::frontend_names_json(self.planner.each_name())));
             }
             Request::Gauges(sender) => drop(sender.send(self.gauges())),
+            Request::Source(sender) => drop(sender.send(self.source.report())),
             Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
             Request::Configure(settings, sender) => {
                 drop(sender.send(self.configure(settings).map_err(|error| error.to_string())));

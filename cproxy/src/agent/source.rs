@@ -11,10 +11,46 @@ use super::error::AgentError;
 use crate::{
     config::ObjectSource,
     manifests::{self, Files, ParseOptions, Watcher},
+    report::SourceReport,
 };
 
 /// Proxy variables of the environment, which the agent does not honour.
 const PROXY_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
+
+/// State of a source that was started.
+pub(super) struct SourceStatus {
+    pub(super) last_contact: LastContact,
+    pub(super) followed: Followed,
+}
+
+/// Source that was started.
+pub(super) enum Followed {
+    ApiServer(Arc<ApiClient>),
+    Manifests(Vec<String>),
+}
+
+impl SourceStatus {
+    /// Status of a source with this client, if it has one.
+    pub(super) fn new(source: &ObjectSource, client: Option<Arc<ApiClient>>, last_contact: LastContact) -> Self {
+        let paths = match source {
+            ObjectSource::Manifests(paths) => paths.iter().map(|path| path.display().to_string()).collect(),
+            ObjectSource::ApiServer(_) => Vec::new(),
+        };
+        Self { last_contact, followed: client.map_or(Followed::Manifests(paths), Followed::ApiServer) }
+    }
+
+    /// Report for `cproxy check`.
+    pub(super) fn report(&self) -> SourceReport {
+        match &self.followed {
+            Followed::Manifests(paths) => SourceReport::Manifests(paths.clone()),
+            Followed::ApiServer(client) => {
+                let (server, choice) = client.choice();
+                let (silent_seconds, view) = (self.last_contact.silent_seconds(), self.last_contact.view());
+                SourceReport::ApiServer { server: server.to_string(), choice, silent_seconds, view }
+            }
+        }
+    }
+}
 
 /// Source that was checked and has not been started.
 pub(super) enum CheckedSource {

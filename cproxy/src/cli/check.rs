@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Display,
-    fs,
+    fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -16,6 +16,7 @@ use cproxy_datapath::{
 use serde::Serialize;
 
 use super::{Format, PinDirOption, RunDirOption, one_line, print};
+use crate::run_dir::{explain_silence, fetch_source};
 
 /// Flags of `cproxy check`.
 #[derive(Args, Debug)]
@@ -112,6 +113,7 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     let pins = PinDir::new(pin_dir);
     all.extend(stale_sockets(&pins));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
+    all.push(optional("source", source(run_dir)));
     all
 }
 
@@ -236,6 +238,23 @@ fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
     }
 }
 
+const ANOTHER_VERSION: &str = "the running agent is of another version and does not say";
+
+/// Source that a running agent follows.
+fn source(run_dir: &Path) -> CheckResult {
+    match fetch_source(run_dir) {
+        Ok(report) if report.is_good() => ok(report),
+        Ok(report) => limited(report),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
+                ok("no agent is running")
+            }
+            io::ErrorKind::InvalidData => limited(ANOTHER_VERSION),
+            _ => missing(explain_silence(run_dir, &error)),
+        },
+    }
+}
+
 /// The id of the hierarchy's root (fs/kernfs/mount.c: ids start at 1).
 const ROOT_ID: u64 = 1;
 
@@ -266,6 +285,12 @@ fn text(requirements: &[Requirement]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixListener,
+        thread,
+    };
+
     use super::*;
 
     fn examples() -> [Requirement; 4] {
@@ -302,5 +327,39 @@ missing socket_dump     no INET_DIAG
     #[test]
     fn only_what_is_required_is_lacking() {
         assert_eq!(lacking(&examples()), ["map_sk_storage"]);
+    }
+
+    #[test]
+    fn the_source_is_that_of_a_running_agent_of_any_version() {
+        let dir = std::env::temp_dir().join(format!("cproxy-source-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        assert_eq!(source(&dir), ok("no agent is running"));
+        let listener = UnixListener::bind(dir.join("cproxy.sock")).unwrap();
+        let follows = |choice, seconds| {
+            let server = serde_json::json!({
+                "server": "https://api/", "choice": choice, "silent_seconds": seconds, "view": "all"
+            });
+            serde_json::json!({"api_server": server}).to_string()
+        };
+        for (answer, expected) in [
+            (follows(1, 5), ok("follows https://api/ (its 1st choice), last confirmed 5 s ago, view all")),
+            (follows(2, 5), limited("follows https://api/ (its 2nd choice), last confirmed 5 s ago, view all")),
+            (r#"{"manifests":["a"]}"#.to_owned(), ok("manifests a")),
+            ("error: the requests are: a, b\n".to_owned(), limited(ANOTHER_VERSION)),
+            (String::new(), limited(ANOTHER_VERSION)),
+        ] {
+            let found = thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    stream.read_exact(&mut [0; 7]).unwrap();
+                    stream.write_all(answer.as_bytes()).unwrap();
+                });
+                source(&dir)
+            });
+            assert_eq!(found, expected, "{answer}");
+        }
+        drop(listener);
+        assert_eq!(source(&dir), ok("no agent is running"), "a socket without an agent");
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

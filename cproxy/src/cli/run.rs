@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::Balance;
+use cproxy_daemon::{LogFilter, LogFormat, memory};
 use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
 use cproxy_wire::{ApiServer, ServerAddress};
 use tracing::Level;
@@ -12,8 +13,6 @@ use super::{NodeOptions, PinDirOption, RunDirOption};
 use crate::{
     agent,
     config::{Config, Exclude, ObjectSource},
-    log::{LogFilter, LogFormat},
-    memory,
 };
 
 /// Flags of `cproxy run`.

@@ -11,8 +11,8 @@ use std::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 
-use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, RESPONSE_TIMEOUT, SOCKET};
-use crate::report::FrontendRow;
+use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET};
+use crate::report::{FrontendRow, SourceReport};
 
 /// Bound on a response, more than a full table has.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
@@ -36,6 +36,16 @@ pub fn fetch_services(run_dir: &Path, timeout: Duration) -> io::Result<Vec<Front
 /// As [`fetch_services`].
 pub fn fetch_gauges(run_dir: &Path, timeout: Duration) -> io::Result<BTreeMap<String, u64>> {
     fetch_json(run_dir, REQUEST_GAUGES, timeout)
+}
+
+/// Source of a running agent.
+///
+/// # Errors
+/// As [`fetch_services`]. An agent of an earlier version gives an answer of another form
+/// ([`io::ErrorKind::InvalidData`]).
+pub fn fetch_source(run_dir: &Path) -> io::Result<SourceReport> {
+    let response = fetch(run_dir, REQUEST_SOURCE, RESPONSE_TIMEOUT)?;
+    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 /// Has a running agent choose from a new seed. Returns its response: `ok`, or `error: ` and the reason.

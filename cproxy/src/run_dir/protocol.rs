@@ -17,6 +17,8 @@ pub(super) const SOCKET: &str = "cproxy.sock";
 pub(super) const REQUEST_SERVICES: &str = "services\n";
 /// Request for the gauges.
 pub(super) const REQUEST_GAUGES: &str = "gauges\n";
+/// Request for the source.
+pub(super) const REQUEST_SOURCE: &str = "source\n";
 /// Request for a new seed.
 pub(super) const REQUEST_RESEED: &str = "reseed\n";
 

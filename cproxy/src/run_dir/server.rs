@@ -8,8 +8,8 @@ use tokio::{
     sync::{Semaphore, mpsc, oneshot},
 };
 
-use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, RESPONSE_TIMEOUT, SOCKET};
-use crate::config::TableSettings;
+use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET};
+use crate::{config::TableSettings, report::SourceReport};
 
 const REQUEST_BYTES_MAX: u64 = 64;
 /// Maximum number of simultaneous responses; other clients wait. Each response holds a copy of the table.
@@ -22,6 +22,8 @@ pub enum Request {
     Services(oneshot::Sender<Vec<u8>>),
     /// Gauges of the agent.
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
+    /// Source that the agent follows.
+    Source(oneshot::Sender<SourceReport>),
     /// Choice of a new seed; the error's text if that failed.
     Reseed(oneshot::Sender<Result<(), String>>),
     /// Other settings, from the agent itself; the error's text if they cannot be written.
@@ -61,11 +63,12 @@ async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io:
             let gauges: BTreeMap<_, _> = send(&requests, Request::Gauges).await?.into_iter().collect();
             serde_json::to_vec(&gauges)?
         }
+        REQUEST_SOURCE => serde_json::to_vec(&send(&requests, Request::Source).await?)?,
         REQUEST_RESEED => match send(&requests, Request::Reseed).await? {
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),
         },
-        _ => b"error: the requests are: services, gauges, reseed\n".to_vec(),
+        _ => b"error: the requests are: services, gauges, source, reseed\n".to_vec(),
     };
     writer.write_all(&response).await
 }

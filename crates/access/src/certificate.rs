@@ -32,7 +32,7 @@ pub(crate) fn identity(der: &[u8]) -> Result<Identity, Refusal> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 
     use super::*;
@@ -44,6 +44,11 @@ mod tests {
             params.distinguished_name.push(kind.clone(), *value);
         }
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    /// Certificate of a user, or of nobody.
+    pub(crate) fn of(user: Option<&str>) -> Vec<u8> {
+        certificate(user.map(|user| (DnType::CommonName, user)).as_slice())
     }
 
     #[test]

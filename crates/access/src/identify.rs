@@ -48,3 +48,64 @@ fn no_credentials(peer: &PeerAddress, has_token: bool, reviews_tokens: bool) -> 
     };
     Refusal::new(Reason::NoCredentials, message)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{ReviewSettings, Source, certificate};
+
+    /// API server that knows one token.
+    struct Server;
+
+    impl ReviewTransport for Server {
+        fn review(&self, body: Bytes) -> impl Future<Output = Result<(u16, Bytes), String>> + Send {
+            let is_known = body.windows(8).any(|window| window == b"\"good-1\"");
+            let answer = if is_known { r#"{"authenticated":true,"user":{"username":"alice"}}"# } else { "{}" };
+            ready(Ok((201, format!(r#"{{"status":{answer}}}"#).into())))
+        }
+    }
+
+    async fn source(peer: &Peer, authorization: Option<&str>, has_reviewer: bool) -> Result<Source, Reason> {
+        let reviewer = TokenReviewer::new(Server, ReviewSettings::default());
+        let authorization = authorization.map(str::as_bytes);
+        let identity = identify(peer, authorization, has_reviewer.then_some(&reviewer)).await;
+        identity.map(|identity| identity.source).map_err(|refusal| refusal.reason())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_best_credentials_count() {
+        let tcp = PeerAddress::Tcp(([10, 0, 0, 1], 1).into());
+        let [named, nameless] = [Some("a"), None].map(certificate::tests::of);
+        let with_certificate = Peer::new(tcp.clone(), Some(&named));
+        let without_name = Peer::new(tcp.clone(), Some(&nameless));
+        let (tcp, local) = (Peer::new(tcp, None), Peer::new(PeerAddress::Vsock { cid: 3 }, None));
+        let (good, bad) = (Some("Bearer good-1"), Some("Bearer wrong"));
+        for (peer, authorization, has_reviewer, expected) in [
+            (&with_certificate, None, true, Ok(Source::Certificate)),
+            (&with_certificate, bad, true, Ok(Source::Certificate)),
+            (&without_name, None, true, Err(Reason::Certificate)),
+            (&without_name, good, true, Ok(Source::Token)),
+            (&tcp, good, true, Ok(Source::Token)),
+            (&tcp, Some("bearer  good-1 "), true, Ok(Source::Token)),
+            (&tcp, bad, true, Err(Reason::TokenRefused)),
+            (&tcp, Some("Basic good-1"), true, Err(Reason::MalformedToken)),
+            (&tcp, Some("good-1"), true, Err(Reason::MalformedToken)),
+            (&tcp, Some("Bearer "), true, Err(Reason::MalformedToken)),
+            (&tcp, good, false, Err(Reason::NoCredentials)),
+            (&tcp, None, true, Err(Reason::NoCredentials)),
+            (&tcp, None, false, Err(Reason::NoCredentials)),
+            (&local, None, true, Ok(Source::Local)),
+            (&local, good, true, Ok(Source::Token)),
+            (&local, bad, true, Err(Reason::TokenRefused)),
+            // A relay without reviews takes any header of a guest for none.
+            (&local, bad, false, Ok(Source::Local)),
+        ] {
+            let result = source(peer, authorization, has_reviewer).await;
+            assert_eq!(result, expected, "{} {authorization:?} {has_reviewer}", peer.address());
+        }
+    }
+}

@@ -10,7 +10,6 @@ mod state;
 mod table;
 
 use std::{
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -63,7 +62,7 @@ pub struct ReviewSettings {
     pub reviews_per_second: u32,
     /// Most tokens whose review waits or is under way.
     pub tokens_max: usize,
-    /// Most bytes of their requests.
+    /// Most bytes of these tokens.
     pub tokens_bytes_max: usize,
     /// Most good answers that are kept.
     pub accepted_max: usize,
@@ -173,15 +172,15 @@ impl<R: ReviewTransport> TokenReviewer<R> {
             return begun;
         }
         let stale = state.stale(key);
-        let body = review_body(token.text(), &shared.settings.audiences);
         // A token that was good is not one of a flood.
         let origin = stale.is_none().then(|| Origin::from(peer));
         let (sender, flight) = watch::channel(None);
-        let length = body.len();
+        let length = token.text().len();
         if let Err(refusal) = state.admit(key, origin.as_ref(), length, flight.clone(), &shared.settings) {
             return Begun::Done(Err(refusal));
         }
         drop(state);
+        let body = review_body(token.text(), &shared.settings.audiences);
         let under_way = UnderWay { shared: shared.clone(), key, origin, length, sender };
         tokio::spawn(under_way.run(body, SecretText(token.text().into()), token.remaining()));
         Begun::Wait { flight, stale }
@@ -203,7 +202,9 @@ impl<R> Shared<R> {
     async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         let permit = self.permits.acquire().await.ok()?;
         let start = self.state().next_start(&self.settings);
-        sleep_until(start).await;
+        if start > Instant::now() {
+            sleep_until(start).await;
+        }
         Some(permit)
     }
 }
@@ -214,7 +215,7 @@ struct UnderWay<R> {
     key: TokenKey,
     /// Place of the client, if the token was not known.
     origin: Option<Origin>,
-    /// Bytes of the request.
+    /// Bytes of the token.
     length: usize,
     sender: watch::Sender<Option<Outcome>>,
 }
@@ -231,7 +232,7 @@ impl<R> Drop for UnderWay<R> {
 impl<R: ReviewTransport> UnderWay<R> {
     async fn run(self, body: Bytes, token: SecretText, remaining: Option<Duration>) {
         let settings = &self.shared.settings;
-        let turn = timeout(settings.queue_wait, pin!(self.shared.turn())).await;
+        let turn = timeout(settings.queue_wait, self.shared.turn()).await;
         let answer = match &turn {
             Ok(Some(_)) => self.review(body, &token).await,
             Ok(None) | Err(_) => Answer::NoTurn,

@@ -93,3 +93,6 @@ impl Entry {
         Some(self.namespaces.with(own?))
     }
 }
+
+#[cfg(test)]
+mod tests;

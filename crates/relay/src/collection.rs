@@ -1,12 +1,13 @@
 //! Objects of one kind, the history of their changes, and the clients that wait for the next one.
 //!
 //! The API server's versions order the history. A new list of the API server becomes the events that lead to it, so
-//! that clients go on where they are. If its data has gone back to an earlier state, versions mean nothing any more: the
-//! history is given up, and clients list anew.
+//! that clients go on where they are. If its data has gone back to an earlier state, versions mean nothing any more:
+//! the history is given up, and clients list anew.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, VecDeque},
-    mem,
+    iter, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -17,7 +18,8 @@ use cproxy_core::ResourceKind;
 use crate::{
     event::Event,
     filter::Filter,
-    object::{Object, with_version},
+    object::{Meta, Object, with_version},
+    watch::Start,
     watchers::Watchers,
     wire::{Change, Format},
 };
@@ -25,11 +27,46 @@ use crate::{
 /// Bytes of events that are sent at once, at least one event. It bounds what a client that does not read keeps alive.
 const BATCH_BYTES: usize = 16 << 10;
 
+/// Events that are looked at at once for a client that does not see all.
+const CONSIDERED_MAX: usize = 4096;
+
+/// Lists after which watches can be resumed from before and after the list, but not from between.
+const GAPS_MAX: usize = 64;
+
 /// Batches that clients at the same place share.
 const BATCHES_KEPT: usize = 4;
 
-/// Key of an object.
-type Key = (Box<str>, Box<str>);
+/// Key of an object. The order is that of the API server's lists: by the text `NAMESPACE/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    namespace: Box<str>,
+    name: Box<str>,
+}
+
+impl Key {
+    fn of(meta: &Meta) -> Self {
+        Self { namespace: meta.namespace.clone(), name: meta.name.clone() }
+    }
+
+    fn namespace_bytes(&self) -> impl Iterator<Item = u8> {
+        self.namespace.bytes().chain(iter::once(b'/'))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if self.namespace == other.namespace {
+            return self.name.cmp(&other.name);
+        }
+        self.namespace_bytes().cmp(other.namespace_bytes())
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 /// Input of a collection.
 #[derive(Debug)]
@@ -46,6 +83,8 @@ pub enum Update {
     Applied(Object),
     /// Object that was deleted, with the version of its deletion.
     Deleted(Object),
+    /// Object that was deleted and cannot be read: namespace, name, and version of the deletion.
+    DeletedUnreadable(Box<str>, Box<str>, u64),
     /// All changes up to this version have been sent.
     Bookmark(u64),
 }
@@ -127,6 +166,8 @@ struct State {
     /// Sequence number of the first event of the history.
     first_sequence: u64,
     oldest_version: u64,
+    /// Versions before and after the changes that are known from a list only.
+    gaps: VecDeque<(u64, u64)>,
     /// All changes up to this version are known.
     version: u64,
     /// Number of times that the API server has confirmed the version without a change.
@@ -191,7 +232,7 @@ impl Collection {
 
     /// Applies an update at a time.
     pub fn apply(&self, update: Update, now: Instant) -> Outcome {
-        self.state().apply(self.kind, update, now)
+        self.state().apply(update, now)
     }
 
     /// Facts; `None` before the first list is complete.
@@ -211,7 +252,8 @@ impl Collection {
     /// An object.
     #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        self.state().objects.get(&(namespace.into(), name.into())).map(|entry| entry.object.clone())
+        let key = Key { namespace: namespace.into(), name: name.into() };
+        self.state().objects.get(&key).map(|entry| entry.object.clone())
     }
 
     /// Number of events after the snapshot; `None` if the history no longer has all of them.
@@ -219,7 +261,7 @@ impl Collection {
     pub fn events_since(&self, snapshot: &Snapshot) -> Option<u64> {
         let state = self.state();
         let is_there = snapshot.epoch == state.epoch && snapshot.next_sequence >= state.first_sequence;
-        is_there.then(|| state.next_sequence() - snapshot.next_sequence)
+        is_there.then(|| state.next_sequence().saturating_sub(snapshot.next_sequence))
     }
 
     /// Time of the oldest event.
@@ -247,25 +289,19 @@ impl Collection {
         }
     }
 
-    /// Place after the changes up to a version; `None` if the history no longer has all later ones.
-    pub(crate) fn place_after(&self, version: u64) -> Option<Place> {
-        let state = self.state();
-        if version < state.oldest_version {
-            return None;
-        }
-        let index = state.history.partition_point(|event| event.version <= version);
-        Some(Place { sequence: state.first_sequence + index as u64, epoch: state.epoch })
-    }
-
-    /// Sequence number of the next event.
-    pub(crate) fn next_sequence(&self) -> u64 {
-        self.state().next_sequence()
-    }
-
-    /// Adds a client that waits for all objects or for one of this name. Returns its slot, and the confirmations so far.
-    pub(crate) fn add_watcher(&self, name: Option<&str>) -> (usize, u64) {
+    /// Adds a client that waits for all objects or for one of this name.
+    pub(crate) fn add_watcher(&self, name: Option<&str>, start: &Start) -> Added {
         let mut state = self.state();
-        (state.watchers.add(name), state.confirmations)
+        let slot = state.watchers.add(name);
+        let place = match start {
+            Start::After(version) => state.place_after(*version),
+            Start::Initial { snapshot, .. } => Some(Place { sequence: snapshot.next_sequence, epoch: snapshot.epoch }),
+        };
+        if let Some(place) = place.filter(|place| name.is_some() && place.sequence < state.next_sequence()) {
+            // Any of the events before it came may be about its object.
+            state.watchers.set_first_event(slot, place.sequence);
+        }
+        Added { slot, place, confirmations: state.confirmations }
     }
 
     pub(crate) fn remove_watcher(&self, slot: usize) {
@@ -274,13 +310,22 @@ impl Collection {
 
     /// The next part of a watch. If there is none, its waker is called once there is.
     pub(crate) fn next(&self, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
-        self.state().next(self.kind, watch, waker)
+        self.state().next(watch, waker)
     }
 
     /// Wakes all clients that wait.
     pub fn wake_all(&self) {
         self.state().watchers.wake_all();
     }
+}
+
+/// Client that was added.
+pub(crate) struct Added {
+    pub(crate) slot: usize,
+    /// Its place; `None` if the history lacks later events.
+    pub(crate) place: Option<Place>,
+    /// Confirmations so far.
+    pub(crate) confirmations: u64,
 }
 
 /// Place and interests of a watch.
@@ -320,16 +365,22 @@ impl State {
         self.snapshot.insert(Snapshot { kind, version, epoch, next_sequence, objects }).clone()
     }
 
-    fn apply(&mut self, kind: ResourceKind, update: Update, now: Instant) -> Outcome {
+    fn apply(&mut self, update: Update, now: Instant) -> Outcome {
         match update {
             Update::ListStarted => self.listing = Some(Vec::new()),
             Update::Listed(object) => self.listing.get_or_insert_default().push(Listed::Object(object)),
             Update::ListedUnreadable(namespace, name) => {
-                self.listing.get_or_insert_default().push(Listed::Unreadable((namespace, name)));
+                self.listing.get_or_insert_default().push(Listed::Unreadable(Key { namespace, name }));
             }
-            Update::ListDone(version) => return self.end_list(kind, version, now),
+            Update::ListDone(version) => return self.end_list(version, now),
             Update::Applied(object) => return self.apply_change(object, false, now),
             Update::Deleted(object) => return self.apply_change(object, true, now),
+            Update::DeletedUnreadable(namespace, name, version) => {
+                if let Some(entry) = self.objects.get(&Key { namespace, name }) {
+                    return self.apply_change(with_version(&entry.object, version), true, now);
+                }
+                self.confirm(version);
+            }
             Update::Bookmark(version) => self.confirm(version),
         }
         Outcome::default()
@@ -343,19 +394,32 @@ impl State {
     }
 
     fn apply_change(&mut self, object: Object, is_deletion: bool, now: Instant) -> Outcome {
-        if object.meta.version <= self.version {
+        let version = object.meta.version;
+        if version <= self.version {
             // A change from before what is known contradicts the order of versions.
-            self.reset(object.meta.version);
+            self.reset(version);
             self.replace(object, is_deletion);
             return Outcome { events: 0, is_reset: true };
         }
-        let events = usize::from(self.add_event(object, is_deletion, now));
+        let events = usize::from(self.add_event(object, is_deletion, None, now));
+        self.version = version;
         Outcome { events, is_reset: false }
+    }
+
+    /// Place after the changes up to a version; `None` if the history lacks later ones. A version after which the data
+    /// has gone back, or between two whose difference is known from a list only, means nothing here.
+    fn place_after(&self, version: u64) -> Option<Place> {
+        let is_between = |(from, to): &(u64, u64)| *from < version && version < *to;
+        if version < self.oldest_version || version > self.version || self.gaps.iter().any(is_between) {
+            return None;
+        }
+        let index = self.history.partition_point(|event| event.known_from <= version);
+        Some(Place { sequence: self.first_sequence + index as u64, epoch: self.epoch })
     }
 
     /// Replaces or removes an object without an event.
     fn replace(&mut self, object: Object, is_deletion: bool) {
-        let key = (object.meta.namespace.clone(), object.meta.name.clone());
+        let key = Key::of(&object.meta);
         if is_deletion {
             self.objects.remove(&key);
         } else {
@@ -363,11 +427,11 @@ impl State {
         }
     }
 
-    /// Adds an event. Returns false if there is nothing to tell: an object is deleted that is not known.
-    fn add_event(&mut self, object: Object, is_deletion: bool, now: Instant) -> bool {
-        self.version = self.version.max(object.meta.version);
+    /// Adds the event of a change. `listed`: version of the list from which alone it is known. Returns false if there
+    /// is nothing to tell: an object is deleted that is not known.
+    fn add_event(&mut self, object: Object, is_deletion: bool, listed: Option<u64>, now: Instant) -> bool {
         self.snapshot = None;
-        let key = (object.meta.namespace.clone(), object.meta.name.clone());
+        let key = Key::of(&object.meta);
         let previous = self.objects.remove(&key);
         let change = match (&previous, is_deletion) {
             (None, true) => return false,
@@ -375,27 +439,31 @@ impl State {
             (None, false) => Change::Added,
             (Some(_), false) => Change::Modified,
         };
-        let sequence = self.next_sequence();
         let superseded = previous.as_ref().and_then(|entry| entry.sequence?.checked_sub(self.first_sequence));
         if let Some(event) = superseded.and_then(|index| self.history.get(usize::try_from(index).ok()?)) {
             event.supersede();
         }
-        let event = Event::new(change, object, previous.map(|entry| entry.object.meta.clone()), now);
+        let event = Event::new(change, object, previous.map(|entry| entry.object), listed, now);
         if !is_deletion {
-            self.objects.insert(key, Entry { object: event.object.clone(), sequence: Some(sequence) });
+            let sequence = Some(self.next_sequence());
+            self.objects.insert(key, Entry { object: event.object.clone(), sequence });
         }
-        self.history_bytes += event.size_bytes();
-        let event = Arc::new(event);
-        self.history.push_back(event.clone());
-        self.watchers.wake(&event.object.meta.name, sequence);
+        self.push(event);
         true
+    }
+
+    fn push(&mut self, event: Event) {
+        let sequence = self.next_sequence();
+        self.watchers.wake(&event.object.meta.name, sequence);
+        self.history_bytes += event.size_bytes();
+        self.history.push_back(Arc::new(event));
     }
 
     fn forget_oldest(&mut self) {
         let Some(event) = self.history.pop_front() else { return };
         self.history_bytes = self.history_bytes.saturating_sub(event.size_bytes());
         self.first_sequence += 1;
-        self.oldest_version = self.oldest_version.max(event.version);
+        self.oldest_version = self.oldest_version.max(event.known_from);
     }
 
     /// Gives up the history and begins a new one at a version.
@@ -403,6 +471,7 @@ impl State {
         self.first_sequence = self.next_sequence();
         self.history.clear();
         self.batches.clear();
+        self.gaps.clear();
         (self.history_bytes, self.snapshot) = (0, None);
         (self.version, self.oldest_version) = (version, version);
         self.epoch += 1;
@@ -410,10 +479,10 @@ impl State {
     }
 
     /// Replaces the objects by those of a complete list.
-    fn end_list(&mut self, kind: ResourceKind, version: u64, now: Instant) -> Outcome {
+    fn end_list(&mut self, version: u64, now: Instant) -> Outcome {
         let listed = mem::take(&mut self.listing).unwrap_or_default();
-        if self.is_synced && version >= self.version && !self.contradicts(&listed) {
-            let events = self.apply_list(kind, listed, version, now);
+        if self.is_synced && version >= self.version && !self.contradicts(&listed, version) {
+            let events = self.apply_list(listed, version, now);
             self.confirm(version);
             return Outcome { events, is_reset: false };
         }
@@ -434,28 +503,55 @@ impl State {
         Outcome { events: 0, is_reset }
     }
 
-    /// Whether a list has an object in a state that would be known if the API server's history were the same.
-    fn contradicts(&self, listed: &[Listed]) -> bool {
-        listed.iter().any(|listed| match listed {
-            Listed::Object(object) => {
-                let key = (object.meta.namespace.clone(), object.meta.name.clone());
-                let known = self.objects.get(&key).map(|entry| entry.object.meta.version);
-                object.meta.version <= self.version && known != Some(object.meta.version)
+    /// Whether a list has an object in a state that would be known if the API server's history were the same, or lacks
+    /// one although nothing has happened.
+    fn contradicts(&self, listed: &[Listed], version: u64) -> bool {
+        let is_known = |listed: &Listed| match listed {
+            Listed::Object(object) if object.meta.version <= self.version => {
+                let key = Key::of(&object.meta);
+                self.objects.get(&key).is_some_and(|entry| entry.object.meta.version == object.meta.version)
             }
-            Listed::Unreadable(_) => false,
-        })
+            Listed::Object(_) | Listed::Unreadable(_) => true,
+        };
+        !listed.iter().all(is_known) || version == self.version && listed.len() < self.objects.len()
     }
 
-    /// Adds the events that lead to a list: changes in the order of their versions, then deletions, whose versions are
-    /// not known, at the version of the list.
-    fn apply_list(&mut self, kind: ResourceKind, listed: Vec<Listed>, version: u64, now: Instant) -> usize {
+    /// Adds the events that lead to a list. First come those that take objects away, at the version that was known
+    /// before, since the versions at which it happened are not known; then changes in the order of their versions. So a
+    /// client that is cut off in between has no object that is gone, wherever it resumes.
+    fn apply_list(&mut self, listed: Vec<Listed>, version: u64, now: Instant) -> usize {
+        let (known, events_before) = (self.version, self.next_sequence());
+        let (mut changed, missing) = self.differences(listed);
+        changed.sort_by_key(|object| object.meta.version);
+        let version = changed.last().map_or(version, |object| object.meta.version.max(version));
+        for object in missing {
+            self.add_event(with_version(&object, known), true, Some(version), now);
+        }
+        for object in &changed {
+            let key = Key::of(&object.meta);
+            let previous = self.objects.get(&key).map(|entry| &entry.object);
+            if let Some(previous) = previous.filter(|previous| !previous.meta.is_seen_like(&object.meta)) {
+                let gone = with_version(previous, known);
+                self.push(Event::out_of_sight(gone, object.meta.clone(), version, now));
+            }
+        }
+        for object in changed {
+            self.add_event(object, false, Some(version), now);
+        }
+        self.version = version;
+        self.add_gap(known, version);
+        usize::try_from(self.next_sequence() - events_before).unwrap_or(usize::MAX)
+    }
+
+    /// Objects of a list that have changed, and known ones that it lacks.
+    fn differences(&self, listed: Vec<Listed>) -> (Vec<Object>, Vec<Arc<Object>>) {
         let mut missing: BTreeMap<Key, Arc<Object>> =
             self.objects.iter().map(|(key, entry)| (key.clone(), entry.object.clone())).collect();
         let mut changed = Vec::new();
         for listed in listed {
             match listed {
                 Listed::Object(object) => {
-                    missing.remove(&(object.meta.namespace.clone(), object.meta.name.clone()));
+                    missing.remove(&Key::of(&object.meta));
                     if object.meta.version > self.version {
                         changed.push(object);
                     }
@@ -463,14 +559,26 @@ impl State {
                 Listed::Unreadable(key) => drop(missing.remove(&key)),
             }
         }
-        changed.sort_by_key(|object| object.meta.version);
-        let deleted = missing.into_values().map(|object| (with_version(kind, &object, version), true));
-        let changes: Vec<_> = changed.into_iter().map(|object| (object, false)).chain(deleted).collect();
-        let mut add = |(object, is_deletion)| self.add_event(object, is_deletion, now);
-        changes.into_iter().map(|change| usize::from(add(change))).sum()
+        (changed, missing.into_values().collect())
     }
 
-    fn next(&mut self, kind: ResourceKind, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
+    /// Records versions whose difference is known from a list only. A client that comes from elsewhere with a version
+    /// between them may have an object that came and went meanwhile.
+    fn add_gap(&mut self, from: u64, to: u64) {
+        if to - from < 2 {
+            return;
+        }
+        self.gaps.push_back((from, to));
+        let oldest_version = self.oldest_version;
+        self.gaps.retain(|(_, to)| *to > oldest_version);
+        if self.gaps.len() > GAPS_MAX
+            && let Some((_, to)) = self.gaps.pop_front()
+        {
+            self.oldest_version = to;
+        }
+    }
+
+    fn next(&mut self, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
         if watch.place.epoch != self.epoch {
             return Part::Expired;
         }
@@ -483,9 +591,9 @@ impl State {
             return Part::Expired;
         }
         if from < head {
-            let (bytes, to) = self.batch(kind, watch, from);
+            let (bytes, to) = self.batch(watch, from);
             if watch.is_by_name && to < head {
-                self.watchers.restore_first_event(watch.slot, to);
+                self.watchers.set_first_event(watch.slot, to);
             }
             let version = self.version_before(to);
             return Part::Events(bytes, Place { sequence: to, epoch: self.epoch }, version);
@@ -504,7 +612,7 @@ impl State {
     }
 
     /// Events from a place on, and the place after them.
-    fn batch(&mut self, kind: ResourceKind, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
+    fn batch(&mut self, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
         let is_shared = watch.filter.is_everything();
         let head = self.next_sequence();
         if is_shared {
@@ -516,7 +624,7 @@ impl State {
                 return (batch.bytes.clone(), batch.to);
             }
         }
-        let (bytes, to) = self.encode(kind, watch, from);
+        let (bytes, to) = self.encode(watch, from);
         if is_shared {
             self.batches.truncate(BATCHES_KEPT - 1);
             self.batches.push_front(Batch { format: watch.format, from, to, bytes: bytes.clone() });
@@ -524,15 +632,15 @@ impl State {
         (bytes, to)
     }
 
-    fn encode(&self, kind: ResourceKind, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
-        let start = usize::try_from(from - self.first_sequence).unwrap_or(usize::MAX);
+    fn encode(&self, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
+        let start = usize::try_from(from.saturating_sub(self.first_sequence)).unwrap_or(usize::MAX);
+        let considered_max = if watch.filter.is_everything() { usize::MAX } else { CONSIDERED_MAX };
         let (mut bytes, mut parts, mut to) = (0, Vec::new(), from);
-        for event in self.history.iter().skip(start) {
+        for event in self.history.iter().skip(start).take(considered_max) {
             to += 1;
-            if event.can_be_left_out() {
+            let Some(change) = event.seen_through(watch.filter).filter(|change| !event.can_be_left_out(*change)) else {
                 continue;
-            }
-            let Some(change) = visible_change(kind, event, watch.filter) else { continue };
+            };
             let part = event.encoded_as(change, watch.format);
             bytes += part.len();
             parts.push(part);
@@ -544,21 +652,5 @@ impl State {
             [part] => (part.clone(), to),
             parts => (parts.concat().into(), to),
         }
-    }
-}
-
-/// Type of an event for a client that sees only some objects; `None` if it does not concern the client
-/// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
-fn visible_change(kind: ResourceKind, event: &Event, filter: &Filter) -> Option<Change> {
-    if filter.is_everything() {
-        return Some(event.change);
-    }
-    let was_visible = event.previous.as_ref().is_some_and(|meta| filter.has_meta(kind, meta));
-    let is_visible = event.change != Change::Deleted && filter.has_meta(kind, &event.object.meta);
-    match (was_visible, is_visible) {
-        (true, true) => Some(Change::Modified),
-        (false, true) => Some(Change::Added),
-        (true, false) => Some(Change::Deleted),
-        (false, false) => None,
     }
 }

@@ -11,8 +11,9 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
+    filter::Filter,
     json::object_json,
-    object::{Meta, Object},
+    object::{Meta, Object, with_version},
     wire::{Change, Format, event_frame, event_line},
 };
 
@@ -23,11 +24,12 @@ const FRAME_TAIL_BYTES: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) change: Change,
-    /// Version of the change. The object of a deletion has it, too.
+    /// Version of the change, which the object has. An object that vanished unseen has the last version before.
     pub(crate) version: u64,
+    /// First version at which a client has the event.
+    pub(crate) known_from: u64,
     pub(crate) object: Arc<Object>,
-    /// The object before the change.
-    pub(crate) previous: Option<Meta>,
+    before: Before,
     pub(crate) at: Instant,
     frame: Bytes,
     line: OnceLock<Bytes>,
@@ -35,17 +37,52 @@ pub(crate) struct Event {
     is_superseded: AtomicBool,
 }
 
+/// State of the object before a change, as far as clients that do not see all need it.
+#[derive(Debug)]
+enum Before {
+    /// It was not there, or was seen by those who see it now.
+    Same,
+    /// Others may have seen it.
+    Differs(Arc<Object>),
+    /// Others may have seen it. An event before has taken it away from those that do not see it now.
+    Removed(Arc<Object>),
+    /// Only those that will not see this later state are concerned.
+    OutOfSight(Meta),
+}
+
 impl Event {
-    /// An event, whose object shares the memory of its frame.
-    pub(crate) fn new(change: Change, mut object: Object, previous: Option<Meta>, at: Instant) -> Self {
+    /// Event of a change. `listed`: version of the list from which alone the change is known.
+    pub(crate) fn new(
+        change: Change,
+        object: Object,
+        previous: Option<Arc<Object>>,
+        listed: Option<u64>,
+        at: Instant,
+    ) -> Self {
+        let before = match previous.filter(|previous| !previous.meta.is_seen_like(&object.meta)) {
+            None => Before::Same,
+            Some(previous) if listed.is_some() => Before::Removed(previous),
+            Some(previous) => Before::Differs(previous),
+        };
+        Self::with(change, object, before, listed, at)
+    }
+
+    /// Event that takes an object away from those that do not see its later state. Their next event is the change.
+    pub(crate) fn out_of_sight(object: Object, later: Meta, listed: u64, at: Instant) -> Self {
+        Self::with(Change::Deleted, object, Before::OutOfSight(later), Some(listed), at)
+    }
+
+    /// The object shares the memory of its frame.
+    fn with(change: Change, mut object: Object, before: Before, listed: Option<u64>, at: Instant) -> Self {
         let frame = event_frame(change, object.kind, &object.protobuf);
         let end = frame.len().saturating_sub(FRAME_TAIL_BYTES);
         object.protobuf = frame.slice(end.saturating_sub(object.protobuf.len())..end);
         Self {
             change,
             version: object.meta.version,
+            known_from: listed.unwrap_or(object.meta.version),
             object: Arc::new(object),
-            previous,
+            before,
             at,
             frame,
             line: OnceLock::new(),
@@ -55,30 +92,68 @@ impl Event {
 
     /// Bytes that the event takes, roughly. Its JSON counts as much as its protobuf, although few clients need it.
     pub(crate) fn size_bytes(&self) -> usize {
-        self.object.size_bytes() + self.frame.len() + size_of::<Self>()
+        let before = match &self.before {
+            Before::Same => 0,
+            Before::Differs(object) | Before::Removed(object) => object.size_bytes(),
+            Before::OutOfSight(meta) => meta.size_bytes(),
+        };
+        self.object.size_bytes() + before + self.frame.len() + size_of::<Self>()
+    }
+
+    /// Type of the event for a client that may see only some objects; `None` if it does not concern the client
+    /// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
+    pub(crate) fn seen_through(&self, filter: &Filter) -> Option<Change> {
+        let is_there = self.change != Change::Deleted;
+        let (was_visible, is_visible) = match &self.before {
+            Before::Same => {
+                let is_visible = filter.has(&self.object);
+                (is_visible && self.change != Change::Added, is_visible && is_there)
+            }
+            Before::Differs(previous) => (filter.has(previous), is_there && filter.has(&self.object)),
+            Before::Removed(previous) => {
+                let is_visible = is_there && filter.has(&self.object);
+                (is_visible && filter.has(previous), is_visible)
+            }
+            Before::OutOfSight(later) => (filter.has(&self.object) && !filter.has_meta(self.object.kind, later), false),
+        };
+        match (was_visible, is_visible) {
+            (true, true) => Some(Change::Modified),
+            (false, true) => Some(Change::Added),
+            (true, false) => Some(Change::Deleted),
+            (false, false) => None,
+        }
     }
 
     /// The event as it is sent. Empty if the object has no JSON.
-    pub(crate) fn encoded(&self, format: Format) -> Bytes {
+    fn encoded(&self, format: Format) -> Bytes {
         match format {
             Format::Protobuf => self.frame.clone(),
             Format::Json => self.line.get_or_init(|| encode(self.change, &self.object, format)).clone(),
         }
     }
 
-    /// The event as another type of change, for a client that sees an object appear or vanish.
+    /// The event as another type of change, for a client that sees an object appear or vanish. The state in which it
+    /// vanishes is the last one that the client saw.
     pub(crate) fn encoded_as(&self, change: Change, format: Format) -> Bytes {
-        if change == self.change { self.encoded(format) } else { encode(change, &self.object, format) }
+        match &self.before {
+            _ if change == self.change => self.encoded(format),
+            Before::Differs(previous) if change == Change::Deleted => {
+                encode(change, &with_version(previous, self.version), format)
+            }
+            _ => encode(change, &self.object, format),
+        }
     }
 
+    /// Records that a later event has a newer state of the object.
     pub(crate) fn supersede(&self) {
         self.is_superseded.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a client that has the later event needs this one, too. Only a change can be left out: without the
-    /// addition or deletion of an object, its client would see a change of an object that it does not know.
-    pub(crate) fn can_be_left_out(&self) -> bool {
-        self.change == Change::Modified && self.is_superseded.load(Ordering::Relaxed)
+    /// Whether a client to which the event is this type of change can do without it, since it gets the later event.
+    /// Only a change can be left out: without an addition or deletion, the client would not know which objects there
+    /// are.
+    pub(crate) fn can_be_left_out(&self, change: Change) -> bool {
+        change == Change::Modified && self.is_superseded.load(Ordering::Relaxed)
     }
 }
 

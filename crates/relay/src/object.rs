@@ -243,6 +243,18 @@ impl Meta {
         let index = self.labels.binary_search_by(|(name, _)| (**name).cmp(key)).ok()?;
         self.labels.get(index).map(|(_, value)| &**value)
     }
+
+    /// Whether selectors and views that see the object see another state of it, too.
+    pub(crate) fn is_seen_like(&self, other: &Self) -> bool {
+        (&self.labels, &self.cluster_ip, &self.service_type) == (&other.labels, &other.cluster_ip, &other.service_type)
+    }
+
+    /// Bytes that it takes, roughly.
+    pub(crate) fn size_bytes(&self) -> usize {
+        let labels: usize = self.labels.iter().map(|(key, value)| key.len() + value.len() + 64).sum();
+        let selectable = self.cluster_ip.len() + self.service_type.len();
+        labels + self.name.len() + self.namespace.len() + selectable + size_of::<Self>()
+    }
 }
 
 /// Object of the cache.
@@ -278,8 +290,7 @@ impl Object {
     /// Bytes that the object takes, roughly.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        let labels: usize = self.meta.labels.iter().map(|(key, value)| key.len() + value.len() + 64).sum();
-        self.protobuf.len() + labels + size_of::<Self>() + self.meta.name.len() + self.meta.namespace.len()
+        self.protobuf.len() + self.meta.size_bytes() + size_of::<Self>()
     }
 }
 
@@ -312,9 +323,9 @@ fn service_fields(service: &[u8]) -> Result<(Box<str>, Box<str>), FieldError> {
 }
 
 /// The object at another version: that of its deletion.
-pub(crate) fn with_version(kind: ResourceKind, object: &Object, version: u64) -> Object {
+pub(crate) fn with_version(object: &Object, version: u64) -> Object {
     let protobuf = replace_version(&object.protobuf, version).unwrap_or_else(|_| object.protobuf.to_vec());
-    Object { kind, meta: Meta { version, ..object.meta.clone() }, protobuf: protobuf.into() }
+    Object { kind: object.kind, meta: Meta { version, ..object.meta.clone() }, protobuf: protobuf.into() }
 }
 
 fn replace_version(object: &[u8], version: u64) -> Result<Vec<u8>, FieldError> {

@@ -68,6 +68,8 @@ pub struct WatchParameters {
     pub version: Option<u64>,
     /// The objects come as events first, not older than the version.
     pub sends_initial_events: bool,
+    /// They come, and the client wants bookmarks, one of which ends them.
+    pub marks_end: bool,
     /// The client wants bookmarks.
     pub wants_bookmarks: bool,
     /// Time after which it ends; `None`: the relay decides.
@@ -173,12 +175,12 @@ fn collection_operation(kind: ResourceKind, query: &str) -> Result<Operation, St
         return watch(parameters, selector, version).map(Operation::Watch);
     }
     if parameters.sends_initial_events {
-        return Err(bad_request("sendInitialEvents is forbidden for list"));
+        return Err(invalid("sendInitialEvents is forbidden for list"));
     }
     let version = match (version, parameters.version_match.as_deref()) {
         (None, None) => VersionWish::Latest,
         (None, Some(_)) => {
-            return Err(bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+            return Err(invalid("resourceVersionMatch is forbidden unless resourceVersion is provided"));
         }
         (Some(0), None | Some("NotOlderThan")) => VersionWish::Any,
         (Some(version), None | Some("NotOlderThan")) => VersionWish::NotOlderThan(version),
@@ -194,16 +196,19 @@ fn watch(parameters: Parameters, selector: Selector, version: Option<u64>) -> Re
         (true, Some("NotOlderThan")) | (false, None) => {}
         (true, Some(other)) => return Err(unknown_match(other)),
         (true, None) => {
-            return Err(bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
+            return Err(invalid("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
         }
         (false, Some(_)) => {
-            return Err(bad_request("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+            return Err(invalid("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
         }
     }
+    let sends_initial_events = parameters.sends_initial_events || version.is_none_or(|version| version == 0);
     Ok(WatchParameters {
         selector,
         version: version.filter(|version| *version > 0),
-        sends_initial_events: parameters.sends_initial_events || version.is_none_or(|version| version == 0),
+        sends_initial_events,
+        // Also without `sendInitialEvents` (apimachinery/pkg/apis/meta/internalversion/defaults.go 1.36).
+        marks_end: sends_initial_events && parameters.wants_bookmarks,
         wants_bookmarks: parameters.wants_bookmarks,
         timeout_seconds: parameters.timeout_seconds,
     })
@@ -232,7 +237,8 @@ pub fn upstream_selectors(kind: ResourceKind) -> (&'static str, &'static str) {
 impl Parameters {
     fn parse(query: &str) -> Result<Self, Status> {
         let mut parameters = Self::default();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        // Of several with one name, the first counts.
+        for pair in query.rsplit('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = decoded(value).ok_or_else(|| bad_request(format!("parameter {name:?} is not UTF-8")))?;
             parameters.set(name, value)?;
@@ -255,7 +261,11 @@ impl Parameters {
                     value.parse().map_err(|_| bad_request(format!("timeoutSeconds {value:?} is no number")))?;
                 self.timeout_seconds = Some(seconds);
             }
-            // Others, such as limit and pretty, change nothing here. A list is never paged.
+            // A list is never paged.
+            "limit" => {
+                value.parse::<i64>().map_err(|_| bad_request(format!("limit {value:?} is no number")))?;
+            }
+            // Others, such as pretty, change nothing here.
             _ => {}
         }
         Ok(())
@@ -276,7 +286,15 @@ fn parse_version(text: &str) -> Result<u64, Status> {
 
 fn unknown_match(text: &str) -> Status {
     let text: String = text.chars().take(64).collect();
-    bad_request(format!("resourceVersionMatch: Unsupported value: {text:?}"))
+    invalid(format!("resourceVersionMatch: Unsupported value: {text:?}"))
+}
+
+/// Error of parameters that contradict each other, as the API server has it.
+fn invalid(message: impl Into<String>) -> Status {
+    Status {
+        object: Some(Box::new((String::new(), "meta.k8s.io", "ListOptions"))),
+        ..Status::new(422, "Invalid", message)
+    }
 }
 
 fn bad_request(message: impl Into<String>) -> Status {
@@ -291,8 +309,9 @@ fn decoded(text: &str) -> Option<String> {
         bytes.push(match byte {
             b'+' => b' ',
             b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
+                u8::try_from(high << 4 | low).ok()?
             }
             byte => byte,
         });
@@ -415,18 +434,29 @@ mod tests {
                 .selector
                 .is_everything()
         );
+        assert_eq!(list("resourceVersion=7&resourceVersion=8").version, VersionWish::NotOlderThan(7));
         assert_eq!(list("fieldSelector=metadata.name%3Dweb").selector.name(), Some("web"));
         for query in [
-            "resourceVersion=x",
             "resourceVersionMatch=Exact",
             "resourceVersion=0&resourceVersionMatch=Exact",
             "resourceVersion=7&resourceVersionMatch=Never",
+            "sendInitialEvents=true",
+        ] {
+            assert_eq!(code("/api/v1/services", query), 422, "{query}");
+        }
+        for query in [
+            "resourceVersion=x",
+            "limit=x",
             "labelSelector=a%20b",
+            "labelSelector=-a",
+            "labelSelector=a%3Db-",
+            "labelSelector=A/a",
+            "labelSelector=a/b/c",
             "fieldSelector=spec.x%3D1",
             "timeoutSeconds=x",
             "labelSelector=%ff",
             "labelSelector=%f",
-            "sendInitialEvents=true",
+            "labelSelector=%+f",
         ] {
             assert_eq!(code("/api/v1/services", query), 400, "{query}");
         }
@@ -446,12 +476,17 @@ mod tests {
         for query in ["", "resourceVersion=0", "sendInitialEvents=true&resourceVersionMatch=NotOlderThan"] {
             assert!(watch(query).sends_initial_events && watch(query).version.is_none(), "{query}");
         }
+        let ends = |query| watch(&format!("{query}&allowWatchBookmarks=true")).marks_end;
+        for query in ["", "resourceVersion=0", "sendInitialEvents=true&resourceVersionMatch=NotOlderThan"] {
+            assert!(ends(query) && !watch(query).marks_end, "{query}");
+        }
+        assert!(!ends("resourceVersion=7"));
         for query in [
             "resourceVersionMatch=NotOlderThan",
             "sendInitialEvents=true",
             "sendInitialEvents=1&resourceVersionMatch=Exact",
         ] {
-            assert_eq!(code("/api/v1/services", &format!("watch=1&{query}")), 400, "{query}");
+            assert_eq!(code("/api/v1/services", &format!("watch=1&{query}")), 422, "{query}");
         }
     }
 

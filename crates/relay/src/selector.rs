@@ -70,7 +70,7 @@ impl Selector {
     /// # Errors
     /// One of them is invalid.
     pub fn parse(kind: ResourceKind, labels: &str, fields: &str) -> Result<Self, SelectorError> {
-        let selector = Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? };
+        let selector = Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? }.shrunk();
         if selector.labels.len() + selector.fields.len() > REQUIREMENTS_MAX {
             return Err(SelectorError::TooLong);
         }
@@ -96,6 +96,13 @@ impl Selector {
     pub fn beyond(mut self, known: &Self) -> Self {
         self.labels.retain(|requirement| !known.labels.contains(requirement));
         self.fields.retain(|requirement| !known.fields.contains(requirement));
+        self.shrunk()
+    }
+
+    /// Without room for more: each client keeps its own.
+    fn shrunk(mut self) -> Self {
+        self.labels.shrink_to_fit();
+        self.fields.shrink_to_fit();
         self
     }
 
@@ -194,15 +201,37 @@ fn is_name_character(character: char) -> bool {
     character.is_ascii_alphanumeric() || "-_.".contains(character)
 }
 
+/// Whether it is a name of at most 63 characters that begins and ends with a letter or digit.
+fn is_name(text: &str) -> bool {
+    let is_edge = |character: Option<char>| character.is_some_and(|character| character.is_ascii_alphanumeric());
+    text.len() <= 63
+        && text.chars().all(is_name_character)
+        && is_edge(text.chars().next())
+        && is_edge(text.chars().next_back())
+}
+
+/// Whether it is a DNS name in lower case.
+fn is_prefix(text: &str) -> bool {
+    text.len() <= 253
+        && text.split('.').all(|label| {
+            let is_lower =
+                |character: char| character == '-' || character.is_ascii_digit() || character.is_ascii_lowercase();
+            is_name(label) && label.chars().all(is_lower)
+        })
+}
+
 fn label_key(text: &str) -> Result<String, SelectorError> {
     let key = text.trim();
-    let is_key = !key.is_empty() && key.chars().all(|character| is_name_character(character) || character == '/');
+    let is_key = match key.split_once('/') {
+        Some((prefix, name)) => is_prefix(prefix) && is_name(name),
+        None => is_name(key),
+    };
     if is_key { Ok(key.to_owned()) } else { Err(SelectorError::Syntax(format!("{key:?} is no label key"))) }
 }
 
 fn label_value(text: &str) -> Result<String, SelectorError> {
     let value = text.trim();
-    if value.chars().all(is_name_character) {
+    if value.is_empty() || is_name(value) {
         return Ok(value.to_owned());
     }
     Err(SelectorError::Syntax(format!("{value:?} is no label value")))

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    collection::{Collection, Part, Place, Snapshot, WatchPlace},
+    collection::{Added, Collection, Part, Place, Snapshot, WatchPlace},
     event::encode,
     filter::Filter,
     wire::{Change, Format, Status, bookmark},
@@ -45,7 +45,6 @@ pub struct Watch {
     options: WatchOptions,
     format: Format,
     slot: usize,
-    is_by_name: bool,
     place: Option<Place>,
     /// Version up to which the client has everything.
     version: u64,
@@ -65,26 +64,26 @@ impl Watch {
     /// Starts a watch.
     #[must_use]
     pub fn new(collection: Arc<Collection>, options: WatchOptions, format: Format, start: Start) -> Self {
-        let name = options.filter.selector.name();
-        let is_by_name = name.is_some();
-        let (slot, confirmations) = collection.add_watcher(name);
-        let (place, version, initial) = match start {
-            Start::After(version) => (collection.place_after(version), version, None),
+        let Added { slot, place, confirmations } = collection.add_watcher(options.filter.selector.name(), &start);
+        let (version, initial) = match start {
+            Start::After(version) => (version, None),
             Start::Initial { snapshot, sends_end } => {
-                let place = Place { sequence: snapshot.next_sequence, epoch: snapshot.epoch };
-                let version = snapshot.version;
-                (Some(place), version, Some(Initial { snapshot, sent: 0, sends_end }))
+                (snapshot.version, Some(Initial { snapshot, sent: 0, sends_end }))
             }
         };
-        // A watch by name begins where it is, with what has happened meanwhile.
-        let is_by_name = is_by_name && place.is_some_and(|place| place.sequence == collection.next_sequence());
-        Self { collection, options, format, slot, is_by_name, place, version, confirmations, initial, is_over: false }
+        Self { collection, options, format, slot, place, version, confirmations, initial, is_over: false }
     }
 
     /// Version up to which the client has everything.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    /// True while it holds the objects that come first.
+    #[must_use]
+    pub fn holds_objects(&self) -> bool {
+        self.initial.is_some()
     }
 
     /// The next bytes; `None` at the end. If there are none yet, the waker is called once there are.
@@ -104,8 +103,6 @@ impl Watch {
                 }
                 Part::Events(bytes, place, version) => {
                     (self.place, self.version) = (Some(place), version.max(self.version));
-                    // After the events before it, a watch by name is only woken for its own.
-                    self.is_by_name = self.options.filter.selector.name().is_some();
                     if !bytes.is_empty() {
                         return Poll::Ready(Some(bytes));
                     }
@@ -125,7 +122,7 @@ impl Watch {
             slot: self.slot,
             place,
             filter: &self.options.filter,
-            is_by_name: self.is_by_name,
+            is_by_name: self.options.filter.selector.name().is_some(),
             format: self.format,
             confirmations,
         };
@@ -137,6 +134,12 @@ impl Watch {
         let is_open = !std::mem::replace(&mut self.is_over, true);
         let is_complete = self.initial.is_none() && self.place.is_some();
         (is_open && is_complete && self.options.wants_bookmarks).then(|| self.bookmark(false))
+    }
+
+    /// Ends the watch with an error after which the client lists anew.
+    pub fn expire(&mut self) -> Option<Bytes> {
+        let is_open = !std::mem::replace(&mut self.is_over, true);
+        is_open.then(|| expired(self.version).event(self.format))
     }
 
     fn bookmark(&self, ends_initial_events: bool) -> Bytes {

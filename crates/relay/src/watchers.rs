@@ -32,7 +32,8 @@ impl Watchers {
             self.slots.push(Slot::default());
         }
         let list = match name {
-            Some(name) => self.by_name.entry(name.into()).or_default(),
+            // Hardly any name is that of two clients.
+            Some(name) => self.by_name.entry(name.into()).or_insert_with(|| Vec::with_capacity(1)),
             None => &mut self.of_all,
         };
         let index = list.len();
@@ -75,8 +76,8 @@ impl Watchers {
         self.slots.get_mut(id)?.first_event.take()
     }
 
-    /// Gives the first event back, or the next one after a part of the events.
-    pub(crate) fn restore_first_event(&mut self, id: usize, sequence: u64) {
+    /// Lets the next call give this sequence number, or that of an earlier event.
+    pub(crate) fn set_first_event(&mut self, id: usize, sequence: u64) {
         if let Some(slot) = self.slots.get_mut(id) {
             slot.first_event = Some(sequence);
         }

@@ -1,5 +1,8 @@
 //! Encoding of lists, watch events and errors, in protobuf and JSON.
 
+#[cfg(test)]
+mod tests;
+
 use bytes::Bytes;
 use cproxy_core::ResourceKind;
 use serde_json::json;
@@ -22,6 +25,42 @@ pub enum Format {
     Json,
     /// `application/vnd.kubernetes.protobuf`
     Protobuf,
+}
+
+impl Format {
+    /// The one that a client likes best, by its header Accept; `None`: neither. Of those with the same weight, the
+    /// first counts (RFC 9110, 12.5.1).
+    #[must_use]
+    pub fn accepted(header: &str) -> Option<Self> {
+        let mut best = None;
+        for (format, weight) in header.split(',').filter_map(Self::accepted_as) {
+            if weight > 0.0 && best.is_none_or(|(_, best)| weight > best) {
+                best = Some((format, weight));
+            }
+        }
+        best.map(|(format, _)| format)
+    }
+
+    /// Format and weight of a media type.
+    fn accepted_as(part: &str) -> Option<(Self, f32)> {
+        let mut words = part.split(';').map(str::trim);
+        let format = match words.next().unwrap_or_default() {
+            "application/vnd.kubernetes.protobuf" => Self::Protobuf,
+            "application/json" | "application/*" | "*/*" | "" => Self::Json,
+            _ => return None,
+        };
+        let mut weight = 1.0;
+        for parameter in words {
+            // Tables and other transformations are not served.
+            if parameter.starts_with("as=") {
+                return None;
+            }
+            if let Some(text) = parameter.strip_prefix("q=") {
+                weight = text.parse().unwrap_or(0.0);
+            }
+        }
+        Some((format, weight))
+    }
 }
 
 /// Type of a watch event.
@@ -185,7 +224,7 @@ pub struct Status {
     /// `details.causes`: reason and message of one.
     pub cause: Option<(&'static str, &'static str)>,
     /// `details.name`, `details.group` and `details.kind` of the object that is missing.
-    pub object: Option<(String, &'static str, &'static str)>,
+    pub object: Option<Box<(String, &'static str, &'static str)>>,
 }
 
 impl Status {
@@ -219,8 +258,10 @@ impl Status {
             "message": self.message, "reason": self.reason, "code": self.code,
         });
         let mut details = serde_json::Map::new();
-        if let Some((name, group, kind)) = &self.object {
-            details.insert("name".to_owned(), json!(name));
+        if let Some((name, group, kind)) = self.object.as_deref() {
+            if !name.is_empty() {
+                details.insert("name".to_owned(), json!(name));
+            }
             if !group.is_empty() {
                 details.insert("group".to_owned(), json!(group));
             }
@@ -241,7 +282,7 @@ impl Status {
     /// metav1.Status (apimachinery/pkg/apis/meta/v1/generated.proto 1.36).
     fn protobuf(&self) -> Vec<u8> {
         let mut details = Vec::new();
-        if let Some((name, group, kind)) = &self.object {
+        if let Some((name, group, kind)) = self.object.as_deref() {
             push_field(&mut details, 1, name.as_bytes());
             push_field(&mut details, 2, group.as_bytes());
             push_field(&mut details, 3, kind.as_bytes());
@@ -252,13 +293,17 @@ impl Status {
             push_field(&mut cause, 2, message.as_bytes());
             push_field(&mut details, 4, &cause);
         }
-        push_number(&mut details, 5, self.retry_after_seconds.into());
+        if self.retry_after_seconds > 0 {
+            push_number(&mut details, 5, self.retry_after_seconds.into());
+        }
         let mut status = Vec::new();
         push_field(&mut status, 1, &[]);
         push_field(&mut status, 2, b"Failure");
         push_field(&mut status, 3, self.message.as_bytes());
         push_field(&mut status, 4, self.reason.as_bytes());
-        push_field(&mut status, 5, &details);
+        if !details.is_empty() {
+            push_field(&mut status, 5, &details);
+        }
         push_number(&mut status, 6, self.code.into());
         status
     }

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_an_error() {
+    fn text_that_is_not_json_is_an_error() {
         for json in ["{", "{}}", "{\"a\":1,}", "\"\n\"", "\"\\x\"", "01", " "] {
             assert_eq!(written(json), Err(Reason::NotJson), "{json}");
         }

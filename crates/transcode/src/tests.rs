@@ -1,3 +1,5 @@
+//! Tests of whole objects.
+
 use proptest::{collection::vec, prelude::*};
 use serde::de::IgnoredAny;
 

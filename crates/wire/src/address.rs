@@ -12,13 +12,17 @@ const EXPECTED: &str = "expected an address like https://10.0.0.1:6443, unix:///
 /// The same about the `server` of a kubeconfig, which is always a URL.
 const EXPECTED_URL: &str = "expected a URL like https://10.0.0.1:6443; --apiserver takes unix sockets and vsock";
 
+/// Remedy for a URL with http that leaves the machine.
+const IN_CLEAR: &str = "over http the token could be read on the way: use https, or http only with 127.0.0.1, [::1] or \
+                        localhost";
+
 /// Authority in requests that go to a local socket.
 const LOCAL: &str = "localhost";
 
 /// Address of an API server, or of a proxy or relay that stands for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ServerAddress {
-    /// `https://HOST:PORT` or `http://HOST:PORT`, with a path if the server is behind one.
+    /// `https://HOST:PORT`, or `http://HOST:PORT` on this machine, with a path if the server is behind one.
     Url(Uri),
     /// `unix:///PATH`: a socket of this machine.
     Unix(PathBuf),
@@ -78,7 +82,11 @@ impl TryFrom<Uri> for ServerAddress {
     type Error = &'static str;
 
     fn try_from(url: Uri) -> Result<Self, Self::Error> {
-        if is_server_url(&url) { Ok(Self::Url(url)) } else { Err(EXPECTED_URL) }
+        match is_server_url(&url) {
+            true if leaves_machine_in_clear(&url) => Err(IN_CLEAR),
+            true => Ok(Self::Url(url)),
+            false => Err(EXPECTED_URL),
+        }
     }
 }
 
@@ -97,7 +105,8 @@ impl FromStr for ServerAddress {
             return Ok(Self::Vsock { cid, port });
         }
         let url: Uri = text.parse().map_err(|error| format!("{error}; {EXPECTED}"))?;
-        Self::try_from(url).map_err(|_| EXPECTED.to_owned())
+        let expected = |error| if error == EXPECTED_URL { EXPECTED } else { error };
+        Self::try_from(url).map_err(|error| expected(error).to_owned())
     }
 }
 
@@ -120,6 +129,16 @@ fn is_server_url(url: &Uri) -> bool {
     matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some() && port.is_none_or(is_port)
 }
 
+/// Whether requests to the URL can be read on the network.
+fn leaves_machine_in_clear(url: &Uri) -> bool {
+    let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
+    let is_here = match host.parse::<IpAddr>() {
+        Ok(address) => address.is_loopback(),
+        Err(_) => dns::is_localhost(host),
+    };
+    url.scheme_str() == Some("http") && !is_here
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +154,19 @@ mod tests {
         }
         for url in ["1.2.3.4", "1.2.3.4:6443", "/a", "ftp://1.2.3.4", "https://1.2.3.4:65536", "https://[::1]:0", ""] {
             assert!(parse(url).unwrap_err().contains("expected an address like https://"), "{url}");
+        }
+    }
+
+    #[test]
+    fn without_tls_no_request_leaves_the_machine() {
+        for url in ["http://127.0.0.1:80", "http://127.9.9.9", "http://[::1]:8080/a", "http://LocalHost:8080"] {
+            assert!(parse(url).is_ok(), "{url}");
+        }
+        for url in
+            ["http://10.0.0.1", "http://api:6443", "http://[fd00::1]", "http://127.0.0.1@api", "http://a.localhost"]
+        {
+            assert!(parse(url).unwrap_err().contains("use https"), "{url}");
+            assert!(ServerAddress::try_from(Uri::from_static(url)).unwrap_err().contains("use https"), "{url}");
         }
     }
 

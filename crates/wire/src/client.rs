@@ -7,6 +7,7 @@
 use std::{
     future::poll_fn,
     mem,
+    net::IpAddr,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -28,7 +29,7 @@ use super::{
     error_text::chain,
     exec_plugin::{self, ExecCredentials},
     rate_limit::RateLimit,
-    transport::{Body, BoxError, Received, Transport},
+    transport::{Body, BoxError, OthersMayServe, Received, Transport},
 };
 
 /// Time after a failure before the client goes back to a preferred server. It doubles if that server fails again soon.
@@ -46,8 +47,8 @@ pub struct ApiClient {
     rate_limit: RateLimit,
     /// Locked while a connection is made, so that requests share it.
     session: AsyncMutex<Session>,
-    /// Address of the server that was used last.
-    server: Mutex<Arc<str>>,
+    /// Address of the server that was used last, and its index.
+    server: Mutex<(Arc<str>, usize)>,
     /// Options that replace those of the session, and what was read for them.
     replacement: Mutex<Option<(ApiServer, Configuration)>>,
     /// Notified when there is a replacement.
@@ -68,6 +69,8 @@ struct Session {
     /// A warning about the configuration was logged, and it still holds.
     has_warned: bool,
     health: Vec<Health>,
+    /// Addresses of names that could not serve, and when. The other addresses of the name are tried first.
+    avoided: Vec<(IpAddr, Instant)>,
     current: Option<Current>,
     /// Index of the server of the last connection, present or not.
     last_index: Option<usize>,
@@ -128,6 +131,7 @@ impl ApiClient {
             must_renew: false,
             has_warned: false,
             health: Vec::new(),
+            avoided: Vec::new(),
             current: None,
             last_index: None,
             given_up: None,
@@ -136,7 +140,7 @@ impl ApiClient {
             connector: Connector::new(setup),
             rate_limit: RateLimit::new(),
             session: AsyncMutex::new(session),
-            server: Mutex::new(server.into()),
+            server: Mutex::new((server.into(), 0)),
             replacement: Mutex::new(None),
             replaced: Notify::new(),
         }
@@ -212,13 +216,14 @@ impl ApiClient {
                 tls: tls.clone(),
                 address: address.clone(),
                 has_others,
+                avoided: session.avoided.iter().map(|(ip, _)| *ip).collect(),
             };
             if is_only {
-                self.set_server(address.to_string());
+                self.set_server(address.to_string(), index);
             }
             match dialer.connect().await {
                 Ok(connection) => {
-                    self.set_server(address.to_string());
+                    self.set_server(address.to_string(), index);
                     return Ok((connection, index));
                 }
                 Err(error) => {
@@ -235,8 +240,15 @@ impl ApiClient {
         self.replacement.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_server(&self, address: String) {
-        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = address.into();
+    fn set_server(&self, address: String, index: usize) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = (address.into(), index);
+    }
+
+    /// Address of the server that was used last, and its place in the order of preference, from 1 on.
+    #[must_use]
+    pub fn choice(&self) -> (Arc<str>, usize) {
+        let (server, index) = &*self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        (server.clone(), index + 1)
     }
 
     /// Sends a request once. Returns the connection that was used, too, and with an error whether another may serve.
@@ -268,13 +280,13 @@ impl ApiClient {
             Err((_, true)) => self.send_once(request).await,
             sent => sent,
         };
-        let (received, connection) = sent.map_err(|(error, _)| error)?;
+        let (mut received, connection) = sent.map_err(|(error, _)| error)?;
         let (code, mut session) = (received.response.status(), self.session.lock().await);
         if code == StatusCode::UNAUTHORIZED {
             session.exec = None;
-        }
-        if code == StatusCode::UNAUTHORIZED || is_failure(code) && session.health.len() > 1 {
             session.give_up(&connection, true);
+        } else if may_turn(code) && session.turn_from(&connection, code, Instant::now()) {
+            received.response.extensions_mut().insert(OthersMayServe);
         }
         drop(session);
         Ok(received)
@@ -325,13 +337,13 @@ impl Transport for ApiClient {
     }
 
     fn server(&self) -> Arc<str> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.choice().0
     }
 
     async fn report_failure(&self) {
         let mut session = self.session.lock().await;
         if let Some(connection) = session.current.as_ref().map(|current| current.connection.clone()) {
-            session.give_up(&connection, true);
+            session.fail(&connection, Instant::now());
         }
     }
 
@@ -340,9 +352,14 @@ impl Transport for ApiClient {
     }
 }
 
-/// Whether another server may do better. 429 and 504 come with Retry-After and have to be waited for.
-fn is_failure(code: StatusCode) -> bool {
-    matches!(code.as_u16(), 500 | 502 | 503)
+/// Whether an address that could not serve is still avoided.
+fn is_recent((_, at): &(IpAddr, Instant), now: Instant) -> bool {
+    now.saturating_duration_since(*at) < HOLD
+}
+
+/// Whether another server may do better. A version that the server does not have (504) has to be waited for.
+fn may_turn(code: StatusCode) -> bool {
+    matches!(code.as_u16(), 429 | 500 | 502 | 503)
 }
 
 impl Session {
@@ -432,13 +449,48 @@ impl Session {
         connection
     }
 
+    /// Gives up a connection after a response with this code, if another address or server may do better. Returns
+    /// whether one may. A server that is only busy (429) is waited for if all others have failed, too.
+    fn turn_from(&mut self, connection: &Arc<Connection>, code: StatusCode, now: Instant) -> bool {
+        let Some(index) = self.index_of(connection) else { return true };
+        let is_good = |(other, health): (usize, &Health)| other != index && health.is_good(now);
+        let has_good = self.health.iter().enumerate().any(is_good) || self.has_other_address(connection, now);
+        if has_good || code != StatusCode::TOO_MANY_REQUESTS && self.health.len() > 1 {
+            self.fail(connection, now);
+        }
+        has_good
+    }
+
+    /// Gives up a connection whose server cannot serve. The server counts as failed once its name has no other address
+    /// to try.
+    fn fail(&mut self, connection: &Arc<Connection>, now: Instant) {
+        if self.index_of(connection).is_none() {
+            return;
+        }
+        self.avoided.retain(|avoided| is_recent(avoided, now));
+        let has_other = self.has_other_address(connection, now);
+        self.avoided.extend(connection.place().ip.map(|ip| (ip, now)));
+        self.give_up(connection, !has_other);
+    }
+
+    /// Whether the server's name has an address that may serve in place of the connection's.
+    fn has_other_address(&self, connection: &Connection, now: Instant) -> bool {
+        let place = connection.place();
+        let is_other = |avoided: &&(IpAddr, Instant)| is_recent(avoided, now) && Some(avoided.0) != place.ip;
+        place.other_count > self.avoided.iter().filter(is_other).count()
+    }
+
+    /// Index of the connection's server, if the connection is the present one.
+    fn index_of(&self, connection: &Arc<Connection>) -> Option<usize> {
+        let current = self.current.as_ref().filter(|current| Arc::ptr_eq(&current.connection, connection));
+        current.map(|current| current.index)
+    }
+
     /// Gives up the present connection for new requests, if it is still this one. Responses on it go on.
     fn give_up(&mut self, connection: &Arc<Connection>, has_failed: bool) {
-        let Some(current) = self.current.as_ref().filter(|current| Arc::ptr_eq(&current.connection, connection)) else {
-            return;
-        };
+        let Some(index) = self.index_of(connection) else { return };
         if has_failed {
-            self.record_failure(current.index, Instant::now());
+            self.record_failure(index, Instant::now());
         }
         self.given_up = self.current.take().map(|current| current.connection);
     }
@@ -460,9 +512,10 @@ mod tests {
         path::{Path, PathBuf},
     };
 
+    use http::header::RETRY_AFTER;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
-        net::{UnixListener, UnixStream},
+        net::{TcpListener, UnixListener, UnixStream},
         sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     };
 
@@ -479,6 +532,8 @@ mod tests {
         /// Speaks HTTP/2 and responds to no request.
         Mute,
         Serving,
+        /// Responds with this status, and asks for a pause.
+        Refusing(u16),
     }
 
     /// Accepts connections at a socket, and sends a message for each request, or for each connection of a silent
@@ -486,7 +541,7 @@ mod tests {
     async fn serve(socket: UnixListener, server: Server, requests: UnboundedSender<()>) {
         let mut streams = Vec::<UnixStream>::new();
         loop {
-            let (stream, _) = socket.accept().await.unwrap();
+            let stream = socket.accept().await.unwrap().0;
             if let Server::Silent = server {
                 streams.push(stream);
                 requests.send(()).unwrap();
@@ -497,8 +552,13 @@ mod tests {
                 let mut connection = h2::server::handshake(stream).await.unwrap();
                 let mut held = Vec::new();
                 while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    if let Server::Serving = server {
-                        respond.send_response(Response::new(()), true).unwrap();
+                    let response = Response::builder().header(RETRY_AFTER, 30);
+                    match server {
+                        Server::Serving => drop(respond.send_response(Response::new(()), true).unwrap()),
+                        Server::Refusing(code) => {
+                            drop(respond.send_response(response.status(code).body(()).unwrap(), true).unwrap());
+                        }
+                        Server::Silent | Server::Mute => {}
                     }
                     held.push(respond);
                     requests.send(()).ok();
@@ -568,6 +628,74 @@ mod tests {
         let sent = timeout(Duration::from_secs(20), client.send(Request::new(()))).await;
         assert!(matches!(sent, Ok(Ok(_))), "it stays with a silent server");
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Status of the response to a request, and whether its pause does not count.
+    async fn outcome(client: &ApiClient) -> (u16, bool) {
+        let response = client.send(Request::new(())).await.unwrap().response;
+        (response.status().as_u16(), response.extensions().get::<OthersMayServe>().is_some())
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_busy_or_broken_is_left_for_the_next_one() {
+        for code in [429, 503] {
+            let dir = directory(&format!("busy-{code}"));
+            let (client, _, _requests) = client_of(&dir, &[Server::Refusing(code), Server::Serving]).await;
+            assert_eq!(outcome(&client).await, (code, true));
+            assert_eq!(outcome(&client).await, (200, false));
+            assert_eq!(*client.server(), *format!("unix://{}", dir.join("1").display()));
+            assert_eq!(outcome(&client).await, (200, false), "the first one is on hold");
+            fs::remove_dir_all(dir).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn servers_that_are_all_busy_are_waited_for() {
+        let dir = directory("all-busy");
+        let (client, _, _requests) = client_of(&dir, &[Server::Refusing(429), Server::Refusing(429)]).await;
+        let outcomes = [outcome(&client).await, outcome(&client).await, outcome(&client).await];
+        assert_eq!(outcomes, [(429, true), (429, false), (429, false)]);
+        assert_eq!(*client.server(), *format!("unix://{}", dir.join("1").display()), "it stays with the last one");
+        fs::remove_dir_all(&dir).unwrap();
+        let dir = directory("one-busy");
+        let (client, _, _requests) = client_of(&dir, &[Server::Refusing(429)]).await;
+        assert_eq!([outcome(&client).await, outcome(&client).await], [(429, false); 2]);
+        assert!(client.session.lock().await.current.is_some(), "over the same connection");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_other_address_of_a_name_is_tried_before_another_server() {
+        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = first.local_addr().unwrap().port();
+        let second = TcpListener::bind(("::1", port)).await.unwrap();
+        for (listener, code) in [(first, 503), (second, 429)] {
+            drop(tokio::spawn(async move {
+                loop {
+                    let mut connection = h2::server::handshake(listener.accept().await.unwrap().0).await.unwrap();
+                    drop(tokio::spawn(async move {
+                        while let Some(Ok((_, mut respond))) = connection.accept().await {
+                            respond.send_response(Response::builder().status(code).body(()).unwrap(), true).unwrap();
+                        }
+                    }));
+                }
+            }));
+        }
+        let dir = directory("addresses");
+        let (_, mut options, _requests) = client_of(&dir, &[Server::Serving]).await;
+        options.addresses.insert(0, format!("http://localhost:{port}").parse().unwrap());
+        let configuration = configuration_of(&options).await;
+        let client = ApiClient::new(options, configuration, SocketSetup::none());
+        let outcomes = [outcome(&client).await, outcome(&client).await, outcome(&client).await];
+        assert_eq!(outcomes, [(503, true), (429, true), (200, false)]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Configuration without credentials.
+    async fn configuration_of(options: &ApiServer) -> Configuration {
+        let local =
+            ApiServer { addresses: options.addresses.iter().skip(1).cloned().collect(), ..ApiServer::default() };
+        Configuration { servers: options.addresses.clone(), ..configure(&local).await.unwrap() }
     }
 
     #[tokio::test(start_paused = true)]

@@ -345,6 +345,25 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_kubeconfig_with_http_names_a_server_on_this_machine() {
+        let path = std::env::temp_dir().join(format!("cproxy-http-{}", std::process::id()));
+        let configured = async |server: &str| {
+            let text = format!(
+                "current-context: c\ncontexts: [{{name: c, context: {{cluster: k}}}}]\n\
+                 clusters: [{{name: k, cluster: {{server: '{server}'}}}}]\n"
+            );
+            std::fs::write(&path, text).unwrap();
+            let server = ApiServer { kubeconfig: Some(path.clone()), ..ApiServer::default() };
+            configure(&server).await.map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(configured("http://127.0.0.1:8080").await, Ok(()));
+        let error = configured("http://10.0.0.1:8080").await.unwrap_err();
+        let named = format!("--kubeconfig {}: its cluster's server http://10.0.0.1:8080/: over http", path.display());
+        assert!(error.starts_with(&named) && error.contains("use https"), "{error}");
+        std::fs::remove_file(path).unwrap();
+    }
+
     #[test]
     fn a_user_may_act_as_another_one() {
         let user = AuthInfo {

@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     future::poll_fn,
     io, mem,
+    net::IpAddr,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
@@ -31,7 +32,7 @@ use tokio::{
 use super::{
     address::ServerAddress,
     configuration::Configuration,
-    connector::{Connector, Stream, within},
+    connector::{Connector, Place, Stream, within},
     tls,
     transport::{Body, BoxError, Link, Received},
 };
@@ -62,6 +63,7 @@ pub(super) struct Connection {
     scheme: Scheme,
     authority: Authority,
     path_prefix: String,
+    place: Place,
     superseded: watch::Sender<bool>,
     probe: Option<Arc<Notify>>,
 }
@@ -84,23 +86,25 @@ pub(super) struct Dialer {
     pub(super) address: ServerAddress,
     /// There are other servers to turn to.
     pub(super) has_others: bool,
+    /// Addresses of the server's name that are tried last.
+    pub(super) avoided: Vec<IpAddr>,
 }
 
 impl Dialer {
     /// Connects. Where TLS does not settle the HTTP version, HTTP/2 is tried first.
     pub(super) async fn connect(self) -> Result<Connection, BoxError> {
-        let (stream, is_http2) = self.open().await?;
+        let (stream, place, is_http2) = self.open().await?;
         match is_http2 {
-            Some(true) => self.http2(stream, false).await,
-            Some(false) => self.http1(stream).await,
-            None => match self.http2(stream, true).await {
+            Some(true) => self.http2(stream, place, false).await,
+            Some(false) => self.http1(stream, place).await,
+            None => match self.http2(stream, place, true).await {
                 Ok(connection) => Ok(connection),
                 // It may be a server of HTTP/1.1 that ignores what it does not know, but hardly is.
                 Err(error) if self.has_others && is_timeout(&error) => Err(error),
                 Err(error) => {
                     tracing::debug!("no HTTP/2 at {}: {error}", self.address);
-                    let (stream, _) = self.open().await?;
-                    self.http1(stream).await
+                    let (stream, place, _) = self.open().await?;
+                    self.http1(stream, place).await
                 }
             },
         }
@@ -111,19 +115,19 @@ impl Dialer {
         if self.has_others { FAILOVER_TIMEOUT } else { CONNECT_TIMEOUT }
     }
 
-    /// Opens a stream. Returns whether TLS has chosen HTTP/2; `None` without TLS.
-    async fn open(&self) -> io::Result<(Box<dyn Stream>, Option<bool>)> {
+    /// Opens a stream. Returns whether TLS has chosen HTTP/2, too; `None` without TLS.
+    async fn open(&self) -> io::Result<(Box<dyn Stream>, Place, Option<bool>)> {
         let proxy = self.configuration.proxy.as_ref();
-        let stream = self.connector.connect(&self.address, proxy, self.limit()).await?;
+        let (stream, place) = self.connector.connect(&self.address, proxy, &self.avoided, self.limit()).await?;
         let name = self.configuration.tls_name(&self.address);
-        let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, None)) };
+        let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, place, None)) };
         let handshake = within(self.limit(), tls::handshake(config, name, stream)).await;
         let (stream, is_http2) = handshake.map_err(|error| io::Error::new(error.kind(), format!("TLS: {error}")))?;
-        Ok((Box::new(stream), Some(is_http2)))
+        Ok((Box::new(stream), place, Some(is_http2)))
     }
 
     /// Speaks HTTP/2. `is_uncertain`: the peer must first show that it does, too.
-    async fn http2(&self, stream: Box<dyn Stream>, is_uncertain: bool) -> Result<Connection, BoxError> {
+    async fn http2(&self, stream: Box<dyn Stream>, place: Place, is_uncertain: bool) -> Result<Connection, BoxError> {
         let mut builder = Builder::new();
         builder
             .enable_push(false)
@@ -147,22 +151,23 @@ impl Dialer {
         // The kernel watches TCP connections itself, but not what is behind a proxy or a local socket.
         let is_watched = !self.address.is_local() && self.configuration.proxy.is_none();
         drop(tokio::spawn(drive(driver, pings, probe.clone(), (!is_watched).then_some(PING_INTERVAL))));
-        Ok(self.connection(Protocol::Http2(sender), Some(probe)))
+        Ok(self.connection(Protocol::Http2(sender), place, Some(probe)))
     }
 
-    async fn http1(self, stream: Box<dyn Stream>) -> Result<Connection, BoxError> {
+    async fn http1(self, stream: Box<dyn Stream>, place: Place) -> Result<Connection, BoxError> {
         let sender = start_http1(stream).await?;
         let protocol = Protocol::Http1(Mutex::new(vec![sender]), Box::new(self.clone()));
-        Ok(self.connection(protocol, None))
+        Ok(self.connection(protocol, place, None))
     }
 
-    fn connection(&self, protocol: Protocol, probe: Option<Arc<Notify>>) -> Connection {
+    fn connection(&self, protocol: Protocol, place: Place, probe: Option<Arc<Notify>>) -> Connection {
         let has_tls = self.configuration.tls_name(&self.address).is_some();
         Connection {
             protocol,
             scheme: if has_tls { Scheme::HTTPS } else { Scheme::HTTP },
             authority: self.address.authority(),
             path_prefix: self.address.path_prefix().to_owned(),
+            place,
             superseded: watch::Sender::new(false),
             probe,
         }
@@ -181,6 +186,11 @@ impl Connection {
             // Another one is made when needed.
             Protocol::Http1(..) => true,
         }
+    }
+
+    /// Address that it has reached.
+    pub(super) fn place(&self) -> Place {
+        self.place
     }
 
     /// Ends waits for [`Link::superseded`]. Responses go on.

@@ -1,6 +1,14 @@
 //! Byte streams to an API server: TCP, directly or through an HTTP proxy, unix sockets and vsock.
+//!
+//! A name may have several addresses, such as those of relays behind a headless Service. Each connection tries them in
+//! a random order, so that many agents spread over them.
 
-use std::{io, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 
 use cproxy_network::SocketSetup;
 use http::Uri;
@@ -30,6 +38,18 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
+/// Limit on connecting to one of several addresses of a name.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Address that a connection has reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// `None` where it does not matter: a local socket, or behind a proxy.
+    pub(super) ip: Option<IpAddr>,
+    /// Number of other addresses that the name has.
+    pub(super) other_count: usize,
+}
+
 /// Connector to addresses of API servers. Applies `setup` to each network socket before it connects.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
@@ -41,34 +61,43 @@ impl Connector {
         Self { setup }
     }
 
-    /// Connects to an address, through the proxy unless the address is a local socket. `limit` is for each step.
+    /// Connects to an address, through the proxy unless the address is a local socket. `limit` is for each step. A
+    /// name's addresses in `avoided` come last.
     pub(super) async fn connect(
         &self,
         address: &ServerAddress,
         proxy: Option<&Proxy>,
+        avoided: &[IpAddr],
         limit: Duration,
-    ) -> io::Result<Box<dyn Stream>> {
-        match (address, proxy) {
-            (ServerAddress::Url(url), Some(proxy)) => Ok(Box::new(self.connect_through(proxy, url, limit).await?)),
-            (ServerAddress::Url(url), None) => Ok(Box::new(self.connect_to_host(url, limit).await?)),
+    ) -> io::Result<(Box<dyn Stream>, Place)> {
+        let stream: Box<dyn Stream> = match (address, proxy) {
+            (ServerAddress::Url(url), Some(proxy)) => Box::new(self.connect_through(proxy, url, limit).await?),
+            (ServerAddress::Url(url), None) => {
+                let (stream, place) = self.connect_to_host(url, avoided, limit).await?;
+                return Ok((Box::new(stream), place));
+            }
             (ServerAddress::Unix(path), _) => {
                 let stream = within(limit, UnixStream::connect(path)).await;
-                Ok(Box::new(stream.map_err(|error| describe_unix(path, &error))?))
+                Box::new(stream.map_err(|error| describe_unix(path, &error))?)
             }
             (&ServerAddress::Vsock { cid, port }, _) => {
                 let stream = within(limit, VsockStream::connect(VsockAddr::new(cid, port))).await;
-                Ok(Box::new(stream.map_err(describe_vsock)?))
+                Box::new(stream.map_err(describe_vsock)?)
             }
-        }
+        };
+        Ok((stream, Place::default()))
     }
 
-    async fn connect_to_host(&self, url: &Uri, limit: Duration) -> io::Result<TcpStream> {
+    async fn connect_to_host(&self, url: &Uri, avoided: &[IpAddr], limit: Duration) -> io::Result<(TcpStream, Place)> {
         let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-        for ip in dns::resolve(host, &self.setup).await? {
+        let addresses = attempts(dns::resolve(host, &self.setup).await?, avoided, random_below);
+        let other_count = addresses.len().saturating_sub(1);
+        let limit = if other_count == 0 { limit } else { limit.min(ADDRESS_TIMEOUT) };
+        for ip in addresses {
             let address = SocketAddr::new(ip, port(url));
             match self.connect_to(address, limit).await {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => return Ok((stream, Place { ip: Some(ip), other_count })),
                 Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
             }
         }
@@ -86,12 +115,31 @@ impl Connector {
     /// Opens a tunnel by CONNECT (RFC 9110, 9.3.6).
     async fn connect_through(&self, proxy: &Proxy, url: &Uri, limit: Duration) -> io::Result<TcpStream> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("proxy {}: {error}", proxy.url));
-        let mut stream = self.connect_to_host(&proxy.url, limit).await.map_err(named)?;
+        let (mut stream, _) = self.connect_to_host(&proxy.url, &[], limit).await.map_err(named)?;
         let target = format!("{}:{}", url.host().unwrap_or_default(), port(url));
         let tunnel = open_tunnel(&mut stream, &target, proxy.authorization.as_deref());
         within(limit, tunnel).await.map_err(named)?;
         Ok(stream)
     }
+}
+
+/// Addresses in the order in which they are tried: IPv4 first, each family in a random order, those to avoid last.
+/// `random_below` chooses a number below its argument.
+fn attempts(mut addresses: Vec<IpAddr>, avoided: &[IpAddr], random_below: impl Fn(usize) -> usize) -> Vec<IpAddr> {
+    for end in (2..=addresses.len()).rev() {
+        addresses.swap(end - 1, random_below(end).min(end - 1));
+    }
+    addresses.sort_by_key(|address| (avoided.contains(address), address.is_ipv6()));
+    addresses
+}
+
+/// Random number below `end`, independent of any before: copies of a snapshot differ.
+fn random_below(end: usize) -> usize {
+    let mut bytes = [0; 8];
+    // Early in a boot the numbers may be poor, but do not block.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::INSECURE).ok();
+    let scaled = u128::from(u64::from_ne_bytes(bytes)) * end as u128;
+    (scaled >> u64::BITS) as usize
 }
 
 /// Limits the time of a step. Its error is better than that of an elapsed time, which names nothing.
@@ -180,6 +228,31 @@ mod tests {
         let mut request = String::new();
         proxy.read_to_string(&mut request).await.unwrap();
         (result, request)
+    }
+
+    #[test]
+    fn addresses_are_tried_in_a_random_order_of_each_family() {
+        let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let all = ips(&["fd00::1", "10.0.0.1", "10.0.0.2", "fd00::2", "10.0.0.3"]);
+        let last = |end: usize| end - 1;
+        assert_eq!(
+            attempts(all.clone(), &[], last),
+            ips(&["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "fd00::2"]),
+            "no swaps"
+        );
+        let avoided = ips(&["10.0.0.1", "fd00::9"]);
+        assert_eq!(
+            attempts(all.clone(), &avoided, last),
+            ips(&["10.0.0.2", "10.0.0.3", "fd00::1", "fd00::2", "10.0.0.1"])
+        );
+        assert!(attempts(Vec::new(), &[], last).is_empty());
+        let mut counts = std::collections::BTreeMap::<_, u32>::new();
+        for _ in 0..6000 {
+            *counts.entry(attempts(all.clone(), &[], random_below)[..3].to_vec()).or_default() += 1;
+        }
+        // 1000 of each order are expected, with a standard deviation of 29.
+        assert_eq!(counts.len(), 6);
+        assert!(counts.values().all(|count| (800..1200).contains(count)), "{counts:?}");
     }
 
     #[tokio::test]

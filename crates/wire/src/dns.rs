@@ -7,7 +7,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
@@ -41,10 +41,17 @@ struct Resolver {
     attempts: u32,
 }
 
-/// Addresses of a host without a query: the host itself if it is an address, else those in /etc/hosts.
+/// Whether the host is this machine by its name (RFC 6761, 6.3).
+pub(super) fn is_localhost(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost")
+}
+
+/// Addresses of a host without a query: the host itself if it is an address, else those in /etc/hosts. No nameserver is
+/// asked where this machine is.
 pub(super) fn local_addresses(host: &str) -> Vec<IpAddr> {
     match host.parse() {
         Ok(address) => vec![address],
+        Err(_) if is_localhost(host) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
         Err(_) => hosts_addresses(&std::fs::read_to_string(HOSTS).unwrap_or_default(), host),
     }
 }

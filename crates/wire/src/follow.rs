@@ -8,14 +8,16 @@ use super::{
     resources::WatchedResource,
     selectors::Selectors,
     step::{Collection, Input, Log, Next, Pause, Request},
+    view::View,
     watch_event::WatchEvent,
     watch_state::{History, WatchState, watch_time},
 };
 
 /// I/O of a watch.
 pub(super) trait ApiSource<K> {
-    /// Sends a request and waits until the server has accepted it. [`Self::receive`] reads the response.
-    async fn request(&mut self, request: Request) -> Result<(), ApiError>;
+    /// Sends a request and waits until the server has accepted it. Returns the view that it shows. [`Self::receive`]
+    /// reads the response.
+    async fn request(&mut self, request: Request) -> Result<View, ApiError>;
 
     /// Reads the next part of the response. It fails if it lacks an object for too long ([`Operation::silence_max`]).
     async fn receive(&mut self, operation: Operation) -> Result<Input<K>, ApiError>;
@@ -30,8 +32,8 @@ pub(super) trait ApiSource<K> {
         watch_time()
     }
 
-    /// Whether the server must confirm that it has a version before a watch is resumed from it.
-    fn must_confirm(&self) -> bool {
+    /// Whether the objects are listed anew rather than a watch resumed.
+    fn must_list(&self) -> bool {
         false
     }
 
@@ -53,10 +55,10 @@ pub(super) async fn follow<K: WatchedResource>(
     loop {
         let input = match next {
             Next::Read => source.receive(state.operation()).await,
-            Next::Request => send::<K>(source, &state, selectors).await,
+            Next::Request => send::<K>(source, &mut state, selectors).await,
             Next::RequestAfter(pause) => {
                 source.pause(pause).await;
-                send::<K>(source, &state, selectors).await
+                send::<K>(source, &mut state, selectors).await
             }
         };
         let server = source.server();
@@ -75,16 +77,14 @@ pub(super) async fn follow<K: WatchedResource>(
 
 async fn send<K: WatchedResource>(
     source: &mut impl ApiSource<K>,
-    state: &WatchState,
+    state: &mut WatchState,
     selectors: Selectors<'_>,
 ) -> Result<Input<K>, ApiError> {
-    if source.must_confirm()
-        && let Some(request) = state.confirmation::<K>()
-    {
-        source.request(request).await?;
+    if source.must_list() {
+        state.relist();
     }
     let watch_time = source.watch_time();
-    source.request(state.request::<K>(selectors, watch_time)).await.map(|()| Input::Accepted)
+    source.request(state.request::<K>(selectors, watch_time)).await.map(Input::Accepted)
 }
 
 #[cfg(test)]
@@ -107,16 +107,18 @@ mod tests {
     #[derive(Default)]
     struct Script {
         responses: VecDeque<Response>,
+        /// View of each response that is accepted.
+        views: VecDeque<View>,
         response: VecDeque<Result<Input<Service>, ApiError>>,
         transcript: Vec<String>,
     }
 
     impl ApiSource<Service> for Script {
-        async fn request(&mut self, request: Request) -> Result<(), ApiError> {
+        async fn request(&mut self, request: Request) -> Result<View, ApiError> {
             self.transcript.push(format!("{:?} {}", request.operation, brief(&request.target)));
             let Some(response) = self.responses.pop_front() else { return pending().await };
             self.response = response?.into();
-            Ok(())
+            Ok(self.views.pop_front().unwrap_or_default())
         }
 
         async fn receive(&mut self, _: Operation) -> Result<Input<Service>, ApiError> {
@@ -196,7 +198,15 @@ mod tests {
 
     /// Plays the script to its end and returns the transcript.
     async fn play(responses: impl IntoIterator<Item = Response>) -> Vec<String> {
-        let mut script = Script { responses: responses.into_iter().collect(), ..Script::default() };
+        play_with_views(responses, []).await
+    }
+
+    async fn play_with_views(
+        responses: impl IntoIterator<Item = Response>,
+        views: impl IntoIterator<Item = View>,
+    ) -> Vec<String> {
+        let (responses, views) = (responses.into_iter().collect(), views.into_iter().collect());
+        let mut script = Script { responses, views, ..Script::default() };
         let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
         let following = follow::<Service>(&mut script, selectors, true);
         tokio::time::timeout(Duration::from_secs(1), following).await.unwrap_err();
@@ -282,6 +292,33 @@ mod tests {
                 "ListStarted",
                 "done 6",
                 "Watch fieldSelector=a%3Db resourceVersion=6",
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_another_view_accepts_becomes_a_list() {
+        let list = |version| Ok(vec![applied("a", "3"), end(Some(version))]);
+        // What the watch of the other view has to say is not read.
+        let other = Ok(vec![applied("b", "6"), end(None)]);
+        let views = [View::default(), View::named("x"), View::named("x"), View::named("x"), View::named("x")];
+        assert_eq!(
+            play_with_views([list("5"), other, list("7"), Ok(vec![bookmark("9"), end(None)])], views).await,
+            [
+                "List fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "listed a",
+                "done 5",
+                "Watch fieldSelector=a%3Db resourceVersion=5",
+                "info https://api:6443/ shows another view of services (x, before: all): listing anew",
+                "pause",
+                "List fieldSelector=a%3Db resourceVersion=5",
+                "ListStarted",
+                "listed a",
+                "done 7",
+                "Watch fieldSelector=a%3Db resourceVersion=7",
+                "bookmark 9",
+                "Watch fieldSelector=a%3Db resourceVersion=9",
             ]
         );
     }

@@ -1,30 +1,57 @@
-//! Time since the last contact with the API server.
+//! Time since the last contact with the API server, and the view that it shows.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cproxy_core::ResourceKind;
+use cproxy_core::{ResourceKind, printable, shortened};
 use tokio::time::Instant;
 
 /// Last contact with the API server for each kind: the last time that it confirmed the known state, by a change, a
 /// bookmark or the end of a list. A refusal does not count. Bookmarks come every minute, so after a longer silence the
 /// known state may be stale.
 #[derive(Clone, Debug, Default)]
-pub struct LastContact(Arc<Mutex<BTreeMap<ResourceKind, Instant>>>);
+pub struct LastContact(Arc<Mutex<Contacts>>);
+
+#[derive(Debug, Default)]
+struct Contacts {
+    last: BTreeMap<ResourceKind, Instant>,
+    /// Token of the view for kinds of which a part is shown.
+    views: BTreeMap<ResourceKind, String>,
+}
 
 impl LastContact {
+    fn lock(&self) -> MutexGuard<'_, Contacts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Records a contact for this kind.
     pub(super) fn record(&self, kind: ResourceKind) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, Instant::now());
+        self.lock().last.insert(kind, Instant::now());
+    }
+
+    /// Records the view that the server shows of this kind; `None`: everything.
+    pub(super) fn see_view(&self, kind: ResourceKind, token: Option<&str>) {
+        let mut contacts = self.lock();
+        match token {
+            Some(token) => drop(contacts.views.insert(kind, shortened(printable(token)))),
+            None => drop(contacts.views.remove(&kind)),
+        }
+    }
+
+    /// Tokens of the views that the server shows, or `all`.
+    #[must_use]
+    pub fn view(&self) -> String {
+        let contacts = self.lock();
+        let tokens: BTreeSet<_> = contacts.views.values().map(String::as_str).collect();
+        if tokens.is_empty() { "all".to_owned() } else { tokens.into_iter().collect::<Vec<_>>().join(", ") }
     }
 
     /// Seconds since the last contact for the kind that has been silent longest; `None` before the first contact.
     #[must_use]
     pub fn silent_seconds(&self) -> Option<u64> {
-        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        last.values().min().map(|first| first.elapsed().as_secs())
+        self.lock().last.values().min().map(|first| first.elapsed().as_secs())
     }
 }
 
@@ -44,5 +71,20 @@ mod tests {
         assert_eq!(contact.silent_seconds(), Some(30));
         contact.record(ResourceKind::Services);
         assert_eq!(contact.silent_seconds(), Some(0));
+    }
+
+    #[test]
+    fn a_view_that_all_kinds_share_is_shown_once() {
+        let contact = LastContact::default();
+        assert_eq!(contact.view(), "all");
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices] {
+            contact.see_view(kind, Some("b"));
+        }
+        assert_eq!(contact.view(), "b");
+        contact.see_view(ResourceKind::Services, Some("a\n"));
+        assert_eq!(contact.view(), "a\u{fffd}, b");
+        contact.see_view(ResourceKind::EndpointSlices, None);
+        contact.see_view(ResourceKind::Services, None);
+        assert_eq!(contact.view(), "all");
     }
 }

@@ -31,6 +31,7 @@ mod step;
 mod tls;
 mod transport;
 mod unzip;
+mod view;
 mod watch;
 mod watch_event;
 mod watch_state;

@@ -15,8 +15,9 @@ use super::{
     failure::{ApiError, Operation},
     status::{Status, StatusDetails},
     step,
-    transport::{Body, BoxError, Link, Received, Transport},
+    transport::{Body, BoxError, Link, OthersMayServe, Received, Transport},
     unzip::{self, Unzip},
+    view::View,
 };
 
 /// Bytes that are read of an error response.
@@ -42,6 +43,7 @@ pub(super) struct Response {
     link: Link,
     /// Encoding of the body. Another one than those asked for is the error.
     content_type: Result<ContentType, String>,
+    view: View,
     silence_max: Duration,
     silent_until: Instant,
 }
@@ -67,18 +69,26 @@ impl Response {
             received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
         let (code, headers) = (response.status(), response.headers());
         let (retry_after, reason) = (retry_after(headers), reason(code, headers));
+        let others_may_serve = response.extensions().get::<OthersMayServe>().is_some();
         let content_type = ContentType::of(response.headers());
-        let unzip = Unzip::new(response.headers());
-        let response = Self { body: response.into_body(), unzip, link, content_type, silence_max, silent_until };
+        let (unzip, view) = (Unzip::new(response.headers()), View::of(response.headers()));
+        let response = Self { body: response.into_body(), unzip, link, content_type, view, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
-        Err(ApiError::Refused(Box::new(response.error(code, &reason, retry_after).await)))
+        let mut status = response.error(code, &reason, retry_after).await;
+        status.details.take_if(|_| others_may_serve);
+        Err(ApiError::Refused(Box::new(status)))
     }
 
     /// Encoding of the body.
     pub(super) fn content_type(&self) -> Result<ContentType, ApiError> {
         self.content_type.clone().map_err(ApiError::ContentType)
+    }
+
+    /// View that it shows.
+    pub(super) fn view(&self) -> &View {
+        &self.view
     }
 
     /// Its connection.

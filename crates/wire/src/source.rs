@@ -21,6 +21,7 @@ use super::{
     selectors::Selectors,
     step::{Input, Log, Pause, Request},
     transport::Transport,
+    view::View,
     watch_event::WatchEvent,
     watch_state::watch_time,
 };
@@ -36,11 +37,15 @@ const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
 pub trait Subscriber<K>: Send {
     /// Many clients like this one may list at once.
     const SPREADS_LISTS: bool;
-    /// A watch that broke is resumed only once the server has confirmed that it has the version.
-    const CONFIRMS_VERSION: bool;
+    /// A watch that broke is not resumed: the objects are listed anew. The server's data may come from a backup
+    /// meanwhile, with other changes at the same versions, and only a list shows that.
+    const LISTS_AFTER_FAILURE: bool;
 
     /// Takes an event. The response waits meanwhile.
     fn publish(&mut self, event: WatchEvent<K>) -> impl Future<Output = ()> + Send;
+
+    /// Takes the token of the view that a list or watch shows; `None`: everything.
+    fn see_view(&mut self, _token: Option<&str>) {}
 
     /// Waits until a bookmark is wanted soon. Dropped and called again at will.
     fn bookmark_wanted(&mut self) -> impl Future<Output = ()> + Send {
@@ -135,14 +140,17 @@ struct HttpSource<'a, T, S> {
 }
 
 impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSource<'_, T, S> {
-    async fn request(&mut self, request: Request) -> Result<(), ApiError> {
+    async fn request(&mut self, request: Request) -> Result<View, ApiError> {
         // An unfinished response is dropped first, which ends it.
         self.reader = None;
         let response = self.requester.send::<K>(&request).await;
         let response = self.requester.report_silence(response).await;
         self.is_broken |= response.is_err();
-        self.reader = Some(MessageReader::new(request.operation, response?)?);
-        Ok(())
+        let response = response?;
+        let view = response.view().clone();
+        self.reader = Some(MessageReader::new(request.operation, response)?);
+        self.subscriber.see_view(view.token());
+        Ok(view)
     }
 
     async fn receive(&mut self, operation: Operation) -> Result<Input<K>, ApiError> {
@@ -186,8 +194,8 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         if std::mem::take(&mut self.wants_bookmark) { BOOKMARK_WATCH_TIME } else { watch_time() }
     }
 
-    fn must_confirm(&self) -> bool {
-        S::CONFIRMS_VERSION && self.is_broken
+    fn must_list(&self) -> bool {
+        S::LISTS_AFTER_FAILURE && self.is_broken
     }
 
     fn log(&mut self, log: Log) {

@@ -6,13 +6,14 @@ use super::{
     failure::{ApiError, Operation},
     message::{ListMetadata, Message},
     selectors::Selectors,
+    view::View,
     watch_event::WatchEvent,
 };
 
 /// Input of a step.
 pub(super) enum Input<K> {
-    /// The server has accepted the request.
-    Accepted,
+    /// The server has accepted the request, and shows this view.
+    Accepted(View),
     /// Object or bookmark in the response.
     Received(Message<K>),
     /// Regular end of the response. For a watch, the metadata is empty.

@@ -41,6 +41,10 @@ pub struct Received {
     pub link: Link,
 }
 
+/// Extension of a refusal after which the next request goes to another server, so that its Retry-After does not count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OthersMayServe;
+
 /// Connection of a response.
 #[derive(Clone, Debug)]
 pub struct Link {

@@ -69,7 +69,11 @@ struct StoreSubscriber<'a> {
 
 impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     const SPREADS_LISTS: bool = true;
-    const CONFIRMS_VERSION: bool = false;
+    const LISTS_AFTER_FAILURE: bool = false;
+
+    fn see_view(&mut self, token: Option<&str>) {
+        self.last_contact.see_view(K::RESOURCE, token);
+    }
 
     async fn publish(&mut self, event: WatchEvent<K>) {
         if event.is_confirmation() {

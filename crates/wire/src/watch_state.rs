@@ -13,8 +13,9 @@ use super::{
     failure::{ApiError, Failure, Operation, Recovery, RetryFrom},
     message::Message,
     resources::WatchedResource,
-    selectors::{FieldSelector, Selectors},
+    selectors::Selectors,
     step::{Collection, Input, Log, Next, Output, Pause, Request},
+    view::View,
     watch_event::WatchEvent,
 };
 
@@ -34,7 +35,7 @@ const RETRY_AFTER_JITTER_MAX: Duration = Duration::from_secs(1);
 ///
 /// The optional field selector is dropped if the server lacks it. A new list after a watch begins with
 /// [`WatchState::new`], which tries it again.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WatchState {
     /// The list is not complete.
     Listing {
@@ -44,6 +45,8 @@ pub(super) enum WatchState {
         object_count: u32,
         /// Version of the last watch. Another server, or its cache, may be behind it.
         at_least: Option<String>,
+        /// View that the list shows, once it has been accepted.
+        view: View,
     },
     /// The list is complete; changes follow.
     Watching {
@@ -51,6 +54,8 @@ pub(super) enum WatchState {
         version: String,
         /// The requests carry the optional field selector.
         sends_optional_fields: bool,
+        /// View that the list has shown. In another one the version means nothing.
+        view: View,
     },
 }
 
@@ -61,11 +66,11 @@ impl WatchState {
     }
 
     fn listing(at_least: Option<String>) -> Self {
-        Self::Listing { sends_optional_fields: true, object_count: 0, at_least }
+        Self::Listing { sends_optional_fields: true, object_count: 0, at_least, view: View::default() }
     }
 
     /// Gives up the watch for a new list.
-    fn relist(&mut self) {
+    pub(super) fn relist(&mut self) {
         *self = match self {
             Self::Listing { at_least, .. } => Self::listing(at_least.take()),
             Self::Watching { version, .. } => Self::listing(Some(std::mem::take(version))),
@@ -97,16 +102,6 @@ impl WatchState {
         Request { operation: self.operation(), target: self.sent_selectors(selectors).target::<K>(&parameters) }
     }
 
-    /// Request that the server only accepts if it has the version from which a watch is about to be resumed; `None`
-    /// before a list. An API server accepts a watch from a version that it does not have, and sends nothing until it
-    /// has it, which may be never if its data comes from a backup. It lists no object.
-    pub(super) fn confirmation<K: WatchedResource>(&self) -> Option<Request> {
-        let Self::Watching { version, .. } = self else { return None };
-        let parameters = [("resourceVersion", version.as_str()), ("resourceVersionMatch", "NotOlderThan")];
-        let nothing = Selectors { labels: "", fields: FieldSelector::Required("metadata.name=none") };
-        Some(Request { operation: Operation::List, target: nothing.target::<K>(&parameters) })
-    }
-
     /// Next state and output for an input.
     pub(super) fn step<K: WatchedResource>(
         mut self,
@@ -114,6 +109,10 @@ impl WatchState {
         collection: Collection<'_>,
         history: &mut History,
     ) -> (Self, Output<K>) {
+        if let Some(log) = self.change_view::<K>(&input, collection.server) {
+            let pause = history.expired.next() + history.spread();
+            return (self, Output { log: Some(log), event: None, next: Next::request_after(pause) });
+        }
         let output = match self.advance(input, history) {
             Ok((event, next)) => {
                 let log = warn_if_not_found(event.as_ref(), collection, history);
@@ -124,6 +123,18 @@ impl WatchState {
         (self, output)
     }
 
+    /// Gives up a watch that shows another view than the list did.
+    fn change_view<K: WatchedResource>(&mut self, input: &Input<K>, server: &str) -> Option<Log> {
+        let (Self::Watching { view: before, .. }, Input::Accepted(view)) = (&*self, input) else { return None };
+        if before == view {
+            return None;
+        }
+        let resource = K::PLURAL;
+        let message = format!("{server} shows another view of {resource} ({view}, before: {before}): listing anew");
+        self.relist();
+        Some(Log::Info(message))
+    }
+
     /// Moves on by one input. An error leaves the state unchanged.
     fn advance<K: WatchedResource>(
         &mut self,
@@ -131,7 +142,7 @@ impl WatchState {
         history: &mut History,
     ) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
         match self {
-            Self::Listing { object_count, .. } => match advance_list(object_count, input)? {
+            Self::Listing { object_count, view, .. } => match advance_list(object_count, view, input)? {
                 ListProgress::Incomplete(event) => Ok((Some(event), Next::Read)),
                 ListProgress::Complete(version) => Ok((Some(self.complete_list(version, history)?), Next::Request)),
             },
@@ -141,9 +152,10 @@ impl WatchState {
 
     fn complete_list<K>(&mut self, version: Option<String>, history: &mut History) -> Result<WatchEvent<K>, ApiError> {
         let version = required_version(version)?;
-        if let Self::Listing { sends_optional_fields, object_count, .. } = self {
+        if let Self::Listing { sends_optional_fields, object_count, view, .. } = self {
             history.record_list(*object_count);
-            *self = Self::Watching { version: version.clone(), sends_optional_fields: *sends_optional_fields };
+            let (view, sends_optional_fields) = (std::mem::take(view), *sends_optional_fields);
+            *self = Self::Watching { version: version.clone(), sends_optional_fields, view };
         }
         Ok(WatchEvent::ListDone(version))
     }
@@ -236,11 +248,15 @@ enum ListProgress<K> {
     Complete(Option<String>),
 }
 
-fn advance_list<K: WatchedResource>(object_count: &mut u32, input: Input<K>) -> Result<ListProgress<K>, ApiError> {
+fn advance_list<K: WatchedResource>(
+    object_count: &mut u32,
+    view: &mut View,
+    input: Input<K>,
+) -> Result<ListProgress<K>, ApiError> {
     Ok(ListProgress::Incomplete(match input {
         Input::Failed(error) => return Err(error),
-        Input::Accepted => {
-            *object_count = 0;
+        Input::Accepted(accepted) => {
+            (*object_count, *view) = (0, accepted);
             WatchEvent::ListStarted
         }
         Input::Received(Message::Applied(object)) => {
@@ -260,7 +276,7 @@ fn advance_watch<K: WatchedResource>(
 ) -> Result<(Option<WatchEvent<K>>, Next), ApiError> {
     let event = match input {
         Input::Failed(error) => return Err(error),
-        Input::Accepted => {
+        Input::Accepted(_) => {
             history.end_refusals();
             return Ok((None, Next::Read));
         }
@@ -319,6 +335,7 @@ mod tests {
     use crate::{
         decode::{DecodeError, Decoded},
         message::ListMetadata,
+        selectors::FieldSelector,
         status::Status,
     };
 
@@ -334,7 +351,8 @@ mod tests {
         }
 
         fn watching(version: &str, sends_optional_fields: bool) -> Self {
-            let state = WatchState::Watching { version: version.to_owned(), sends_optional_fields };
+            let state =
+                WatchState::Watching { version: version.to_owned(), sends_optional_fields, view: View::default() };
             Self { state: Some(state), ..Self::new() }
         }
 
@@ -391,21 +409,33 @@ mod tests {
         WatchState::listing(Some(version.to_owned()))
     }
 
+    fn listing_without_fields() -> WatchState {
+        WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None, view: View::default() }
+    }
+
+    fn without_fields(version: &str) -> WatchState {
+        WatchState::Watching { version: version.to_owned(), sends_optional_fields: false, view: View::default() }
+    }
+
+    fn accepted<K>() -> Input<K> {
+        Input::Accepted(View::default())
+    }
+
     fn watching(version: &str) -> WatchState {
-        WatchState::Watching { version: version.to_owned(), sends_optional_fields: true }
+        WatchState::Watching { version: version.to_owned(), sends_optional_fields: true, view: View::default() }
     }
 
     #[test]
     fn a_list_is_followed_by_a_watch_from_its_version() {
         let mut machine = Machine::new();
-        let output = machine.step::<Service>(Input::Accepted);
+        let output = machine.step::<Service>(accepted());
         assert!(matches!(output, Output { log: None, event: Some(WatchEvent::ListStarted), next: Next::Read }));
         let output = machine.step::<Service>(Input::Received(Message::Applied(object())));
         assert!(matches!(output, Output { log: None, event: Some(WatchEvent::Listed(_)), next: Next::Read }));
         let output = machine.step::<Service>(end("7"));
         assert!(matches!(output, Output { log: None, event: Some(WatchEvent::ListDone(_)), next: Next::Request }));
         assert_eq!((machine.history.object_count, machine.state()), (1, &watching("7")));
-        let output = machine.step::<Service>(Input::Accepted);
+        let output = machine.step::<Service>(accepted());
         assert!(matches!(output, Output { log: None, event: None, next: Next::Read }));
         let output = machine.step::<Service>(Input::Received(Message::Applied(versioned("8"))));
         assert!(matches!(output, Output { event: Some(WatchEvent::Applied(_)), next: Next::Read, .. }));
@@ -419,14 +449,63 @@ mod tests {
         assert_eq!(*machine.state(), watching("12"));
     }
 
+    #[test]
+    fn a_watch_is_resumed_in_the_view_of_its_list_only() {
+        let mut machine = Machine::new();
+        machine.step::<Service>(Input::Accepted(View::named("a")));
+        machine.step::<Service>(end("7"));
+        let resume = |machine: &mut Machine, view| machine.step::<Service>(Input::Accepted(view));
+        let output = resume(&mut machine, View::named("a"));
+        assert!(matches!(output, Output { log: None, event: None, next: Next::Read }));
+        for (other, text) in [(View::named("b"), "b"), (View::default(), "all")] {
+            let mut machine = Machine { state: machine.state.clone(), ..Machine::new() };
+            machine.history.object_count = 10_000;
+            let output = resume(&mut machine, other);
+            let Output { log: Some(Log::Info(message)), event: None, next: Next::RequestAfter(pause) } = output else {
+                panic!("{output:?}")
+            };
+            let expected =
+                format!("https://api:6443/ shows another view of services ({text}, before: a): listing anew");
+            assert_eq!(message, expected);
+            assert!(!pause.ends_on_network_change);
+            assert_eq!(*machine.state(), relisting("7"), "not older than what is known");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_repeated_takes_the_view_of_the_last_response() {
+        let mut machine = Machine::new();
+        for token in ["a", "b"] {
+            machine.step::<Service>(Input::Accepted(View::named(token)));
+        }
+        machine.step::<Service>(end("7"));
+        let output = machine.step::<Service>(Input::Accepted(View::named("b")));
+        assert!(matches!(output, Output { log: None, event: None, next: Next::Read }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_with_a_view_for_each_request_is_listed_ever_more_rarely() {
+        let mut machine = Machine::new();
+        let pauses: Vec<_> = (0..9)
+            .map(|_| {
+                machine.state = Some(watching("7"));
+                let Next::RequestAfter(pause) = machine.step::<Service>(Input::Accepted(View::named("a"))).next else {
+                    panic!("no pause")
+                };
+                pause.duration
+            })
+            .collect();
+        assert!(pauses[0] < EXPIRED_PAUSE * 2 && pauses[8] >= Duration::from_secs(30), "{pauses:?}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_list_that_fails_begins_anew() {
         let mut machine = Machine::new();
-        machine.step::<Service>(Input::Accepted);
+        machine.step::<Service>(accepted());
         machine.step::<Service>(Input::Received(Message::Applied(object())));
         let output = machine.fail(ApiError::Cut);
         assert!(matches!(output, Output { log: Some(Log::Warn(_)), event: None, next: Next::RequestAfter(_) }));
-        let output = machine.step::<Service>(Input::Accepted);
+        let output = machine.step::<Service>(accepted());
         assert!(matches!(output.event, Some(WatchEvent::ListStarted)));
         assert_eq!(*machine.state(), listing(), "the list has no objects yet");
     }
@@ -465,7 +544,7 @@ mod tests {
         assert!(fields(&machine));
         let output = machine.fail(ApiError::Refused(status(400)));
         assert!(matches!(output, Output { log: Some(Log::Info(_)), event: None, next: Next::Request }));
-        assert_eq!(*machine.state(), WatchState::Watching { version: "7".to_owned(), sends_optional_fields: false });
+        assert_eq!(*machine.state(), without_fields("7"));
         assert!(!fields(&machine));
     }
 
@@ -474,7 +553,7 @@ mod tests {
         let mut machine = Machine::watching("7", false);
         let output = machine.fail(ApiError::Cut);
         assert!(matches!(output, Output { log: None, event: None, next: Next::Request }));
-        assert_eq!(*machine.state(), WatchState::Watching { version: "7".to_owned(), sends_optional_fields: false });
+        assert_eq!(*machine.state(), without_fields("7"));
         let output = machine.fail(ApiError::ErrorEvent(status(410)));
         let Output { log: Some(Log::Info(message)), event: None, next: Next::RequestAfter(pause) } = output else {
             panic!("no pause")
@@ -498,15 +577,6 @@ mod tests {
         machine.fail(too_large());
         assert_eq!(*machine.state(), listing(), "its data may come from a backup");
         assert_eq!(target(&machine), "/api/v1/services?resourceVersion=0");
-    }
-
-    #[test]
-    fn a_version_is_confirmed_by_a_list_without_objects() {
-        assert_eq!(listing().confirmation::<Service>(), None);
-        let target =
-            "/api/v1/services?fieldSelector=metadata.name%3Dnone&resourceVersion=7&resourceVersionMatch=NotOlderThan";
-        let request = Request { operation: Operation::List, target: target.to_owned() };
-        assert_eq!(watching("7").confirmation::<Service>(), Some(request));
     }
 
     #[tokio::test(start_paused = true)]
@@ -539,10 +609,10 @@ mod tests {
         };
         assert_eq!(again, format!("still {message}"));
         assert!((REFUSED_PAUSE * 2..REFUSED_PAUSE * 2 + REFUSED_JITTER_MAX).contains(&pause.duration));
-        machine.step::<Node>(Input::Accepted);
+        machine.step::<Node>(accepted());
         machine.step::<Node>(Input::Received(Message::Applied(object())));
         machine.step::<Node>(end("7"));
-        machine.step::<Node>(Input::Accepted);
+        machine.step::<Node>(accepted());
         let Output { log: Some(Log::Warn(message)), event: None, .. } = refuse(&mut machine) else {
             panic!("no new warning")
         };
@@ -552,7 +622,7 @@ mod tests {
     #[test]
     fn a_complete_list_without_the_node_logs_a_warning() {
         let mut machine = Machine::new();
-        machine.step::<Node>(Input::Accepted);
+        machine.step::<Node>(accepted());
         let Output { log: Some(Log::Warn(message)), event: Some(WatchEvent::ListDone(_)), next: Next::Request } =
             machine.step::<Node>(end("7"))
         else {
@@ -574,16 +644,16 @@ mod tests {
         let deleted = |object| Input::Received(Message::Deleted(object));
         let listed = |machine: &mut Machine, objects| {
             machine.state = Some(listing());
-            machine.step::<Node>(Input::Accepted);
+            machine.step::<Node>(accepted());
             (0..objects).for_each(|_| drop(machine.step::<Node>(applied(object()))));
         };
         listed(&mut machine, 0);
         assert_eq!(after(&mut machine, end("7")), (false, false), "the watch may still be refused");
-        assert_eq!(after(&mut machine, Input::Accepted), (false, true), "there is no such Node");
+        assert_eq!(after(&mut machine, accepted()), (false, true), "there is no such Node");
         assert_eq!(after(&mut machine, applied(versioned("8"))), (true, true));
         listed(&mut machine, 1);
         assert_eq!(after(&mut machine, end("10")), (false, false));
-        assert_eq!(after(&mut machine, Input::Accepted), (true, true));
+        assert_eq!(after(&mut machine, accepted()), (true, true));
         assert_eq!(after(&mut machine, deleted(versioned("13"))), (false, true));
     }
 
@@ -620,7 +690,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_second_failure_at_the_same_version_leads_to_a_list_with_all_features() {
-        let less = |version: &str| WatchState::Watching { version: version.to_owned(), sends_optional_fields: false };
+        let less = without_fields;
         let mut machine = Machine::watching("7", false);
         machine.fail(unreadable());
         assert_eq!(*machine.state(), less("7"));
@@ -631,15 +701,15 @@ mod tests {
         assert_eq!(*machine.state(), less("8"));
         machine.fail(unreadable());
         assert_eq!(*machine.state(), relisting("8"));
-        machine.step::<Service>(Input::Accepted);
+        machine.step::<Service>(accepted());
         machine.step::<Service>(end("8"));
         machine.fail(unreadable());
         assert_eq!(*machine.state(), relisting("8"), "a list that ends at the same place has not helped");
-        machine.state = Some(WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None });
+        machine.state = Some(listing_without_fields());
         for error in [unreadable(), unreadable(), ApiError::NoVersion, ApiError::Silent(Operation::List.silence_max())]
         {
             machine.fail(error);
-            let without = WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None };
+            let without = listing_without_fields();
             assert_eq!(*machine.state(), without, "features return with the next complete list");
         }
     }

@@ -9,7 +9,7 @@ use cproxy_tests::{
     audit::AuditLog,
     control_plane::{ADDRESS, NODE, PORT, SECOND_PORT},
     manifest,
-    process::{Agent, Daemon, RunningAgent, eventually},
+    process::{Agent, Daemon, RunningAgent, cproxy, eventually},
     relay::{Relay, RelayChange},
     sandbox::Sandbox,
 };
@@ -95,6 +95,17 @@ fn another_api_server_goes_on_where_one_was_killed() {
     let web = "TCP 10.96.0.10:80 10.244.0.1:8080";
     servers.cluster.expect(&[web]);
 
+    let source = || {
+        let rows = cproxy(&sandbox, &["check", "-o", "json"]).json();
+        let row = rows.as_array().and_then(|rows| rows.iter().find(|row| row["name"] == "source")).cloned();
+        row.map(|row| (row["state"].clone(), row["detail"].as_str().unwrap_or_default().to_owned())).unwrap_or_default()
+    };
+    let (state, detail) = source();
+    let first = servers.relays[0].address();
+    assert_eq!(state, "ok", "{detail}");
+    assert!(detail.starts_with(&format!("follows https://{first}/ (its 1st choice), last confirmed ")), "{detail}");
+    assert!(detail.ends_with(" s ago, view all"), "{detail}");
+
     // All watches share one connection, and the other server is left alone.
     let running = || servers.audits[0].requests().iter().filter(|request| !request.is_done).count();
     eventually(PATIENCE, "three watches are under way", || if running() == 3 { Ok(()) } else { Err(running()) });
@@ -110,6 +121,9 @@ fn another_api_server_goes_on_where_one_was_killed() {
         println!("the second API server is followed after {:?}", start.elapsed());
         let second = servers.relays[1].address();
         agent.wait_log(&format!("INFO connected to another API server, at https://{second}"), PATIENCE);
+        let (state, detail) = source();
+        assert_eq!(state, "limited", "{detail}");
+        assert!(detail.starts_with(&format!("follows https://{second}/ (its 2nd choice), ")), "{detail}");
         servers.use_second();
         servers.cluster.apply_service("new", "10.96.0.11", &["10.244.0.2"]);
         servers.cluster.expect(&[web, "TCP 10.96.0.11:80 10.244.0.2:8080"]);

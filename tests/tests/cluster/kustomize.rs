@@ -68,6 +68,34 @@ fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
     }
 }
 
+#[test]
+fn the_relays_overlay_is_accepted_and_grants_only_what_the_relay_needs() {
+    let sandbox = Sandbox::for_test();
+    let control_plane = ControlPlane::start(&sandbox);
+    let text = rendered(&control_plane, "overlays/relay");
+    let answer = control_plane.kubectl(&["apply", "--dry-run=server", "-f", "-"], &text);
+    assert_eq!(answer.matches("(server dry run)").count(), text.matches("\nkind: ").count(), "{answer}");
+    control_plane.kubectl(&["apply", "-f", "-"], &text);
+    let autoscaler = path("overlays/relay/autoscaler.yaml");
+    control_plane.kubectl(&["apply", "--dry-run=server", "-f", &autoscaler], "");
+    let is_permitted = |request: &[&str]| {
+        let account = ["auth", "can-i", "--as", "system:serviceaccount:kube-system:cproxy-relay"];
+        control_plane.try_kubectl("admin", &[&account, request].concat(), "").stdout.trim() == "yes"
+    };
+    let kinds = ["services", "nodes", "endpointslices.discovery.k8s.io"];
+    for verb in ["list", "watch"] {
+        for kind in kinds {
+            assert!(is_permitted(&[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+        }
+    }
+    assert!(is_permitted(&["create", "tokenreviews.authentication.k8s.io"]));
+    for verb in ["create", "update", "patch", "delete"] {
+        for kind in kinds.into_iter().chain(["secrets", "pods", "serviceaccounts/token"]) {
+            assert!(!is_permitted(&[verb, kind, "--all-namespaces"]), "{verb} {kind}");
+        }
+    }
+}
+
 /// The code block of the README that has these words.
 fn block(words: &str) -> String {
     let readme = fs::read_to_string(path("README.md")).unwrap();

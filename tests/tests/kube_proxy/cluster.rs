@@ -6,6 +6,7 @@ use cproxy_tests::{
     control_plane::{ControlPlane, NODE},
     manifest,
     process::{Agent, RunningAgent, cproxy},
+    relay_server::{RelayServer, RunningRelay},
     sandbox::Sandbox,
 };
 use serde_json::{Value, json};
@@ -22,6 +23,9 @@ use crate::{
 /// Addresses of the node of both proxies.
 pub(crate) const NODE_IPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
 
+/// Address of the relay.
+const RELAY: &str = "127.0.0.1:7443";
+
 /// Possible zones of the node.
 pub(crate) const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
@@ -37,6 +41,8 @@ pub(crate) struct Cluster<'s> {
     marker: Marker,
     kube_proxy: KubeProxy<'s>,
     agent: RunningAgent,
+    /// Between the API server and the agent.
+    _relay: Option<RunningRelay>,
     // Dropped last, after the proxies that follow it.
     control_plane: ControlPlane<'s>,
 }
@@ -53,6 +59,18 @@ pub(crate) struct View {
 
 impl<'s> Cluster<'s> {
     pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
+        Self::start_with(sandbox, |_| None)
+    }
+
+    /// Starts with a relay between the API server and the agent.
+    pub(crate) fn start_behind_relay(sandbox: &'s Sandbox) -> Self {
+        Self::start_with(sandbox, |control_plane| {
+            let relay = RelayServer::new(sandbox).kubeconfig(control_plane.admin_kubeconfig());
+            Some(relay.listen(RELAY).without_authentication().start())
+        })
+    }
+
+    fn start_with(sandbox: &'s Sandbox, start_relay: impl FnOnce(&ControlPlane<'_>) -> Option<RunningRelay>) -> Self {
         sandbox.add_addresses(NODE_IPS);
         let control_plane = ControlPlane::start(sandbox);
         add_node(&control_plane);
@@ -60,9 +78,12 @@ impl<'s> Cluster<'s> {
         control_plane.apply(marker.objects());
         let objects = Objects::new(&control_plane);
         let kube_proxy = KubeProxy::start(sandbox, &control_plane);
-        let mut agent = Agent::new(sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(own_place()).start();
+        let relay = start_relay(&control_plane);
+        let server = if relay.is_some() { format!("http://{RELAY}") } else { control_plane.server_url() };
+        let kubeconfig = control_plane.kubeconfig_at("cproxy", &server);
+        let mut agent = Agent::new(sandbox).kubeconfig(kubeconfig).args(own_place()).start();
         agent.wait_ready(PATIENCE);
-        let mut cluster = Self { sandbox, objects, marker, kube_proxy, agent, control_plane };
+        let mut cluster = Self { sandbox, objects, marker, kube_proxy, agent, _relay: relay, control_plane };
         cluster.synchronise(None);
         cluster
     }

@@ -36,17 +36,27 @@ use self::{
     universe::{Change, Universe},
 };
 
-/// Number of changes, in an ordinary and in a long run.
+/// Number of changes, in an ordinary and in a long run, and behind a relay.
 const CHANGES: usize = 300;
 const CHANGES_IN_SOAK: usize = 3_000;
+const CHANGES_BEHIND_RELAY: usize = 60;
 
 #[test]
 fn kube_proxy_and_cproxy_agree_on_random_objects() {
-    let seed = random::seed();
     let wanted = if random::is_soak() { CHANGES_IN_SOAK } else { CHANGES };
-    eprintln!("CPROXY_SEED={seed}");
     let sandbox = Sandbox::for_test();
-    let mut cluster = Cluster::start(&sandbox);
+    compare_during_changes(Cluster::start(&sandbox), wanted).check();
+}
+
+#[test]
+fn they_agree_with_a_relay_between_cproxy_and_the_api_server() {
+    let sandbox = Sandbox::for_test();
+    compare_during_changes(Cluster::start_behind_relay(&sandbox), CHANGES_BEHIND_RELAY);
+}
+
+fn compare_during_changes(mut cluster: Cluster<'_>, wanted: usize) -> Tally {
+    let seed = random::seed();
+    eprintln!("CPROXY_SEED={seed}");
     let mut universe = Universe::new(seed);
     let mut tally = Tally::default();
     let mut made = 0;
@@ -67,5 +77,5 @@ fn kube_proxy_and_cproxy_agree_on_random_objects() {
         play(&universe, &changes, &format!("after {made} changes, the last of which were\n{last}\n"));
     }
     eprintln!("CPROXY_SEED={seed}: {made} changes");
-    tally.check();
+    tally
 }

@@ -1,4 +1,4 @@
-//! An OCI image layout (opencontainers/image-spec) with one image of one layer: the agent, and nothing else.
+//! An OCI image layout (opencontainers/image-spec) with one image of one layer: one program, and nothing else.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use super::{
-    AGENT, Written, digest, gzip,
+    AGENT, RELAY, Written, digest, gzip,
     stamp::{Stamp, revision},
     tar,
     tree::Tree,
@@ -19,19 +19,43 @@ use super::{
 
 /// The file that makes a directory a layout.
 const LAYOUT: &str = "oci-layout";
-/// The agent's, and the BPF programs' in it.
-const LICENSES: &str = "Apache-2.0 AND (MIT OR GPL-2.0-only)";
+
+/// Program that an image has.
+pub(super) struct Program {
+    path: &'static str,
+    title: &'static str,
+    /// User and group by number: the image has no /etc/passwd.
+    user: &'static str,
+    licenses: &'static str,
+    /// Form of the image, as `cargo xtask image` names it.
+    form: &'static str,
+}
+
+/// The agent. Loading programs, attaching them to the machine's cgroup and closing other processes' sockets takes
+/// capabilities that runtimes give to root alone.
+pub(super) const AGENT_IMAGE: Program = Program {
+    path: AGENT,
+    title: "cproxy",
+    user: "0:0",
+    // The agent's, and the BPF programs' in it.
+    licenses: "Apache-2.0 AND (MIT OR GPL-2.0-only)",
+    form: "oci",
+};
+
+/// The relay.
+pub(super) const RELAY_IMAGE: Program =
+    Program { path: RELAY, title: "cproxy-relay", user: "65532:65532", licenses: "Apache-2.0", form: "relay" };
 
 /// Writes the layout in place of an earlier one.
-pub(super) fn write(dir: PathBuf, agent: Vec<u8>, stamp: Stamp) -> Result<Written> {
+pub(super) fn write(dir: PathBuf, image: &Program, program: Vec<u8>, stamp: Stamp) -> Result<Written> {
     clear(&dir)?;
     let mut tree = Tree::default();
-    tree.add_program(AGENT, agent);
+    tree.add_program(image.path, program);
     let unpacked = tar::archive(&tree, stamp)?;
     let mut layout = Layout { dir, bytes: 0 };
-    let labels = labels(stamp);
+    let labels = labels(image, stamp);
     let layer = layout.blob("application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&unpacked)?)?;
-    let config = config(&labels, &digest(&unpacked), stamp)?;
+    let config = config(image, &labels, &digest(&unpacked), stamp)?;
     let config = layout.blob("application/vnd.oci.image.config.v1+json", &text(&config)?)?;
     let manifest = json!({
         "schemaVersion": 2,
@@ -94,35 +118,33 @@ fn text(value: &Value) -> Result<Vec<u8>> {
     serde_json::to_vec(value).context("writing JSON")
 }
 
-fn config(labels: &BTreeMap<String, String>, layer: &str, stamp: Stamp) -> Result<Value> {
+fn config(image: &Program, labels: &BTreeMap<String, String>, layer: &str, stamp: Stamp) -> Result<Value> {
     Ok(json!({
         "created": stamp.text(),
         "architecture": architecture()?,
         "os": "linux",
         "config": {
-            // Loading programs, attaching them to the machine's cgroup and closing other processes' sockets takes
-            // capabilities that runtimes give to root alone. By number: the image has no /etc/passwd.
-            "User": "0:0",
-            "Entrypoint": [format!("/{AGENT}")],
+            "User": image.user,
+            "Entrypoint": [format!("/{}", image.path)],
             "Cmd": ["run"],
             "Env": ["PATH=/usr/bin"],
             "WorkingDir": "/",
             "Labels": labels,
         },
         "rootfs": {"type": "layers", "diff_ids": [layer]},
-        "history": [{"created": stamp.text(), "created_by": "cargo xtask image oci"}],
+        "history": [{"created": stamp.text(), "created_by": format!("cargo xtask image {}", image.form)}],
     }))
 }
 
 /// Labels of the image; unknown ones are left out.
-fn labels(stamp: Stamp) -> BTreeMap<String, String> {
+fn labels(image: &Program, stamp: Stamp) -> BTreeMap<String, String> {
     let known = [
-        ("title", Some("cproxy".to_owned())),
+        ("title", Some(image.title.to_owned())),
         ("version", Some(version().to_owned())),
         ("created", Some(stamp.text())),
         ("revision", revision()),
         ("source", Some(env!("CARGO_PKG_REPOSITORY").to_owned()).filter(|url| !url.is_empty())),
-        ("licenses", Some(LICENSES.to_owned())),
+        ("licenses", Some(image.licenses.to_owned())),
     ];
     known.into_iter().filter_map(|(name, value)| Some((format!("org.opencontainers.image.{name}"), value?))).collect()
 }

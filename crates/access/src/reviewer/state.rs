@@ -23,7 +23,7 @@ pub(super) struct State {
     accepted: Table<TokenKey, Accepted>,
     refused: Table<TokenKey, Refused>,
     flights: HashMap<TokenKey, Flight>,
-    /// Bytes of the requests under way.
+    /// Bytes of the tokens under way.
     flights_bytes: usize,
     origins: Origins,
     /// Earliest start of another review.
@@ -52,7 +52,7 @@ struct Refused {
     until: Instant,
 }
 
-/// What the tables have for a request.
+/// Start of a request, as the tables have it.
 pub(super) enum Begun {
     /// The result.
     Done(Outcome),
@@ -225,7 +225,7 @@ impl State {
         }
     }
 
-    /// What a client gets without a review: an older good answer, which is then used for a while.
+    /// Result without a review: an older good answer, which is then used for a while.
     fn failed(&mut self, key: TokenKey, refusal: Refusal, settings: &ReviewSettings) -> Outcome {
         let now = Instant::now();
         let accepted = self.accepted.get_mut(&key).filter(|accepted| now < accepted.stale_until);

@@ -1,6 +1,7 @@
 //! The file of views, YAML or JSON.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
@@ -17,7 +18,7 @@ use super::{
     pattern::{CidRange, PathPattern, Pattern},
     view::Namespaces,
 };
-use crate::{Identity, PeerAddress, Source};
+use crate::{Identity, PeerAddress, Source, review::short};
 
 /// Largest file.
 const FILE_BYTES_MAX: usize = 4 << 20;
@@ -25,6 +26,9 @@ const FILE_BYTES_MAX: usize = 4 << 20;
 const SERVICES_MAX: usize = 64;
 /// Maximum number of parts that aliases may repeat: a few lines can repeat each other a billion times.
 const REPEATED_MAX: usize = 100_000;
+
+const NO_VIEW: &str =
+    "there is no view, so every client would be refused; add one to `views`, or write `default: everything`";
 
 /// Error in a file of views: one line that names file, place and remedy.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -49,16 +53,16 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 struct FileFields {
     #[serde(default)]
-    default: Default,
+    default: Unmatched,
     dns: Option<Vec<NamedService>>,
     #[serde(default)]
     views: Vec<Entry>,
 }
 
 /// Treatment of a client that matches no view.
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, std::default::Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Default {
+enum Unmatched {
     #[default]
     Refuse,
     Everything,
@@ -93,9 +97,8 @@ struct EntryFields {
 #[serde(try_from = "ClientsFields")]
 struct Clients(ClientsFields);
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-#[derive(std::default::Default)]
 struct ClientsFields {
     usernames: Vec<Pattern>,
     groups: Vec<Pattern>,
@@ -135,11 +138,31 @@ fn from_yaml(text: &str) -> Result<File, String> {
         })
     };
     let file = serde_saphyr::with_deserializer_from_str_with_options(text, yaml_options(), read);
-    file.map_err(|error| {
-        let message = error.to_string();
-        let line = message.lines().next().unwrap_or("not YAML");
-        if matches!(path.as_str(), "" | ".") { line.to_owned() } else { format!("{path}: {line}") }
-    })
+    file.map_err(|error| message(&error, &path))
+}
+
+/// An error with its place first, as one line.
+fn message(error: &serde_saphyr::Error, path: &str) -> String {
+    if matches!(error, serde_saphyr::Error::Eof { .. }) {
+        return NO_VIEW.to_owned();
+    }
+    let location = error.location().map(|location| format!("line {}, column {}: ", location.line(), location.column()));
+    let path = if matches!(path, "" | "." | "?") { String::new() } else { format!("{}: ", short(path)) };
+    let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter.with_localizer(&PlaceFirst));
+    let message = match message.lines().next() {
+        Some("expected sequence start") => "expected a list, such as [x]",
+        message => message.unwrap_or("not YAML"),
+    };
+    format!("{}{path}{message}", location.unwrap_or_default())
+}
+
+/// Leaves the place out of the parser's messages.
+struct PlaceFirst;
+
+impl serde_saphyr::localizer::Localizer for PlaceFirst {
+    fn attach_location<'a>(&self, base: Cow<'a, str>, _: serde_saphyr::Location) -> Cow<'a, str> {
+        base
+    }
 }
 
 fn yaml_options() -> serde_saphyr::Options {
@@ -156,11 +179,9 @@ impl TryFrom<FileFields> for File {
     type Error = String;
 
     fn try_from(FileFields { default, dns, views }: FileFields) -> Result<Self, String> {
-        let shows_everything = default == Default::Everything;
+        let shows_everything = default == Unmatched::Everything;
         if views.is_empty() && !shows_everything {
-            return Err("there is no view, so every client would be refused; add one to `views`, or write `default: \
-                        everything`"
-                .to_owned());
+            return Err(NO_VIEW.to_owned());
         }
         let mut places = BTreeMap::new();
         for (index, view) in views.iter().enumerate() {
@@ -172,7 +193,7 @@ impl TryFrom<FileFields> for File {
     }
 }
 
-/// What every pod needs.
+/// Services that every pod needs.
 fn always_shown(dns: Option<Vec<NamedService>>) -> Result<BTreeSet<ServiceName>, String> {
     let dns = dns.unwrap_or_else(|| vec![NamedService(ServiceName::new("kube-system", "kube-dns"))]);
     if dns.len() > SERVICES_MAX {

@@ -1,4 +1,4 @@
-//! What one client, or several alike, may see.
+//! Content of a view: the objects that one client, or several alike, may see.
 
 use std::{
     collections::BTreeSet,

@@ -1,0 +1,102 @@
+//! Source that an agent follows, as the agent reports it to `cproxy check`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest time between two confirmations: two intervals of bookmarks, and a little more.
+const SILENT_SECONDS_MAX: u64 = 130;
+
+/// Source of a running agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceReport {
+    /// An API server, or what stands for it.
+    ApiServer {
+        /// Address of the server that was used last.
+        server: String,
+        /// Its place in the order of preference, from 1 on.
+        choice: usize,
+        /// Seconds since the server has confirmed the known state; `None` before the first time.
+        silent_seconds: Option<u64>,
+        /// View that the server shows; `all`: everything.
+        view: String,
+    },
+    /// Files and directories.
+    Manifests(Vec<String>),
+}
+
+impl SourceReport {
+    /// Whether the agent follows what it prefers, and has lately heard from it.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        match self {
+            Self::ApiServer { choice, .. } => *choice == 1 && !self.is_stale(),
+            Self::Manifests(_) => true,
+        }
+    }
+
+    fn is_stale(&self) -> bool {
+        let Self::ApiServer { silent_seconds, .. } = self else { return false };
+        silent_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS_MAX)
+    }
+}
+
+impl fmt::Display for SourceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ApiServer { server, choice, silent_seconds, view } => {
+                write!(f, "follows {server} (its {} choice), ", ordinal(*choice))?;
+                match silent_seconds {
+                    Some(seconds) if self.is_stale() => write!(f, "stale: last confirmed {seconds} s ago, view {view}"),
+                    Some(seconds) => write!(f, "last confirmed {seconds} s ago, view {view}"),
+                    None => f.write_str("which has confirmed nothing yet"),
+                }
+            }
+            Self::Manifests(paths) => write!(f, "manifests {}", paths.join(", ")),
+        }
+    }
+}
+
+fn ordinal(number: usize) -> String {
+    let end = match (number % 10, number % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(choice: usize, silent_seconds: Option<u64>, view: &str) -> SourceReport {
+        let server = "https://10.0.0.1:6443/".to_owned();
+        SourceReport::ApiServer { server, choice, silent_seconds, view: view.to_owned() }
+    }
+
+    #[test]
+    fn a_source_is_good_if_it_is_the_first_choice_and_not_stale() {
+        let follows = "follows https://10.0.0.1:6443/ (its";
+        for (report, is_good, text) in [
+            (server(1, Some(12), "all"), true, format!("{follows} 1st choice), last confirmed 12 s ago, view all")),
+            (server(1, Some(130), "ab"), true, format!("{follows} 1st choice), last confirmed 130 s ago, view ab")),
+            (
+                server(1, Some(131), "all"),
+                false,
+                format!("{follows} 1st choice), stale: last confirmed 131 s ago, view all"),
+            ),
+            (server(2, Some(0), "all"), false, format!("{follows} 2nd choice), last confirmed 0 s ago, view all")),
+            (server(3, None, "all"), false, format!("{follows} 3rd choice), which has confirmed nothing yet")),
+            (SourceReport::Manifests(vec!["a".to_owned(), "b".to_owned()]), true, "manifests a, b".to_owned()),
+        ] {
+            assert_eq!((report.is_good(), report.to_string()), (is_good, text));
+            let json = serde_json::to_string(&report).unwrap();
+            assert_eq!(serde_json::from_str::<SourceReport>(&json).unwrap(), report);
+        }
+        assert_eq!([1, 2, 3, 4, 11, 12, 21].map(ordinal), ["1st", "2nd", "3rd", "4th", "11th", "12th", "21st"]);
+    }
+}

@@ -1,0 +1,177 @@
+//! Watches case by case: what a client gets, where it may resume, and what is left out.
+
+#![expect(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a failed assertion is a failed test")]
+
+#[path = "../../../fuzz/src/relay_client.rs"]
+pub mod relay_client;
+
+use std::{
+    sync::Arc,
+    task::{Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use cproxy_core::{ResourceKind, api::Service};
+use cproxy_relay_core::{Collection, Filter, Format, Object, Selector, Start, Update, Upstream, Watch, WatchOptions};
+use prost::Message;
+
+use self::relay_client::{Received, read_events};
+
+fn service(name: &str, version: u64, app: &str) -> Object {
+    padded(name, version, app, 0)
+}
+
+fn padded(name: &str, version: u64, app: &str, bytes: usize) -> Object {
+    let mut service = Service::default();
+    service.metadata.name = name.to_owned();
+    service.metadata.namespace = "x".to_owned();
+    service.metadata.resource_version = version.to_string();
+    service.metadata.labels.insert("app".to_owned(), app.to_owned());
+    service.spec.external_ips.push("x".repeat(bytes));
+    let (metadata, protobuf) = Upstream::<Service>::decode(&*service.encode_to_vec()).expect("protobuf").into_parts();
+    Object::new(ResourceKind::Services, metadata, protobuf.into()).expect("it has a name and a version")
+}
+
+fn apply(collection: &Collection, updates: impl IntoIterator<Item = Update>) {
+    for update in updates {
+        let outcome = collection.apply(update, Instant::now());
+        assert!(!outcome.is_reset);
+    }
+}
+
+fn list(collection: &Collection, objects: impl IntoIterator<Item = Object>, version: u64) {
+    apply(collection, [Update::ListStarted]);
+    apply(collection, objects.into_iter().map(Update::Listed));
+    apply(collection, [Update::ListDone(version)]);
+}
+
+fn listed(objects: impl IntoIterator<Item = Object>, version: u64) -> Arc<Collection> {
+    let collection = Arc::new(Collection::new(ResourceKind::Services));
+    list(&collection, objects, version);
+    collection
+}
+
+fn watch(collection: &Arc<Collection>, labels: &str, fields: &str, version: u64) -> Watch {
+    let selector = Selector::parse(ResourceKind::Services, labels, fields).expect("a selector");
+    let options = WatchOptions { filter: Filter { selector, ..Filter::default() }, wants_bookmarks: false };
+    Watch::new(collection.clone(), options, Format::Protobuf, Start::After(version))
+}
+
+/// Events up to the first wait, in short.
+fn events(watch: &mut Watch) -> Vec<String> {
+    let mut events = Vec::new();
+    while let Poll::Ready(Some(part)) = watch.poll_next(Waker::noop()) {
+        events.extend(read_events(&part, false).into_iter().map(|event| match event {
+            Received::Added(service) => brief("added", &service),
+            Received::Modified(service) => brief("modified", &service),
+            Received::Deleted(service) => brief("deleted", &service),
+            Received::Bookmark(version, _) => format!("bookmark {version}"),
+            Received::Error(code) => format!("error {code}"),
+        }));
+    }
+    events
+}
+
+fn brief(change: &str, service: &Service) -> String {
+    let meta = &service.metadata;
+    format!("{change} {} {} {}", meta.name, meta.labels["app"], meta.resource_version)
+}
+
+#[test]
+fn a_change_is_left_out_if_a_later_one_follows_and_nothing_else_is() {
+    let collection = listed([service("a", 1, "a")], 5);
+    let changes = [
+        Update::Applied(service("a", 6, "a")),
+        Update::Applied(service("b", 7, "a")),
+        Update::Applied(service("a", 8, "a")),
+        Update::Deleted(service("b", 9, "a")),
+        Update::Applied(service("b", 10, "a")),
+        Update::Applied(service("b", 11, "a")),
+        Update::Applied(service("b", 12, "a")),
+    ];
+    apply(&collection, changes);
+    assert_eq!(
+        events(&mut watch(&collection, "", "", 5)),
+        ["added b a 7", "modified a a 8", "deleted b a 9", "added b a 10", "modified b a 12"]
+    );
+}
+
+#[test]
+fn an_object_that_leaves_or_enters_a_selector_is_deleted_or_added_even_if_it_changes_later() {
+    let collection = listed([service("a", 1, "a"), service("b", 2, "b")], 5);
+    let changes = [(("a", 6, "b"), ("a", 7, "c")), (("b", 8, "a"), ("b", 9, "a"))];
+    let applied = |(name, version, app)| Update::Applied(service(name, version, app));
+    apply(&collection, changes.into_iter().flat_map(|(first, second)| [applied(first), applied(second)]));
+    // It goes in the last state that the client may see.
+    assert_eq!(events(&mut watch(&collection, "app=a", "", 5)), ["deleted a a 6", "added b a 8", "modified b a 9"]);
+}
+
+#[test]
+fn a_watch_by_name_gets_events_that_are_longer_than_a_part() {
+    let collection = listed([], 5);
+    let mut idle = watch(&collection, "", "metadata.name=a", 5);
+    let long = |version| padded("a", version, "a", 20_000);
+    apply(&collection, [Update::Applied(long(6)), Update::Deleted(long(7)), Update::Applied(long(8))]);
+    let expected = ["added a a 6", "deleted a a 7", "added a a 8"];
+    assert_eq!(events(&mut watch(&collection, "", "metadata.name=a", 5)), expected);
+    assert_eq!(events(&mut idle), expected);
+}
+
+#[test]
+fn after_a_list_comes_first_what_takes_objects_away() {
+    let collection = listed([service("a", 1, "a"), service("b", 2, "a"), service("c", 3, "a")], 5);
+    list(&collection, [service("c", 8, "b"), service("d", 7, "a")], 9);
+    let expected = ["deleted a a 5", "deleted b a 5", "added d a 7", "modified c b 8"];
+    assert_eq!(events(&mut watch(&collection, "", "", 5)), expected);
+    let expected = ["deleted a a 5", "deleted b a 5", "deleted c a 5", "added d a 7"];
+    assert_eq!(events(&mut watch(&collection, "app=a", "", 5)), expected);
+    assert_eq!(events(&mut watch(&collection, "app=b", "", 5)), ["added c b 8"]);
+}
+
+#[test]
+fn a_watch_begins_where_all_later_changes_are_known() {
+    let collection = listed([service("a", 1, "a")], 5);
+    apply(&collection, [Update::Applied(service("a", 7, "a"))]);
+    list(&collection, [service("a", 7, "a")], 12);
+    apply(&collection, [Update::Applied(service("a", 14, "a"))]);
+    let starts = |versions: &[u64]| {
+        versions.iter().all(|version| events(&mut watch(&collection, "", "", *version)) != ["error 410"])
+    };
+    assert!(starts(&[5, 6, 7, 12, 13, 14]));
+    // Before the first list; between what is known from a list only; after all that has been.
+    for version in [0, 4, 8, 11, 15] {
+        assert!(!starts(&[version]), "{version}");
+    }
+    collection.forget_oldest();
+    assert!(!starts(&[6]) && starts(&[7]));
+}
+
+#[test]
+fn a_list_that_contradicts_what_is_known_means_that_the_data_went_back() {
+    for (objects, version) in [
+        (vec![service("a", 2, "a")], 4),
+        (vec![service("a", 1, "a")], 9),
+        (vec![service("a", 2, "a"), service("b", 3, "a")], 9),
+        (vec![], 5),
+    ] {
+        let collection = listed([service("a", 2, "a")], 5);
+        let mut watch = watch(&collection, "", "", 5);
+        let updates = [Update::ListStarted].into_iter().chain(objects.into_iter().map(Update::Listed));
+        updates.for_each(|update| assert!(!collection.apply(update, Instant::now()).is_reset));
+        assert!(collection.apply(Update::ListDone(version), Instant::now()).is_reset);
+        assert_eq!(events(&mut watch), ["error 410"]);
+    }
+}
+
+#[test]
+fn events_are_forgotten_by_age() {
+    let collection = listed([], 5);
+    let start = Instant::now();
+    for version in 6..9 {
+        let now = start + Duration::from_secs(version);
+        collection.apply(Update::Applied(service("a", version, "a")), now);
+    }
+    collection.forget_older_than(Duration::from_secs(1), start + Duration::from_secs(8));
+    let position = collection.position().expect("it has a list");
+    assert_eq!((position.events, position.oldest_version), (2, 6));
+}

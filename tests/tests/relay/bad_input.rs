@@ -1,0 +1,120 @@
+//! Clients that send garbage, too much, or read nothing: others do not notice, and memory stays bounded.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use cproxy_tests::{manifest::Slice, process::eventually, sandbox::Sandbox, usage::Memory};
+use serde_json::Value;
+
+use crate::{
+    client::Version,
+    fixture::{PATIENCE, RELAY, SERVICES, SLICES, World, service},
+};
+
+/// Memory of a relay in a debug build, whatever its clients do.
+const RESIDENT_MAX: u64 = 160 << 20;
+
+/// Requests of the flood.
+const FLOOD: usize = 20_000;
+
+fn connect() -> TcpStream {
+    let stream = TcpStream::connect(RELAY).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Everything that the relay sends until it closes.
+fn read_to_end(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    // A reset is an end, too.
+    drop(stream.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Sends as much as the relay takes.
+fn send(bytes: &[u8]) -> TcpStream {
+    let mut stream = connect();
+    drop(stream.write_all(bytes));
+    stream
+}
+
+#[test]
+fn wrong_requests_are_refused_or_closed() {
+    let sandbox = Sandbox::for_test();
+    let world = World::start(&sandbox);
+    let long_header = [b"GET / HTTP/1.1\r\nHost: a\r\nX: ".as_slice(), &vec![b'a'; 10 << 20]].concat();
+    for (bytes, expected) in [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".repeat(50).as_slice(), "400"),
+        (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", "400"),
+        (b"HELLO\r\n\r\n", "400"),
+        (b"GET / HTTP/9.9\r\n\r\n", "400"),
+        (&long_header, "431"),
+    ] {
+        let answer = read_to_end(send(bytes));
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
+        assert!(answer.is_empty() || answer.starts_with(&format!("HTTP/1.1 {expected}")), "{shown}: {answer}");
+    }
+    let body = world.client().send(&["--data-binary", &"a".repeat(100 << 10)], SERVICES);
+    assert_eq!(body.code, 405);
+    let long_path = format!("{SERVICES}?labelSelector={}", "a".repeat(15_900));
+    println!("a path of 15,900 characters: {}", world.client().get(&long_path).code);
+    // Requests that are not complete.
+    let start = Instant::now();
+    let halves = [b"".as_slice(), b"GET", b"GET / HTTP/1.1\r\nHost: a\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"];
+    let halves = halves.map(send);
+    assert_eq!(world.client().get(SERVICES).code, 200);
+    for stream in halves {
+        drop(read_to_end(stream));
+    }
+    println!("all incomplete requests were closed after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(35));
+}
+
+#[test]
+fn floods_are_bounded() {
+    let sandbox = Sandbox::for_test();
+    let world = World::start(&sandbox);
+    let watching = world.client().watch(&format!("{SERVICES}?watch=true&resourceVersion=0"));
+
+    // Different paths on one connection, faster than answers are read.
+    let mut stream = connect();
+    let reader = stream.try_clone().unwrap();
+    let reading = std::thread::spawn(move || read_to_end(reader));
+    for number in 0..FLOOD {
+        if write!(stream, "GET /api/v1/{number} HTTP/1.1\r\nHost: a\r\n\r\n").is_err() {
+            break;
+        }
+    }
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let answers = reading.join().unwrap();
+    println!("the flood got {} answers", answers.matches("HTTP/1.1 ").count());
+    let series = world.relay.metrics().lines().filter(|line| line.contains("requests_total{")).count();
+    assert!(series < 40, "{series} series");
+
+    // A thousand streams.
+    let target = format!("{SERVICES}?watch=true&timeoutSeconds=3&number=[1-1000]");
+    let many = world.client().version(Version::Http2).args(["--globoff"]);
+    let _streams = many.args(["--no-globoff", "--parallel", "--parallel-max", "300"]).watch(&target);
+
+    // Clients that never read, while a large object changes.
+    let ask = format!("GET {SLICES}?watch=true HTTP/1.1\r\nHost: a\r\n\r\n");
+    let sleepers: Vec<_> = (0..100).map(|_| send(ask.as_bytes())).collect();
+    let addresses = |from: u32| (0..100).map(move |host| format!("10.{}.{host}.1", from % 250));
+    let slice = |from| -> Value { Slice::v4("large").namespace("team").tcp("http", 80).ready(addresses(from)).into() };
+    world.cluster.create(&slice(0));
+    for round in 1..100 {
+        let path = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices/large-ipv4";
+        world.cluster.patch(path, &slice(round));
+    }
+    world.cluster.create(&service("team", "late"));
+    eventually(PATIENCE, "a client that reads has the last change", || {
+        let changes = watching.changes();
+        if changes.contains(&"ADDED late".to_owned()) { Ok(()) } else { Err(format!("{changes:?}")) }
+    });
+    let memory = Memory::of(world.relay.pid());
+    println!("{memory:?} with {} clients that do not read", sleepers.len());
+    assert!(memory.peak < RESIDENT_MAX, "{memory:?}");
+}
