@@ -1,0 +1,170 @@
+//! The load generator's processes, as their parent sees them.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cproxy_tests::{
+    sandbox::{Placement, Sandbox},
+    usage::cpu_time,
+};
+
+use crate::{
+    LOAD,
+    load::{
+        protocol::{Answer, Counts, Expected, Order, Start},
+        receipts::{Change, Histograms, Latencies},
+    },
+    pin,
+};
+
+/// Limit on the time until all clients have what they wait for.
+const TIME_MAX_S: u64 = 180;
+
+/// Number of processes. A client has one descriptor, and while it waits to connect again up to three.
+const PROCESSES: u32 = 2;
+
+/// A running load generator. It ends when this value is dropped.
+pub(crate) struct Generator {
+    processes: Vec<Process>,
+    pub(crate) clients: u32,
+}
+
+/// One of its processes.
+struct Process {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Generator {
+    /// Starts it on its own CPU.
+    pub(crate) fn start(sandbox: &Sandbox) -> Result<Self> {
+        let processes = (0..PROCESSES).map(|_| Process::start(sandbox)).collect::<Result<_>>()?;
+        Ok(Self { processes, clients: 0 })
+    }
+
+    /// CPU time of all processes.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        self.processes.iter().map(|process| cpu_time(process.child.id())).sum()
+    }
+
+    /// Gives all processes the same order.
+    fn order_all(&mut self, order: &Order) -> Result<Vec<Answer>> {
+        self.processes.iter_mut().try_for_each(|process| process.send(order))?;
+        self.processes.iter_mut().map(Process::answer).collect()
+    }
+
+    /// Starts further clients.
+    pub(crate) fn start_clients(&mut self, start: &Start) -> Result<()> {
+        self.clients += start.count;
+        for (number, process) in (0..).zip(&mut self.processes) {
+            let part = |all: u32| all / PROCESSES + u32::from(number < all % PROCESSES);
+            let (count, checked, nodes) = (part(start.count), part(start.checked), part(start.nodes));
+            process.send(&Order::Start(Start { count, checked, nodes, ..start.clone() }))?;
+        }
+        self.processes.iter_mut().try_for_each(|process| process.answer().map(drop))
+    }
+
+    /// Waits until all clients have all lists. Returns the moment at which the last one had them.
+    pub(crate) fn wait_for_lists(&mut self) -> Result<u64> {
+        self.reach(&Order::WaitForLists { time_max_s: TIME_MAX_S }, "both lists")
+    }
+
+    /// Waits until all clients have all slices up to a version. Returns the moment.
+    pub(crate) fn settle(&mut self, version: u64) -> Result<u64> {
+        self.reach(&Order::Settle { version, time_max_s: TIME_MAX_S }, "all changes")
+    }
+
+    fn reach(&mut self, order: &Order, what: &str) -> Result<u64> {
+        let (mut have, mut all, mut last_ns) = (0, 0, 0);
+        for answer in self.order_all(order)? {
+            let Answer::Reached { count, of, at_ns } = answer else { bail!("unexpected answer: {answer:?}") };
+            (have, all, last_ns) = (have + count, all + of, last_ns.max(at_ns));
+        }
+        ensure!(have == all, "only {have} of {all} clients have {what} after {TIME_MAX_S} s");
+        Ok(last_ns)
+    }
+
+    /// Begins to record receipts.
+    pub(crate) fn record(&mut self) -> Result<()> {
+        self.order_all(&Order::Record).map(drop)
+    }
+
+    /// Ends the recording.
+    pub(crate) fn latencies(&mut self, changes: &[Change]) -> Result<Latencies> {
+        let mut histograms = Histograms::default();
+        for answer in self.order_all(&Order::Latencies(changes.to_vec()))? {
+            let Answer::Histograms(of_one) = answer else { bail!("unexpected answer: {answer:?}") };
+            histograms.merge(&of_one);
+        }
+        Ok(histograms.latencies())
+    }
+
+    /// Fails if a client that decodes everything has something else than expected. Returns the number of these clients.
+    pub(crate) fn check(&mut self, expected: Expected) -> Result<usize> {
+        let mut all = 0;
+        for answer in self.order_all(&Order::Check(expected))? {
+            let Answer::Differences(count, differences) = answer else { bail!("unexpected answer: {answer:?}") };
+            ensure!(differences.is_empty(), "clients have something else: {}", differences.join("; "));
+            all += count;
+        }
+        Ok(all)
+    }
+
+    /// Starts clients that read one byte a second.
+    pub(crate) fn start_slow(&mut self, count: u32, server: &str, version: u64) -> Result<()> {
+        let order = Order::StartSlow { count: count / PROCESSES, server: server.to_owned(), version };
+        self.order_all(&order).map(drop)
+    }
+
+    /// Counters so far.
+    pub(crate) fn counts(&mut self) -> Result<Counts> {
+        let mut sum = Counts::default();
+        for answer in self.order_all(&Order::Count)? {
+            let Answer::Counts(Counts { lists, events, slow_bytes, slow_ended }) = answer else {
+                bail!("unexpected answer: {answer:?}")
+            };
+            sum.lists += lists;
+            sum.events += events;
+            sum.slow_bytes += slow_bytes;
+            sum.slow_ended += slow_ended;
+        }
+        Ok(sum)
+    }
+}
+
+impl Process {
+    fn start(sandbox: &Sandbox) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        command.arg(LOAD).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = sandbox.place(&mut command, Placement::Unhooked).spawn().context("starting the generator")?;
+        let orders = child.stdin.take().context("no standard input")?;
+        let answers = BufReader::new(child.stdout.take().context("no standard output")?);
+        pin::to_cpu(child.id(), pin::GENERATOR_CPU)?;
+        Ok(Self { child, orders, answers })
+    }
+
+    fn send(&mut self, order: &Order) -> Result<()> {
+        writeln!(self.orders, "{}", serde_json::to_string(order)?).context("ordering the generator")?;
+        self.orders.flush().context("ordering the generator")
+    }
+
+    fn answer(&mut self) -> Result<Answer> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).context("reading the generator's answer")?;
+        ensure!(!line.is_empty(), "the load generator has ended");
+        serde_json::from_str(&line).context("reading the generator's answer")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}

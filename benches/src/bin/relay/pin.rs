@@ -1,0 +1,20 @@
+//! CPUs of the processes: relay and load generator have one each, so that neither takes the other's time. API server,
+//! etcd and everything else run where the kernel puts them.
+
+use anyhow::{Context as _, Result};
+use rustix::{
+    process::Pid,
+    thread::{CpuSet, sched_setaffinity},
+};
+
+/// CPU of the relay.
+pub(crate) const RELAY_CPU: usize = 0;
+/// CPU of the load generator.
+pub(crate) const GENERATOR_CPU: usize = 1;
+
+/// Keeps a process, and threads that it starts later, on one CPU.
+pub(crate) fn to_cpu(pid: u32, cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(Pid::from_raw(pid as i32), &set).context("pinning a process to a CPU")
+}
