@@ -208,10 +208,11 @@ pub(crate) async fn serve(
     let connection = Arc::new(Connection::new(peer, is_surplus));
     let service = service_fn(|request: http::Request<Incoming>| {
         let (relay, connection) = (relay.clone(), connection.clone());
-        async move {
+        // In a box, which is freed before the body begins: a watch would keep the room of its request otherwise.
+        Box::pin(async move {
             let _guard = connection.begin_watch();
             Ok::<_, Infallible>(respond(&relay, &connection, request).await)
-        }
+        })
     });
     let builder = builder();
     let mut http = pin!(builder.serve_connection(TokioIo::new(stream), service));
