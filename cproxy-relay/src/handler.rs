@@ -58,7 +58,10 @@ pub(crate) async fn respond<B>(
     let accept = head.headers.get(ACCEPT).and_then(|header| header.to_str().ok());
     let format = Format::accepted(accept.unwrap_or_default());
     let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default()) {
-        Err(status) => (("other", verb(&head.method)), Err(status)),
+        Err(status) => {
+            let status = if connection.admits_request() { status } else { too_many_requests() };
+            (("other", verb(&head.method)), Err(status))
+        }
         Ok(target) => {
             let labels = labels(&target, &head.method);
             let exchange = Exchange { relay, connection, headers: &head.headers, method: &head.method, format };

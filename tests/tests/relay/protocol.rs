@@ -19,6 +19,9 @@ use crate::{
 /// Requests at once.
 const THREADS: usize = 8;
 
+/// Attempts at a request whose answers differ.
+const ATTEMPTS: usize = 4;
+
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// A client of each server.
@@ -36,8 +39,13 @@ impl<'s> Pair<'s> {
         Self { api: change(self.api.clone()), relay: change(self.relay.clone()) }
     }
 
-    /// Differences between the answers to one request.
+    /// Differences between the answers to one request. On a busy machine the API server may end a watch before its
+    /// first event, so that only a difference that stays counts.
     fn difference(&self, target: &str) -> Option<String> {
+        (0..ATTEMPTS).map_while(|_| self.difference_once(target)).nth(ATTEMPTS - 1)
+    }
+
+    fn difference_once(&self, target: &str) -> Option<String> {
         let [api, relay] = [&self.api, &self.relay].map(|client| client.get(target));
         let difference = canonical(&api).difference(&canonical(&relay))?;
         let show = |response: &Response| if response.code >= 400 { response.text() } else { String::new() };
