@@ -131,7 +131,7 @@ const SUITES: [Suite; 16] = [
     suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
     suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
-    suite("kube-proxy", &["kube_proxy"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("kube-proxy", &["kube_proxy"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
     suite("relay", &["relay"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
     suite("scale", &["scale"], BUDGETS, MEASURED, Some(SuiteGroup::Live)),
     suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
