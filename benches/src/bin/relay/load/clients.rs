@@ -248,7 +248,7 @@ fn number(version: &str) -> u64 {
 
 impl<K: Object + WatchedResource> Subscriber<Brief<K>> for Follower {
     const SPREADS_LISTS: bool = true;
-    const CONFIRMS_VERSION: bool = false;
+    const LISTS_AFTER_FAILURE: bool = false;
 
     async fn publish(&mut self, event: WatchEvent<Brief<K>>) {
         self.record(&event);
@@ -268,7 +268,7 @@ impl Checker {
 
 impl Subscriber<Service> for Checker {
     const SPREADS_LISTS: bool = true;
-    const CONFIRMS_VERSION: bool = false;
+    const LISTS_AFTER_FAILURE: bool = false;
 
     async fn publish(&mut self, event: WatchEvent<Service>) {
         self.0.record(&event);
@@ -290,7 +290,7 @@ impl Subscriber<Service> for Checker {
 
 impl Subscriber<EndpointSlice> for Checker {
     const SPREADS_LISTS: bool = true;
-    const CONFIRMS_VERSION: bool = false;
+    const LISTS_AFTER_FAILURE: bool = false;
 
     async fn publish(&mut self, event: WatchEvent<EndpointSlice>) {
         self.0.record(&event);
