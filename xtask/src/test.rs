@@ -118,7 +118,7 @@ const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
 const SUITES: [Suite; 16] = [
-    suite("unit", &["--lib", "--bins", "allocations", "api_server", "http2"], &[], &[], None),
+    suite("unit", UNIT, &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
     suite("live", LIVE, ALONE, KERNEL, Some(SuiteGroup::Live)),
@@ -137,6 +137,7 @@ const SUITES: [Suite; 16] = [
     suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
 ];
 
+const UNIT: &[&str] = &["--lib", "--bins", "allocations", "api_server", "http2", "histories", "watches", "memory"];
 const LIVE: &[&str] =
     &["live", "settings", "check", "stale", "frontends", "room", "start", "get", "manifests", "other_users"];
 
