@@ -21,7 +21,7 @@ pub(crate) const RATES: [(u32, usize); 3] = [(1, 1_000), (10, 1_000), (100, 20)]
 pub(crate) struct Subject<'a> {
     pub(crate) server: &'static str,
     pub(crate) relay: Option<&'a RunningRelay>,
-    /// What is special about the measurement.
+    /// Peculiarity of the measurement.
     pub(crate) remark: &'static str,
 }
 

@@ -247,7 +247,8 @@ pub(crate) fn measure_beside_slow(
     let (with, memory_with) = measured(&mut generator, " beside slow clients")?;
     let counts = generator.counts()?;
     eprintln!(
-        "{SLOW} slow clients have read {} bytes, {} have ended; the relay's memory: {memory_without:?}, {memory_with:?}",
+        "{SLOW} slow clients have read {} bytes, {} have ended; the relay's memory: {memory_without:?}, \
+         {memory_with:?}",
         counts.slow_bytes, counts.slow_ended
     );
     Ok(BesideSlow { rates: [without, with], memory: [memory_without, memory_with] })
