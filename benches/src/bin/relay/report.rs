@@ -90,8 +90,8 @@ const NOTES: [&str; 4] = [
      and the program that makes the changes run beside them. Latencies include the generator's time for all clients \
      before: that of one client alone is smaller.",
     "A change is a PUT of an EndpointSlice. Its latency is the time from the API server's answer to the client's \
-     receipt of it, or of a later version of the same slice. At 100 changes a second, 20 slices change in turn, so that \
-     a client which is behind gets the last of several versions alone.",
+     receipt of it, or of a later version of the same slice. At 100 changes a second, 20 slices change in turn, so \
+     that a client which is behind gets the last of several versions alone.",
     "Clients are the agent's own code, with a connection each for Services and EndpointSlices, and 200 of them for \
      their Node. They read name and version only, apart from 50 which decode and keep everything and compare it with \
      what was written.",
