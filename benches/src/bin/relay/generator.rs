@@ -115,6 +115,19 @@ impl Generator {
         Ok(all)
     }
 
+    /// Starts clients that decode nothing, and waits until they have all lists. Returns the moment of the last.
+    pub(crate) fn run_readers(
+        &mut self,
+        count: u32,
+        server: &str,
+        versions: [u64; 2],
+        spread: Duration,
+    ) -> Result<u64> {
+        let (count, spread_ms) = (count / PROCESSES, spread.as_millis() as u64);
+        self.order_all(&Order::StartReaders { count, server: server.to_owned(), versions, spread_ms })?;
+        self.reach(&Order::WaitForReaders { count: count as usize, time_max_s: TIME_MAX_S }, "both lists")
+    }
+
     /// Starts clients that read one byte a second.
     pub(crate) fn start_slow(&mut self, count: u32, server: &str, version: u64) -> Result<()> {
         let order = Order::StartSlow { count: count / PROCESSES, server: server.to_owned(), version };

@@ -4,6 +4,7 @@
 mod brief;
 mod clients;
 pub(crate) mod protocol;
+mod readers;
 pub(crate) mod receipts;
 mod slow;
 
@@ -22,6 +23,7 @@ use tokio::sync::mpsc;
 use self::{
     clients::{Shared, options, wait_until},
     protocol::{Answer, Counts, Order},
+    readers::Readers,
     slow::Slow,
 };
 use crate::clock::now_ns;
@@ -41,10 +43,10 @@ pub(crate) fn run() -> Result<()> {
         }
     });
     let result = runtime.block_on(async {
-        let (shared, slow) = (Arc::<Shared>::default(), Arc::<Slow>::default());
+        let clients = Clients::default();
         while let Some(line) = orders.recv().await {
             let order = serde_json::from_str(&line).context("reading an order")?;
-            let answer = obey(&shared, &slow, order).await?;
+            let answer = obey(&clients, order).await?;
             let mut output = std::io::stdout().lock();
             writeln!(output, "{}", serde_json::to_string(&answer)?).and_then(|()| output.flush())?;
         }
@@ -54,7 +56,15 @@ pub(crate) fn run() -> Result<()> {
     result
 }
 
-async fn obey(shared: &Arc<Shared>, slow: &Arc<Slow>, order: Order) -> Result<Answer> {
+/// All kinds of clients.
+#[derive(Default)]
+struct Clients {
+    shared: Arc<Shared>,
+    readers: Arc<Readers>,
+    slow: Arc<Slow>,
+}
+
+async fn obey(Clients { shared, readers, slow }: &Clients, order: Order) -> Result<Answer> {
     Ok(match order {
         Order::Start(start) => {
             let configuration = configure(&options(&start)).await?;
@@ -81,6 +91,18 @@ async fn obey(shared: &Arc<Shared>, slow: &Arc<Slow>, order: Order) -> Result<An
         Order::Check(expected) => {
             let (count, differences) = shared.differences(&expected);
             Answer::Differences(count, differences)
+        }
+        Order::StartReaders { count, server, versions, spread_ms } => {
+            let (server, spread) = (server.parse().context("an address")?, Duration::from_millis(spread_ms));
+            drop(tokio::spawn(readers::start(readers.clone(), count, server, versions, spread)));
+            Answer::Done
+        }
+        Order::WaitForReaders { count, time_max_s } => {
+            let watching = || readers.watching.load(Ordering::Relaxed) as usize;
+            let failed = || readers.failed.load(Ordering::Relaxed) as usize;
+            wait_until(Duration::from_secs(time_max_s), || watching() + failed() >= count).await;
+            let at_ns = readers.last_ns.load(Ordering::Relaxed);
+            Answer::Reached { count: watching().saturating_sub(failed()), of: count, at_ns }
         }
         Order::StartSlow { count, server, version } => {
             slow::start(slow, count, &server, version);

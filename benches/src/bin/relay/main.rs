@@ -43,8 +43,9 @@ const API_SERVER: &str = "API server";
 /// Number of endpoints of each Service.
 const ENDPOINTS: u32 = 10;
 
-/// New clients in each millisecond, where their start is not measured.
-const CLIENTS_PER_MS: u32 = 1;
+/// Time from the start of one client to that of the next, where it is not measured: the generator needs as much to
+/// decode the lists of one.
+pub(crate) const CALM: Duration = Duration::from_millis(12);
 
 /// Services of the smaller population from which agents start.
 const FEW_SERVICES: u32 = 1_000;
@@ -223,7 +224,6 @@ impl Results {
 /// Starts clients until there are this many, and waits until they have all lists.
 fn add_clients(place: &Place<'_>, relays: usize, generator: &mut Generator, clients: u32) -> Result<()> {
     let new = clients.saturating_sub(generator.clients);
-    let spread = Duration::from_millis((new / CLIENTS_PER_MS).into());
-    generator.start_clients(&place.clients(relays, new, spread))?;
+    generator.start_clients(&place.clients(relays, new, CALM * new))?;
     generator.wait_for_lists().map(drop)
 }

@@ -13,11 +13,11 @@ use cproxy_tests::{
     process::run,
     relay_server::RunningRelay,
     sandbox::{Placement, Sandbox},
-    usage::{Memory, cpu_time, forget_peak},
+    usage::{Memory, cpu_time},
 };
 
 use crate::{
-    RELAY,
+    CALM, RELAY,
     bystander::Bystander,
     changes::Changer,
     clock::{between, now_ns},
@@ -28,9 +28,6 @@ use crate::{
 
 /// Time within which all clients arrive.
 const ARRIVAL: Duration = Duration::from_secs(10);
-
-/// Time over which clients start where that is not measured.
-const CALM_ARRIVAL: Duration = Duration::from_secs(20);
 
 /// Rate of changes while the API server cannot be reached.
 const CHANGES_PER_S: u32 = 1;
@@ -94,10 +91,12 @@ pub(crate) fn measure(
     cut: Duration,
     storms: &mut Vec<Storm>,
 ) -> Result<()> {
+    storms.push(arrive(place, clients)?);
     let relays = vec![place.start_relay(0)?];
     let generator = Generator::start(place.sandbox)?;
     let mut scene = Scene { place, relays, generator, changer };
-    storms.push(scene.arrive(clients)?);
+    scene.generator.start_clients(&scene.place.clients(1, clients, CALM * clients))?;
+    scene.generator.wait_for_lists()?;
     storms.push(scene.restart_relay()?);
     storms.push(scene.restart_api_server()?);
     storms.push(scene.cut_upstream(cut)?);
@@ -106,12 +105,39 @@ pub(crate) fn measure(
     Ok(())
 }
 
+/// Clients that decode nothing arrive at a relay of their own.
+fn arrive(place: &Place<'_>, clients: u32) -> Result<Storm> {
+    let relay = place.start_relay(0)?;
+    let mut generator = Generator::start(place.sandbox)?;
+    let (server, versions) = (Place::relay_address(), ["services", "endpointslices"].map(|of| version_of(&relay, of)));
+    let bystander = Bystander::start(place.sandbox, server);
+    thread::sleep(Duration::from_millis(500));
+    let (begin, cpu, cpu_of_generator) = (now_ns(), cpu_time(relay.pid()), generator.cpu_time());
+    let end = generator.run_readers(clients, server, versions, ARRIVAL)?;
+    let storm = Storm {
+        name: format!("all arrive within {} s", ARRIVAL.as_secs()),
+        clients,
+        time: between(begin, end),
+        relay_cpu: cpu_time(relay.pid()) - cpu,
+        peak_bytes: Memory::of(relay.pid()).peak,
+        lists: u64::from(clients) * 2,
+        bystander: Some(bystander.end()?),
+    };
+    eprintln!("{}; the generator's CPU {:?}", storm.text(), generator.cpu_time() - cpu_of_generator);
+    Ok(storm)
+}
+
+/// Version up to which a relay has all objects of a resource.
+fn version_of(relay: &RunningRelay, resource: &str) -> u64 {
+    relay.metric(&format!("cproxy_relay_resource_version{{resource=\"{resource}\"}}")) as u64
+}
+
 /// Kills one of two relays, both of which all clients know.
 fn fail_over(place: &mut Place<'_>, changer: &mut Changer, clients: u32) -> Result<Storm> {
     let relays = vec![place.start_relay(0)?, place.start_relay(1)?];
     let generator = Generator::start(place.sandbox)?;
     let mut scene = Scene { place, relays, generator, changer };
-    scene.generator.start_clients(&scene.place.clients(2, clients, CALM_ARRIVAL))?;
+    scene.generator.start_clients(&scene.place.clients(2, clients, CALM * clients))?;
     scene.generator.wait_for_lists()?;
     // Clients come with a version from before the last change.
     scene.change_and_settle()?;
@@ -122,28 +148,6 @@ fn fail_over(place: &mut Place<'_>, changer: &mut Changer, clients: u32) -> Resu
 }
 
 impl Scene<'_, '_> {
-    fn arrive(&mut self, clients: u32) -> Result<Storm> {
-        let relay = self.relay()?.pid();
-        forget_peak(relay);
-        let cpu = cpu_time(relay);
-        let bystander = Bystander::start(self.place.sandbox, Place::relay_address());
-        thread::sleep(Duration::from_millis(500));
-        let begin = now_ns();
-        self.generator.start_clients(&self.place.clients(1, clients, ARRIVAL))?;
-        let end = self.generator.wait_for_lists()?;
-        let storm = Storm {
-            name: format!("all arrive within {} s", ARRIVAL.as_secs()),
-            clients,
-            time: between(begin, end),
-            relay_cpu: cpu_time(relay) - cpu,
-            peak_bytes: Memory::of(relay).peak,
-            lists: self.generator.counts()?.lists,
-            bystander: Some(bystander.end()?),
-        };
-        eprintln!("{}", storm.text());
-        Ok(storm)
-    }
-
     fn restart_relay(&mut self) -> Result<Storm> {
         self.change_and_settle()?;
         self.storm("the only relay is killed and started again", |scene| {
@@ -234,7 +238,7 @@ pub(crate) fn measure_beside_slow(
 ) -> Result<BesideSlow> {
     let relay = place.start_relay(0)?;
     let mut generator = Generator::start(place.sandbox)?;
-    generator.start_clients(&place.clients(1, BESIDE_SLOW, CALM_ARRIVAL))?;
+    generator.start_clients(&place.clients(1, BESIDE_SLOW, CALM * BESIDE_SLOW))?;
     generator.wait_for_lists()?;
     let mut measured = |generator: &mut Generator, remark| {
         let subject = Subject { server: RELAY, relay: Some(&relay), remark };
@@ -242,7 +246,7 @@ pub(crate) fn measure_beside_slow(
         Ok::<_, anyhow::Error>((at_rate, memory_at_rest(relay.pid())))
     };
     let (without, memory_without) = measured(&mut generator, " without slow clients")?;
-    let version = relay.metric("cproxy_relay_resource_version{resource=\"endpointslices\"}") as u64;
+    let version = version_of(&relay, "endpointslices");
     generator.start_slow(SLOW, Place::relay_address(), version)?;
     let (with, memory_with) = measured(&mut generator, " beside slow clients")?;
     let counts = generator.counts()?;

@@ -21,6 +21,10 @@ pub(crate) enum Order {
     Latencies(Vec<Change>),
     /// Compares what checking clients have with what they should have.
     Check(Expected),
+    /// Starts clients that decode nothing.
+    StartReaders { count: u32, server: String, versions: [u64; 2], spread_ms: u64 },
+    /// Waits until so many of them have all lists.
+    WaitForReaders { count: usize, time_max_s: u64 },
     /// Starts clients that read one byte a second.
     StartSlow { count: u32, server: String, version: u64 },
     /// Counters so far.
