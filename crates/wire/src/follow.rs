@@ -299,7 +299,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_another_view_accepts_becomes_a_list() {
         let list = |version| Ok(vec![applied("a", "3"), end(Some(version))]);
-        // What the watch of the other view has to say is not read.
+        // The response in the other view is not read.
         let other = Ok(vec![applied("b", "6"), end(None)]);
         let views = [View::default(), View::named("x"), View::named("x"), View::named("x"), View::named("x")];
         assert_eq!(

@@ -179,7 +179,7 @@ impl Scene<'_, '_> {
             begin = Instant::now();
             changed.map(drop)
         })?;
-        // What counts is the time from the end of the cut.
+        // The time from the end of the cut counts.
         storm.time = storm.time.saturating_sub(cut);
         Ok(storm)
     }
