@@ -160,6 +160,11 @@ impl Selection {
         }
     }
 
+    /// Cargo's profile. The relay's clients share two CPUs with it, so that they have to be fast.
+    fn profile(self) -> &'static str {
+        if let Self::Relay = self { "relay" } else { "release" }
+    }
+
     fn needs(self) -> Requirements {
         match self {
             Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Requirements::Programs,
@@ -172,7 +177,7 @@ impl Selection {
     fn run(self, arguments: &[String]) -> Result<()> {
         let (binary, has_subcommands) = self.binary();
         let mut command = run::cargo();
-        command.args(["run", "--release", "--package", "cproxy-benches", "--bin", binary, "--"]);
+        command.args(["run", "--profile", self.profile(), "--package", "cproxy-benches", "--bin", binary, "--"]);
         command.args(has_subcommands.then(|| self.name())).args(arguments);
         let agent = AGENT.build()?.shipped;
         command.env(AGENT.variable, &agent);
