@@ -53,9 +53,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// Time for the answer to a PING.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for a peer to show that it speaks HTTP/2.
-const HTTP2_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// Connection to one API server.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -99,8 +96,8 @@ impl Dialer {
             Some(false) => self.http1(stream, place).await,
             None => match self.http2(stream, place, true).await {
                 Ok(connection) => Ok(connection),
-                // It may be a server of HTTP/1.1 that ignores what it does not know, but hardly is.
-                Err(error) if self.has_others && is_timeout(&error) => Err(error),
+                // A server of HTTP/1.1 refuses what it does not know. One that is silent is slow.
+                Err(error) if is_timeout(&error) => Err(error),
                 Err(error) => {
                     tracing::debug!("no HTTP/2 at {}: {error}", self.address);
                     let (stream, place, _) = self.open().await?;
@@ -142,7 +139,7 @@ impl Dialer {
                     end?;
                     return Err("the connection was closed".into());
                 }
-                pong = within(HTTP2_TIMEOUT, async { pings.ping(Ping::opaque()).await.map_err(io::Error::other) }) => {
+                pong = within(self.limit(), async { pings.ping(Ping::opaque()).await.map_err(io::Error::other) }) => {
                     pong?;
                 }
             }

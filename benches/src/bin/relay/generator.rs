@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Limit on the time until all clients have what they wait for.
-const TIME_MAX_S: u64 = 180;
+const TIME_MAX_S: u64 = 600;
 
 /// Number of processes. A client has one descriptor, and while it waits to connect again up to three.
 const PROCESSES: u32 = 2;
