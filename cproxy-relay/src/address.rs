@@ -7,6 +7,8 @@ use std::{
     str::FromStr,
 };
 
+use crate::guest_sockets::GuestSockets;
+
 /// Address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
@@ -14,6 +16,8 @@ pub(crate) enum ListenAddress {
     Tcp(SocketAddr),
     /// `unix:///PATH`
     Unix(PathBuf),
+    /// `unix:///PATH` with a `*`
+    Guests(GuestSockets),
     /// `vsock://CID:PORT`: the context id is the host's (2), or 4294967295 for any.
     Vsock {
         /// Context id of this side.
@@ -29,7 +33,7 @@ impl ListenAddress {
     pub(crate) fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
-            Self::Unix(_) | Self::Vsock { .. } => true,
+            Self::Unix(_) | Self::Guests(_) | Self::Vsock { .. } => true,
         }
     }
 }
@@ -40,8 +44,11 @@ impl FromStr for ListenAddress {
     fn from_str(text: &str) -> Result<Self, String> {
         const EXPECTED: &str = "expected HOST:PORT, unix:///PATH or vsock://CID:PORT";
         if let Some(path) = text.strip_prefix("unix://") {
-            let path = PathBuf::from(path);
-            return if path.is_absolute() { Ok(Self::Unix(path)) } else { Err(EXPECTED.to_owned()) };
+            return match path {
+                _ if !path.starts_with('/') => Err(EXPECTED.to_owned()),
+                _ if path.contains('*') => GuestSockets::parse(path).map(Self::Guests),
+                _ => Ok(Self::Unix(path.into())),
+            };
         }
         if let Some(rest) = text.strip_prefix("vsock://") {
             let parsed = rest.split_once(':').and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)));
@@ -61,6 +68,7 @@ impl fmt::Display for ListenAddress {
         match self {
             Self::Tcp(address) => address.fmt(f),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Guests(sockets) => write!(f, "unix://{}", sockets.path().display()),
             Self::Vsock { cid, port } => write!(f, "vsock://{cid}:{port}"),
         }
     }
@@ -78,6 +86,7 @@ mod tests {
             ("0.0.0.0:6443", false),
             ("[::]:6443", false),
             ("unix:///run/vm/a.sock_6443", true),
+            ("unix:///run/vm/*/v.sock_6443", true),
             ("vsock://2:6443", true),
         ] {
             let address: ListenAddress = text.parse().unwrap();
@@ -88,6 +97,8 @@ mod tests {
             "6443",
             "127.0.0.1",
             "unix://run/a",
+            "unix://run/*_1",
+            "unix:///run/*",
             "vsock://2",
             "vsock://a:1",
             "https://127.0.0.1:6443",

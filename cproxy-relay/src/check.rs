@@ -13,6 +13,7 @@ use http::{
 use serde_json::{Value, json};
 
 use crate::{
+    address::ListenAddress,
     config::{Authentication, Config},
     listener,
     run::read_views,
@@ -73,7 +74,11 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
     );
     for address in &config.listen {
         let opened = listener::open(address, None).map_err(|error| format!("{error}: choose another --listen"));
-        add("listen", opened.map(|_| format!("{address} can be bound")));
+        let text = |_| match address {
+            ListenAddress::Guests(sockets) => format!("{address} matches {} VMs now", sockets.vm_sockets().len()),
+            _ => format!("{address} can be bound"),
+        };
+        add("listen", opened.map(text));
     }
     let server = ApiServer { kubeconfig: config.kubeconfig.clone(), ..ApiServer::default() };
     match configure(&server).await {

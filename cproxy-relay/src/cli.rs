@@ -42,7 +42,8 @@ struct Settings {
     /// Kubeconfig file; default: the pod's ServiceAccount
     #[arg(long, env = "CPROXY_RELAY_KUBECONFIG", hide_env = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Addresses to listen on: HOST:PORT, unix:///PATH or vsock://CID:PORT; several separated by commas
+    /// Addresses to listen on: HOST:PORT, unix:///PATH, where * stands for the names of VMs, or vsock://CID:PORT;
+    /// several separated by commas
     #[arg(long, env = "CPROXY_RELAY_LISTEN", hide_env = true, value_name = "ADDR", num_args = 1..,
           value_delimiter = ',')]
     listen: Vec<ListenAddress>,

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -179,7 +179,7 @@ impl Drop for Guard {
 }
 
 /// Settings of HTTP.
-fn builder() -> Builder<TokioExecutor> {
+static HTTP: LazyLock<Builder<TokioExecutor>> = LazyLock::new(|| {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -196,51 +196,55 @@ fn builder() -> Builder<TokioExecutor> {
         .initial_stream_window_size(RECEIVE_WINDOW_BYTES)
         .initial_connection_window_size(RECEIVE_WINDOW_OF_ALL_BYTES);
     builder
-}
+});
 
-/// Serves a connection to its end.
-pub(crate) async fn serve(
+/// Serves a connection to its end. The future is a small one: a large one would be in each client's memory twice, as
+/// argument of the task and as its state.
+pub(crate) fn serve(
     relay: Arc<Relay>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     peer: Peer,
     is_surplus: bool,
-) {
+) -> impl Future<Output = ()> + Send {
     let connection = Arc::new(Connection::new(peer, is_surplus));
-    let service = service_fn(|request: http::Request<Incoming>| {
+    let service = {
         let (relay, connection) = (relay.clone(), connection.clone());
-        // In a box, which is freed before the body begins: a watch would keep the room of its request otherwise.
-        Box::pin(async move {
-            let _guard = connection.begin_watch();
-            Ok::<_, Infallible>(respond(&relay, &connection, request).await)
+        service_fn(move |request: http::Request<Incoming>| {
+            let (relay, connection) = (relay.clone(), connection.clone());
+            // In a box, which is freed before the body begins: a watch would keep the room of its request otherwise.
+            Box::pin(async move {
+                let _guard = connection.begin_watch();
+                Ok::<_, Infallible>(respond(&relay, &connection, request).await)
+            })
         })
-    });
-    let builder = builder();
-    let mut http = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut checks = interval(CHECK_INTERVAL);
-    let must_move = must_move(&relay, is_surplus);
-    let mut must_move = pin!(must_move);
-    let reason = loop {
-        tokio::select! {
-            end = http.as_mut() => {
-                if let Err(error) = end {
-                    tracing::debug!("{}: {error}", connection.peer.address());
-                }
-                return;
-            }
-            _ = checks.tick() => {
-                if let Some(fault) = connection.fault(Instant::now()) {
-                    relay.metrics.connections_cut.add(1);
-                    tracing::debug!("{} is cut: {fault}", connection.peer.address());
+    };
+    let mut http = Box::pin(HTTP.serve_connection(TokioIo::new(stream), service));
+    async move {
+        let mut checks = interval(CHECK_INTERVAL);
+        let mut must_move = pin!(must_move(&relay, is_surplus));
+        let reason = loop {
+            tokio::select! {
+                end = http.as_mut() => {
+                    if let Err(error) = end {
+                        tracing::debug!("{}: {error}", connection.peer.address());
+                    }
                     return;
                 }
+                _ = checks.tick() => {
+                    if let Some(fault) = connection.fault(Instant::now()) {
+                        relay.metrics.connections_cut.add(1);
+                        tracing::debug!("{} is cut: {fault}", connection.peer.address());
+                        return;
+                    }
+                }
+                reason = must_move.as_mut() => break reason,
             }
-            reason = must_move.as_mut() => break reason,
-        }
-    };
-    relay.metrics.connections_moved.add(1);
-    http.as_mut().graceful_shutdown();
-    connection.moving.send_replace(Some(reason));
-    timeout(LEAVE_TIME_MAX, http).await.ok();
+        };
+        relay.metrics.connections_moved.add(1);
+        http.as_mut().graceful_shutdown();
+        connection.moving.send_replace(Some(reason));
+        timeout(LEAVE_TIME_MAX, http).await.ok();
+    }
 }
 
 /// Waits until the client of a connection has to move: because of its age, because the views have changed, or because

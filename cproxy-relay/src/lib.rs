@@ -13,6 +13,7 @@ mod check;
 pub mod cli;
 mod config;
 mod connection;
+mod guest_sockets;
 mod handler;
 mod jitter;
 mod listener;

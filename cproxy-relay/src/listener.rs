@@ -1,26 +1,21 @@
 //! Listeners, and the connections that they accept.
 
-use std::{
-    fs, io,
-    net::SocketAddr,
-    os::unix::fs::FileTypeExt,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs, io, net::SocketAddr, os::unix::fs::FileTypeExt, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use cproxy_access::{Peer, PeerAddress};
 use rustix::net::sockopt;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
-use crate::{address::ListenAddress, connection::serve, relay::Relay, tls::ServerTls};
+use crate::{
+    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, relay::Relay,
+    tls::ServerTls,
+};
 
 /// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).
 const BACKLOG: u32 = 16_384;
@@ -47,6 +42,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) enum Listener {
     Tcp(TcpListener, Option<Arc<ServerTls>>),
     Unix(UnixListener, UnixPath),
+    Guests(GuestSockets),
     Vsock(VsockListener),
 }
 
@@ -66,10 +62,8 @@ impl Drop for UnixPath {
 pub(crate) fn open(address: &ListenAddress, tls: Option<&Arc<ServerTls>>) -> io::Result<Listener> {
     Ok(match address {
         ListenAddress::Tcp(address) => Listener::Tcp(listen_tcp(*address)?, tls.cloned()),
-        ListenAddress::Unix(path) => {
-            let listener = listen_unix(path)?;
-            Listener::Unix(listener, UnixPath(path.as_path().into()))
-        }
+        ListenAddress::Unix(path) => listen_unix(path)?,
+        ListenAddress::Guests(sockets) => Listener::Guests(sockets.clone()),
         &ListenAddress::Vsock { cid, port } => {
             let cid = if cid == u32::MAX { VMADDR_CID_ANY } else { cid };
             Listener::Vsock(VsockListener::bind(VsockAddr::new(cid, port))?)
@@ -85,8 +79,8 @@ fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// A socket that an earlier process has left behind is replaced; one that is in use, or another file, is not.
-fn listen_unix(path: &PathBuf) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
+pub(crate) fn listen_unix(path: &Path) -> io::Result<Listener> {
+    let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
             let is_dead = std::os::unix::net::UnixStream::connect(path)
@@ -98,12 +92,21 @@ fn listen_unix(path: &PathBuf) -> io::Result<UnixListener> {
             UnixListener::bind(path)
         }
         listener => listener,
-    }
+    };
+    Ok(Listener::Unix(listener?, UnixPath(path.into())))
 }
 
 impl Listener {
     /// Accepts connections for ever.
     pub(crate) async fn run(self, relay: Arc<Relay>) {
+        match self {
+            Self::Guests(sockets) => sockets.run(relay).await,
+            listener => listener.accept(relay).await,
+        }
+    }
+
+    /// The same for one socket.
+    pub(crate) async fn accept(self, relay: Arc<Relay>) {
         let surplus = Arc::new(Semaphore::new(SURPLUS_MAX));
         loop {
             let accepted = match &self {
@@ -114,6 +117,7 @@ impl Listener {
                     listener.accept().await.map(|(stream, _)| Accepted::Unix(stream, path.0.clone()))
                 }
                 Self::Vsock(listener) => listener.accept().await.map(|(stream, peer)| Accepted::Vsock(stream, peer)),
+                Self::Guests(_) => return,
             };
             match accepted {
                 Ok(accepted) => admit(&relay, &surplus, accepted),
@@ -125,6 +129,9 @@ impl Listener {
         }
     }
 }
+
+/// Future that serves a connection.
+type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Connection that was accepted.
 enum Accepted {
@@ -156,66 +163,52 @@ fn admit(relay: &Arc<Relay>, surplus: &Arc<Semaphore>, accepted: Accepted) {
             (permit, true)
         }
     };
-    let serving = serve_accepted(relay.clone(), accepted, permit, is_surplus);
-    drop(tokio::spawn(async move {
-        serving.await;
-        drop(counted);
-    }));
+    relay.metrics.connections.add(1);
+    drop(tokio::spawn(hold(start(relay.clone(), accepted, is_surplus), relay.metrics.clone(), (permit, counted))));
 }
 
-async fn serve_accepted(relay: Arc<Relay>, accepted: Accepted, permit: OwnedSemaphorePermit, is_surplus: bool) {
-    let metrics = relay.metrics.clone();
-    metrics.connections.add(1);
+/// Serves a connection, which counts as one until its end.
+async fn hold(serving: Serving, metrics: Arc<Metrics>, places: impl Send) {
+    serving.await;
+    metrics.connections.subtract(1);
+    drop(places);
+}
+
+/// Begins to serve a connection.
+fn start(relay: Arc<Relay>, accepted: Accepted, is_surplus: bool) -> Serving {
+    let address = accepted.peer();
     match accepted {
         Accepted::Tcp(stream, peer, tls) => {
             if let Err(error) = set_up(&stream) {
                 tracing::debug!("{peer}: {error}");
             }
-            serve_tcp(relay, stream, peer, tls, is_surplus).await;
+            match tls {
+                Some(tls) => Box::pin(serve_tls(relay, stream, address, tls, is_surplus)),
+                None => Box::pin(serve(relay, stream, Peer::new(address, None), is_surplus)),
+            }
         }
-        Accepted::Unix(stream, path) => {
-            serve(relay, stream, Peer::new(PeerAddress::Unix(path), None), is_surplus).await;
-        }
-        Accepted::Vsock(stream, peer) => {
-            let peer = Peer::new(PeerAddress::Vsock { cid: peer.cid() }, None);
-            serve(relay, stream, peer, is_surplus).await;
-        }
+        Accepted::Unix(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), is_surplus)),
+        Accepted::Vsock(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), is_surplus)),
     }
-    metrics.connections.subtract(1);
-    drop(permit);
 }
 
-async fn serve_tcp(
-    relay: Arc<Relay>,
-    stream: TcpStream,
-    peer: SocketAddr,
-    tls: Option<Arc<ServerTls>>,
-    is_surplus: bool,
-) {
-    let address = PeerAddress::Tcp(peer);
-    let Some(tls) = tls else { return serve(relay, stream, Peer::new(address, None), is_surplus).await };
-    match timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(tls.config()).accept(stream)).await {
+async fn serve_tls(relay: Arc<Relay>, stream: TcpStream, address: PeerAddress, tls: Arc<ServerTls>, is_surplus: bool) {
+    // In a box, which is freed after the handshake.
+    let handshake = Box::pin(timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(tls.config()).accept(stream)));
+    let serving = match handshake.await {
         Ok(Ok(stream)) => {
             let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
             let peer = Peer::new(address, certificate.map(AsRef::as_ref));
-            serve_tls(relay, stream, peer, is_surplus).await;
+            serve(relay, stream, peer, is_surplus)
         }
         Ok(Err(error)) => {
             relay.metrics.handshakes_failed.add(1);
-            tracing::debug!("{peer}: TLS: {error}");
+            tracing::debug!("{address}: TLS: {error}");
+            return;
         }
-        Err(_) => relay.metrics.handshakes_failed.add(1),
-    }
-}
-
-/// Apart from [`serve`] so that a connection's memory does not keep room for its handshake.
-async fn serve_tls(
-    relay: Arc<Relay>,
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    peer: Peer,
-    is_surplus: bool,
-) {
-    Box::pin(serve(relay, stream, peer, is_surplus)).await;
+        Err(_) => return relay.metrics.handshakes_failed.add(1),
+    };
+    serving.await;
 }
 
 fn set_up(stream: &TcpStream) -> io::Result<()> {

@@ -22,8 +22,9 @@ use tokio::{
 
 use crate::cache::Cache;
 
-/// Shortest time between two watches that are opened for a bookmark, however many clients wait for a version.
-const BOOKMARK_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest time between two watches that are opened for a bookmark, however many clients wait for a version. The
+/// bookmark comes a second later, so that each client has it within the three seconds that it waits.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// All Nodes: each client watches its own.
 const NODES: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };

@@ -162,7 +162,8 @@ const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requir
 const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
 const IMAGES: &[Requirement] =
     &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
-const GUESTS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
+const GUESTS: &[Requirement] =
+    &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
 const CLUSTER: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];
 const OLD_CLUSTER: &[Requirement] = &[
@@ -339,7 +340,7 @@ impl SuiteRunner<'_> {
         if self.machine.cluster.is_none() {
             command.args(["--skip", CLUSTER_TESTS]);
         }
-        if suite.needs.contains(&Requirement::OldestControlPlane) && !self.arguments.long {
+        if !self.arguments.long {
             command.args(WITHOUT_LONG);
         }
         if !self.arguments.soak {

@@ -21,5 +21,5 @@ pub use self::{
     refusal::{Reason, Refusal, RefusalCounters},
     review::{Review, parse_review, review_body},
     reviewer::{ReviewCounts, ReviewSettings, ReviewTransport, TokenReviewer},
-    views::{View, Views, ViewsError},
+    views::{Pattern, View, Views, ViewsError},
 };

@@ -8,7 +8,7 @@ mod view;
 
 use std::sync::Arc;
 
-pub use self::{file::ViewsError, view::View};
+pub use self::{file::ViewsError, pattern::Pattern, view::View};
 use self::{
     file::{Entry, File},
     interned::InternedViews,

@@ -1,5 +1,5 @@
 //! A guest without a network, whose agent reaches the API server through a vsock device: by a proxy on the host, which
-//! has credentials, or by a relay.
+//! has credentials, by cproxy-relay, or by a forwarder.
 
 use std::{os::unix::net::UnixListener, path::Path, process::Command, thread};
 
@@ -9,6 +9,7 @@ use cproxy_tests::{
     manifest::http_service,
     outside::SECRETS,
     process::Daemon,
+    relay_server::RelayServer,
     sandbox::{Placement, Sandbox},
 };
 use tokio::{net, runtime, sync::oneshot};
@@ -41,8 +42,8 @@ fn guest<'s>(sandbox: &'s Sandbox, workload: &str) -> GuestImage<'s> {
     image.parameter(format!("cproxy.node-name={NODE}")).program("etc/cproxy/workload", workload)
 }
 
-/// A relay of the host between a guest's vsock and the API server, which ends when the returned value is dropped.
-fn relay(socket: &Path) -> oneshot::Sender<()> {
+/// A forwarder of the host between a guest's vsock and the API server, which ends when the returned value is dropped.
+fn forwarder(socket: &Path) -> oneshot::Sender<()> {
     let (end, mut ended) = oneshot::channel();
     let listener = UnixListener::bind(socket).unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -88,17 +89,18 @@ fn an_agent_without_a_network_follows_the_api_server_through_vsock() {
     control_plane.apply(http_service("first", "10.96.0.30", [POD]));
     guest.wait_line("workload: first is the pod in the guest", PATIENCE);
 
-    // The proxy's successor listens at the same path.
+    // The proxy's successor is cproxy-relay, which listens at the same path.
     first_proxy.kill();
     control_plane.apply(http_service("second", "10.96.0.31", [POD]));
-    let _second_proxy = proxy(&sandbox, &control_plane, &socket);
+    let relay = RelayServer::new(&sandbox).kubeconfig(control_plane.kubeconfig_for("admin"));
+    let _relay = relay.listen(format!("unix://{socket}")).without_authentication().start();
     guest.wait_line("workload: second is the pod in the guest", PATIENCE);
     let console = guest.wait_end(PATIENCE);
     assert!(console.contains("init: ending with 0"), "{console}");
 }
 
 #[test]
-fn tls_passes_through_a_relay_behind_vsock() {
+fn tls_passes_through_a_forwarder_behind_vsock() {
     let sandbox = Sandbox::for_test();
     let control_plane = ControlPlane::start(&sandbox);
     let image = guest(&sandbox, IDLE)
@@ -106,7 +108,7 @@ fn tls_passes_through_a_relay_behind_vsock() {
         .parameter(format!("cproxy.tls-server-name={}", control_plane::NAME))
         .file(&format!("{SECRETS}/token"), control_plane.token("cproxy"))
         .file(&format!("{SECRETS}/ca.crt"), control_plane.ca_pem());
-    let _relay = relay(&image.vsock_socket(PORT));
+    let _forwarder = forwarder(&image.vsock_socket(PORT));
     let console = image.start().wait_end(PATIENCE);
     assert!(console.contains("workload: the table is complete"), "{console}");
     assert!(console.contains("init: ending with 0"), "{console}");

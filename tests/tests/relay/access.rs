@@ -67,7 +67,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 }
 
 /// Checks a refusal and that it explains itself.
-fn expect_refusal(response: &Response, code: u16, reason: &str, text: &str) {
+pub(crate) fn expect_refusal(response: &Response, code: u16, reason: &str, text: &str) {
     let status = response.json();
     assert_eq!((response.code, status["reason"].as_str()), (code, Some(reason)), "{status}");
     assert_eq!((&status["kind"], &status["code"]), (&json!("Status"), &json!(code)));

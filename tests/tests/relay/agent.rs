@@ -14,7 +14,7 @@ fn table(sandbox: &Sandbox) -> Value {
     rows
 }
 
-fn start_agent(sandbox: &Sandbox, cluster: &Cluster<'_>, servers: &str) -> RunningAgent {
+pub(crate) fn start_agent(sandbox: &Sandbox, cluster: &Cluster<'_>, servers: &str) -> RunningAgent {
     let kubeconfig = cluster.kubeconfig("admin", "agent", &cluster.control_plane.server_url());
     let agent = Agent::new(sandbox).kubeconfig(kubeconfig);
     let mut agent = agent.args(["--apiserver", servers, "--node-name", "node-1", "--log-level", "debug"]).start();
@@ -23,7 +23,7 @@ fn start_agent(sandbox: &Sandbox, cluster: &Cluster<'_>, servers: &str) -> Runni
 }
 
 /// Waits until the table has, or has not, rows of a Service.
-fn wait_for_service(sandbox: &Sandbox, name: &str) {
+pub(crate) fn wait_for_service(sandbox: &Sandbox, name: &str) {
     eventually(PATIENCE, format!("the table has {name}"), || {
         let table = table(sandbox);
         if table.to_string().contains(name) { Ok(()) } else { Err(table) }

@@ -19,6 +19,8 @@ mod access;
 mod agent;
 mod bad_input;
 mod clients;
+mod guest_sockets;
+mod long;
 mod operation;
 mod protocol;
 mod upstream;

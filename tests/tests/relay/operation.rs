@@ -1,6 +1,6 @@
 //! The end of a relay, its bounds, and new settings while it runs.
 
-use std::{fs, time::Duration};
+use std::{fs, process::ExitStatus, time::Duration};
 
 use cproxy_tests::{
     process::{Agent, Signal, eventually},
@@ -55,6 +55,15 @@ fn requests(relay: &RunningRelay, verb: &str) -> f64 {
 
 #[test]
 fn an_agent_goes_on_at_another_replica_without_a_list() {
+    assert_goes_on(|relay| relay.terminate_and_wait(PATIENCE));
+}
+
+#[test]
+fn an_agent_goes_on_without_a_list_when_its_replica_is_killed() {
+    assert_goes_on(|relay| relay.kill());
+}
+
+fn assert_goes_on(end: impl FnOnce(&mut RunningRelay) -> ExitStatus) {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::start(&sandbox, &[]);
     let first = || cluster.tls_relay().args(["--drain-seconds", "1"]).start();
@@ -65,7 +74,7 @@ fn an_agent_goes_on_at_another_replica_without_a_list() {
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", &servers]).start();
     agent.wait_ready(PATIENCE);
     assert_eq!((requests(&relay, "list"), requests(&second, "list")), (1.0, 0.0));
-    relay.terminate_and_wait(PATIENCE);
+    end(&mut relay);
     eventually(PATIENCE, "the agent watches at the second replica", || match requests(&second, "watch") {
         0.0 => Err("not yet"),
         _ => Ok(()),

@@ -12,6 +12,8 @@ use cproxy_tests::{
     usage::cpu_time,
 };
 
+use rustix::process::{Pid, setpriority_process};
+
 use crate::{
     LOAD,
     load::{
@@ -27,9 +29,15 @@ const TIME_MAX_S: u64 = 600;
 /// Number of processes. A client has one descriptor, and while it waits to connect again up to three.
 const PROCESSES: u32 = 2;
 
+/// Clients with a process of their own, which is never behind: they show the server's time alone.
+const UNHURRIED: u32 = 20;
+/// Niceness of that process.
+const UNHURRIED_NICENESS: i32 = -10;
+
 /// A running load generator. It ends when this value is dropped.
 pub(crate) struct Generator {
     processes: Vec<Process>,
+    unhurried: Process,
     pub(crate) clients: u32,
 }
 
@@ -44,7 +52,10 @@ impl Generator {
     /// Starts it on its own CPU.
     pub(crate) fn start(sandbox: &Sandbox) -> Result<Self> {
         let processes = (0..PROCESSES).map(|_| Process::start(sandbox)).collect::<Result<_>>()?;
-        Ok(Self { processes, clients: 0 })
+        let unhurried = Process::start(sandbox)?;
+        setpriority_process(Pid::from_raw(unhurried.child.id() as i32), UNHURRIED_NICENESS)
+            .context("raising a priority")?;
+        Ok(Self { processes, unhurried, clients: 0 })
     }
 
     /// CPU time of all processes.
@@ -60,6 +71,9 @@ impl Generator {
 
     /// Starts further clients.
     pub(crate) fn start_clients(&mut self, start: &Start) -> Result<()> {
+        if self.clients == 0 {
+            self.unhurried.obey(&Order::Start(Start { count: UNHURRIED, checked: 0, nodes: 0, ..start.clone() }))?;
+        }
         self.clients += start.count;
         for (number, process) in (0..).zip(&mut self.processes) {
             let part = |all: u32| all / PROCESSES + u32::from(number < all % PROCESSES);
@@ -91,17 +105,15 @@ impl Generator {
 
     /// Begins to record receipts.
     pub(crate) fn record(&mut self) -> Result<()> {
+        self.unhurried.obey(&Order::Record)?;
         self.order_all(&Order::Record).map(drop)
     }
 
-    /// Ends the recording.
-    pub(crate) fn latencies(&mut self, changes: &[Change]) -> Result<Latencies> {
-        let mut histograms = Histograms::default();
-        for answer in self.order_all(&Order::Latencies(changes.to_vec()))? {
-            let Answer::Histograms(of_one) = answer else { bail!("unexpected answer: {answer:?}") };
-            histograms.merge(&of_one);
-        }
-        Ok(histograms.latencies())
+    /// Ends the recording. Returns the latencies of all clients, and of those with a process of their own.
+    pub(crate) fn latencies(&mut self, changes: &[Change]) -> Result<[Latencies; 2]> {
+        let order = Order::Latencies(changes.to_vec());
+        let all = merge(self.order_all(&order)?)?;
+        Ok([all, merge(vec![self.unhurried.obey(&order)?])?])
     }
 
     /// Fails if a client that decodes everything has something else than expected. Returns the number of these clients.
@@ -150,7 +162,22 @@ impl Generator {
     }
 }
 
+fn merge(answers: Vec<Answer>) -> Result<Latencies> {
+    let mut histograms = Histograms::default();
+    for answer in answers {
+        let Answer::Histograms(of_one) = answer else { bail!("unexpected answer: {answer:?}") };
+        histograms.merge(&of_one);
+    }
+    Ok(histograms.latencies())
+}
+
 impl Process {
+    /// Sends an order and waits for the answer.
+    fn obey(&mut self, order: &Order) -> Result<Answer> {
+        self.send(order)?;
+        self.answer()
+    }
+
     fn start(sandbox: &Sandbox) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
         command.arg(LOAD).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -45,7 +45,7 @@ const ENDPOINTS: u32 = 10;
 
 /// Time from the start of one client to that of the next, where it is not measured: the generator needs as much to
 /// decode the lists of one.
-pub(crate) const CALM: Duration = Duration::from_millis(12);
+pub(crate) const CALM: Duration = Duration::from_millis(18);
 
 /// Services of the smaller population from which agents start.
 const FEW_SERVICES: u32 = 1_000;

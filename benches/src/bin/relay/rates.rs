@@ -33,6 +33,8 @@ pub(crate) struct AtRate {
     pub(crate) clients: u32,
     pub(crate) rate_per_s: u32,
     pub(crate) latencies: Latencies,
+    /// Of the clients with a process of their own.
+    pub(crate) unhurried: Latencies,
     pub(crate) shares: Shares,
     /// Events that clients got, by second.
     pub(crate) events_per_s: f64,
@@ -58,7 +60,7 @@ pub(crate) fn measure(
     let answered_ns = changes.iter().map(|change| change.answered_ns).max().unwrap_or_default();
     let settled_ns = generator.settle(last)?;
     let shares = Moment::now(place, subject.relay, generator)?.since(&before);
-    let latencies = generator.latencies(&changes)?;
+    let [latencies, unhurried] = generator.latencies(&changes)?;
     let at_rate = AtRate {
         server: subject.server,
         remark: subject.remark,
@@ -66,6 +68,7 @@ pub(crate) fn measure(
         rate_per_s,
         events_per_s: latencies.receipts as f64 / between(answered_ns, settled_ns).as_secs_f64().max(seconds.into()),
         latencies,
+        unhurried,
         shares,
         rest: between(answered_ns, settled_ns),
         load_average: load_average(),
@@ -87,10 +90,12 @@ impl AtRate {
     /// One line.
     pub(crate) fn text(&self) -> String {
         let Latencies { p50_ms, p99_ms, max_ms, p50_from_request_ms, receipts, pairs, missing } = self.latencies;
+        let Latencies { p50_ms: own_p50_ms, p99_ms: own_p99_ms, max_ms: own_max_ms, .. } = self.unhurried;
         let Shares { relay, generator, api_server } = self.shares;
         format!(
             "{}{}, {} clients, {}/s: p50 {p50_ms:.1} p99 {p99_ms:.1} max {max_ms:.1} ms (p50 from the request \
-             {p50_from_request_ms:.1}); CPU relay {relay:.3} generator {generator:.3} apiserver {api_server:.3}; \
+             {p50_from_request_ms:.1}), in a process of its own p50 {own_p50_ms:.1} p99 {own_p99_ms:.1} max \
+             {own_max_ms:.1} ms; CPU relay {relay:.3} generator {generator:.3} apiserver {api_server:.3}; \
              {receipts} events for {pairs} ({missing} missing), {:.0}/s; the rest took {:?}; load {}",
             self.server, self.remark, self.clients, self.rate_per_s, self.events_per_s, self.rest, self.load_average,
         )

@@ -10,7 +10,7 @@ use serde::{
 /// Text in which `*` stands for any characters, or none.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(super) struct Pattern(String);
+pub struct Pattern(String);
 
 /// Longest pattern.
 const PATTERN_BYTES_MAX: usize = 4096;
@@ -31,7 +31,8 @@ impl TryFrom<String> for Pattern {
 
 impl Pattern {
     /// Whether it matches the whole text.
-    pub(super) fn matches(&self, text: &str) -> bool {
+    #[must_use]
+    pub fn matches(&self, text: &str) -> bool {
         let mut parts = self.0.split('*');
         let Some(rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
         let Some(last) = parts.next_back() else { return rest.is_empty() };
