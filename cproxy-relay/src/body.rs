@@ -97,7 +97,13 @@ impl Body for ResponseBody {
             }
             Self::List { list, has_yielded, .. } => {
                 *has_yielded = false;
-                Poll::Ready(list.next())
+                match list.next() {
+                    Some(chunk) if chunk.is_empty() => {
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                    chunk => Poll::Ready(chunk),
+                }
             }
             Self::Watch(watch) => {
                 return watch.poll_chunk(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))));

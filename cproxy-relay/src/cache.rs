@@ -27,6 +27,8 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 pub(crate) struct Cache {
     kinds: [Kind; KINDS.len()],
     history_bytes_max: usize,
+    /// Notified when clients have to be woken.
+    changed: Notify,
 }
 
 /// Collection of one kind, and its source.
@@ -60,7 +62,7 @@ impl Cache {
             counts: Counts::default(),
             contact: std::sync::Mutex::new(None),
         };
-        Self { kinds: KINDS.map(kind), history_bytes_max }
+        Self { kinds: KINDS.map(kind), history_bytes_max, changed: Notify::new() }
     }
 
     fn kind(&self, kind: ResourceKind) -> &Kind {
@@ -115,7 +117,16 @@ impl Cache {
         of_kind.counts.resets.fetch_add(outcome.is_reset.into(), Ordering::Relaxed);
         of_kind.version.send_replace(of_kind.collection.position().map(|position| position.version));
         self.bound_history();
+        self.changed.notify_one();
         outcome
+    }
+
+    /// Wakes clients after updates, for ever; to be run where their connections are.
+    pub(crate) async fn wake_clients(&self) {
+        loop {
+            self.changed.notified().await;
+            self.kinds.iter().for_each(|kind| kind.collection.wake_due());
+        }
     }
 
     /// Forgets the oldest events of all kinds until the histories are within their bound.

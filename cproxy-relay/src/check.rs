@@ -5,7 +5,7 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use cproxy_network::SocketSetup;
 use cproxy_relay_core::{KINDS, group, plural};
-use cproxy_wire::{ApiClient, ApiServer, Transport, configure};
+use cproxy_wire::{ApiClient, ApiServer, Transport};
 use http::{
     Request, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
@@ -18,6 +18,7 @@ use crate::{
     listener,
     run::read_views,
     tls::ServerTls,
+    upstream,
 };
 
 const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -73,20 +74,23 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
         }),
     );
     for address in &config.listen {
-        let opened = listener::open(address, None).map_err(|error| format!("{error}: choose another --listen"));
+        let opened =
+            listener::open(address, None).map_err(|error| format!("{address}: {error}: choose another --listen"));
         let text = |_| match address {
-            ListenAddress::Guests(sockets) => format!("{address} matches {} VMs now", sockets.vm_sockets().len()),
+            ListenAddress::Guests(sockets) => {
+                format!("{address}: VMs that match now: {}", sockets.find().vm_sockets.len())
+            }
             _ => format!("{address} can be bound"),
         };
         add("listen", opened.map(text));
     }
     let server = ApiServer { kubeconfig: config.kubeconfig.clone(), ..ApiServer::default() };
-    match configure(&server).await {
+    match upstream::configuration(&server).await {
         Ok(configuration) => {
             let client = ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(())));
             all.extend(of_api_server(&client, config.authentication).await);
         }
-        Err(error) => add("api_server", Err(error.to_string())),
+        Err(error) => add("api_server", Err(error)),
     }
     all
 }

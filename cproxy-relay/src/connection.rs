@@ -43,7 +43,7 @@ const HEAD_BYTES_MAX: u32 = 16 << 10;
 /// Bytes of one response that wait in a connection.
 const SEND_BYTES_MAX: usize = 32 << 10;
 /// Requests of one client at once. client-go has all its watches on one connection.
-const STREAMS_MAX: u32 = 64;
+const STREAMS_MAX: u32 = 16;
 /// Requests of one client that pass at once, and the time after which one more does.
 const REQUESTS_BURST: u32 = 200;
 const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
@@ -66,6 +66,7 @@ struct Activity {
     responses: usize,
     /// Time at which there was last none.
     idle_since: Instant,
+    /// The client has asked for objects that it may see.
     has_requested: bool,
     /// Time at which the next request would be due if there were no burst.
     request_due: Instant,
@@ -114,23 +115,33 @@ impl Connection {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request. Returns false if there were too many.
-    pub(crate) fn admits_request(&self) -> bool {
+    /// Counts a request that costs as much as some others. Returns false if there were too many.
+    pub(crate) fn admits_request(&self, cost: u32) -> bool {
         let (mut activity, now) = (self.activity(), Instant::now());
         let due = activity.request_due.max(now);
         let is_admitted = due.saturating_duration_since(now) < REQUEST_INTERVAL * REQUESTS_BURST;
         if is_admitted {
-            activity.request_due = due + REQUEST_INTERVAL;
+            activity.request_due = due + REQUEST_INTERVAL * cost;
         }
         is_admitted
     }
 
+    /// Begins a response. By itself it does not keep the connection: anybody may ask for the health.
+    fn begin(self: &Arc<Self>) -> Guard {
+        self.activity().responses += 1;
+        Guard { connection: self.clone(), list: None }
+    }
+
+    /// The client may see objects.
+    pub(crate) fn accept_client(&self) {
+        let mut activity = self.activity();
+        activity.has_requested = true;
+        activity.idle_since = Instant::now();
+    }
+
     /// Begins a watch, or another response without a bound on its time.
     pub(crate) fn begin_watch(self: &Arc<Self>) -> Guard {
-        let mut activity = self.activity();
-        activity.responses += 1;
-        activity.has_requested = true;
-        Guard { connection: self.clone(), list: None }
+        self.begin()
     }
 
     /// Begins a list, which has to be read in time.
@@ -153,7 +164,7 @@ impl Connection {
         }
         let (bound, fault) = match activity.has_requested {
             true => (IDLE_TIME_MAX, "it is idle"),
-            false => (HEAD_TIME_MAX, "it sends no request"),
+            false => (HEAD_TIME_MAX, "it asks for no objects"),
         };
         let is_idle = activity.responses == 0 && now.saturating_duration_since(activity.idle_since) > bound;
         is_idle.then_some(fault)
@@ -174,7 +185,9 @@ impl Drop for Guard {
         self.end_list();
         let mut activity = self.connection.activity();
         activity.responses = activity.responses.saturating_sub(1);
-        activity.idle_since = Instant::now();
+        if activity.has_requested {
+            activity.idle_since = Instant::now();
+        }
     }
 }
 
@@ -213,7 +226,7 @@ pub(crate) fn serve(
             let (relay, connection) = (relay.clone(), connection.clone());
             // In a box, which is freed before the body begins: a watch would keep the room of its request otherwise.
             Box::pin(async move {
-                let _guard = connection.begin_watch();
+                let _guard = connection.begin();
                 Ok::<_, Infallible>(respond(&relay, &connection, request).await)
             })
         })

@@ -4,35 +4,61 @@
 //! connects to a port of the host (docs/vsock.md of both).
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    ffi::OsStr,
+    collections::{BTreeMap, HashMap, HashSet},
+    ffi::{OsStr, OsString},
     fs, io,
-    os::unix::fs::{FileTypeExt, MetadataExt, chown},
+    os::fd::OwnedFd,
     path::{Component, Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use cproxy_access::Pattern;
-use rustix::process::geteuid;
+use rustix::{
+    fs::{FileType, Stat},
+    process::geteuid,
+};
 use tokio::{
-    task::{AbortHandle, JoinSet},
+    net::UnixListener,
+    task::{AbortHandle, JoinSet, spawn_blocking},
     time::interval,
 };
 
 use crate::{
-    listener::{Listener, listen_unix},
+    listener::Listener,
     relay::Relay,
+    unix_socket::{SocketFile, identity, listen_in, open_below, status},
 };
 
 /// Interval at which it is looked for sockets of new VMs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Sockets of one pattern. Somebody may make many of them in a directory of his own.
+const SOCKETS_MAX: usize = 8_192;
+
 /// Pattern of sockets `UDS_PATH_PORT`, in which `*` stands for any characters of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GuestSockets {
+    /// Directory above all names with a `*`, whose own path may have symbolic links.
+    top: PathBuf,
     vm_sockets: PathBuf,
     port: u32,
+}
+
+/// Sockets of VMs.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// By path.
+    pub(crate) vm_sockets: BTreeMap<PathBuf, VmSocket>,
+    /// Problem with the search.
+    pub(crate) problem: Option<String>,
+}
+
+/// Socket of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VmSocket {
+    identity: (u64, u64),
+    user: u32,
 }
 
 impl GuestSockets {
@@ -43,77 +69,136 @@ impl GuestSockets {
     pub(crate) fn parse(path: &str) -> Result<Self, String> {
         let parsed = path.rsplit_once('_').and_then(|(path, port)| Some((path, port.parse().ok()?)));
         let (path, port) = parsed.ok_or("a path with * must end with _PORT, as in unix:///run/vm/*/v.sock_6443")?;
-        Ok(Self { vm_sockets: path.into(), port })
+        let has_no_star = |component: &Component<'_>| !component.as_os_str().to_string_lossy().contains('*');
+        let path = Path::new(path);
+        Ok(Self { top: path.components().take_while(has_no_star).collect(), vm_sockets: path.to_owned(), port })
     }
 
     /// The path, with `*`.
     pub(crate) fn path(&self) -> PathBuf {
-        self.listener_of(&self.vm_sockets)
+        self.with_port(self.vm_sockets.as_os_str()).into()
     }
 
-    fn listener_of(&self, vm_socket: &Path) -> PathBuf {
-        let mut path = vm_socket.as_os_str().to_owned();
-        path.push(format!("_{}", self.port));
-        path.into()
+    fn with_port(&self, vm_socket: &OsStr) -> OsString {
+        let mut name = vm_socket.to_owned();
+        name.push(format!("_{}", self.port));
+        name
     }
 
     /// Sockets of the VMs that are there.
-    pub(crate) fn vm_sockets(&self) -> BTreeSet<PathBuf> {
-        let mut paths = vec![PathBuf::from("/")];
-        for component in self.vm_sockets.components() {
-            let Component::Normal(name) = component else { continue };
-            paths = match name.to_str().filter(|name| name.contains('*')) {
-                Some(name) => paths.iter().flat_map(|path| self.matching(path, name)).collect(),
-                None => paths.into_iter().map(|path| path.join(name)).collect(),
+    pub(crate) fn find(&self) -> Found {
+        let mut found = Found::default();
+        let below = self.vm_sockets.strip_prefix(&self.top).unwrap_or(&self.vm_sockets);
+        let mut paths = vec![self.top.clone()];
+        for component in below.components() {
+            let name = component.as_os_str();
+            let Some(pattern) = name.to_str().filter(|name| name.contains('*')) else {
+                paths.iter_mut().for_each(|path| path.push(name));
+                continue;
             };
+            let mut matching = Vec::new();
+            for path in paths {
+                match self.matching(&path, pattern) {
+                    Ok(files) => matching.extend(files),
+                    Err(error) => found.problem = Some(format!("cannot look for VMs in {}: {error}", path.display())),
+                }
+            }
+            paths = matching;
         }
-        let is_socket = |path: &PathBuf| fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-        paths.into_iter().filter(is_socket).collect()
+        for path in paths {
+            let status = self.directory_of(&path).and_then(|(directory, name)| status(&directory, &name));
+            // What has gone meanwhile, or is behind a link, is no socket of a VM.
+            let Ok(status) = status else { continue };
+            if FileType::from_raw_mode(status.st_mode).is_socket() {
+                found.vm_sockets.insert(path, VmSocket { identity: identity(&status), user: status.st_uid });
+            }
+        }
+        if found.vm_sockets.len() > SOCKETS_MAX {
+            let count = found.vm_sockets.len();
+            found.problem = Some(format!("{count} VMs match {}: serving {SOCKETS_MAX}", self.path().display()));
+            found.vm_sockets = found.vm_sockets.into_iter().take(SOCKETS_MAX).collect();
+        }
+        found
     }
 
-    /// Files of a directory whose names match, without the relay's own.
-    fn matching(&self, directory: &Path, name: &str) -> Vec<PathBuf> {
-        let Ok(pattern) = Pattern::try_from(name.to_owned()) else { return Vec::new() };
+    /// Files of a directory whose names match, without the relay's own. VMs come and go, so it may be missing.
+    fn matching(&self, directory: &Path, name: &str) -> io::Result<Vec<PathBuf>> {
+        let pattern = Pattern::try_from(name.to_owned()).map_err(io::Error::other)?;
         let own = format!("_{}", self.port);
         let is_match = |file: &OsStr| file.to_str().is_some_and(|file| pattern.matches(file) && !file.ends_with(&own));
-        let files = fs::read_dir(directory).into_iter().flatten().flatten();
-        files.filter(|file| is_match(&file.file_name())).map(|file| file.path()).collect()
+        let files = match fs::read_dir(directory) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(Vec::new());
+            }
+            files => files?.flatten(),
+        };
+        Ok(files.filter(|file| is_match(&file.file_name())).map(|file| file.path()).collect())
+    }
+
+    /// Directory of a file below `top`, reached without symbolic links, and the file's name.
+    fn directory_of(&self, path: &Path) -> io::Result<(OwnedFd, OsString)> {
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        // The name of a single pattern is directly below.
+        let below = directory.strip_prefix(&self.top).unwrap_or(Path::new(""));
+        Ok((open_below(&self.top, below)?, name.to_owned()))
+    }
+
+    /// Listens for one VM. The socket gets the owner of the VM's own, since a VMM may run as another user.
+    fn listen(&self, path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+        let (directory, name) = self.directory_of(path)?;
+        let owner: Stat = status(&directory, &name)?;
+        let own = self.with_port(&name);
+        let (listener, file) = listen_in(directory, &own, &path.with_file_name(&own))?;
+        if owner.st_uid != geteuid().as_raw() {
+            file.give(&owner)?;
+        }
+        Ok((listener, file))
     }
 
     /// Serves guests as they come and go, for ever.
     pub(crate) async fn run(self, relay: Arc<Relay>) {
-        let (mut serving, mut refused) = (HashMap::<PathBuf, AbortHandle>::new(), HashSet::new());
-        let (mut tasks, mut interval) = (JoinSet::new(), interval(SCAN_INTERVAL));
+        let (mut serving, mut refused) = (HashMap::<PathBuf, Serving>::new(), HashSet::new());
+        let (mut tasks, mut interval, mut problem) = (JoinSet::new(), interval(SCAN_INTERVAL), None);
         loop {
             interval.tick().await;
             while tasks.try_join_next().is_some() {}
-            let found = self.vm_sockets();
+            let sockets = self.clone();
+            let Ok(found) = spawn_blocking(move || sockets.find()).await else { continue };
+            if let Some(text) = found.problem.as_ref().filter(|_| found.problem != problem) {
+                tracing::warn!("{text}");
+            }
+            problem = found.problem;
             let mut closing = HashSet::new();
-            // A VM of the same name may have taken the place of one that has ended, with a directory of its own.
-            serving.retain(|vm_socket, task| {
-                let is_there = found.contains(vm_socket) && self.listener_of(vm_socket).exists();
+            // Another VM may have taken the place of one that has ended.
+            serving.retain(|path, serving| {
+                let is_there = found.vm_sockets.get(path) == Some(&serving.vm_socket) && serving.is_there();
                 if !is_there {
-                    task.abort();
-                    closing.insert(vm_socket.clone());
+                    serving.task.abort();
+                    closing.insert(path.clone());
                 }
                 is_there
             });
-            refused.retain(|vm_socket| found.contains(vm_socket));
-            // A socket that closes removes its path first.
-            for vm_socket in found.into_iter().filter(|path| !closing.contains(path)) {
-                if serving.contains_key(&vm_socket) {
+            refused.retain(|path| found.vm_sockets.contains_key(path));
+            // A socket that closes removes its file first.
+            for (path, vm_socket) in found.vm_sockets.into_iter().filter(|(path, _)| !closing.contains(path)) {
+                if serving.contains_key(&path) {
                     continue;
                 }
-                let path = self.listener_of(&vm_socket);
-                match open(&vm_socket, &path) {
-                    Ok(listener) => {
-                        tracing::debug!("listening on unix://{}", path.display());
-                        refused.remove(&vm_socket);
-                        serving.insert(vm_socket, tasks.spawn(listener.accept(relay.clone())));
+                match self.listen(&path) {
+                    Ok((listener, file)) => {
+                        tracing::debug!("listening on unix://{}", file.path().display());
+                        refused.remove(&path);
+                        let file = Arc::new(file);
+                        let listener = Listener::Unix(listener, file.clone());
+                        let task = tasks.spawn(listener.accept(relay.clone()));
+                        serving.insert(path, Serving { vm_socket, file: Arc::downgrade(&file), task });
                     }
                     Err(error) => {
-                        if refused.insert(vm_socket) {
-                            tracing::warn!("cannot listen on unix://{}: {error}; trying again", path.display());
+                        let listener = self.with_port(path.as_os_str());
+                        if refused.insert(path) {
+                            tracing::warn!("cannot listen on unix://{}: {error}; trying again", listener.display());
                         }
                     }
                 }
@@ -122,26 +207,28 @@ impl GuestSockets {
     }
 }
 
-/// Listens for one VM. The socket gets the owner of the VM's own, since a VMM may run as another user.
-fn open(vm_socket: &Path, path: &Path) -> io::Result<Listener> {
-    let listener = listen_unix(path)?;
-    let owner = fs::metadata(vm_socket)?;
-    if owner.uid() != geteuid().as_raw() {
-        chown(path, Some(owner.uid()), Some(owner.gid()))?;
+/// Listener of a VM.
+struct Serving {
+    vm_socket: VmSocket,
+    file: std::sync::Weak<SocketFile>,
+    task: AbortHandle,
+}
+
+impl Serving {
+    fn is_there(&self) -> bool {
+        self.file.upgrade().is_some_and(|file| file.is_there())
     }
-    Ok(listener)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::{fs::symlink, net::UnixListener};
 
     use super::*;
 
     #[test]
     fn vms_are_found_by_their_sockets() {
         let directory = std::env::temp_dir().join(format!("cproxy-relay-vms-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
         for name in ["a", "b", "other"] {
             fs::create_dir_all(directory.join("vm").join(name)).unwrap();
         }
@@ -150,11 +237,13 @@ mod tests {
             .map(|path| UnixListener::bind(directory.join(path)).unwrap())
             .collect();
         fs::write(directory.join("file.sock"), "").unwrap();
+        symlink("b", directory.join("vm/link")).unwrap();
+        symlink("../b/v.sock", directory.join("vm/other/v.sock")).unwrap();
         let found = |pattern: &str| {
-            let sockets = GuestSockets::parse(&format!("{}/{pattern}", directory.display())).unwrap();
-            let found = sockets.vm_sockets();
-            let names = found.iter().map(|path| path.strip_prefix(&directory).unwrap().display().to_string());
-            names.collect::<Vec<_>>()
+            let found = GuestSockets::parse(&format!("{}/{pattern}", directory.display())).unwrap().find();
+            assert_eq!(found.problem, None);
+            let paths = found.vm_sockets.keys().map(|path| path.strip_prefix(&directory).unwrap());
+            paths.map(|path| path.display().to_string()).collect::<Vec<_>>()
         };
         assert_eq!(found("vm/*/v.sock_6443"), ["vm/a/v.sock", "vm/b/v.sock"]);
         assert_eq!(found("*/*/*_6443"), ["vm/a/v.sock", "vm/b/v.sock", "vm/other/w.sock"]);
@@ -167,7 +256,7 @@ mod tests {
     #[test]
     fn a_pattern_ends_with_a_port() {
         let sockets = GuestSockets::parse("/run/vm/*/v.sock_6443").unwrap();
-        assert_eq!(sockets.path(), Path::new("/run/vm/*/v.sock_6443"));
+        assert_eq!((sockets.path(), sockets.top.as_path()), ("/run/vm/*/v.sock_6443".into(), Path::new("/run/vm")));
         for path in ["/run/vm/*", "/run/vm/*_", "/run/vm/*_a", "/run/vm/*_-1"] {
             assert!(GuestSockets::parse(path).unwrap_err().contains("_PORT"), "{path}");
         }

@@ -48,6 +48,9 @@ impl cproxy_relay_core::View for SeenBy {
     }
 }
 
+/// Objects that may be looked at for a selector for the cost of a small request.
+const SELECTED_OBJECTS: usize = 500;
+
 /// Response to a request on a connection.
 pub(crate) async fn respond<B>(
     relay: &Arc<Relay>,
@@ -59,7 +62,7 @@ pub(crate) async fn respond<B>(
     let format = Format::accepted(accept.unwrap_or_default());
     let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default()) {
         Err(status) => {
-            let status = if connection.admits_request() { status } else { too_many_requests() };
+            let status = if connection.admits_request(1) { status } else { too_many_requests() };
             (("other", verb(&head.method)), Err(status))
         }
         Ok(target) => {
@@ -111,7 +114,7 @@ impl Exchange<'_> {
         if self.connection.is_surplus() {
             return Err(too_many_connections());
         }
-        if !self.connection.admits_request() {
+        if !self.connection.admits_request(self.cost(&target)) {
             return Err(too_many_requests());
         }
         if *self.method != Method::GET {
@@ -128,8 +131,18 @@ impl Exchange<'_> {
         }
     }
 
+    /// Cost of a request, compared with a small one: all objects are looked at for a selector.
+    fn cost(&self, target: &Target) -> u32 {
+        let Target::Objects(ObjectRequest { kind, operation: Operation::List(parameters), .. }) = target else {
+            return 1;
+        };
+        let position = self.relay.cache.position(*kind).filter(|_| !parameters.selector.is_everything());
+        1 + position.map_or(0, |position| u32::try_from(position.objects / SELECTED_OBJECTS).unwrap_or(u32::MAX))
+    }
+
     async fn objects(&self, request: ObjectRequest) -> Result<Response<ResponseBody>, Status> {
         let (identity, view) = self.authorize().await.map_err(|refusal| self.refusal(&refusal))?;
+        self.connection.accept_client();
         let Some(format) = self.format else { return Err(not_acceptable()) };
         let token = view.token().map(str::to_owned);
         let view = token.is_some().then(|| Arc::new(SeenBy(view)) as Arc<dyn cproxy_relay_core::View>);
@@ -211,14 +224,18 @@ impl Exchange<'_> {
         };
         self.relay.cache.wait_for(kind, least).await?;
         filter.selector = parameters.selector;
-        let guard = self.connection.begin_list();
         let header = self.headers.get(ACCEPT_ENCODING).and_then(|header| header.to_str().ok()).unwrap_or_default();
         let is_exact = matches!(parameters.version, VersionWish::Exact(_));
-        if let Some(compression) = Compression::accepted(header).filter(|_| !is_exact) {
-            let (namespace, selector) = (filter.namespace.clone(), filter.selector.clone());
-            let key = Key { kind, view, namespace, selector, format, compression };
-            let list = self.relay.lists.get(key, collection, &filter, parameters.version).await;
-            let bytes = list.ok_or_else(|| not_synced(kind))?;
+        // Of a list that several clients ask for: there are as many selectors as clients like.
+        let is_common = filter.selector.is_everything() && filter.namespace.is_none() && !is_exact;
+        let compression = Compression::accepted(header).filter(|_| is_common);
+        let key = compression.map(|compression| Key { kind, view, format, compression });
+        let compressed = match key {
+            Some(key) => self.relay.lists.get(key, collection, &filter, parameters.version).await,
+            None => None,
+        };
+        let guard = self.connection.begin_list();
+        if let Some((bytes, compression)) = compressed.zip(compression) {
             let mut response = response(format, ResponseBody::Shared { bytes, _guard: guard });
             let headers = response.headers_mut();
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compression.as_str()));

@@ -24,4 +24,5 @@ mod peers;
 mod relay;
 mod run;
 mod tls;
+mod unix_socket;
 mod upstream;

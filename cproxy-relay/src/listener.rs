@@ -1,20 +1,24 @@
 //! Listeners, and the connections that they accept.
 
-use std::{fs, io, net::SocketAddr, os::unix::fs::FileTypeExt, path::Path, pin::Pin, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use cproxy_access::{Peer, PeerAddress};
 use rustix::net::sockopt;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
-    sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 use crate::{
-    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, relay::Relay,
+    address::ListenAddress,
+    connection::serve,
+    guest_sockets::GuestSockets,
+    metrics::Metrics,
+    relay::Relay,
     tls::ServerTls,
+    unix_socket::{self, SocketFile},
 };
 
 /// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).
@@ -32,27 +36,15 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// Time for a TLS handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Connections above the bound that are told so at once. More are closed without an answer.
-const SURPLUS_MAX: usize = 256;
-
 /// Pause after a failure to accept, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Socket that listens.
 pub(crate) enum Listener {
     Tcp(TcpListener, Option<Arc<ServerTls>>),
-    Unix(UnixListener, UnixPath),
+    Unix(UnixListener, Arc<SocketFile>),
     Guests(GuestSockets),
     Vsock(VsockListener),
-}
-
-/// Path of a unix socket, removed at the end.
-pub(crate) struct UnixPath(Arc<Path>);
-
-impl Drop for UnixPath {
-    fn drop(&mut self) {
-        fs::remove_file(&self.0).ok();
-    }
 }
 
 /// Opens a listener. `tls` is for TCP.
@@ -62,7 +54,10 @@ impl Drop for UnixPath {
 pub(crate) fn open(address: &ListenAddress, tls: Option<&Arc<ServerTls>>) -> io::Result<Listener> {
     Ok(match address {
         ListenAddress::Tcp(address) => Listener::Tcp(listen_tcp(*address)?, tls.cloned()),
-        ListenAddress::Unix(path) => listen_unix(path)?,
+        ListenAddress::Unix(path) => {
+            let (listener, path) = unix_socket::listen(path)?;
+            Listener::Unix(listener, Arc::new(path))
+        }
         ListenAddress::Guests(sockets) => Listener::Guests(sockets.clone()),
         &ListenAddress::Vsock { cid, port } => {
             let cid = if cid == u32::MAX { VMADDR_CID_ANY } else { cid };
@@ -78,24 +73,6 @@ fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// A socket that an earlier process has left behind is replaced; one that is in use, or another file, is not.
-pub(crate) fn listen_unix(path: &Path) -> io::Result<Listener> {
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-            let is_dead = std::os::unix::net::UnixStream::connect(path)
-                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-            if !(is_socket && is_dead) {
-                return Err(error);
-            }
-            fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        listener => listener,
-    };
-    Ok(Listener::Unix(listener?, UnixPath(path.into())))
-}
-
 impl Listener {
     /// Accepts connections for ever.
     pub(crate) async fn run(self, relay: Arc<Relay>) {
@@ -107,20 +84,19 @@ impl Listener {
 
     /// The same for one socket.
     pub(crate) async fn accept(self, relay: Arc<Relay>) {
-        let surplus = Arc::new(Semaphore::new(SURPLUS_MAX));
         loop {
             let accepted = match &self {
                 Self::Tcp(listener, tls) => {
                     listener.accept().await.map(|(stream, peer)| Accepted::Tcp(stream, peer, tls.clone()))
                 }
                 Self::Unix(listener, path) => {
-                    listener.accept().await.map(|(stream, _)| Accepted::Unix(stream, path.0.clone()))
+                    listener.accept().await.map(|(stream, _)| Accepted::Unix(stream, path.path().clone()))
                 }
                 Self::Vsock(listener) => listener.accept().await.map(|(stream, peer)| Accepted::Vsock(stream, peer)),
                 Self::Guests(_) => return,
             };
             match accepted {
-                Ok(accepted) => admit(&relay, &surplus, accepted),
+                Ok(accepted) => admit(&relay, accepted),
                 Err(error) => {
                     tracing::warn!("cannot accept a connection: {error}");
                     sleep(ACCEPT_PAUSE).await;
@@ -151,7 +127,7 @@ impl Accepted {
 }
 
 /// Starts to serve a connection, if there are not too many.
-fn admit(relay: &Arc<Relay>, surplus: &Arc<Semaphore>, accepted: Accepted) {
+fn admit(relay: &Arc<Relay>, accepted: Accepted) {
     relay.metrics.connections_accepted.add(1);
     let counted = relay.peers.count(&accepted.peer());
     let permit = relay.connections.clone().try_acquire_owned().ok().filter(|_| counted.is_some());
@@ -159,7 +135,7 @@ fn admit(relay: &Arc<Relay>, surplus: &Arc<Semaphore>, accepted: Accepted) {
         Some(permit) => (permit, false),
         None => {
             relay.metrics.connections_refused.add(1);
-            let Ok(permit) = surplus.clone().try_acquire_owned() else { return };
+            let Ok(permit) = relay.surplus.clone().try_acquire_owned() else { return };
             (permit, true)
         }
     };

@@ -12,8 +12,8 @@ use std::{
 
 use bytes::Bytes;
 use cproxy_core::ResourceKind;
-use cproxy_relay_core::{Collection, Filter, Format, List, Selector, Snapshot, VersionWish};
-use tokio::sync::Mutex as AsyncMutex;
+use cproxy_relay_core::{Collection, Filter, Format, List, Snapshot, VersionWish};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 /// Largest distance of references in a compressed list. A client needs this much memory to decompress it.
 const WINDOW_LOG: u32 = 18;
@@ -25,6 +25,10 @@ const ZSTD_LEVEL: i32 = 6;
 const LISTS_MAX: usize = 64;
 /// Bytes of the lists that are kept, at most.
 const BYTES_MAX: usize = 64 << 20;
+/// Bytes of these lists and of older ones that clients still read. Above it, further lists are not compressed.
+const HELD_BYTES_MAX: usize = 192 << 20;
+/// Lists that are compressed at once, or will be: also for clients that have left meanwhile.
+const BUILDS_MAX: usize = 4;
 
 /// Age up to which a list serves clients who accept any version. What has changed since comes to them as events.
 const AGE_MAX: Duration = Duration::from_secs(2);
@@ -85,8 +89,6 @@ pub(crate) struct Key {
     pub(crate) kind: ResourceKind,
     /// Token of the client's view.
     pub(crate) view: Option<String>,
-    pub(crate) namespace: Option<String>,
-    pub(crate) selector: Selector,
     pub(crate) format: Format,
     pub(crate) compression: Compression,
 }
@@ -121,15 +123,50 @@ struct Slot {
 }
 
 /// Lists that were compressed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Lists {
     /// Places, and the time at which each was last used.
     slots: Mutex<HashMap<Key, (Arc<Slot>, Instant)>>,
     pub(crate) built: AtomicU64,
+    builds: Arc<Semaphore>,
+    held_bytes: Arc<AtomicUsize>,
+}
+
+impl Default for Lists {
+    fn default() -> Self {
+        let builds = Arc::new(Semaphore::new(BUILDS_MAX));
+        Self { slots: Mutex::default(), built: AtomicU64::default(), builds, held_bytes: Arc::default() }
+    }
+}
+
+/// Bytes of a list, counted until the last client has read them.
+struct Held {
+    bytes: Box<[u8]>,
+    all: Arc<AtomicUsize>,
+}
+
+impl Held {
+    fn new(bytes: Box<[u8]>, all: Arc<AtomicUsize>) -> Self {
+        all.fetch_add(bytes.len(), Ordering::Relaxed);
+        Self { bytes, all }
+    }
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
 }
 
 impl Lists {
-    /// A list that is compressed. Clients that ask for the same one wait for it together.
+    /// A list that is compressed; `None` if there is none before the first list is complete, or if clients hold too many.
+    /// Clients that ask for the same one wait for it together.
     pub(crate) async fn get(
         &self,
         key: Key,
@@ -142,11 +179,20 @@ impl Lists {
         if let Some(list) = list.as_ref().filter(|list| list.serves(collection, wish)) {
             return Some(list.bytes.clone());
         }
+        let permit = self.builds.clone().acquire_owned().await.ok()?;
+        if self.held_bytes.load(Ordering::Relaxed) > HELD_BYTES_MAX {
+            return None;
+        }
         let snapshot = collection.snapshot()?;
         let (compression, whole) = (key.compression, List::new(snapshot.clone(), filter.clone(), key.format));
-        let bytes = tokio::task::spawn_blocking(move || compression.compress(whole)).await.ok()?.ok()?;
+        let compress = move || {
+            let compressed = compression.compress(whole);
+            drop(permit);
+            compressed
+        };
+        let bytes = tokio::task::spawn_blocking(compress).await.ok()?.ok()?;
         // Without the room that the encoder has left.
-        let bytes = Bytes::from(bytes.into_boxed_slice());
+        let bytes = Bytes::from_owner(Held::new(bytes.into_boxed_slice(), self.held_bytes.clone()));
         self.built.fetch_add(1, Ordering::Relaxed);
         slot.bytes.store(bytes.len(), Ordering::Relaxed);
         let snapshot = snapshot.without_objects();
@@ -203,19 +249,17 @@ mod tests {
         }
     }
 
-    fn key(namespace: usize) -> Key {
+    fn key(view: usize) -> Key {
         Key {
             kind: ResourceKind::Services,
-            view: None,
-            namespace: Some(namespace.to_string()),
-            selector: Selector::default(),
+            view: Some(view.to_string()),
             format: Format::Json,
             compression: Compression::Zstd,
         }
     }
 
-    async fn get(lists: &Lists, collection: &Arc<Collection>, namespace: usize, wish: VersionWish) -> Bytes {
-        lists.get(key(namespace), collection, &Filter::default(), wish).await.unwrap()
+    async fn get(lists: &Lists, collection: &Arc<Collection>, view: usize, wish: VersionWish) -> Bytes {
+        lists.get(key(view), collection, &Filter::default(), wish).await.unwrap()
     }
 
     fn listed(version: u64) -> Arc<Collection> {
@@ -241,15 +285,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_list_after_which_no_watch_can_start_is_made_anew() {
+        let (lists, collection) = (Lists::default(), listed(5));
+        get(&lists, &collection, 0, VersionWish::Any).await;
+        // Nothing changes, but after each list some versions are unknown.
+        let versions: Vec<u64> = (1..100).map(|list| 5 + 10 * list).collect();
+        for version in &versions {
+            collection.apply(Update::ListStarted, Instant::now());
+            collection.apply(Update::ListDone(*version), Instant::now());
+        }
+        assert!(collection.position().unwrap().oldest_version > 5);
+        let list = get(&lists, &collection, 0, VersionWish::NotOlderThan(5)).await;
+        let json = String::from_utf8(zstd::decode_all(&*list).unwrap()).unwrap();
+        assert!(json.contains(r#""resourceVersion":"995""#), "{json}");
+    }
+
+    #[tokio::test]
     async fn the_number_of_lists_has_a_bound_and_their_bytes_are_those_that_are_kept() {
         let (lists, collection) = (Lists::default(), listed(5));
         let length = get(&lists, &collection, 0, VersionWish::Any).await.len();
-        for namespace in 1..2 * LISTS_MAX {
+        for view in 1..2 * LISTS_MAX {
             // Its place is taken away while it is used.
-            let slot = lists.slot(&key(namespace - 1));
+            let slot = lists.slot(&key(view - 1));
             let _used = slot.list.lock().await;
-            get(&lists, &collection, namespace, VersionWish::Any).await;
+            get(&lists, &collection, view, VersionWish::Any).await;
         }
         assert_eq!(lists.size(), (LISTS_MAX, (LISTS_MAX * length) as u64));
+    }
+    #[tokio::test]
+    async fn lists_that_clients_hold_are_counted_until_the_last_is_read() {
+        let (lists, collection) = (Lists::default(), listed(5));
+        let mut first = get(&lists, &collection, 0, VersionWish::Any).await;
+        let rest = first.split_off(1);
+        drop(first);
+        lists.slots.lock().unwrap().clear();
+        assert_eq!(lists.held_bytes.load(Ordering::Relaxed), rest.len() + 1);
+        lists.held_bytes.fetch_add(HELD_BYTES_MAX, Ordering::Relaxed);
+        assert!(lists.get(key(1), &collection, &Filter::default(), VersionWish::Any).await.is_none());
+        drop(rest);
+        assert_eq!(lists.held_bytes.load(Ordering::Relaxed), HELD_BYTES_MAX);
+        assert!(lists.get(key(1), &collection, &Filter::default(), VersionWish::Any).await.is_some());
     }
 }

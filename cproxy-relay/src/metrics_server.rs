@@ -1,22 +1,22 @@
 //! Plain HTTP for `/metrics` and health checks.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    task::AbortHandle,
     time::timeout,
 };
 
 use crate::{body::ResponseBody, relay::Relay};
 
-/// Connections at once: probes and a few scrapers.
+/// Connections at once: probes and a few scrapers. More take the place of the oldest.
 const CONNECTIONS_MAX: usize = 32;
 /// Time of a connection.
-const CONNECTION_TIME_MAX: Duration = Duration::from_secs(30);
+const CONNECTION_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Opens the listener.
 pub(crate) fn open(address: SocketAddr) -> io::Result<TcpListener> {
@@ -27,18 +27,21 @@ pub(crate) fn open(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves for ever.
 pub(crate) async fn run(listener: TcpListener, relay: Arc<Relay>) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut open: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         let relay = relay.clone();
-        drop(tokio::spawn(async move {
-            timeout(CONNECTION_TIME_MAX, serve(stream, &relay)).await.ok();
-            drop(permit);
-        }));
+        open.retain(|connection| !connection.is_finished());
+        if open.len() >= CONNECTIONS_MAX
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
+        let serving = tokio::spawn(async move { timeout(CONNECTION_TIME_MAX, serve(stream, &relay)).await });
+        open.push_back(serving.abort_handle());
     }
 }
 

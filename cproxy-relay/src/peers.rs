@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -10,7 +10,7 @@ use std::{
 use cproxy_access::PeerAddress;
 
 /// Connections of one guest that comes in by vsock or by a socket of its own.
-const GUEST_CONNECTIONS_MAX: usize = 64;
+const GUEST_CONNECTIONS_MAX: usize = 16;
 
 /// Place that connections come from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,7 +46,7 @@ impl Peers {
         let (place, bound) = match peer {
             // Proxies of this machine speak for others.
             PeerAddress::Tcp(address) if address.ip().is_loopback() => (Place::Ip(address.ip()), usize::MAX),
-            PeerAddress::Tcp(address) => (Place::Ip(address.ip().to_canonical()), self.address_max),
+            PeerAddress::Tcp(address) => (Place::Ip(network(address.ip().to_canonical())), self.address_max),
             PeerAddress::Unix(path) => (Place::Unix(path.clone()), GUEST_CONNECTIONS_MAX),
             PeerAddress::Vsock { cid } => (Place::Vsock(*cid), GUEST_CONNECTIONS_MAX),
         };
@@ -57,6 +57,14 @@ impl Peers {
         }
         counts.insert(place.clone(), count + 1);
         Some(Counted { place, counts: self.counts.clone() })
+    }
+}
+
+/// An IPv4 address, or the 64 bits of an IPv6 network: a host has all addresses in it.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
     }
 }
 
@@ -86,10 +94,14 @@ mod tests {
         assert!(peers.count(&tcp("192.0.2.1:3")).is_none());
         assert!(peers.count(&tcp("[::ffff:192.0.2.1]:3")).is_none());
         held.push(peers.count(&tcp("192.0.2.2:1")).unwrap());
+        held.extend((1..=2).map(|host| peers.count(&tcp(&format!("[2001:db8::{host}]:1"))).unwrap()));
+        assert!(peers.count(&tcp("[2001:db8::3]:1")).is_none());
+        held.push(peers.count(&tcp("[2001:db8:0:1::3]:1")).unwrap());
         held.remove(0);
         held.push(peers.count(&tcp("192.0.2.1:3")).unwrap());
         held.extend((0..9).map(|_| peers.count(&tcp("127.0.0.1:1")).unwrap()));
-        let guests: Vec<_> = (0..64).map(|_| peers.count(&PeerAddress::Vsock { cid: 3 }).unwrap()).collect();
+        let guests: Vec<_> =
+            (0..GUEST_CONNECTIONS_MAX).map(|_| peers.count(&PeerAddress::Vsock { cid: 3 }).unwrap()).collect();
         assert!(peers.count(&PeerAddress::Vsock { cid: 3 }).is_none());
         drop((held, guests));
         assert!(lock(&peers.counts).is_empty());

@@ -12,8 +12,11 @@ use http::{
     HeaderValue, Request, Response, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
 };
-use tokio::sync::{Notify, Semaphore};
-use tokio_util::sync::CancellationToken;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, Semaphore},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, peers::Peers, upstream::names_of};
 
@@ -21,6 +24,9 @@ const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// Version that is shown until the API server's is known: the one whose rules the relay has.
 const OWN_VERSION: &str = r#"{"major":"1","minor":"36","gitVersion":"v1.36.0-cproxy-relay"}"#;
+
+/// Connections above the bound that are told so at once. More are closed without an answer.
+const SURPLUS_MAX: usize = 256;
 
 /// State that all connections share.
 pub(crate) struct Relay {
@@ -36,6 +42,8 @@ pub(crate) struct Relay {
     server_version: RwLock<Bytes>,
     /// Permits for connections.
     pub(crate) connections: Arc<Semaphore>,
+    /// Permits for connections above the bound, which are told so at once.
+    pub(crate) surplus: Arc<Semaphore>,
     /// Connections of each peer.
     pub(crate) peers: Peers,
     /// Cancelled when the relay is about to stop.
@@ -62,6 +70,7 @@ impl Relay {
             views_changed: Notify::new(),
             server_version: RwLock::new(Bytes::from_static(OWN_VERSION.as_bytes())),
             connections: Arc::new(Semaphore::new(connections_max)),
+            surplus: Arc::new(Semaphore::new(SURPLUS_MAX)),
             peers: Peers::new(connections_max),
             draining: CancellationToken::new(),
             drain_time,
@@ -128,7 +137,11 @@ impl Relay {
 }
 
 /// Way of token reviews to the API server.
-pub(crate) struct Reviews(pub(crate) Arc<ApiClient>);
+pub(crate) struct Reviews {
+    pub(crate) client: Arc<ApiClient>,
+    /// Runtime of the client's connection.
+    pub(crate) runtime: Handle,
+}
 
 impl ReviewTransport for Reviews {
     async fn review(&self, body: Bytes) -> Result<(u16, Bytes), String> {
@@ -137,7 +150,10 @@ impl ReviewTransport for Reviews {
             .header(ACCEPT, "application/json")
             .body(body)
             .map_err(|error| error.to_string())?;
-        let response = self.0.call(request).await.map_err(|error| error.to_string())?;
+        let client = self.client.clone();
+        let call = AbortOnDropHandle::new(self.runtime.spawn(async move { client.call(request).await }));
+        let response = call.await;
+        let response = response.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
         Ok((response.status().as_u16(), response.into_body()))
     }
 }

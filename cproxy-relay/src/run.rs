@@ -1,14 +1,15 @@
 //! `cproxy-relay run`: from the configuration to the end of the process.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{fs, future::pending, io, path::Path, sync::Arc, thread, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Error, Result, anyhow};
 use cproxy_access::{ReviewSettings, TokenReviewer, Views};
 use cproxy_daemon::{memory, notify};
 use cproxy_network::SocketSetup;
-use cproxy_wire::{ApiClient, ApiServer, configure};
+use cproxy_wire::{ApiClient, ApiServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
+    runtime::{Builder, Handle},
     signal::unix::{Signal, SignalKind, signal},
     time::{interval, sleep, timeout},
 };
@@ -40,11 +41,13 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let views = read_views(config.views.as_deref())?;
     let tls = config.tls.clone().map(ServerTls::read).transpose().map_err(|error| anyhow!(error))?.map(Arc::new);
     let server = ApiServer { kubeconfig: config.kubeconfig.clone(), ..ApiServer::default() };
-    let configuration = configure(&server).await?;
+    let configuration = upstream::configuration(&server).await.map_err(Error::msg)?;
     tracing::info!("following the API server at {configuration}");
     let client = Arc::new(ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(()))));
+    let upstream = start_upstream_runtime().context("starting a thread")?;
     let reviewer = (config.authentication == Authentication::TokenReview)
-        .then(|| TokenReviewer::new(Reviews(client.clone()), ReviewSettings::default()));
+        .then(|| Reviews { client: client.clone(), runtime: upstream.clone() })
+        .map(|reviews| TokenReviewer::new(reviews, ReviewSettings::default()));
     let cache = Arc::new(Cache::new(config.history_bytes));
     let relay = Arc::new(Relay::new(cache.clone(), reviewer, views, config.connections_max, config.drain_time));
     let listeners = open_listeners(&config, tls.as_ref())?;
@@ -53,8 +56,9 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         drop(tokio::spawn(metrics_server::run(metrics, relay.clone())));
     }
     let of_upstream = (client.clone(), cache.clone());
-    drop(tokio::spawn(async move { upstream::follow(&of_upstream.0, &of_upstream.1).await }));
-    drop(tokio::spawn(announce(relay.clone(), client)));
+    drop(upstream.spawn(async move { upstream::follow(&of_upstream.0, &of_upstream.1).await }));
+    drop(tokio::spawn(async move { cache.wake_clients().await }));
+    drop(tokio::spawn(announce(relay.clone(), client, upstream)));
     drop(tokio::spawn(keep_house(relay.clone(), tls.clone())));
     drop(tokio::spawn(reload(relay.clone(), tls, config.views.clone(), hangups)));
     let serving: Vec<_> = listeners.into_iter().map(|listener| tokio::spawn(listener.run(relay.clone()))).collect();
@@ -69,6 +73,15 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         task.await.ok();
     }
     Ok(())
+}
+
+/// Starts a thread for all that is asked of the API server, with a runtime of its own. On the thread of the clients, each
+/// step on the way of an event would wait until thousands of them have had their turn.
+fn start_upstream_runtime() -> io::Result<Handle> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new().name("upstream".to_owned()).spawn(move || runtime.block_on(pending::<()>()))?;
+    Ok(handle)
 }
 
 /// Each client takes a descriptor.
@@ -106,13 +119,13 @@ fn reread_views(relay: &Relay, path: Option<&Path>) -> Result<Views> {
 }
 
 /// Reports, once, that clients can be served.
-async fn announce(relay: Arc<Relay>, client: Arc<ApiClient>) {
+async fn announce(relay: Arc<Relay>, client: Arc<ApiClient>, upstream: Handle) {
     while relay.unready().is_some() {
         sleep(READY_INTERVAL).await;
     }
     tracing::info!("ready: the first lists are complete");
     notify::ready();
-    relay.read_server_version(&client).await;
+    drop(upstream.spawn(async move { relay.read_server_version(&client).await }));
 }
 
 async fn keep_house(relay: Arc<Relay>, tls: Option<Arc<ServerTls>>) {

@@ -12,8 +12,8 @@ use cproxy_core::{
 };
 use cproxy_relay_core::{Object, ObjectError, Update, Upstream, parse_version};
 use cproxy_wire::{
-    ApiClient, Decoded, ENDPOINT_SLICES, FieldSelector, SERVICES, Selectors, Subscriber, WatchEvent, WatchedResource,
-    follow_resource,
+    ApiClient, ApiServer, ClientError, Configuration, Decoded, ENDPOINT_SLICES, FieldSelector, SERVICES, Selectors,
+    Subscriber, WatchEvent, WatchedResource, configure, follow_resource,
 };
 use tokio::{
     sync::Notify,
@@ -28,6 +28,19 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// All Nodes: each client watches its own.
 const NODES: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
+
+/// Reads how the API server is reached.
+///
+/// # Errors
+/// One line that says which setting is missing or wrong.
+pub(crate) async fn configuration(server: &ApiServer) -> Result<Configuration, String> {
+    configure(server).await.map_err(|error| match error {
+        ClientError::NoServiceAccount(reason) => {
+            format!("no API server is known: pass --kubeconfig FILE, or run in a pod with a ServiceAccount ({reason})")
+        }
+        error => error.to_string(),
+    })
+}
 
 /// Follows the API server for ever.
 pub(crate) async fn follow(client: &ApiClient, cache: &Arc<Cache>) {

@@ -177,6 +177,7 @@ impl Replica {
     fn apply(&mut self, update: Update) -> bool {
         self.now += Duration::from_secs(1);
         let outcome = self.collection.apply(update, self.now);
+        self.collection.wake_due();
         self.history.extend(std::iter::repeat_n(self.version, outcome.events));
         outcome.is_reset
     }
@@ -470,7 +471,10 @@ impl Client {
     fn poll(&mut self, replicas: &[Replica], events_max: usize, vague: &BTreeSet<Key>) {
         let Some(active) = self.active.as_mut().filter(|active| active.is_woken()) else { return };
         let replica = &replicas[active.replica];
+        let wakes = active.wakes.0.load(Ordering::Relaxed);
         match active.watch.poll_next(&Waker::from(active.wakes.clone())) {
+            // It lets others go first.
+            Poll::Pending if active.wakes.0.load(Ordering::Relaxed) != wakes => active.pending = None,
             Poll::Pending => {
                 assert!(!active.is_refused && active.initial.is_none());
                 assert_eq!(active.epoch, replica.epoch, "a client is told that the data went back");

@@ -28,7 +28,7 @@ use crate::{
 const BATCH_BYTES: usize = 16 << 10;
 
 /// Events that are looked at at once for a client that does not see all.
-const CONSIDERED_MAX: usize = 4096;
+const CONSIDERED_MAX: usize = 1024;
 
 /// Lists after which watches can be resumed from before and after the list, but not from between.
 const GAPS_MAX: usize = 64;
@@ -230,7 +230,7 @@ impl Collection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies an update at a time.
+    /// Applies an update at a time. Clients that wait do not learn of it before [`Self::wake_due`].
     pub fn apply(&self, update: Update, now: Instant) -> Outcome {
         self.state().apply(update, now)
     }
@@ -256,11 +256,14 @@ impl Collection {
         self.state().objects.get(&key).map(|entry| entry.object.clone())
     }
 
-    /// Number of events after the snapshot; `None` if the history no longer has all of them.
+    /// Number of events after the snapshot; `None` if no watch can be resumed from it.
     #[must_use]
     pub fn events_since(&self, snapshot: &Snapshot) -> Option<u64> {
         let state = self.state();
-        let is_there = snapshot.epoch == state.epoch && snapshot.next_sequence >= state.first_sequence;
+        let is_there = snapshot.epoch == state.epoch
+            && snapshot.next_sequence >= state.first_sequence
+            // A watch from there would be refused otherwise.
+            && snapshot.version >= state.oldest_version;
         is_there.then(|| state.next_sequence().saturating_sub(snapshot.next_sequence))
     }
 
@@ -308,14 +311,15 @@ impl Collection {
         self.state().watchers.remove(slot);
     }
 
-    /// The next part of a watch. If there is none, its waker is called once there is.
+    /// The next part of a watch. If there is none, [`Self::wake_due`] calls its waker once there is.
     pub(crate) fn next(&self, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
         self.state().next(watch, waker)
     }
 
-    /// Wakes all clients that wait.
-    pub fn wake_all(&self) {
-        self.state().watchers.wake_all();
+    /// Wakes the clients that the updates since the last call concern. It is fast on the thread that polls their
+    /// watches; on another one each would take a system call.
+    pub fn wake_due(&self) {
+        self.state().watchers.wake_due();
     }
 }
 
@@ -390,7 +394,7 @@ impl State {
     fn confirm(&mut self, version: u64) {
         self.version = self.version.max(version);
         self.confirmations += 1;
-        self.watchers.wake_all();
+        self.watchers.record_for_all();
     }
 
     fn apply_change(&mut self, object: Object, is_deletion: bool, now: Instant) -> Outcome {
@@ -454,7 +458,7 @@ impl State {
 
     fn push(&mut self, event: Event) {
         let sequence = self.next_sequence();
-        self.watchers.wake(&event.object.meta.name, sequence);
+        self.watchers.record(&event.object.meta.name, sequence);
         self.history_bytes += event.size_bytes();
         self.history.push_back(Arc::new(event));
     }
@@ -475,7 +479,7 @@ impl State {
         (self.history_bytes, self.snapshot) = (0, None);
         (self.version, self.oldest_version) = (version, version);
         self.epoch += 1;
-        self.watchers.wake_all();
+        self.watchers.record_for_all();
     }
 
     /// Replaces the objects by those of a complete list.

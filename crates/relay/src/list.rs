@@ -11,8 +11,11 @@ use crate::{
 
 /// Bytes that are encoded at once.
 const CHUNK_BYTES: usize = 16 << 10;
+/// Objects that are looked at once.
+const CHUNK_OBJECTS_MAX: usize = 512;
 
-/// List of the objects of a snapshot that a client sees. It shares the snapshot and holds no bytes of its own.
+/// List of the objects of a snapshot that a client sees. It shares the snapshot and holds no bytes of its own. A chunk is
+/// empty if the client sees none of many objects.
 pub struct List {
     snapshot: Snapshot,
     filter: Filter,
@@ -65,7 +68,8 @@ impl Iterator for List {
         }
         let mut chunk = if self.encoded.is_none() { self.head() } else { Vec::new() };
         let mut encoded = self.encoded.unwrap_or(0);
-        while chunk.len() < CHUNK_BYTES && encoded < self.snapshot.objects.len() {
+        let end = self.snapshot.objects.len().min(encoded + CHUNK_OBJECTS_MAX);
+        while chunk.len() < CHUNK_BYTES && encoded < end {
             self.push(&mut chunk, encoded);
             encoded += 1;
         }

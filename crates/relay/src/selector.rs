@@ -4,9 +4,9 @@ use cproxy_core::ResourceKind;
 
 use crate::object::Meta;
 
-/// Longest selector, and most requirements of one.
+/// Longest selector, and most requirements and values of one.
 const SELECTOR_BYTES_MAX: usize = 4096;
-const REQUIREMENTS_MAX: usize = 64;
+const REQUIREMENTS_MAX: usize = 32;
 
 /// Error in a selector, as the API server words it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,7 +18,9 @@ pub enum SelectorError {
     #[error("field label not supported: {0}")]
     Field(String),
     /// It is too long.
-    #[error("the selector is longer than {SELECTOR_BYTES_MAX} bytes or has more than {REQUIREMENTS_MAX} requirements")]
+    #[error(
+        "the selector is longer than {SELECTOR_BYTES_MAX} bytes or has more than {REQUIREMENTS_MAX} requirements or values"
+    )]
     TooLong,
 }
 
@@ -141,7 +143,7 @@ impl FieldRequirement {
 }
 
 fn parse_labels(text: &str) -> Result<Vec<Requirement>, SelectorError> {
-    if text.len() > SELECTOR_BYTES_MAX {
+    if text.len() > SELECTOR_BYTES_MAX || text.matches(',').count() >= REQUIREMENTS_MAX {
         return Err(SelectorError::TooLong);
     }
     split(text).into_iter().map(parse_label).collect()
@@ -346,7 +348,8 @@ mod tests {
         assert_eq!(parse("", "spec.type=x"), Err(SelectorError::Field("spec.type".to_owned())));
         assert!(matches!(parse("", "metadata.name"), Err(SelectorError::Syntax(_))));
         assert_eq!(parse(&"a,".repeat(3000), ""), Err(SelectorError::TooLong));
-        assert_eq!(parse(&["a"; 65].join(","), ""), Err(SelectorError::TooLong));
+        assert_eq!(parse(&["a"; 33].join(","), ""), Err(SelectorError::TooLong));
+        assert_eq!(parse(&format!("a in ({})", ["b"; 33].join(",")), ""), Err(SelectorError::TooLong));
     }
 
     #[test]

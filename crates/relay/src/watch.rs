@@ -16,6 +16,8 @@ use crate::{
 
 /// Bytes of initial events that are encoded at once.
 const INITIAL_BYTES: usize = 16 << 10;
+/// Objects that are looked at once.
+const INITIAL_OBJECTS_MAX: usize = 512;
 
 /// Options of a watch.
 #[derive(Clone, Default)]
@@ -86,31 +88,34 @@ impl Watch {
         self.initial.is_some()
     }
 
-    /// The next bytes; `None` at the end. If there are none yet, the waker is called once there are.
+    /// The next bytes; `None` at the end. If there are none yet, [`Collection::wake_due`] calls
+    /// the waker once there are.
     pub fn poll_next(&mut self, waker: &Waker) -> Poll<Option<Bytes>> {
         if self.is_over {
             return Poll::Ready(None);
         }
-        if let Some(bytes) = self.next_initial() {
-            return Poll::Ready(Some(bytes));
+        if self.initial.is_some() {
+            let bytes = self.next_initial();
+            if !bytes.is_empty() {
+                return Poll::Ready(Some(bytes));
+            }
+            if self.initial.is_some() {
+                return let_others_go_first(waker);
+            }
         }
-        loop {
-            match self.next_part(waker) {
-                Part::Waiting => return Poll::Pending,
-                Part::Expired => {
-                    self.is_over = true;
-                    return Poll::Ready(Some(expired(self.version).event(self.format)));
-                }
-                Part::Events(bytes, place, version) => {
-                    (self.place, self.version) = (Some(place), version.max(self.version));
-                    if !bytes.is_empty() {
-                        return Poll::Ready(Some(bytes));
-                    }
-                }
-                Part::Confirmed(version, confirmations) => {
-                    (self.version, self.confirmations) = (version.max(self.version), confirmations);
-                    return Poll::Ready(Some(self.bookmark(false)));
-                }
+        match self.next_part(waker) {
+            Part::Waiting => Poll::Pending,
+            Part::Expired => {
+                self.is_over = true;
+                Poll::Ready(Some(expired(self.version).event(self.format)))
+            }
+            Part::Events(bytes, place, version) => {
+                (self.place, self.version) = (Some(place), version.max(self.version));
+                if bytes.is_empty() { let_others_go_first(waker) } else { Poll::Ready(Some(bytes)) }
+            }
+            Part::Confirmed(version, confirmations) => {
+                (self.version, self.confirmations) = (version.max(self.version), confirmations);
+                Poll::Ready(Some(self.bookmark(false)))
             }
         }
     }
@@ -146,10 +151,12 @@ impl Watch {
         bookmark(self.format, self.collection.kind(), self.version, ends_initial_events)
     }
 
-    fn next_initial(&mut self) -> Option<Bytes> {
-        let initial = self.initial.as_mut()?;
-        let mut bytes = Vec::new();
+    /// The next initial events; empty if the client sees none of the objects that were looked at.
+    fn next_initial(&mut self) -> Bytes {
+        let Some(initial) = self.initial.as_mut() else { return Bytes::new() };
+        let (mut bytes, end) = (Vec::new(), initial.sent + INITIAL_OBJECTS_MAX);
         while bytes.len() < INITIAL_BYTES
+            && initial.sent < end
             && let Some(object) = initial.snapshot.objects.get(initial.sent)
         {
             initial.sent += 1;
@@ -164,7 +171,7 @@ impl Watch {
                 bytes.extend_from_slice(&self.bookmark(true));
             }
         }
-        (!bytes.is_empty()).then(|| bytes.into())
+        bytes.into()
     }
 }
 
@@ -172,6 +179,12 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.collection.remove_watcher(self.slot);
     }
+}
+
+/// Comes back after other clients.
+fn let_others_go_first(waker: &Waker) -> Poll<Option<Bytes>> {
+    waker.wake_by_ref();
+    Poll::Pending
 }
 
 /// Error of a watch whose version the history no longer has (apiserver/pkg/storage/cacher/watch_cache.go 1.36).

@@ -11,6 +11,16 @@ pub(crate) struct Watchers {
     by_name: HashMap<Box<str>, Vec<usize>>,
     /// Slots of all others.
     of_all: Vec<usize>,
+    due: Due,
+}
+
+/// Clients that have to be woken.
+#[derive(Debug, Default)]
+struct Due {
+    /// Slots of those that watch one object.
+    by_name: Vec<usize>,
+    of_all: bool,
+    all: bool,
 }
 
 /// One client.
@@ -83,24 +93,34 @@ impl Watchers {
         }
     }
 
-    /// Wakes those that an event of this object concerns.
-    pub(crate) fn wake(&mut self, name: &str, sequence: u64) {
+    /// Records an event of an object: those whom it concerns have to be woken.
+    pub(crate) fn record(&mut self, name: &str, sequence: u64) {
         for &id in self.by_name.get(name).into_iter().flatten() {
             if let Some(slot) = self.slots.get_mut(id) {
                 slot.first_event.get_or_insert(sequence);
-                wake(slot);
+                self.due.by_name.push(id);
             }
         }
-        for &id in &self.of_all {
+        self.due.of_all = true;
+    }
+
+    /// Records something that concerns all.
+    pub(crate) fn record_for_all(&mut self) {
+        self.due.all = true;
+    }
+
+    /// Wakes those whom the records since the last call concern.
+    pub(crate) fn wake_due(&mut self) {
+        let Due { by_name, of_all, all } = std::mem::take(&mut self.due);
+        if all {
+            return self.slots.iter_mut().for_each(wake);
+        }
+        let of_all = self.of_all.iter().filter(|_| of_all);
+        for &id in by_name.iter().chain(of_all) {
             if let Some(slot) = self.slots.get_mut(id) {
                 wake(slot);
             }
         }
-    }
-
-    /// Wakes all.
-    pub(crate) fn wake_all(&mut self) {
-        self.slots.iter_mut().for_each(wake);
     }
 
     /// Number of clients.
@@ -152,19 +172,23 @@ mod tests {
         };
         let counted = || counts.iter().map(|count| count.0.load(Ordering::Relaxed)).collect::<Vec<_>>();
         wait(&mut watchers);
-        watchers.wake("a", 7);
-        watchers.wake("a", 8);
+        watchers.record("a", 7);
+        watchers.record("a", 8);
+        assert_eq!(counted(), [0; 4]);
+        watchers.wake_due();
         assert_eq!(counted(), [1, 1, 0, 1]);
         assert_eq!(ids.map(|id| watchers.take_first_event(id)), [None, Some(7), None, Some(7)]);
         assert_eq!(watchers.take_first_event(ids[1]), None);
         wait(&mut watchers);
         watchers.remove(ids[1]);
-        watchers.wake("a", 9);
+        watchers.record("a", 9);
+        watchers.wake_due();
         assert_eq!(counted(), [2, 1, 0, 2]);
         ids.into_iter().zip(&counts).filter(|(id, _)| *id != ids[1]).for_each(|(id, count)| {
             watchers.wait(id, &Waker::from(count.clone()));
         });
-        watchers.wake_all();
+        watchers.record_for_all();
+        watchers.wake_due();
         assert_eq!(counted(), [3, 1, 1, 3]);
         assert_eq!(watchers.len(), 3);
         [ids[0], ids[2], ids[3]].into_iter().for_each(|id| watchers.remove(id));

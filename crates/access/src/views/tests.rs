@@ -47,7 +47,7 @@ fn the_documented_example_shows_what_it_says() {
     assert!(node.sees(Nodes, "", "n1", None) && !node.sees(Nodes, "", "n2", None));
 
     let tenant = select(&tcp(), &user("system:serviceaccount:tenant-a:web", &[])).unwrap();
-    let places = [PeerAddress::Vsock { cid: 3 }, PeerAddress::Vsock { cid: 20 }, unix("/run/vm/a-1.sock_6443")];
+    let places = [PeerAddress::Vsock { cid: 3 }, PeerAddress::Vsock { cid: 20 }, unix("/run/vm/a-1/v.sock_6443")];
     for place in places {
         let local = select(&place, &Identity::of_local_peer(&place).unwrap()).unwrap();
         assert!(Arc::ptr_eq(&tenant, &local), "{place}");
