@@ -1,10 +1,13 @@
 //! Collections of all kinds, what is known of their progress, and the bounds of their history.
 
 use std::{
+    future::poll_fn,
+    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -122,9 +125,15 @@ impl Cache {
     }
 
     /// Wakes clients after updates, for ever; to be run where their connections are.
+    ///
+    /// It waits until those that were woken before have had their turn, first their watches and then their connections.
+    /// When there is more to do than time, each turn takes all changes so far, and no client falls behind.
     pub(crate) async fn wake_clients(&self) {
         loop {
             self.changed.notified().await;
+            for _ in 0..2 {
+                after_others().await;
+            }
             self.kinds.iter().for_each(|kind| kind.collection.wake_due());
         }
     }
@@ -168,6 +177,20 @@ impl Cache {
         let now = *known.borrow();
         Err(now.map_or_else(|| not_synced(kind), |now| too_large(version, now)))
     }
+}
+
+/// Waits until all tasks that are ready now have run.
+async fn after_others() {
+    let mut has_waited = false;
+    poll_fn(|context| {
+        if mem::replace(&mut has_waited, true) {
+            return Poll::Ready(());
+        }
+        // The runtime puts a task that wakes itself behind all others.
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Error of a version that the relay does not have (apiserver/pkg/storage/errors.go 1.36).

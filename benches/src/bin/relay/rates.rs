@@ -79,7 +79,7 @@ pub(crate) fn measure(
 
 /// Compares what clients have with what was written.
 pub(crate) fn check(place: &Place<'_>, generator: &mut Generator, changer: &Changer) -> Result<usize> {
-    generator.check(Expected {
+    generator.check(&Expected {
         services: place.shape.services as usize + OWN_OBJECTS,
         slices: place.shape.slices() as usize + OWN_OBJECTS,
         changed: changer.changed.clone(),
