@@ -165,8 +165,8 @@ impl Drop for Held {
 }
 
 impl Lists {
-    /// A list that is compressed; `None` if there is none before the first list is complete, or if clients hold too many.
-    /// Clients that ask for the same one wait for it together.
+    /// A list that is compressed. Clients that ask for the same one wait for it together. `None`: the first list is not
+    /// complete, or clients hold too many.
     pub(crate) async fn get(
         &self,
         key: Key,

@@ -75,8 +75,8 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Starts a thread for all that is asked of the API server, with a runtime of its own. On the thread of the clients, each
-/// step on the way of an event would wait until thousands of them have had their turn.
+/// Starts a thread for all that is asked of the API server, with a runtime of its own. On the thread of the clients,
+/// each step on the way of an event would wait until thousands of them have had their turn.
 fn start_upstream_runtime() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();

@@ -14,8 +14,8 @@ const CHUNK_BYTES: usize = 16 << 10;
 /// Objects that are looked at once.
 const CHUNK_OBJECTS_MAX: usize = 512;
 
-/// List of the objects of a snapshot that a client sees. It shares the snapshot and holds no bytes of its own. A chunk is
-/// empty if the client sees none of many objects.
+/// List of the objects of a snapshot that a client sees. It shares the snapshot and holds no bytes of its own. A chunk
+/// is empty if the client sees none of many objects.
 pub struct List {
     snapshot: Snapshot,
     filter: Filter,

@@ -18,9 +18,7 @@ pub enum SelectorError {
     #[error("field label not supported: {0}")]
     Field(String),
     /// It is too long.
-    #[error(
-        "the selector is longer than {SELECTOR_BYTES_MAX} bytes or has more than {REQUIREMENTS_MAX} requirements or values"
-    )]
+    #[error("the selector has more than {SELECTOR_BYTES_MAX} bytes, or than {REQUIREMENTS_MAX} requirements or values")]
     TooLong,
 }
 

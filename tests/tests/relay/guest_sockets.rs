@@ -20,7 +20,7 @@ use crate::{
 /// User of a VMM that has given up its rights.
 const VMM_USER: u32 = 64_999;
 
-/// What a VMM leaves on the host for a guest's vsock.
+/// The host's side of a VM's vsock, as a VMM makes it.
 fn start_vm(directory: &Path, name: &str) -> UnixListener {
     let directory = directory.join(name);
     fs::create_dir_all(&directory).unwrap();
