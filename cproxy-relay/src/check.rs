@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::{
     address::ListenAddress,
     config::{Authentication, Config},
+    guest_sockets::Found,
     listener,
     run::read_views,
     tls::ServerTls,
@@ -76,13 +77,14 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
     for address in &config.listen {
         let opened =
             listener::open(address, None).map_err(|error| format!("{address}: {error}: choose another --listen"));
-        let text = |_| match address {
-            ListenAddress::Guests(sockets) => {
-                format!("{address}: VMs that match now: {}", sockets.find().vm_sockets.len())
-            }
-            _ => format!("{address} can be bound"),
+        let result = match address {
+            ListenAddress::Guests(sockets) => match sockets.find() {
+                Found { problem: Some(problem), .. } => Err(format!("{problem}: check --listen {address}")),
+                found => Ok(format!("{address}: VMs that match now: {}", found.vm_sockets.len())),
+            },
+            _ => opened.map(|_| format!("{address} can be bound")),
         };
-        add("listen", opened.map(text));
+        add("listen", result);
     }
     let server = ApiServer { kubeconfig: config.kubeconfig.clone(), ..ApiServer::default() };
     match upstream::configuration(&server).await {

@@ -16,6 +16,7 @@ use std::{
 use cproxy_access::Pattern;
 use rustix::{
     fs::{FileType, Stat},
+    io::Errno,
     process::geteuid,
 };
 use tokio::{
@@ -107,16 +108,18 @@ impl GuestSockets {
         }
         for path in paths {
             let status = self.directory_of(&path).and_then(|(directory, name)| status(&directory, &name));
-            // What has gone meanwhile, or is behind a link, is no socket of a VM.
-            let Ok(status) = status else { continue };
+            let status = match status {
+                Ok(status) => status,
+                // It has gone meanwhile, or is behind a link.
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => {
+                    found.problem = Some(format!("cannot look for VMs at {}: {error}", path.display()));
+                    continue;
+                }
+            };
             if FileType::from_raw_mode(status.st_mode).is_socket() {
                 found.vm_sockets.insert(path, VmSocket { identity: identity(&status), user: status.st_uid });
             }
-        }
-        if found.vm_sockets.len() > SOCKETS_MAX {
-            let count = found.vm_sockets.len();
-            found.problem = Some(format!("{count} VMs match {}: serving {SOCKETS_MAX}", self.path().display()));
-            found.vm_sockets = found.vm_sockets.into_iter().take(SOCKETS_MAX).collect();
         }
         found
     }
@@ -127,12 +130,10 @@ impl GuestSockets {
         let own = format!("_{}", self.port);
         let is_match = |file: &OsStr| file.to_str().is_some_and(|file| pattern.matches(file) && !file.ends_with(&own));
         let files = match fs::read_dir(directory) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                return Ok(Vec::new());
-            }
-            files => files?.flatten(),
+            Err(error) if is_gone(&error) && directory != self.top => return Ok(Vec::new()),
+            files => files?.collect::<io::Result<Vec<_>>>()?,
         };
-        Ok(files.filter(|file| is_match(&file.file_name())).map(|file| file.path()).collect())
+        Ok(files.into_iter().filter(|file| is_match(&file.file_name())).map(|file| file.path()).collect())
     }
 
     /// Directory of a file below `top`, reached without symbolic links, and the file's name.
@@ -165,15 +166,22 @@ impl GuestSockets {
             interval.tick().await;
             while tasks.try_join_next().is_some() {}
             let sockets = self.clone();
-            let Ok(found) = spawn_blocking(move || sockets.find()).await else { continue };
+            let Ok(mut found) = spawn_blocking(move || sockets.find()).await else { continue };
+            if found.vm_sockets.len() > SOCKETS_MAX {
+                found.problem = Some(format!("more than {SOCKETS_MAX} VMs match {}", self.path().display()));
+            }
             if let Some(text) = found.problem.as_ref().filter(|_| found.problem != problem) {
                 tracing::warn!("{text}");
             }
             problem = found.problem;
+            // A VM that was not found is there until it is known that it has gone.
+            let is_complete = problem.is_none();
             let mut closing = HashSet::new();
             // Another VM may have taken the place of one that has ended.
             serving.retain(|path, serving| {
-                let is_there = found.vm_sockets.get(path) == Some(&serving.vm_socket) && serving.is_there();
+                let vm_socket = found.vm_sockets.get(path);
+                let is_same = vm_socket.map_or(!is_complete, |vm_socket| *vm_socket == serving.vm_socket);
+                let is_there = is_same && serving.is_there();
                 if !is_there {
                     serving.task.abort();
                     closing.insert(path.clone());
@@ -183,7 +191,7 @@ impl GuestSockets {
             refused.retain(|path| found.vm_sockets.contains_key(path));
             // A socket that closes removes its file first.
             for (path, vm_socket) in found.vm_sockets.into_iter().filter(|(path, _)| !closing.contains(path)) {
-                if serving.contains_key(&path) {
+                if serving.contains_key(&path) || serving.len() >= SOCKETS_MAX {
                     continue;
                 }
                 match self.listen(&path) {
@@ -205,6 +213,12 @@ impl GuestSockets {
             }
         }
     }
+}
+
+/// Whether the error says that a file is not there, or is reached through a link.
+fn is_gone(error: &io::Error) -> bool {
+    let is_link = error.raw_os_error() == Some(Errno::LOOP.raw_os_error());
+    is_link || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Listener of a VM.
@@ -248,7 +262,9 @@ mod tests {
         assert_eq!(found("vm/*/v.sock_6443"), ["vm/a/v.sock", "vm/b/v.sock"]);
         assert_eq!(found("*/*/*_6443"), ["vm/a/v.sock", "vm/b/v.sock", "vm/other/w.sock"]);
         assert_eq!(found("*.sock_6443"), ["c.sock"]);
-        assert_eq!(found("none/*_6443"), [""; 0]);
+        assert_eq!(found("vm/*/none/v.sock_6443"), [""; 0]);
+        let missing = GuestSockets::parse(&format!("{}/none/*_6443", directory.display())).unwrap().find();
+        assert!(missing.vm_sockets.is_empty() && missing.problem.unwrap().contains("/none: "));
         drop(sockets);
         fs::remove_dir_all(&directory).unwrap();
     }

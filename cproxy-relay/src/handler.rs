@@ -131,12 +131,18 @@ impl Exchange<'_> {
         }
     }
 
-    /// Cost of a request, compared with a small one: all objects are looked at for a selector.
+    /// Cost of a request, compared with a small one: all objects are looked at for a selector or a namespace.
     fn cost(&self, target: &Target) -> u32 {
-        let Target::Objects(ObjectRequest { kind, operation: Operation::List(parameters), .. }) = target else {
-            return 1;
+        let Target::Objects(ObjectRequest { kind, namespace, operation }) = target else { return 1 };
+        let selector = match operation {
+            Operation::List(parameters) => &parameters.selector,
+            Operation::Watch(parameters) if parameters.sends_initial_events || parameters.version.is_none() => {
+                &parameters.selector
+            }
+            Operation::Get(_) | Operation::Watch(_) => return 1,
         };
-        let position = self.relay.cache.position(*kind).filter(|_| !parameters.selector.is_everything());
+        let has_selector = namespace.is_some() || !selector.is_everything();
+        let position = self.relay.cache.position(*kind).filter(|_| has_selector);
         1 + position.map_or(0, |position| u32::try_from(position.objects / SELECTED_OBJECTS).unwrap_or(u32::MAX))
     }
 

@@ -179,6 +179,9 @@ impl Lists {
         if let Some(list) = list.as_ref().filter(|list| list.serves(collection, wish)) {
             return Some(list.bytes.clone());
         }
+        // An outdated list makes room for its successor.
+        *list = None;
+        slot.bytes.store(0, Ordering::Relaxed);
         let permit = self.builds.clone().acquire_owned().await.ok()?;
         if self.held_bytes.load(Ordering::Relaxed) > HELD_BYTES_MAX {
             return None;
