@@ -126,8 +126,9 @@ impl Connection {
         is_admitted
     }
 
-    /// Begins a response. By itself it does not keep the connection: anybody may ask for the health.
-    fn begin(self: &Arc<Self>) -> Guard {
+    /// Begins a response without a bound on its time. By itself it does not keep the connection: anybody may ask for
+    /// the health.
+    pub(crate) fn begin(self: &Arc<Self>) -> Guard {
         self.activity().responses += 1;
         Guard { connection: self.clone(), list: None }
     }
@@ -139,14 +140,9 @@ impl Connection {
         activity.idle_since = Instant::now();
     }
 
-    /// Begins a watch, or another response without a bound on its time.
-    pub(crate) fn begin_watch(self: &Arc<Self>) -> Guard {
-        self.begin()
-    }
-
     /// Begins a list, which has to be read in time.
     pub(crate) fn begin_list(self: &Arc<Self>) -> Guard {
-        let mut guard = self.begin_watch();
+        let mut guard = self.begin();
         let mut activity = self.activity();
         activity.lists_begun += 1;
         let id = activity.lists_begun;

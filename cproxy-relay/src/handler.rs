@@ -289,7 +289,7 @@ impl Exchange<'_> {
         });
         let watch = Watch::new(collection, options, format, start);
         // The objects that come first have to be read in time, like a list.
-        let guard = if watch.holds_objects() { self.connection.begin_list() } else { self.connection.begin_watch() };
+        let guard = if watch.holds_objects() { self.connection.begin_list() } else { self.connection.begin() };
         let body = WatchBody::new(watch, end, self.relay.metrics.clone(), guard);
         let mut response = response(format, ResponseBody::Watch(Box::new(body)));
         if format == Format::Protobuf {
