@@ -34,6 +34,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const AGE: Duration = Duration::from_secs(30 * 60);
 /// Time for a client to end its requests after GOAWAY.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(10);
+/// The same for a client that is cut.
+const CUT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Time over which clients are moved when the views have changed, so that they get theirs.
 const VIEWS_TIME: Duration = Duration::from_secs(60);
@@ -243,6 +245,8 @@ pub(crate) fn serve(
                     if let Some(fault) = connection.fault(Instant::now()) {
                         relay.metrics.connections_cut.add(1);
                         tracing::debug!("{} is cut: {fault}", connection.peer.address());
+                        http.as_mut().graceful_shutdown();
+                        timeout(CUT_TIME_MAX, http).await.ok();
                         return;
                     }
                 }
@@ -274,5 +278,63 @@ async fn must_move(relay: &Relay, is_surplus: bool) -> EndReason {
             sleep(jitter(relay.drain_time)).await;
             EndReason::Time
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_access::PeerAddress;
+
+    use super::*;
+
+    fn connection() -> Arc<Connection> {
+        let peer = PeerAddress::Vsock { cid: 3 };
+        Arc::new(Connection::new(Peer::new(peer, None), false))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_pass_up_to_a_burst_and_then_at_a_rate_by_their_cost() {
+        let connection = connection();
+        let admitted = |cost| (0..1_000).take_while(|_| connection.admits_request(cost)).count();
+        assert_eq!(admitted(1), REQUESTS_BURST as usize);
+        tokio::time::advance(REQUEST_INTERVAL * 20).await;
+        assert_eq!(admitted(10), 2);
+        // A request that costs more than the whole burst passes, too, and all others wait for it.
+        tokio::time::advance(REQUEST_INTERVAL * REQUESTS_BURST).await;
+        assert_eq!(admitted(2 * REQUESTS_BURST), 1);
+        tokio::time::advance(REQUEST_INTERVAL * REQUESTS_BURST).await;
+        assert_eq!(admitted(1), 0);
+        tokio::time::advance(REQUEST_INTERVAL).await;
+        assert_eq!(admitted(1), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_requests_for_objects_is_cut_sooner_than_an_idle_one() {
+        let connection = connection();
+        let fault_after = |time| connection.fault(Instant::now() + time);
+        let moment = Duration::from_millis(1);
+        drop(connection.begin());
+        assert_eq!(fault_after(HEAD_TIME_MAX), None);
+        // A request for the health does not prolong it.
+        tokio::time::advance(HEAD_TIME_MAX / 2).await;
+        drop(connection.begin());
+        assert_eq!(fault_after(HEAD_TIME_MAX / 2 + moment), Some("it asks for no objects"));
+        connection.accept_client();
+        let watch = connection.begin();
+        assert_eq!(fault_after(IDLE_TIME_MAX * 100), None);
+        drop(watch);
+        assert_eq!(fault_after(IDLE_TIME_MAX), None);
+        assert_eq!(fault_after(IDLE_TIME_MAX + moment), Some("it is idle"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_has_to_be_read_in_time_and_what_follows_it_has_not() {
+        let connection = connection();
+        connection.accept_client();
+        let mut list = connection.begin_list();
+        let late = || connection.fault(Instant::now() + LIST_TIME_MAX + Duration::from_millis(1));
+        assert_eq!(late(), Some("it reads a list too slowly"));
+        list.end_list();
+        assert_eq!(late(), None);
     }
 }

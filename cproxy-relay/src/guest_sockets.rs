@@ -9,7 +9,7 @@ use std::{
     fs, io,
     os::fd::OwnedFd,
     path::{Component, Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -165,8 +165,13 @@ impl GuestSockets {
         loop {
             interval.tick().await;
             while tasks.try_join_next().is_some() {}
-            let sockets = self.clone();
-            let Ok(mut found) = spawn_blocking(move || sockets.find()).await else { continue };
+            let (sockets, files) = (self.clone(), serving.iter().map(Serving::of).collect::<Vec<_>>());
+            let look = move || {
+                let gone: HashSet<_> =
+                    files.into_iter().filter(|(_, file)| !is_there(file)).map(|(of, _)| of).collect();
+                (sockets.find(), gone)
+            };
+            let Ok((mut found, gone)) = spawn_blocking(look).await else { continue };
             if found.vm_sockets.len() > SOCKETS_MAX {
                 found.problem = Some(format!("more than {SOCKETS_MAX} VMs match {}", self.path().display()));
             }
@@ -181,7 +186,7 @@ impl GuestSockets {
             serving.retain(|path, serving| {
                 let vm_socket = found.vm_sockets.get(path);
                 let is_same = vm_socket.map_or(!is_complete, |vm_socket| *vm_socket == serving.vm_socket);
-                let is_there = is_same && serving.is_there();
+                let is_there = is_same && !gone.contains(path);
                 if !is_there {
                     serving.task.abort();
                     closing.insert(path.clone());
@@ -194,7 +199,9 @@ impl GuestSockets {
                 if serving.contains_key(&path) || serving.len() >= SOCKETS_MAX {
                     continue;
                 }
-                match self.listen(&path) {
+                let (sockets, vm) = (self.clone(), path.clone());
+                let Ok(listening) = spawn_blocking(move || sockets.listen(&vm)).await else { continue };
+                match listening {
                     Ok((listener, file)) => {
                         tracing::debug!("listening on unix://{}", file.path().display());
                         refused.remove(&path);
@@ -224,14 +231,19 @@ fn is_gone(error: &io::Error) -> bool {
 /// Listener of a VM.
 struct Serving {
     vm_socket: VmSocket,
-    file: std::sync::Weak<SocketFile>,
+    file: Weak<SocketFile>,
     task: AbortHandle,
 }
 
 impl Serving {
-    fn is_there(&self) -> bool {
-        self.file.upgrade().is_some_and(|file| file.is_there())
+    /// Path of the VM's socket, and the file.
+    fn of((path, serving): (&PathBuf, &Self)) -> (PathBuf, Weak<SocketFile>) {
+        (path.clone(), serving.file.clone())
     }
+}
+
+fn is_there(file: &Weak<SocketFile>) -> bool {
+    file.upgrade().is_some_and(|file| file.is_there())
 }
 
 #[cfg(test)]

@@ -315,6 +315,18 @@ mod tests {
         }
         assert_eq!(lists.size(), (LISTS_MAX, (LISTS_MAX * length) as u64));
     }
+
+    #[tokio::test]
+    async fn few_lists_are_compressed_at_once() {
+        let (lists, collection) = (Lists::default(), listed(5));
+        let mut permits: Vec<_> = (0..BUILDS_MAX).map(|_| lists.builds.clone().try_acquire_owned().unwrap()).collect();
+        let mut waiting = std::pin::pin!(get(&lists, &collection, 0, VersionWish::Any));
+        assert!(tokio::time::timeout(Duration::from_millis(50), waiting.as_mut()).await.is_err());
+        permits.pop();
+        assert!(!waiting.await.is_empty());
+        assert_eq!(lists.builds.available_permits(), 1);
+    }
+
     #[tokio::test]
     async fn lists_that_clients_hold_are_counted_until_the_last_is_read() {
         let (lists, collection) = (Lists::default(), listed(5));

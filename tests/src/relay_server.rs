@@ -137,6 +137,12 @@ impl RunningRelay {
         self.daemon.wait_until(timeout, "the relay is ready", |_| http::get(metrics, "/readyz"));
     }
 
+    /// Address of the metrics and health checks.
+    #[must_use]
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.metrics
+    }
+
     /// The text of `/metrics`.
     ///
     /// # Panics

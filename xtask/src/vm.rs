@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use crate::{
-    binary::AGENT,
+    binary::{AGENT, RELAY},
     control_plane, image,
     kernels::{self, LINUX_6_1, LINUX_6_12},
     paths, run, setup, test,
@@ -141,6 +141,7 @@ fn demo(arguments: &GuestDemoArguments) -> Result<()> {
 fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     run::require_root("tests of guests")?;
     let files = GuestFiles::for_tests(&AGENT.build()?.shipped)?;
+    let relay = RELAY.build()?.shipped;
     let matrix = matrix()?;
     let reports = paths::target().join("vm");
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
@@ -154,7 +155,7 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
             false => &["--skip", LACKING, "--skip", CONTAINERS],
         };
         let mut command = tests(&files, &kernel, skipped);
-        command.env(MATRIX_VARIABLE, &matrix).env(REPORT_VARIABLE, &report);
+        command.env(MATRIX_VARIABLE, &matrix).env(RELAY.variable, &relay).env(REPORT_VARIABLE, &report);
         outcomes.push(outcome(&name, &mut command));
         rows.push(row(&name, &report));
     }

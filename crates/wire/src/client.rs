@@ -19,10 +19,11 @@ use http::{Request, Response, StatusCode, header::CONTENT_LENGTH};
 use http_body::Body as _;
 use tokio::{
     sync::{Mutex as AsyncMutex, Notify},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
+    backoff::jitter,
     configuration::{ApiServer, Configuration, configure},
     connection::{Connection, Dialer},
     connector::Connector,
@@ -35,6 +36,9 @@ use super::{
 /// Time after a failure before the client goes back to a preferred server. It doubles if that server fails again soon.
 const HOLD: Duration = Duration::from_secs(60);
 const HOLD_MAX: Duration = Duration::from_secs(3600);
+
+/// Time for which a new connection has to last before others use it that wait since a failure, at most.
+const RESTORED_TIME: Duration = Duration::from_secs(1);
 
 /// Longest response of [`ApiClient::call`], and the time for it.
 const CALL_BYTES_MAX: usize = 1 << 20;
@@ -53,6 +57,8 @@ pub struct ApiClient {
     replacement: Mutex<Option<(ApiServer, Configuration)>>,
     /// Notified when there is a replacement.
     replaced: Notify,
+    /// Notified when a new connection has served its first request.
+    restored: Notify,
 }
 
 /// Servers, identity, and the present connection.
@@ -143,6 +149,7 @@ impl ApiClient {
             server: Mutex::new((server.into(), 0)),
             replacement: Mutex::new(None),
             replaced: Notify::new(),
+            restored: Notify::new(),
         }
     }
 
@@ -281,7 +288,11 @@ impl ApiClient {
             sent => sent,
         };
         let (mut received, connection) = sent.map_err(|(error, _)| error)?;
-        let (code, mut session) = (received.response.status(), self.session.lock().await);
+        let code = received.response.status();
+        if code.is_success() && connection.record_service() {
+            self.restored.notify_waiters();
+        }
+        let mut session = self.session.lock().await;
         if code == StatusCode::UNAUTHORIZED {
             session.exec = None;
             session.give_up(&connection, true);
@@ -349,6 +360,17 @@ impl Transport for ApiClient {
 
     async fn replaced(&self) {
         self.replaced.notified().await;
+    }
+
+    /// A connection that does not last a moment shows nothing: pauses keep growing where each one breaks at once.
+    async fn restored(&self) {
+        loop {
+            self.restored.notified().await;
+            sleep(RESTORED_TIME / 2 + jitter(RESTORED_TIME / 2)).await;
+            if self.session.lock().await.open_connection().await.is_some() {
+                return;
+            }
+        }
     }
 }
 
@@ -534,6 +556,8 @@ mod tests {
         Serving,
         /// Responds with this status, and asks for a pause.
         Refusing(u16),
+        /// Serves one request and closes the connection.
+        Leaving,
     }
 
     /// Accepts connections at a socket, and sends a message for each request, or for each connection of a silent
@@ -557,6 +581,10 @@ mod tests {
                         Server::Serving => drop(respond.send_response(Response::new(()), true).unwrap()),
                         Server::Refusing(code) => {
                             drop(respond.send_response(response.status(code).body(()).unwrap(), true).unwrap());
+                        }
+                        Server::Leaving => {
+                            respond.send_response(Response::new(()), true).unwrap();
+                            connection.graceful_shutdown();
                         }
                         Server::Silent | Server::Mute => {}
                     }
@@ -787,6 +815,24 @@ mod tests {
         let request = served.await.unwrap();
         assert!(request.starts_with("POST /review HTTP/1.1\r\n") && request.contains("content-length: 4"), "{request}");
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_request_that_is_served_ends_the_waits_of_others_if_its_connection_lasts() {
+        let dir = directory("restored");
+        for (server, lasts) in [(Server::Serving, true), (Server::Leaving, false)] {
+            let path = dir.join(format!("{server:?}"));
+            let (sender, _requests) = unbounded_channel();
+            drop(tokio::spawn(serve(UnixListener::bind(&path).unwrap(), server, sender)));
+            let options = at(&path);
+            let configuration = configure(&options).await.unwrap();
+            let client = ApiClient::new(options, configuration, SocketSetup::none());
+            let mut restored = std::pin::pin!(client.restored());
+            assert!(timeout(Duration::ZERO, restored.as_mut()).await.is_err());
+            client.send(Request::new(())).await.unwrap();
+            assert_eq!(timeout(RESTORED_TIME * 3, restored.as_mut()).await.is_ok(), lasts, "{server:?}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     fn seconds(count: u64) -> Duration {

@@ -6,7 +6,10 @@ use std::{
     io, mem,
     net::IpAddr,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -63,6 +66,7 @@ pub(super) struct Connection {
     place: Place,
     superseded: watch::Sender<bool>,
     probe: Option<Arc<Notify>>,
+    has_served: AtomicBool,
 }
 
 /// HTTP version that the server speaks.
@@ -167,6 +171,7 @@ impl Dialer {
             place,
             superseded: watch::Sender::new(false),
             probe,
+            has_served: AtomicBool::new(false),
         }
     }
 }
@@ -188,6 +193,11 @@ impl Connection {
     /// Address that it has reached.
     pub(super) fn place(&self) -> Place {
         self.place
+    }
+
+    /// Records a response without an error. Returns whether it is the first one.
+    pub(super) fn record_service(&self) -> bool {
+        !self.has_served.swap(true, Ordering::Relaxed)
     }
 
     /// Ends waits for [`Link::superseded`]. Responses go on.

@@ -184,6 +184,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
             tokio::select! {
                 () = pause_unless_network_changes(pause.duration) => {}
                 () = self.requester.transport.replaced() => {}
+                () = self.requester.transport.restored() => {}
             }
         } else {
             tokio::time::sleep(pause.duration).await;

@@ -96,4 +96,9 @@ pub trait Transport: Sync {
     fn replaced(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
+
+    /// Waits until another request has shown that the server can be reached again.
+    fn restored(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
 }

@@ -93,6 +93,11 @@ fn floods_are_bounded() {
     let series = world.relay.metrics().lines().filter(|line| line.contains("requests_total{")).count();
     assert!(series < 40, "{series} series");
 
+    // Connections to the metrics that ask for nothing.
+    let metrics = world.relay.metrics_address();
+    let _idle: Vec<_> = (0..200).map(|_| TcpStream::connect(metrics).unwrap()).collect();
+    assert!(!world.relay.metrics().is_empty());
+
     // A thousand streams.
     let target = format!("{SERVICES}?watch=true&timeoutSeconds=3&number=[1-1000]");
     let many = world.client().version(Version::Http2).args(["--globoff"]);

@@ -7,8 +7,12 @@ use cproxy_tests::{
     control_plane::ControlPlane,
     population::{Shape, SliceId},
 };
-use kube::{Client, api::PostParams, core::Request};
-use serde_json::Value;
+use kube::{
+    Client,
+    api::{Patch, PatchParams, PostParams},
+    core::Request,
+};
+use serde_json::{Value, json};
 use tokio::{
     runtime::Runtime,
     task::JoinSet,
@@ -22,6 +26,8 @@ pub(crate) struct Changer {
     runtime: Runtime,
     client: Client,
     pub(crate) shape: Shape,
+    /// Number of changes of Services so far.
+    services_changed: u32,
     /// Number of changes of each slice so far.
     replacements: BTreeMap<usize, u32>,
     /// Version and first address of each slice that has changed.
@@ -34,7 +40,7 @@ impl Changer {
         #[expect(clippy::expect_used, reason = "without a runtime there is no benchmark")]
         let runtime = runtime.expect("cannot start tokio");
         let client = runtime.block_on(control_plane.client());
-        Self { runtime, client, shape, replacements: BTreeMap::new(), changed: BTreeMap::new() }
+        Self { runtime, client, shape, services_changed: 0, replacements: BTreeMap::new(), changed: BTreeMap::new() }
     }
 
     /// Connects anew, to an API server that was started again.
@@ -42,9 +48,12 @@ impl Changer {
         self.client = self.runtime.block_on(control_plane.client());
     }
 
-    /// Makes one change.
-    pub(crate) fn change(&mut self) -> Result<Change> {
-        self.changes(1.0, 1, 1)?.pop().context("no change was made")
+    /// Changes a Service and a slice. Returns the versions.
+    pub(crate) fn change_both(&mut self) -> Result<[u64; 2]> {
+        self.services_changed += 1;
+        let service = self.runtime.block_on(label_service(&self.client, self.shape, self.services_changed))?;
+        let slice = self.changes(1.0, 1, 1)?.pop().context("no change was made")?;
+        Ok([service, slice.version])
     }
 
     /// Makes changes of this many slices in turn, at a rate, and waits for all answers.
@@ -84,17 +93,34 @@ async fn make_all(client: &Client, planned: Vec<Value>, rate_per_s: f64) -> Resu
     Ok(made)
 }
 
+/// Gives the first Service another label. Returns the version.
+async fn label_service(client: &Client, shape: Shape, number: u32) -> Result<u64> {
+    let name = shape.objects(0..1).find_map(|object| text_at(&object, "/metadata/name")).context("no Service")?;
+    let request = Request::new("/api/v1/namespaces/default/services");
+    let labels = json!({ "metadata": { "labels": { "change": number.to_string() } } });
+    let request = request.patch(&name, &PatchParams::default(), &Patch::Merge(labels))?;
+    let answer: Value = client.request(request).await.with_context(|| format!("changing {name}"))?;
+    version(&answer)
+}
+
+fn text_at(value: &Value, pointer: &str) -> Option<String> {
+    value.pointer(pointer).and_then(Value::as_str).map(str::to_owned)
+}
+
+fn version(object: &Value) -> Result<u64> {
+    let version = text_at(object, "/metadata/resourceVersion").and_then(|version| version.parse().ok());
+    version.context("an answer without a version")
+}
+
 /// Makes a change. Returns the first address, too.
 async fn make(client: Client, slice: Value) -> Result<(Change, String)> {
-    let text = |value: &Value, pointer: &str| value.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-    let name = text(&slice, "/metadata/name").context("a slice without a name")?;
-    let address = text(&slice, "/endpoints/0/addresses/0").context("a slice without an endpoint")?;
+    let name = text_at(&slice, "/metadata/name").context("a slice without a name")?;
+    let address = text_at(&slice, "/endpoints/0/addresses/0").context("a slice without an endpoint")?;
     let request = Request::new("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices");
     let request = request.replace(&name, &PostParams::default(), slice.to_string().into_bytes())?;
     let sent_ns = now_ns();
     let answer = client.request_text(request).await.with_context(|| format!("changing {name}"))?;
     let answered_ns = now_ns();
     let answer: Value = serde_json::from_str(&answer).context("reading an answer")?;
-    let version = text(&answer, "/metadata/resourceVersion").and_then(|version| version.parse().ok());
-    Ok((Change { name, version: version.context("an answer without a version")?, sent_ns, answered_ns }, address))
+    Ok((Change { name, version: version(&answer)?, sent_ns, answered_ns }, address))
 }

@@ -93,9 +93,9 @@ impl Generator {
         self.reach(&Order::WaitForLists { time_max_s: TIME_MAX_S }, "both lists")
     }
 
-    /// Waits until all clients have all slices up to a version. Returns the moment.
-    pub(crate) fn settle(&mut self, version: u64) -> Result<u64> {
-        self.reach(&Order::Settle { version, time_max_s: TIME_MAX_S }, "all changes")
+    /// Waits until all clients have all Services and slices up to these versions. Returns the moment.
+    pub(crate) fn settle(&mut self, versions: [u64; 2]) -> Result<u64> {
+        self.reach(&Order::Settle { versions, time_max_s: TIME_MAX_S }, "all changes")
     }
 
     fn reach(&mut self, order: &Order, what: &str) -> Result<u64> {

@@ -82,10 +82,10 @@ async fn obey(Clients { shared, readers, slow }: &Clients, order: Order) -> Resu
             shared.receipts().begin(now_ns());
             Answer::Done
         }
-        Order::Settle { version, time_max_s } => {
+        Order::Settle { versions, time_max_s } => {
             let of = shared.clients();
-            wait_until(Duration::from_secs(time_max_s), || shared.settled(version) >= of).await;
-            Answer::Reached { count: shared.settled(version), of, at_ns: now_ns() }
+            wait_until(Duration::from_secs(time_max_s), || shared.settled(versions) >= of).await;
+            Answer::Reached { count: shared.settled(versions), of, at_ns: now_ns() }
         }
         Order::Latencies(changes) => Answer::Histograms(shared.receipts().histograms(shared.clients(), changes)),
         Order::Check(expected) => {

@@ -58,7 +58,7 @@ pub(crate) fn measure(
     let changes = changer.changes(rate_per_s.into(), rate_per_s * seconds, objects)?;
     let last = changes.iter().map(|change| change.version).max().unwrap_or_default();
     let answered_ns = changes.iter().map(|change| change.answered_ns).max().unwrap_or_default();
-    let settled_ns = generator.settle(last)?;
+    let settled_ns = generator.settle([0, last])?;
     let shares = Moment::now(place, subject.relay, generator)?.since(&before);
     let [latencies, unhurried] = generator.latencies(&changes)?;
     let at_rate = AtRate {

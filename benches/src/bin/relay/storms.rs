@@ -189,8 +189,8 @@ impl Scene<'_, '_> {
     }
 
     fn change_and_settle(&mut self) -> Result<()> {
-        let change = self.changer.change()?;
-        self.generator.settle(change.version).map(drop)
+        let versions = self.changer.change_both()?;
+        self.generator.settle(versions).map(drop)
     }
 
     /// Does something to relays or API server, makes a change, and waits until all clients have it.
@@ -198,8 +198,8 @@ impl Scene<'_, '_> {
         eprintln!("{name}");
         let (before, begin, lists) = (self.relay_cpu(), now_ns(), self.generator.counts()?.lists);
         act(self)?;
-        let change = self.changer.change()?;
-        let end = self.generator.settle(change.version)?;
+        let versions = self.changer.change_both()?;
+        let end = self.generator.settle(versions)?;
         rates::check(self.place, &mut self.generator, self.changer)?;
         let relay = self.relay()?.pid();
         let cpu = before.iter().find(|(pid, _)| *pid == relay).map_or(Duration::ZERO, |(_, cpu)| *cpu);

@@ -50,8 +50,8 @@ pub(crate) struct Shared {
 pub(crate) struct Progress {
     /// Complete lists of Services and of slices.
     lists: [u32; 2],
-    /// Version up to which the client has all slices.
-    version: u64,
+    /// Versions up to which the client has all Services and slices.
+    versions: [u64; 2],
     /// Moment at which both lists were complete for the first time.
     synced_ns: Option<u64>,
 }
@@ -97,9 +97,19 @@ impl Shared {
         (moments.clone().count(), moments.max().unwrap_or_default())
     }
 
-    /// Number of clients that have all slices up to a version.
-    pub(crate) fn settled(&self, version: u64) -> usize {
-        self.progress().iter().filter(|progress| progress.version >= version).count()
+    /// Number of clients that have all Services and slices up to these versions.
+    pub(crate) fn settled(&self, versions: [u64; 2]) -> usize {
+        let has_all =
+            |progress: &&Progress| progress.versions.iter().zip(versions).all(|(has, version)| *has >= version);
+        self.progress().iter().filter(has_all).count()
+    }
+
+    fn advance(&self, client: u32, kind: usize, version: u64) {
+        self.change_progress(client, |progress| {
+            if let Some(has) = progress.versions.get_mut(kind) {
+                *has = version.max(*has);
+            }
+        });
     }
 
     fn change_progress(&self, client: u32, change: impl FnOnce(&mut Progress)) {
@@ -216,14 +226,11 @@ impl Follower {
                 let version = number(&object.meta().resource_version);
                 if kind == 1 {
                     self.shared.receipts().push(self.id, version, now_ns());
-                    self.shared.change_progress(self.id, |progress| progress.version = progress.version.max(version));
                 }
+                self.shared.advance(self.id, kind, version);
             }
-            WatchEvent::Bookmark(version) if kind == 1 => {
-                let version = number(version);
-                self.shared.change_progress(self.id, |progress| progress.version = progress.version.max(version));
-            }
-            WatchEvent::Bookmark(_) | WatchEvent::Listed(_) | WatchEvent::Unavailable => {}
+            WatchEvent::Bookmark(version) => self.shared.advance(self.id, kind, number(version)),
+            WatchEvent::Listed(_) | WatchEvent::Unavailable => {}
         }
     }
 
@@ -232,8 +239,8 @@ impl Follower {
             if let Some(lists) = progress.lists.get_mut(kind) {
                 *lists += 1;
             }
-            if kind == 1 {
-                progress.version = version;
+            if let Some(has) = progress.versions.get_mut(kind) {
+                *has = version;
             }
             if progress.lists.iter().all(|lists| *lists > 0) {
                 progress.synced_ns.get_or_insert_with(now_ns);

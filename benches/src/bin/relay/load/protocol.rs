@@ -15,8 +15,8 @@ pub(crate) enum Order {
     WaitForLists { time_max_s: u64 },
     /// Begins to record receipts.
     Record,
-    /// Waits until all clients have all slices up to a version.
-    Settle { version: u64, time_max_s: u64 },
+    /// Waits until all clients have all Services and slices up to these versions.
+    Settle { versions: [u64; 2], time_max_s: u64 },
     /// Ends the recording.
     Latencies(Vec<Change>),
     /// Compares what checking clients have with what they should have.
