@@ -27,8 +27,8 @@
 #[cfg(feature = "user")]
 pub mod layout;
 
-/// Version of all layouts in this file; part of the pin path (`<pin-dir>/v6`).
-pub const LAYOUT_VERSION: u32 = 6;
+/// Version of all layouts in this file; part of the pin path (`<pin-dir>/v7`).
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Smallest size of `FRONTENDS`. The agent replaces each of the three maps by a larger or a smaller one as the data
 /// grows and shrinks.

@@ -44,6 +44,8 @@ pub(crate) enum ResponseBody {
 pub(crate) struct WatchBody {
     watch: Watch,
     end: End,
+    /// The watch ends as soon as its client can go on with another one.
+    is_due: bool,
     has_ended: bool,
     metrics: Arc<Metrics>,
     guard: Guard,
@@ -51,7 +53,7 @@ pub(crate) struct WatchBody {
 
 impl WatchBody {
     pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: Guard) -> Self {
-        Self { watch, end, has_ended: false, metrics, guard }
+        Self { watch, end, is_due: false, has_ended: false, metrics, guard }
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
@@ -59,12 +61,18 @@ impl WatchBody {
             return Poll::Ready(None);
         }
         // First, so that a watch ends which always has something to send.
-        if let Poll::Ready(reason) = self.end.as_mut().poll(context) {
+        if !self.is_due
+            && let Poll::Ready(reason) = self.end.as_mut().poll(context)
+        {
+            self.is_due = reason == EndReason::Time;
+            if reason == EndReason::View {
+                self.has_ended = true;
+                return Poll::Ready(self.watch.expire());
+            }
+        }
+        if self.is_due && self.watch.can_end() {
             self.has_ended = true;
-            return Poll::Ready(match reason {
-                EndReason::Time => self.watch.end(),
-                EndReason::View => self.watch.expire(),
-            });
+            return Poll::Ready(self.watch.end());
         }
         let chunk = self.watch.poll_next(context.waker());
         if !self.watch.holds_objects() {

@@ -1,6 +1,7 @@
 //! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
 
 mod error;
+mod handover;
 mod install;
 mod own_addresses;
 mod readiness;
@@ -14,7 +15,7 @@ use std::path::Path;
 
 use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_daemon::LogFilter;
-use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup};
+use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup, has_kept};
 use cproxy_network::SocketSetup;
 use cproxy_wire::LastContact;
 pub use error::AgentError;
@@ -99,6 +100,9 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     }
     reconciler.end_phase(Phase::Open);
     drop(tokio::spawn(reconciler.socket_terminator().run()));
+    if has_kept(lock.pins()) {
+        drop(tokio::spawn(handover::end(lock.pins().clone())));
+    }
     let (requests, received) = mpsc::channel(1);
     drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
     let reloader = Reloader { reread, config, log, client, addresses, events: weak_sender, requests };

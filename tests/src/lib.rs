@@ -16,6 +16,7 @@ pub mod api;
 pub mod audit;
 pub mod control_plane;
 pub mod echo;
+pub mod faults;
 pub mod guest;
 pub mod http;
 pub mod manifest;

@@ -143,3 +143,19 @@ fn a_pin_directory_of_another_user_is_refused_and_cleanup_follows_nothing() {
     assert!(cleanup.code == 1 && cleanup.stderr.contains("v99: a symbolic link"), "{cleanup:?}");
     assert_eq!(fs::read_to_string(treasure.join("file")).unwrap(), PRECIOUS);
 }
+
+#[test]
+fn a_request_of_another_user_who_can_connect_is_refused() {
+    let sandbox = Sandbox::for_test();
+    let mut agent = agent(&sandbox).start();
+    agent.wait_ready(SYNC);
+    cproxy(&sandbox, &["reseed"]).success();
+    for path in [sandbox.dir().to_owned(), sandbox.run_dir(), sandbox.run_dir().join("cproxy.sock")] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let mut command = of_other_user(&sandbox, &cproxy_binary());
+    command.args(["reseed", "--run-dir"]).arg(sandbox.run_dir());
+    let refused = run(&sandbox, Placement::Unhooked, command, "", SYNC);
+    assert_eq!(refused.code, 1, "{}", refused.stderr);
+    agent.wait_log("a request of another user is refused", SYNC);
+}

@@ -10,6 +10,7 @@ mod image;
 mod kernels;
 mod licences;
 mod lint;
+mod older;
 mod paths;
 mod run;
 mod setup;

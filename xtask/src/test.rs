@@ -23,7 +23,7 @@ use self::{
 };
 use crate::{
     binary::{AGENT, RELAY},
-    control_plane, paths, run, setup,
+    control_plane, older, paths, run, setup,
     steps::{Step, Steps},
     sweep,
 };
@@ -85,6 +85,8 @@ enum Requirement {
     ControlPlane,
     /// For tests that only run with `--long`.
     OldestControlPlane,
+    /// Agents of older table layouts.
+    OlderAgents,
     Guests,
     Images,
     Programs,
@@ -117,13 +119,14 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 16] = [
+const SUITES: [Suite; 17] = [
     suite("unit", UNIT, &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
     suite("live", LIVE, ALONE, KERNEL, Some(SuiteGroup::Live)),
     suite("matrix", &["matrix"], ALONE, KERNEL, Some(SuiteGroup::Live)),
     suite("churn", &["churn"], ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("upgrade", &["upgrade", "faults"], ALONE, UPGRADES, Some(SuiteGroup::Live)),
     suite("programs", &["programs"], ALONE, PROGRAMS, Some(SuiteGroup::Programs)),
     suite("images", &["images"], ALONE, IMAGES, Some(SuiteGroup::Images)),
     // One of its tests is of the control plane.
@@ -158,6 +161,8 @@ const FUZZ: &str = "fuzz";
 const SIZE: &str = "size";
 
 const KERNEL: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2];
+const UPGRADES: &[Requirement] =
+    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::OlderAgents];
 const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Silence];
 const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
 const IMAGES: &[Requirement] =
@@ -254,6 +259,7 @@ fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
         control_plane: machine.cluster.clone(),
         is_with_oldest: arguments.long && machine.cluster.is_some(),
         guests: machine.guests.clone(),
+        is_with_older: !arguments.leave_out(Some(SuiteGroup::Live)),
         is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
     }
 }
@@ -380,6 +386,9 @@ impl SuiteRunner<'_> {
             Requirement::OldestControlPlane => {
                 let oldest = self.products.oldest().context("no control plane of the oldest release")?;
                 command.env(control_plane::OLDEST_VARIABLE, oldest);
+            }
+            Requirement::OlderAgents => {
+                command.env(older::VARIABLE, self.products.older().context("no older agents")?);
             }
             Requirement::Guests => {
                 let (guests, kernel) = self.products.guests().context("no guests")?;

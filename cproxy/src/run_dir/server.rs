@@ -37,6 +37,8 @@ pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>) {
         // The semaphore is never closed.
         let permit = connections.clone().acquire_owned().await.ok();
         match listener.accept().await {
+            // The socket's mode keeps others out, but somebody may have passed a descriptor on.
+            Ok((stream, _)) if !is_trusted(&stream) => tracing::warn!("{SOCKET}: a request of another user is refused"),
             Ok((stream, _)) => {
                 let requests = requests.clone();
                 drop(tokio::spawn(async move {
@@ -51,6 +53,12 @@ pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>) {
             }
         }
     }
+}
+
+/// Whether the process that has connected was root's or the agent's user's then (unix(7), SO_PEERCRED).
+fn is_trusted(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| [0, own].contains(&peer.uid()))
 }
 
 async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io::Result<()> {

@@ -22,6 +22,7 @@ mod diag_message;
 mod filter;
 mod listing;
 mod namespaces;
+mod older;
 mod owners;
 mod probe;
 mod proc_net;
@@ -34,6 +35,7 @@ use std::{io, thread, time::Duration};
 
 use cproxy_core::{Protocol, Retired};
 pub use listing::{BackendState, Listing, TranslatedSocket, list};
+pub(crate) use older::has_older_socket;
 pub use probe::{Abilities, probe};
 use rustix::{
     io::Errno,

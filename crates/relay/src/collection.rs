@@ -307,6 +307,11 @@ impl Collection {
         Added { slot, place, confirmations: state.confirmations }
     }
 
+    /// Whether a watch can be resumed from a version.
+    pub(crate) fn knows(&self, version: u64) -> bool {
+        self.state().place_after(version).is_some()
+    }
+
     pub(crate) fn remove_watcher(&self, slot: usize) {
         self.state().watchers.remove(slot);
     }
@@ -599,7 +604,7 @@ impl State {
             if watch.is_by_name && to < head {
                 self.watchers.set_first_event(watch.slot, to);
             }
-            let version = self.version_before(to);
+            let version = if to == head { self.version } else { self.version_before(to) };
             return Part::Events(bytes, Place { sequence: to, epoch: self.epoch }, version);
         }
         self.watchers.wait(watch.slot, waker);

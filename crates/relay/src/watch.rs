@@ -134,6 +134,13 @@ impl Watch {
         self.collection.next(&watch, waker)
     }
 
+    /// Whether the client can go on from where it is with another watch. Between the changes that are known from a list
+    /// only it cannot: more events come at once.
+    #[must_use]
+    pub fn can_end(&self) -> bool {
+        self.initial.is_some() || self.place.is_none() || self.collection.knows(self.version)
+    }
+
     /// Ends the watch in an orderly way. Returns a last bookmark, from which the client resumes.
     pub fn end(&mut self) -> Option<Bytes> {
         let is_open = !std::mem::replace(&mut self.is_over, true);

@@ -164,6 +164,26 @@ fn a_list_that_contradicts_what_is_known_means_that_the_data_went_back() {
 }
 
 #[test]
+fn a_watch_that_is_to_end_first_sends_all_of_what_is_known_from_a_list_only() {
+    let names: Vec<_> = (0..5).map(|number| format!("service-{number}")).collect();
+    let collection = listed([], 3);
+    let mut watch = watch(&collection, "", "", 3);
+    assert!(watch.can_end());
+    // Each takes a part.
+    let objects = names.iter().zip(10..).map(|(name, version)| padded(name, version, "a", 20 << 10));
+    list(&collection, objects, 30);
+    for _ in &names {
+        assert!(matches!(watch.poll_next(Waker::noop()), Poll::Ready(Some(_))));
+        // The next part has the rest, or the client has everything.
+        assert_eq!(watch.can_end(), watch.version() == 30, "{}", watch.version());
+    }
+    assert!(watch.can_end(), "{}", watch.version());
+    drop(watch);
+    let mut resumed = self::watch(&collection, "", "", 30);
+    assert_eq!(events(&mut resumed), [""; 0]);
+}
+
+#[test]
 fn events_are_forgotten_by_age() {
     let collection = listed([], 5);
     let start = Instant::now();

@@ -14,7 +14,7 @@ use crate::{paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// Commands of builds and of most tests.
-static COMMANDS: [Provided; 14] = [
+static COMMANDS: [Provided; 15] = [
     ("bindfs", &["bindfs"]),
     ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
@@ -26,6 +26,7 @@ static COMMANDS: [Provided; 14] = [
     ("nsenter", &["util-linux"]),
     ("setarch", &["util-linux"]),
     ("setpriv", &["util-linux"]),
+    ("strace", &["strace"]),
     ("strip", &["binutils"]),
     ("umount", &["mount"]),
     ("unshare", &["util-linux"]),

@@ -12,7 +12,7 @@ use crate::{
     binary::{AGENT, Binary, Program, RELAY},
     control_plane::{self, Release},
     fuzz::Fuzzer,
-    run, sizes, vm,
+    older, run, sizes, vm,
 };
 
 /// A product, or why there is none.
@@ -32,6 +32,7 @@ pub(super) struct Wanted {
     /// Images and kernels of guests, or why guests cannot run here.
     pub(super) guests: Option<Built<()>>,
     pub(super) is_with_fuzzer: bool,
+    pub(super) is_with_older: bool,
 }
 
 /// Products that are built so far.
@@ -47,6 +48,7 @@ struct Finished {
     oldest: Option<Built<PathBuf>>,
     guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
     fuzzer: Option<Built<Fuzzer>>,
+    older: Option<Built<String>>,
 }
 
 /// A change to [`Finished`].
@@ -105,6 +107,11 @@ impl Products {
         self.wait_for(|finished| finished.fuzzer.as_ref())
     }
 
+    /// Agents of older layouts.
+    pub(super) fn older(&mut self) -> Result<&String> {
+        self.wait_for(|finished| finished.older.as_ref())
+    }
+
     /// Waits until nothing is left to build.
     pub(super) fn wait_for_all(&mut self) {
         while self.receive() {}
@@ -138,6 +145,10 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
     let (agent, size) = build_program(&AGENT);
     let shipped = agent.as_ref().map(|agent| agent.shipped.clone()).map_err(Clone::clone);
     send(Box::new(move |finished| (finished.agent, finished.agent_size) = (Some(agent), Some(size))));
+    if wanted.is_with_older {
+        let built = into_built(older::ensure());
+        send(Box::new(|finished| finished.older = Some(built)));
+    }
     let release = |release: &Release| into_built(release.ensure());
     if let Some(can_run) = &wanted.control_plane {
         let built = can_run.clone().and_then(|()| release(&control_plane::CURRENT));

@@ -25,12 +25,13 @@ use aya::{
 use cproxy_ebpf::TCP_PLACES;
 
 use super::{
+    handover,
     map_spec::RESIZABLE,
     pins::{NEW, PinDir},
     probe::Features,
     resizable::ResizableMap,
     root_cause,
-    syscalls::{link_cgroup_id, link_update, obj_get},
+    syscalls::{link_cgroup_id, link_update, obj_get, obj_pin},
 };
 
 /// Stack of a thread that makes a map: it makes a few system calls and holds a path.
@@ -100,6 +101,9 @@ pub enum InstallError {
     /// A program could not be attached.
     #[error("cannot attach {0} to {cgroup}: {2}; is the kernel built with CONFIG_CGROUP_BPF?", cgroup = .1.display())]
     Attach(&'static str, PathBuf, String),
+    /// The rest of an older layout's table could not be removed.
+    #[error("the table of an older layout was taken over, but not all of it removed: {0}")]
+    Handover(String),
     /// A file could not be used.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
@@ -109,7 +113,7 @@ impl InstallError {
     /// Whether another attempt on this machine would fail in the same way.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
-        !matches!(self, Self::FirstMaps(_) | Self::Io(..))
+        !matches!(self, Self::FirstMaps(_) | Self::Handover(_) | Self::Io(..))
     }
 }
 
@@ -123,6 +127,7 @@ pub fn install(pins: &PinDir, cgroup: &Path, features: Features) -> Result<Vec<(
     let result = install_all(pins, cgroup, features, &mut new_pins);
     if result.is_err() {
         new_pins.remove();
+        handover::give_back(pins, &Program::links());
     }
     result
 }
@@ -148,11 +153,15 @@ pub fn attached(pins: &PinDir) -> Vec<(Program, io::Result<u64>)> {
 
 /// Pins that were not there before this attempt. It removes them if it fails.
 #[derive(Default)]
-struct NewPins(Vec<PathBuf>);
+struct NewPins {
+    paths: Vec<PathBuf>,
+    /// They stay: programs that use them have taken the place of an older layout's. The next attempt goes on.
+    stay: bool,
+}
 
 impl NewPins {
     fn remove(self) {
-        for path in self.0 {
+        for path in self.paths.into_iter().filter(|_| !self.stay) {
             // The reason for removing is the error that is being reported; another one would hide it.
             fs::remove_file(path).ok();
         }
@@ -169,7 +178,7 @@ fn install_all(
     for name in PinDir::map_names() {
         let path = pins.object(name);
         if !path.exists() {
-            new_pins.0.push(path.clone());
+            new_pins.paths.push(path.clone());
         }
         loader.map_pin_path(name, path);
     }
@@ -186,6 +195,7 @@ fn install_all(
     if has_moved {
         free_tcp_places(&mut object)?;
     }
+    handover::retire(pins).map_err(|error| InstallError::Handover(error.to_string()))?;
     Ok(counts)
 }
 
@@ -208,7 +218,7 @@ fn while_maps_are_made<R>(
 ) -> Result<R, InstallError> {
     let failed = |error: &dyn std::fmt::Display| InstallError::FirstMaps(error.to_string());
     for spec in RESIZABLE {
-        new_pins.0.extend(spec.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
+        new_pins.paths.extend(spec.pins.map(|name| pins.object(name)).into_iter().filter(|path| !path.exists()));
     }
     thread::scope(|scope| {
         let spawn = |spec| {
@@ -332,6 +342,16 @@ fn attach(
         link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
         return Ok(Attached::Here);
     }
+    if !pin.exists()
+        && let Some(link) = handover::link_to_update(pins, program.link)
+        && is_on(link.as_fd(), &dir)
+    {
+        let fd = loaded.fd().map_err(|error| failed(&error))?;
+        new_pins.stay = true;
+        link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
+        obj_pin(link.as_fd(), &pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
+        return Ok(Attached::Here);
+    }
     let before = if pin.exists() { Attached::Moved } else { Attached::Here };
     let link = loaded.attach(&dir).map_err(|error| failed(&error))?;
     pin_over(link, program, pins, new_pins)?;
@@ -355,9 +375,9 @@ fn pin_over(link: FdLink, program: Program, pins: &PinDir, new_pins: &mut NewPin
     // A leftover of an attempt that was killed; mostly there is none.
     fs::remove_file(&temporary).ok();
     if !pin.exists() {
-        new_pins.0.push(pin.clone());
+        new_pins.paths.push(pin.clone());
     }
-    new_pins.0.push(temporary.clone());
+    new_pins.paths.push(temporary.clone());
     let pinned = link.pin(&temporary).map_err(|error| failed(&temporary, &error))?;
     fs::rename(&temporary, &pin).map_err(|error| failed(&pin, &error))?;
     drop(pinned);

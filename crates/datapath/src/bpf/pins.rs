@@ -17,6 +17,7 @@ use rustix::fs::FlockOperation;
 
 use super::{
     environment::is_bpffs,
+    handover::{self, Predecessor},
     map_spec::{MapShape, NAMED, RESIZABLE},
     syscalls::{link_detach, obj_get},
 };
@@ -27,10 +28,10 @@ use crate::owned_dir;
 pub enum PinError {
     /// Another layout's programs are attached.
     #[error(
-        "{0} holds table layout {1}, this cproxy uses {LAYOUT_VERSION}: \
-         run `cproxy cleanup --pin-dir {dir}` to remove it first", dir = .0.display()
+        "{0} holds table layout {1}, this cproxy uses {LAYOUT_VERSION}: {hint}`cproxy cleanup --pin-dir {dir}` to \
+         remove it first", dir = .0.display(), hint = other_layout_remedy(*.1)
     )]
-    OtherLayout(PathBuf, String),
+    OtherLayout(PathBuf, u32),
     /// A pinned map has not the layout that its directory promises.
     #[error(
         "{path} is not the map that layout {LAYOUT_VERSION} has there ({difference}): \
@@ -64,6 +65,14 @@ pub enum PinError {
     Map(PathBuf, aya::maps::MapError),
 }
 
+fn other_layout_remedy(layout: u32) -> &'static str {
+    match layout > LAYOUT_VERSION {
+        true => "use a cproxy of that layout, or run ",
+        false if Predecessor::of(layout).is_some() => "`cproxy run` takes it over; or run ",
+        false => "run ",
+    }
+}
+
 fn remedy(error: &io::Error) -> &'static str {
     if error.kind() == io::ErrorKind::PermissionDenied { "; run this as root" } else { "" }
 }
@@ -88,6 +97,8 @@ pub struct PinLock {
     pins: PinDir,
     dir: OwnedFd,
     is_empty: bool,
+    /// Locks of older layouts, whose agents must not start meanwhile.
+    _older: Vec<OwnedFd>,
 }
 
 impl PinLock {
@@ -122,7 +133,12 @@ impl PinDir {
     /// Directory of this layout's objects.
     #[must_use]
     pub fn versioned(&self) -> PathBuf {
-        self.dir.join(format!("v{LAYOUT_VERSION}"))
+        self.of_layout(LAYOUT_VERSION)
+    }
+
+    /// Directory of a layout's objects.
+    pub(super) fn of_layout(&self, layout: u32) -> PathBuf {
+        self.dir.join(format!("v{layout}"))
     }
 
     /// Path of a pinned map or link.
@@ -147,14 +163,18 @@ impl PinDir {
         Self::is_link(name, links) || Self::map_names().any(|map| map == name) || inner.any(|pin| pin == name)
     }
 
-    /// Makes the versioned directory and becomes the only agent on it.
+    /// Makes the versioned directory and becomes the only agent on it. Maps of an older layout that stay in force are
+    /// then in it.
     ///
     /// # Errors
-    /// Another agent holds it, it holds another layout, or a map in it is not ours.
+    /// Another agent holds it, it holds a layout that cannot be taken over, or a map in it is not ours.
     pub fn lock(&self) -> Result<PinLock, PinError> {
-        if let Some(version) = self.other_layouts()?.into_iter().next() {
-            return Err(PinError::OtherLayout(self.dir.clone(), version));
+        let others = self.other_layouts()?;
+        if let Some(layout) = others.iter().find(|layout| Predecessor::of(**layout).is_none()) {
+            return Err(PinError::OtherLayout(self.dir.clone(), *layout));
         }
+        // Before anything is made here: it would keep a running older agent from starting again.
+        let older = others.into_iter().map(|layout| self.lock_older(layout)).collect::<Result<Vec<_>, _>>()?;
         let versioned = self.versioned();
         // No other user may hold its lock, nor remove pins: on many machines all users can write to a bpffs.
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&versioned);
@@ -162,8 +182,17 @@ impl PinDir {
         owned_dir::open(&self.dir).map_err(|error| PinError::Io(self.dir.clone(), error))?;
         let dir = self.flock(&versioned)?;
         owned_dir::check_owner(&dir).map_err(|error| PinError::Io(versioned.clone(), error))?;
+        handover::carry_maps(self)?;
         self.check_maps()?;
-        Ok(PinLock { pins: self.clone(), dir, is_empty: list(&versioned)?.is_empty() })
+        Ok(PinLock { pins: self.clone(), dir, is_empty: list(&versioned)?.is_empty(), _older: older })
+    }
+
+    fn lock_older(&self, layout: u32) -> Result<OwnedFd, PinError> {
+        let dir = self.of_layout(layout);
+        owned_dir::open(&self.dir).map_err(|error| PinError::Io(self.dir.clone(), error))?;
+        let lock = self.flock(&dir)?;
+        owned_dir::check_owner(&lock).map_err(|error| PinError::Io(dir, error))?;
+        Ok(lock)
     }
 
     /// Fails unless a complete table of this layout is pinned.
@@ -171,12 +200,12 @@ impl PinDir {
     /// # Errors
     /// There is none, or it has another layout.
     pub fn check_installed(&self) -> Result<(), PinError> {
-        if let Some(version) = self.other_layouts()?.into_iter().next() {
-            return Err(PinError::OtherLayout(self.dir.clone(), version));
-        }
         let pinned = list(&self.versioned())?;
         if Self::map_names().any(|name| !pinned.iter().any(|pin| pin == name)) {
-            return Err(PinError::NotInstalled(self.dir.clone()));
+            return Err(match self.other_layouts()?.first() {
+                Some(layout) => PinError::OtherLayout(self.dir.clone(), *layout),
+                None => PinError::NotInstalled(self.dir.clone()),
+            });
         }
         self.check_maps()
     }
@@ -255,9 +284,10 @@ impl PinDir {
         Ok(())
     }
 
-    fn other_layouts(&self) -> Result<Vec<String>, PinError> {
-        let own = format!("v{LAYOUT_VERSION}");
-        Ok(self.layouts()?.into_iter().filter(|name| *name != own).map(|name| name.replacen('v', "", 1)).collect())
+    fn other_layouts(&self) -> Result<Vec<u32>, PinError> {
+        let layouts = self.layouts()?;
+        let layouts = layouts.iter().filter_map(|name| name.strip_prefix('v')?.parse().ok());
+        Ok(layouts.filter(|layout| *layout != LAYOUT_VERSION).collect())
     }
 
     fn layouts(&self) -> Result<Vec<String>, PinError> {
@@ -267,7 +297,7 @@ impl PinDir {
     }
 }
 
-fn difference(expected: MapShape, info: &MapInfo) -> Option<String> {
+pub(super) fn difference(expected: MapShape, info: &MapInfo) -> Option<String> {
     let found = MapShape::of(info);
     let text = |shape: MapShape| {
         let MapShape { map_type, key_bytes, value_bytes, entries, flags } = shape;
@@ -278,7 +308,7 @@ fn difference(expected: MapShape, info: &MapInfo) -> Option<String> {
 }
 
 /// The names in a directory, sorted; none if it does not exist.
-fn list(dir: &Path) -> Result<Vec<String>, PinError> {
+pub(super) fn list(dir: &Path) -> Result<Vec<String>, PinError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -3,6 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
 };
 
 use aya::maps::{Array, Map, MapData, MapError, SkStorage};
@@ -11,14 +12,18 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::{
     error::TableError,
+    handover::kept_map,
     open::{Access, open_map},
     pins::PinDir,
 };
 
 /// The state of sockets that the programs keep.
 pub struct SocketStates {
-    tcp_owners: Array<MapData, u64>,
-    tcp_peers: Array<MapData, Translation>,
+    places: Places,
+    /// Places of an older layout, whose sockets keep them.
+    older_places: Option<Places>,
+    /// Socket storage of an older layout.
+    older_sockets: Option<SkStorage<MapData, SocketState>>,
     sockets: SkStorage<MapData, SocketState>,
     udp_sockets: SkStorage<MapData, UdpState>,
     /// `SOCKETS` once more: its descriptor goes into requests for lists of sockets.
@@ -32,11 +37,13 @@ impl SocketStates {
     /// One is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, TableError> {
         Ok(Self {
-            tcp_owners: open(pins, "TCP_OWNERS", Map::Array)?,
-            tcp_peers: open(pins, "TCP_PEERS", Map::Array)?,
-            sockets: open(pins, "SOCKETS", Map::SkStorage)?,
-            udp_sockets: open(pins, "UDP_SOCKETS", Map::SkStorage)?,
-            storage: open_read_only(pins, "SOCKETS")?,
+            places: Places::open(|name| pins.object(name))?,
+            // They may go at any moment.
+            older_places: Places::open(|name| kept_map(pins, name).unwrap_or_default()).ok(),
+            older_sockets: kept_map(pins, "SOCKETS").and_then(|path| open(path, Map::SkStorage).ok()),
+            sockets: open(pins.object("SOCKETS"), Map::SkStorage)?,
+            udp_sockets: open(pins.object("UDP_SOCKETS"), Map::SkStorage)?,
+            storage: open_read_only(&pins.object("SOCKETS"))?,
         })
     }
 
@@ -77,9 +84,48 @@ impl SocketStates {
     /// # Errors
     /// A map could not be read.
     pub fn at_place(&self, cookie: u64) -> io::Result<Option<Translation>> {
+        for places in [Some(&self.places), self.older_places.as_ref()].into_iter().flatten() {
+            if let Some(peer) = places.peer_of(cookie)? {
+                return Ok(Some(peer));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl SocketStates {
+    /// Whether a TCP socket with this cookie has, or may have, a place of an older layout.
+    pub(crate) fn has_older_place(&self, cookie: u64) -> bool {
+        self.older_places.as_ref().is_some_and(|places| !matches!(places.peer_of(cookie), Ok(None)))
+    }
+
+    /// Whether sockets may have storage of an older layout.
+    pub(crate) fn has_older_storage(&self) -> bool {
+        self.older_sockets.is_some()
+    }
+
+    /// Whether a socket has storage of an older layout, whatever is in it.
+    pub(crate) fn is_in_older_storage(&self, socket: &OwnedFd) -> bool {
+        let state = self.older_sockets.as_ref().map(|sockets| found(sockets.get(&socket.as_raw_fd(), 0)));
+        state.is_some_and(|state| !matches!(state, Ok(None)))
+    }
+}
+
+/// Places of TCP sockets: their owners and peers.
+struct Places {
+    owners: Array<MapData, u64>,
+    peers: Array<MapData, Translation>,
+}
+
+impl Places {
+    fn open(path_of: impl Fn(&str) -> PathBuf) -> Result<Self, TableError> {
+        Ok(Self { owners: open(path_of("TCP_OWNERS"), Map::Array)?, peers: open(path_of("TCP_PEERS"), Map::Array)? })
+    }
+
+    fn peer_of(&self, cookie: u64) -> io::Result<Option<Translation>> {
         for place in tcp_places(cookie) {
-            if found(self.tcp_owners.get(&place, 0))? == Some(cookie) {
-                return found(self.tcp_peers.get(&place, 0));
+            if found(self.owners.get(&place, 0))? == Some(cookie) {
+                return found(self.peers.get(&place, 0));
             }
         }
         Ok(None)
@@ -94,15 +140,10 @@ fn found<T>(state: Result<T, MapError>) -> io::Result<Option<T>> {
     }
 }
 
-fn open<M: TryFrom<Map, Error = MapError>>(
-    pins: &PinDir,
-    name: &str,
-    kind: fn(MapData) -> Map,
-) -> Result<M, TableError> {
-    M::try_from(kind(open_read_only(pins, name)?)).map_err(|error| TableError::Open(pins.object(name), error))
+fn open<M: TryFrom<Map, Error = MapError>>(path: PathBuf, kind: fn(MapData) -> Map) -> Result<M, TableError> {
+    M::try_from(kind(open_read_only(&path)?)).map_err(|error| TableError::Open(path, error))
 }
 
-fn open_read_only(pins: &PinDir, name: &str) -> Result<MapData, TableError> {
-    let path = pins.object(name);
-    open_map(&path, Access::ReadOnly).map_err(|error| TableError::Open(path, error))
+fn open_read_only(path: &Path) -> Result<MapData, TableError> {
+    open_map(path, Access::ReadOnly).map_err(|error| TableError::Open(path.to_owned(), error))
 }

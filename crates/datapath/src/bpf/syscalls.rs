@@ -248,6 +248,25 @@ pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
 
 /// The id of the cgroup that a link is on: the inode number of its directory, or 0 if it is gone.
 pub(super) fn link_cgroup_id(link: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: integers; our links are all on cgroups.
+    link_info(link).map(|info| unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
+}
+
+/// The kernel's id of a link; an error for any other object.
+pub(super) fn link_id(link: BorrowedFd<'_>) -> io::Result<u32> {
+    // Of other objects the kernel writes other structures, whose first two words are type and id as well.
+    is_link(link)?;
+    link_info(link).map(|info| info.id)
+}
+
+/// Fails for an object that is no link (kernel/bpf/syscall.c, `bpf_link_show_fdinfo`).
+fn is_link(object: BorrowedFd<'_>) -> io::Result<()> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", object.as_raw_fd()))?;
+    let is_link = text.lines().any(|line| line.starts_with("link_id:"));
+    if is_link { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+fn link_info(link: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     // SAFETY: a structure of integers and unions of them.
     let mut info: bpf_link_info = unsafe { mem::zeroed() };
     let mut attr = no_arguments();
@@ -255,6 +274,5 @@ pub(super) fn link_cgroup_id(link: BorrowedFd<'_>) -> io::Result<u64> {
     attr.info.info_len = size_of::<bpf_link_info>() as u32;
     attr.info.info = (&raw mut info) as u64;
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    // SAFETY: integers; our links are all on cgroups.
-    Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
+    Ok(info)
 }
