@@ -54,7 +54,7 @@ pub(crate) static SETTINGS: Array<Settings, 1, { BPF_F_MMAPABLE as usize }> = Ar
 pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 
 #[btf_map]
-pub(crate) static TCP_OWNERS: Array<u64, { TCP_PLACES as usize + 1 }> = Array::new();
+pub(crate) static TCP_OWNERS: Array<u64, { TCP_PLACES as usize + 1 }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map]
 pub(crate) static TCP_PEERS: Array<Translation, { TCP_PLACES as usize }> = Array::new();

@@ -25,6 +25,7 @@ mod resizable;
 mod socket_mark;
 mod socket_states;
 pub mod syscalls;
+mod tcp_owners;
 
 /// Innermost error, which has the cause.
 fn root_cause(error: &dyn std::error::Error) -> String {
@@ -44,3 +45,4 @@ pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_m
 pub use reader::{KernelReader, Serving, SetCache};
 pub use socket_mark::SocketMark;
 pub use socket_states::SocketStates;
+pub use tcp_owners::TcpPlacesUsage;

@@ -74,7 +74,7 @@ pub(super) const NAMED: [(&str, MapShape); 12] = [
     (SETS.name, OUTER),
     (BACKENDS.name, OUTER),
     ("SETTINGS", array(size_of::<Settings>(), 1, BPF_F_MMAPABLE)),
-    ("TCP_OWNERS", array(size_of::<u64>(), TCP_PLACES + 1, 0)),
+    ("TCP_OWNERS", array(size_of::<u64>(), TCP_PLACES + 1, BPF_F_MMAPABLE)),
     ("TCP_PEERS", array(size_of::<Translation>(), TCP_PLACES, 0)),
     ("SOCKETS", socket_storage(size_of::<SocketState>())),
     ("UDP_SOCKETS", socket_storage(size_of::<UdpState>())),
