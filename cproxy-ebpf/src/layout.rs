@@ -8,10 +8,10 @@ use crate::{
     Counter, EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, ExcludedCgroup, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX,
     FLOWS_PER_SOCKET, FRONTENDS_MAX, FRONTENDS_MIN, Flow, FlowKey, FlowValue, FrontendKey, LAYOUT_VERSION,
     PROTOCOL_ANY, PROTOCOL_TCP, PROTOCOL_UDP, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN,
-    SOCKET_UNTRANSLATED, Set, SetWord, Settings, SocketState, TCP_PLACES, TCP_WITHOUT_PLACE, TURNS_MAX, Translation,
-    UDP_FLOWS_MAX, UDP_HAS_OVERFLOWED, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly, choose_in_turn,
-    digest, filter_bit, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest, is_v4, tcp_places,
-    turn_of, v4_mapped,
+    SOCKET_UNTRANSLATED, Set, SetWord, Settings, SocketState, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE, TURNS_MAX,
+    Translation, UDP_FLOWS_MAX, UDP_HAS_OVERFLOWED, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly,
+    choose_in_turn, digest, filter_bit, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest, is_v4,
+    tcp_places, turn_of, v4_mapped,
 };
 
 /// Receiver of the layout's lines: kind or type, name, and the number on which both sides agree.
@@ -127,8 +127,8 @@ pub fn describe(line: LineSink<'_>) {
     constants! { line
         LAYOUT_VERSION FRONTENDS_MIN FRONTENDS_MAX SETS_MIN SETS_MAX BACKENDS_MIN BACKENDS_MAX AFFINITY_MAX
         UDP_FLOWS_MAX PROTOCOL_TCP PROTOCOL_UDP PROTOCOL_ANY V4_MAPPED_WORD SET_UNKNOWN_PORT SET_BACKENDS_MAX
-        SOCKET_UNTRANSLATED TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED FLOW_IDLE_MAX
-        FLOW_FROM_VIP FLOW_FROM_BACKEND TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX
+        SOCKET_UNTRANSLATED TCP_PLACE_FREE TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED
+        FLOW_IDLE_MAX FLOW_FROM_VIP FLOW_FROM_BACKEND TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX
     }
     enums(line);
     functions(line);

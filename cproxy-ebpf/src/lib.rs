@@ -11,9 +11,9 @@
 //! BACKENDS     array       slot         -> Backend
 //! SETTINGS     array       0            -> Settings      (seed, filter, balance, exclusions)
 //!
-//! written by the programs
+//! written by the programs; the agent frees places in TCP_OWNERS whose sockets have gone
 //! TCP_OWNERS   array       place        -> u64           (cookie of the socket that owns the place; 0: free)
-//!                          TCP_WITHOUT_PLACE -> u64      (1 once a TCP socket has found no place)
+//!                          TCP_WITHOUT_PLACE -> u64      (number of connects that have found no place)
 //! TCP_PEERS    array       place        -> Translation   (peer of that socket)
 //! SOCKETS      sk_storage               -> SocketState   (peer of a socket without a place; the agent's mark)
 //! UDP_SOCKETS  sk_storage               -> UdpState      (flows of an unconnected socket)
@@ -311,7 +311,10 @@ pub const SOCKET_UNTRANSLATED: u32 = 1;
 /// Number of places for the peers of TCP sockets, a power of two. They take 96 KiB.
 pub const TCP_PLACES: u32 = 2_048;
 
-/// Element of `TCP_OWNERS` behind the places: 1 once a socket has found both its places taken.
+/// Owner of a free place. No socket has this cookie.
+pub const TCP_PLACE_FREE: u64 = 0;
+
+/// Element of `TCP_OWNERS` behind the places: the number of connects whose socket has found both its places taken.
 pub const TCP_WITHOUT_PLACE: u32 = TCP_PLACES;
 
 /// The two places that a socket with this cookie can claim. The kernel gives each CPU a run of successive cookies, so

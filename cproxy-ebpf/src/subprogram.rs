@@ -30,6 +30,13 @@ pub(crate) fn opaque(mut number: u64) -> u64 {
     number
 }
 
+/// Adds 1 to a number that several CPUs count in.
+#[inline(always)]
+pub(crate) fn increment(count: *mut u64) {
+    // SAFETY: the verifier checks that `count` points to a live value; the instruction changes that value alone.
+    unsafe { core::arch::asm!("lock *(u64 *)({count} + 0) += {one}", count = in(reg) count, one = in(reg) 1u64) };
+}
+
 /// Replaces `expected` by `new`. Returns the previous value, which is `expected` on success. This is `BPF_CMPXCHG`
 /// (Linux 5.12), a full barrier, which `core` does not offer for this target.
 #[inline(always)]

@@ -1,5 +1,6 @@
 //! Peers of TCP sockets. A socket claims one of its two places in `TCP_PEERS` at its first `connect()` to a Service and
-//! keeps it until it is closed. If both places are taken, its peer is in socket storage.
+//! keeps it until it is closed. If both places are taken, its peer is in socket storage. The kernel's own sockets
+//! (those behind MPTCP) run no release hook: the agent frees their places.
 //!
 //! Socket storage for all would be simpler, but it would cost more than the rest of the programs: the kernel allocates
 //! it for each socket and frees it after a grace period, so its memory is always cold (docs/decisions/020).
@@ -10,17 +11,14 @@ use aya_ebpf::{
     macros::cgroup_sock,
     programs::{SockAddrContext, SockContext},
 };
-use cproxy_ebpf::{PROTOCOL_TCP, TCP_WITHOUT_PLACE, Translation, tcp_places};
+use cproxy_ebpf::{PROTOCOL_TCP, TCP_PLACE_FREE, TCP_WITHOUT_PLACE, Translation, tcp_places};
 
 use crate::{
     maps::{TCP_OWNERS, TCP_PEERS},
     peer::{self, is_agents},
     sock_addr::ALLOW,
-    subprogram::compare_and_exchange,
+    subprogram::{compare_and_exchange, increment},
 };
-
-/// Owner of a free place.
-const FREE: u64 = 0;
 
 /// No place.
 const NO_PLACE: u32 = u32::MAX;
@@ -46,9 +44,8 @@ pub(crate) fn claim_peer(ctx: &SockAddrContext) -> Option<&mut Translation> {
     if place != NO_PLACE {
         return peer_at(place);
     }
-    if let Some(flag) = TCP_OWNERS.get_ptr_mut(TCP_WITHOUT_PLACE) {
-        // SAFETY: a live value; 1 is the only number ever written to it.
-        unsafe { flag.write_volatile(1) };
+    if let Some(count) = TCP_OWNERS.get_ptr_mut(TCP_WITHOUT_PLACE) {
+        increment(count);
     }
     peer::socket_state_or_new(ctx).map(|state| &mut state.peer)
 }
@@ -57,7 +54,8 @@ pub(crate) fn claim_peer(ctx: &SockAddrContext) -> Option<&mut Translation> {
 /// up.
 #[inline(always)]
 fn has_sockets_without_place() -> bool {
-    is_owner(TCP_WITHOUT_PLACE, 1)
+    // SAFETY: the helper returned a pointer to a live value, which is written whole.
+    TCP_OWNERS.get_ptr_mut(TCP_WITHOUT_PLACE).is_some_and(|count| unsafe { count.read_volatile() } != 0)
 }
 
 /// Frees the place of a TCP socket that is closed.
@@ -70,7 +68,7 @@ fn cproxy_release(ctx: SockContext) -> i32 {
         let place = cproxy_find_tcp_place(cookie);
         if let Some(owner) = TCP_OWNERS.get_ptr_mut(place) {
             // An exchange orders all writes of this socket before those of the next owner; a store would not.
-            compare_and_exchange(owner, cookie, FREE);
+            compare_and_exchange(owner, cookie, TCP_PLACE_FREE);
         }
     }
     ALLOW
@@ -128,5 +126,5 @@ extern "C" fn cproxy_claim_tcp_place(cookie: u64) -> u32 {
 #[inline(always)]
 fn claim_place(place: u32, cookie: u64) -> bool {
     let Some(owner) = TCP_OWNERS.get_ptr_mut(place) else { return false };
-    compare_and_exchange(owner, FREE, cookie) == FREE
+    compare_and_exchange(owner, TCP_PLACE_FREE, cookie) == TCP_PLACE_FREE
 }

@@ -9,6 +9,7 @@ mod reconciler;
 mod reload;
 mod source;
 mod stale_sockets;
+mod tcp_places;
 mod timeline;
 
 use std::path::Path;
@@ -105,6 +106,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     }
     let (requests, received) = mpsc::channel(1);
     drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
+    drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
     let reloader = Reloader { reread, config, log, client, addresses, events: weak_sender, requests };
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {

@@ -5,26 +5,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
     os::fd::{AsFd, OwnedFd},
-    path::Path,
     process::Command,
 };
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, MapData};
 use cproxy_datapath::bpf::{PinDir, Program, SocketMark};
-use cproxy_ebpf::{TCP_PLACES, TCP_WITHOUT_PLACE};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
     process::{self, Agent, Daemon, cproxy, eventually},
     sandbox::{Placement, Sandbox},
-    world::{Form, PORT, SYNC, TCP, WEB, World, counter, pod, pod_name, rows, serve_pods, start_agent, web, web_with},
+    world::{Form, PORT, SYNC, TCP, WEB, World, pod, pod_name, rows, serve_pods, start_agent, web, web_with},
 };
-use rustix::{
-    net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt},
-    process::{Resource, Rlimit, getrlimit, setrlimit},
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use serde_json::Value;
 
 const NODES: u8 = 3;
@@ -161,89 +156,6 @@ fn a_marked_socket_is_not_translated() {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     mark.mark(&socket).unwrap();
     rustix::net::connect(&socket, &vips(80)[0].1).unwrap();
-}
-
-/// Cookies of the sockets that have places now, and whether a socket was ever without one.
-fn tcp_owners(sandbox: &Sandbox) -> (Vec<u64>, bool) {
-    let owners = MapData::from_pin(PinDir::new(&sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
-    let owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
-    let mut all: Vec<_> = owners.iter().map(Result::unwrap).collect();
-    let without_place = all.remove(TCP_WITHOUT_PLACE as usize);
-    all.retain(|&owner| owner != 0);
-    (all, without_place != 0)
-}
-
-#[test]
-fn more_connections_than_places_are_all_remembered_until_they_are_closed() {
-    const MANY: usize = TCP_PLACES as usize * 5 / 4;
-    setrlimit(Resource::Nofile, Rlimit { current: Some(3 * MANY as u64), ..getrlimit(Resource::Nofile) }).unwrap();
-    let sandbox = Sandbox::for_test();
-    sandbox.add_addresses(pod(1).addresses());
-    manifest::write(&sandbox.manifest_dir(), "web.json", web_with([1]));
-    let _agent = start_agent(&sandbox);
-    let forms = vips(80);
-    let listeners = pod(1).addresses().map(|address| TcpListener::bind((address, TCP)).unwrap());
-    let connect = |number: usize| {
-        let (form, vip) = forms[number % forms.len()];
-        let socket = TcpStream::connect(vip).unwrap();
-        let listener = &listeners[usize::from(form == Form::V6)];
-        (vip, socket, listener.accept().unwrap())
-    };
-    let shows_vip = |(vip, socket, _): &(SocketAddr, TcpStream, _)| socket.peer_addr().unwrap() == *vip;
-
-    let few: Vec<_> = (0..40).map(connect).collect();
-    assert!(few.iter().all(shows_vip));
-    let (owners, without_place) = tcp_owners(&sandbox);
-    let cookies: BTreeSet<_> = few.iter().map(|(_, socket, _)| sockopt::socket_cookie(socket).unwrap()).collect();
-    assert_eq!((owners.into_iter().collect(), without_place), (cookies, false));
-    assert_eq!(
-        (counter(&sandbox, "tcp_places"), counter(&sandbox, "tcp_places_max")),
-        (few.len() as u64, TCP_PLACES.into())
-    );
-
-    let many: Vec<_> = (0..MANY).map(connect).collect();
-    assert!(few.iter().chain(&many).all(shows_vip));
-    let (owners, without_place) = tcp_owners(&sandbox);
-    // The servers' queries for their peers' addresses take every other cookie.
-    let taken = owners.len();
-    assert!(without_place && (TCP_PLACES as usize / 2..=TCP_PLACES as usize).contains(&taken), "{taken} places");
-    let listed = rows(&sandbox, "sockets");
-    assert_eq!(listed.len(), few.len() + MANY);
-
-    // Sockets without a place do not free the place of another.
-    drop(many);
-    assert!(few.iter().all(shows_vip));
-    assert_eq!(tcp_owners(&sandbox).0.len(), few.len());
-    // A copy of a descriptor is the same socket.
-    let copies: Vec<_> = few.iter().map(|(vip, socket, _)| (*vip, socket.try_clone().unwrap(), ())).collect();
-    drop(few);
-    assert!(copies.iter().all(|(vip, socket, ())| socket.peer_addr().unwrap() == *vip));
-    drop(copies);
-    assert!(tcp_owners(&sandbox).0.is_empty());
-}
-
-/// The programs do not see the release of sockets in a cgroup that they have left.
-#[test]
-fn sockets_of_another_cgroup_keep_no_place() {
-    let mut live = start();
-    let sockets: Vec<_> = vips(80).iter().map(|(_, vip)| (*vip, TcpStream::connect(vip).unwrap())).collect();
-    assert_eq!(tcp_owners(&live.sandbox).0.len(), sockets.len());
-    let start_on = |cgroup: &Path| {
-        let agent = Agent::new(&live.sandbox).cgroup(cgroup).manifests(live.sandbox.manifest_dir());
-        let mut agent = agent.placement(Placement::Unhooked).start();
-        agent.wait_ready(SYNC);
-        agent
-    };
-    live.agent.kill();
-    let mut agent = start_on(live.sandbox.cgroup_beside());
-    assert_eq!(tcp_owners(&live.sandbox).0, [] as [u64; 0]);
-    agent.kill();
-    // The return to the first cgroup starts without names; a restart on the same cgroup keeps them.
-    start_on(live.sandbox.cgroup()).kill();
-    assert!(sockets.iter().all(|(vip, socket)| socket.peer_addr().unwrap() != *vip), "their names are lost");
-    let socket = TcpStream::connect(vips(80)[0].1).unwrap();
-    start_on(live.sandbox.cgroup()).kill();
-    assert_eq!((tcp_owners(&live.sandbox).0.len(), socket.peer_addr().unwrap()), (1, vips(80)[0].1));
 }
 
 fn first_line(socket: OwnedFd) -> String {

@@ -142,7 +142,7 @@ const SUITES: [Suite; 17] = [
 
 const UNIT: &[&str] = &["--lib", "--bins", "allocations", "api_server", "http2", "histories", "watches", "memory"];
 const LIVE: &[&str] =
-    &["live", "settings", "check", "stale", "frontends", "room", "start", "get", "manifests", "other_users"];
+    &["live", "settings", "check", "stale", "places", "frontends", "room", "start", "get", "manifests", "other_users"];
 
 const fn suite(
     name: &'static str,

@@ -18,6 +18,7 @@ use super::{
     readiness::{Readiness, Ready},
     source::SourceStatus,
     stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
+    tcp_places::{PlaceSweeper, PlaceWatch},
     timeline::Phase,
 };
 use crate::{config::TableSettings, problem_log::ProblemLog, report, run_dir::Request};
@@ -68,6 +69,7 @@ pub(super) struct Reconciler {
     /// Whether sockets may be connected through the table of an earlier agent.
     has_predecessor: bool,
     socket_gauges: Arc<SocketGauges>,
+    place_watch: Arc<PlaceWatch>,
     source: SourceStatus,
 }
 
@@ -100,6 +102,7 @@ impl Reconciler {
             retired_queue: Arc::new(RetiredQueue::new(mode)),
             has_predecessor: !lock.is_empty(),
             socket_gauges: Arc::default(),
+            place_watch: Arc::default(),
             source,
         })
     }
@@ -145,9 +148,16 @@ impl Reconciler {
         }
     }
 
+    /// Background task that has places of TCP sockets that have gone freed, by these requests.
+    pub(super) fn place_sweeper(&self, requests: mpsc::Sender<Request>) -> PlaceSweeper {
+        PlaceSweeper { pins: self.pins.clone(), watch: self.place_watch.clone(), requests }
+    }
+
     /// Gauges of the agent: sockets, current problems of objects, and the age of the table.
     fn gauges(&self) -> Vec<(&'static str, u64)> {
         let mut gauges = Vec::from(self.socket_gauges.read());
+        gauges.push(("tcp_places_freed", self.maps.tcp_places_freed()));
+        gauges.extend(self.place_watch.gauges());
         gauges.push(("object_problems", self.store.problems().count() as u64 + self.planner.problems().len() as u64));
         let (used, capacity) = (self.planner.used(), self.maps.capacity());
         gauges.extend([
@@ -168,6 +178,7 @@ impl Reconciler {
         mut requests: mpsc::Receiver<Request>,
     ) -> Result<(), AgentError> {
         loop {
+            self.place_watch.check(self.maps.tcp_places());
             let wakeup = self.next_wakeup();
             tokio::select! {
                 batch = events.recv() => {
@@ -202,6 +213,10 @@ impl Reconciler {
             Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
             Request::Configure(settings, sender) => {
                 drop(sender.send(self.configure(settings).map_err(|error| error.to_string())));
+            }
+            Request::FreeTcpPlaces(places, sender) => {
+                let freed = self.maps.apply(&[Op::FreeTcpPlaces(places)]);
+                drop(sender.send(freed.map_err(|error| error.to_string())));
             }
         }
     }

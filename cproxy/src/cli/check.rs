@@ -111,15 +111,15 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     all.extend(programs(kernel));
     all.push(optional("errno_helper", kernel.probe(errno_helper)));
     let pins = PinDir::new(pin_dir);
-    all.extend(stale_sockets(&pins));
+    all.extend(socket_requirements(&pins));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("source", source(run_dir)));
     all
 }
 
-/// Requirements for closing stale sockets, which are otherwise left open and at best counted.
-fn stale_sockets(pins: &PinDir) -> [Requirement; 4] {
-    let Abilities { udp_diag, tcp_diag, destroy, storages } = sockets::probe(Some(pins));
+/// Requirements for closing stale sockets, which are otherwise left open and at best counted, and for freeing places.
+fn socket_requirements(pins: &PinDir) -> [Requirement; 5] {
+    let Abilities { udp_diag, tcp_diag, destroy, storages, places } = sockets::probe(Some(pins));
     let one = |name, can: Result<(), String>, detail: &str, loss: &str| {
         optional(name, can.map_or_else(|reason| limited(format!("{reason}; {loss}")), |()| ok(detail)))
     };
@@ -129,6 +129,7 @@ fn stale_sockets(pins: &PinDir) -> [Requirement; 4] {
         one("tcp_sockets", tcp_diag, "can be listed", left),
         one("socket_destroy", destroy, "stale sockets can be closed", left),
         one("socket_state", storages, "can be read for all processes", "stale sockets are neither closed nor counted"),
+        one("tcp_places", places, "those of closed MPTCP sockets are freed", "closed MPTCP sockets keep theirs"),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
+use cproxy_core::TcpPlace;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream},
@@ -28,6 +29,8 @@ pub enum Request {
     Reseed(oneshot::Sender<Result<(), String>>),
     /// Other settings, from the agent itself; the error's text if they cannot be written.
     Configure(TableSettings, oneshot::Sender<Result<(), String>>),
+    /// Places of TCP sockets that have gone, from the agent itself; the error's text if they cannot be freed.
+    FreeTcpPlaces(Vec<TcpPlace>, oneshot::Sender<Result<(), String>>),
 }
 
 /// Serves clients for ever.

@@ -74,6 +74,8 @@ pub enum Op {
     SetBalance(Balance),
     /// Replaces the exclusions.
     SetExclusions(Exclusions),
+    /// Frees places of TCP sockets that still have these owners.
+    FreeTcpPlaces(Vec<TcpPlace>),
     /// Waits for a grace period: every program that runs now has ended.
     Drain,
     /// Replaces the map of the frontends by one of this size and content; atomic, and includes an [`Op::Drain`].
@@ -90,6 +92,15 @@ pub enum Op {
     /// Resizes the map of backends to this many slots; slots that stay keep their content. Atomic, and includes an
     /// [`Op::Drain`].
     ResizeBackends(u32),
+}
+
+/// Place of a TCP socket's translation, and its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpPlace {
+    /// Index of the place.
+    pub place: u32,
+    /// Cookie of the socket that owns it.
+    pub owner: u64,
 }
 
 /// Capacity of the maps.

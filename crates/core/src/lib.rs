@@ -33,7 +33,7 @@ pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, des
 pub use explain::{Explanation, Usage, explain, is_slice_of};
 pub use kernel::{
     Affinity, Balance, Capacity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op,
-    Reserve,
+    Reserve, TcpPlace,
 };
 pub use names::{ObjectName, ServiceName, Text};
 pub use node_context::NodeContext;

@@ -26,6 +26,7 @@ mod resizable;
 mod socket_mark;
 mod socket_states;
 pub mod syscalls;
+mod tcp_owners;
 
 /// Innermost error, which has the cause.
 fn root_cause(error: &dyn std::error::Error) -> String {
@@ -46,3 +47,4 @@ pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_m
 pub use reader::{KernelReader, Serving, SetCache};
 pub use socket_mark::SocketMark;
 pub use socket_states::SocketStates;
+pub use tcp_owners::TcpPlacesUsage;

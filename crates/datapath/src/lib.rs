@@ -5,4 +5,4 @@ pub mod bpf;
 pub mod owned_dir;
 pub mod sockets;
 
-pub use cproxy_ebpf::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, LAYOUT_VERSION};
+pub use cproxy_ebpf::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, LAYOUT_VERSION, TCP_PLACES};

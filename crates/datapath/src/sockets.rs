@@ -15,7 +15,8 @@
 //!
 //! A kernel that cannot list sockets shows them in `/proc/net` (`proc_net`); they are then counted, not closed.
 //!
-//! [`list`] shows all translated sockets.
+//! [`list`] shows all translated sockets. [`find_missing_owners`] finds places of TCP sockets
+//! that have gone.
 
 mod diag;
 mod diag_message;
@@ -24,6 +25,7 @@ mod listing;
 mod namespaces;
 mod older;
 mod owners;
+mod places;
 mod probe;
 mod proc_net;
 mod processes;
@@ -36,6 +38,7 @@ use std::{io, thread, time::Duration};
 use cproxy_core::{Protocol, Retired};
 pub use listing::{BackendState, Listing, TranslatedSocket, list};
 pub(crate) use older::has_older_socket;
+pub use places::{GoneOwners, MissingOwners, find_missing_owners};
 pub use probe::{Abilities, probe};
 use rustix::{
     io::Errno,

@@ -519,7 +519,9 @@ impl Kernel {
                 self.freed = true;
             }
             Op::SetFilter(filter) => self.filter = *filter,
-            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) => panic!("{op:?} is not planned"),
+            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) | Op::FreeTcpPlaces(_) => {
+                panic!("{op:?} is not planned")
+            }
             Op::Drain => self.drain(),
         }
     }

@@ -1,7 +1,10 @@
 //! Counters of the programs.
 
 use aya::maps::{Array, HashMap, Map, MapError, PerCpuArray};
-use cproxy_ebpf::{Counter, FlowKey, FlowValue, TCP_PLACES, UDP_FLOWS_MAX};
+use cproxy_ebpf::{
+    AFFINITY_MAX, AffinityKey, Counter, FlowKey, FlowValue, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE,
+    UDP_FLOWS_MAX,
+};
 
 use super::{
     PinDir, TableError,
@@ -19,7 +22,7 @@ const NAMES: [(Counter, &str); 7] = [
     (Counter::UdpFlowsRemoved, "udp_flows_removed"),
 ];
 
-/// Reads all counters, by name, and how full `UDP_FLOWS` and `TCP_OWNERS` are.
+/// Reads all counters, by name, and how full `AFFINITY`, `UDP_FLOWS` and `TCP_OWNERS` are.
 ///
 /// # Errors
 /// A map is missing or may not be used.
@@ -35,6 +38,10 @@ pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableErr
     for (counter, name) in NAMES {
         counters.push((name, sum(counter).map_err(|error| TableError::Read("COUNTERS", error))?));
     }
+    let (map, failed) = open("AFFINITY")?;
+    let clients = HashMap::<_, AffinityKey, u64>::try_from(Map::LruHashMap(map)).map_err(failed)?;
+    let occupied = clients.keys().filter(Result::is_ok).count() as u64;
+    counters.extend([("affinity_clients", occupied), ("affinity_clients_max", AFFINITY_MAX.into())]);
     let (map, failed) = open("UDP_FLOWS")?;
     let flows = HashMap::<_, FlowKey, FlowValue>::try_from(Map::LruHashMap(map)).map_err(failed)?;
     let occupied = flows.keys().filter(Result::is_ok).count() as u64;
@@ -47,11 +54,15 @@ pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableErr
     ]);
     let (map, failed) = open("TCP_OWNERS")?;
     let owners = Array::<_, u64>::try_from(Map::Array(map)).map_err(failed)?;
+    let owner = |place| owners.get(&place, 0).map_err(|error| TableError::Read("TCP_OWNERS", error));
     let mut places = 0;
     for place in 0..TCP_PLACES {
-        let owner = owners.get(&place, 0).map_err(|error| TableError::Read("TCP_OWNERS", error))?;
-        places += u64::from(owner != 0);
+        places += u64::from(owner(place)? != TCP_PLACE_FREE);
     }
-    counters.extend([("tcp_places", places), ("tcp_places_max", TCP_PLACES.into())]);
+    counters.extend([
+        ("tcp_places", places),
+        ("tcp_places_max", TCP_PLACES.into()),
+        ("tcp_without_place", owner(TCP_WITHOUT_PLACE)?),
+    ]);
     Ok(counters)
 }

@@ -22,7 +22,7 @@ use aya::{
         CgroupAttachMode, CgroupSock, CgroupSockAddr, Program as Loadable, ProgramError, ProgramInfo, links::FdLink,
     },
 };
-use cproxy_ebpf::TCP_PLACES;
+use cproxy_ebpf::{TCP_PLACE_FREE, TCP_PLACES};
 
 use super::{
     handover,
@@ -206,7 +206,7 @@ fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
     let failed = |error: MapError| InstallError::Object(root_cause(&error));
     let Some(map) = object.map_mut("TCP_OWNERS") else { return Err(InstallError::Missing("TCP_OWNERS")) };
     let mut owners = Array::<_, u64>::try_from(map).map_err(failed)?;
-    (0..TCP_PLACES).try_for_each(|place| owners.set(place, 0, 0)).map_err(failed)
+    (0..TCP_PLACES).try_for_each(|place| owners.set(place, TCP_PLACE_FREE, 0)).map_err(failed)
 }
 
 /// Creates the resizable maps while `work` runs. Putting a map into a map of maps waits for a grace period, which takes

@@ -24,6 +24,7 @@ use super::{
     open::{Access, open_map},
     pins::PinLock,
     resizable::{InnerMap, ResizableMap},
+    tcp_owners::{TcpOwners, TcpPlacesUsage},
 };
 
 /// The open maps.
@@ -32,6 +33,7 @@ pub struct KernelMaps {
     sets: MappedArray,
     backends: MappedArray,
     settings: MappedArray,
+    tcp_owners: TcpOwners,
     capacity: Capacity,
     /// Through these the programs find the first three: `FRONTENDS`, `SETS`, `BACKENDS`.
     outer: [ResizableMap; 3],
@@ -82,6 +84,7 @@ impl KernelMaps {
             sets: MappedArray::new(sets.map, "SETS", sets.entries as usize * size_of::<Set>())?,
             backends: MappedArray::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
             settings: MappedArray::new(open_settings, "SETTINGS", size_of::<Settings>())?,
+            tcp_owners: TcpOwners::open(pins)?,
             outer,
         })
     }
@@ -90,6 +93,18 @@ impl KernelMaps {
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         self.capacity
+    }
+
+    /// The places of TCP sockets that are in use.
+    #[must_use]
+    pub fn tcp_places(&self) -> TcpPlacesUsage {
+        self.tcp_owners.usage()
+    }
+
+    /// Number of places of TCP sockets that were freed since the maps were opened.
+    #[must_use]
+    pub fn tcp_places_freed(&self) -> u64 {
+        self.tcp_owners.freed()
     }
 
     /// Writes the operations in their order. After an error the caller must read the table back before it goes on.
@@ -137,6 +152,7 @@ impl KernelMaps {
                 self.store_setting(offset_of!(Settings, balance), balance as u64)
             }
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
+            Op::FreeTcpPlaces(places) => self.tcp_owners.free(places),
             Op::ReplaceFrontends { capacity, frontends, addresses } => {
                 self.replace_frontends(*capacity, frontends, addresses)
             }

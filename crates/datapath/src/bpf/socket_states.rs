@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{Array, Map, MapData, MapError, SkStorage};
-use cproxy_ebpf::{SocketState, Translation, UdpState, tcp_places};
+use aya::maps::{Array, IterableMap as _, Map, MapData, MapError, SkStorage};
+use cproxy_ebpf::{SocketState, TCP_PLACES, Translation, UdpState, tcp_places};
 use rustix::net::sockopt::socket_cookie;
 
 use super::{
@@ -15,6 +15,7 @@ use super::{
     handover::kept_map,
     open::{Access, open_map},
     pins::PinDir,
+    syscalls::array_elements,
 };
 
 /// The state of sockets that the programs keep.
@@ -51,6 +52,14 @@ impl SocketStates {
     #[must_use]
     pub fn storage(&self) -> BorrowedFd<'_> {
         self.storage.fd().as_fd()
+    }
+
+    /// The owner of each place of TCP sockets; 0 for a free one.
+    ///
+    /// # Errors
+    /// The map could not be read.
+    pub fn tcp_owners(&self) -> io::Result<Vec<u64>> {
+        array_elements(self.places.owners.map().fd().as_fd(), 0, TCP_PLACES)
     }
 
     /// The translation of a TCP socket's `connect()`.

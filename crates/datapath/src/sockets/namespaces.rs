@@ -1,48 +1,33 @@
-//! Every network namespace of the machine that a thread is in or that is mounted somewhere.
+//! Every network namespace of the machine that a thread is in, that is mounted somewhere, or that a process has a
+//! socket in.
 
 use std::{
     collections::HashSet,
     io,
-    os::fd::{AsFd, OwnedFd},
+    ops::ControlFlow,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
 
 use cproxy_mountinfo::{self as mountinfo, MountEntry};
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, openat, statat},
+    fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat},
     path::Arg,
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 
-use super::processes::{Numbers, buffer, inode_at, inode_of, is_gone, open_directory, open_proc};
+use super::{
+    owners,
+    processes::{Numbers, buffer, inode_at, inode_of, is_gone, open_directory, open_proc},
+};
 
 /// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last
 /// of them. Returns how many namespaces could not be entered, although they are there.
 ///
 /// One that lives only by an open descriptor or by the sockets in it is not found.
 pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
-    let proc = open_proc()?;
-    let mut visitor = NamespaceVisitor { visit, met: HashSet::new(), refused: 0 };
-    // Where the thread is already takes no privilege.
-    let here = inode_at(&proc, "thread-self/ns/net", "net")?.unwrap_or_default();
-    (visitor.visit)(here);
-    visitor.met.insert(here);
-    for process in Numbers::of(&proc, &mut buffer()) {
-        let process = process?;
-        visitor.visit_by_link(&proc, &format!("{process}/ns/net"));
-        let threads = format!("{process}/task");
-        // It may be gone at any moment, and so may its threads.
-        if has_one_thread(&proc, &threads) {
-            continue;
-        }
-        let Ok(threads) = open_directory(&proc, &threads) else { continue };
-        for thread in Numbers::of(&threads, &mut buffer()).map_while(Result::ok) {
-            visitor.visit_by_link(&threads, &format!("{thread}/ns/net"));
-        }
-    }
-    for (netns, mount) in mountinfo::list()?.iter().filter_map(|mount| Some((network_namespace(mount)?, mount))) {
-        visitor.visit_once(netns, CWD, &mount.point);
-    }
-    Ok(visitor.refused)
+    let mut visitor = Visitor::new(visit);
+    visitor.visit_known()?;
+    Ok(visitor.refused())
 }
 
 /// Most processes have: the links of such a directory are two and one for each thread (fs/proc/base.c,
@@ -51,13 +36,68 @@ fn has_one_thread(proc: &OwnedFd, threads: &str) -> bool {
     statat(proc, threads, AtFlags::empty()).is_ok_and(|directory| directory.st_nlink == 3)
 }
 
-struct NamespaceVisitor<V> {
+/// A walk through network namespaces that visits each of them once, with its inode number, on the calling thread, which
+/// stays in the last one.
+pub(super) struct Visitor<V> {
     visit: V,
     met: HashSet<u64>,
     refused: u32,
 }
 
-impl<V: FnMut(u64)> NamespaceVisitor<V> {
+impl<V: FnMut(u64)> Visitor<V> {
+    pub(super) fn new(visit: V) -> Self {
+        Self { visit, met: HashSet::new(), refused: 0 }
+    }
+
+    /// Namespaces and processes so far that could not be searched, although they are there.
+    pub(super) fn refused(&self) -> u32 {
+        self.refused
+    }
+
+    /// Visits the namespaces that a thread is in or that are mounted, the present one first.
+    pub(super) fn visit_known(&mut self) -> io::Result<()> {
+        let proc = open_proc()?;
+        // Where the thread is already takes no privilege.
+        let here = inode_at(&proc, "thread-self/ns/net", "net")?.unwrap_or_default();
+        (self.visit)(here);
+        self.met.insert(here);
+        for process in Numbers::of(&proc, &mut buffer()) {
+            let process = process?;
+            self.visit_by_link(&proc, &format!("{process}/ns/net"));
+            let threads = format!("{process}/task");
+            // It may be gone at any moment, and so may its threads.
+            if has_one_thread(&proc, &threads) {
+                continue;
+            }
+            let Ok(threads) = open_directory(&proc, &threads) else { continue };
+            for thread in Numbers::of(&threads, &mut buffer()).map_while(Result::ok) {
+                self.visit_by_link(&threads, &format!("{thread}/ns/net"));
+            }
+        }
+        for (netns, mount) in mountinfo::list()?.iter().filter_map(|mount| Some((network_namespace(mount)?, mount))) {
+            self.visit_once(netns, CWD, &mount.point);
+        }
+        Ok(())
+    }
+
+    /// Visits the namespaces of all processes' sockets: any that the application of a socket may be connected in. Takes
+    /// time for each socket.
+    pub(super) fn visit_hidden(&mut self) -> io::Result<()> {
+        let refused = owners::each_socket(|descriptor| {
+            if let Some(socket) = descriptor.duplicate()? {
+                let netns = network_namespace_of(&socket)?;
+                let inode = fstat(&netns)?.st_ino;
+                if self.met.insert(inode) {
+                    move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
+                    (self.visit)(inode);
+                }
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        self.refused += refused;
+        Ok(())
+    }
+
     fn visit_by_link(&mut self, directory: &OwnedFd, link: &str) {
         if let Ok(Some(netns)) = inode_at(directory, link, "net") {
             self.visit_once(netns, directory, link);
@@ -81,6 +121,19 @@ impl<V: FnMut(u64)> NamespaceVisitor<V> {
 fn enter(directory: impl AsFd, path: impl Arg) -> io::Result<()> {
     let netns = openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?)
+}
+
+/// `SIOCGSKNS` (include/uapi/linux/sockios.h).
+const SIOCGSKNS: libc::Ioctl = 0x894C;
+
+/// The network namespace of a socket.
+fn network_namespace_of(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: the request takes no argument.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just returned this descriptor, and nothing else uses it.
+        netns => Ok(unsafe { OwnedFd::from_raw_fd(netns) }),
+    }
 }
 
 /// The network namespace that is mounted; its name, such as `net:[4026531840]`, is the mount's root then.

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use super::{
     diag::Diag,
     diag_message::{INET, SocketFamily, SocketId},
-    owners,
+    owners, places,
 };
 use crate::bpf::{PinDir, SocketStates};
 
@@ -21,6 +21,8 @@ pub struct Abilities {
     pub destroy: Result<(), String>,
     /// The state of other processes' sockets can be read; without it no stale socket is even counted.
     pub storages: Result<(), String>,
+    /// Places of TCP sockets that have gone can be found.
+    pub places: Result<(), String>,
 }
 
 /// Asks the kernel. Without `pins`, or before anything is installed, the state of sockets is taken to be readable where
@@ -35,14 +37,16 @@ pub fn probe(pins: Option<&PinDir>) -> Abilities {
     // No socket has this id: a kernel that can close sockets looks for it in vain, one that cannot says so.
     let destroy = Diag::open().and_then(|mut diag| diag.destroy(kind(Protocol::Udp), &SocketId::NONE));
     let udp_diag = list(Protocol::Udp, "CONFIG_INET_UDP_DIAG");
+    let tcp_diag = list(Protocol::Tcp, "CONFIG_INET_DIAG");
     Abilities {
+        places: tcp_diag.clone().and_then(|()| places::probe()),
         destroy: match (destroy, &udp_diag) {
             (_, Err(reason)) => Err(reason.clone()),
             (Ok(()) | Err(Errno::NOENT), Ok(())) => Ok(()),
             (Err(error), Ok(())) => Err(reason(error, "CONFIG_INET_DIAG_DESTROY")),
         },
         udp_diag,
-        tcp_diag: list(Protocol::Tcp, "CONFIG_INET_DIAG"),
+        tcp_diag,
         storages: storages(pins),
     }
 }

@@ -1,0 +1,194 @@
+//! Places of TCP sockets that no living socket has any more. The sockets behind an MPTCP connection, and others that
+//! the kernel opens for itself, end without the hook that frees a place (docs/decisions/020).
+//!
+//! A living socket is one that the kernel lists: only such a socket has a peer to show. Between its connect hook and
+//! its place in the list there are microseconds, so an owner counts as gone only if two looks miss it. A look that
+//! could not see everything finds nothing.
+
+use std::{cell::RefCell, collections::HashSet, fs, io, time::Duration};
+
+use cproxy_core::{Protocol, TcpPlace};
+use cproxy_ebpf::TCP_PLACE_FREE;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{
+    SocketsError,
+    diag::Diag,
+    diag_message::{CONNECTED, DumpQuery, INET, INET6, SocketFamily},
+    namespaces::Visitor,
+    no_proc, on_own_thread, owners,
+};
+use crate::bpf::{PinDir, SocketStates};
+
+/// `TCP_SYN_RECV`, also of a connecting socket whose peer connects to it at the same time (include/net/tcp_states.h).
+const SYN_RECV: u32 = 1 << 3;
+
+/// `PROC_PID_INIT_INO` (include/linux/proc_ns.h).
+const MACHINES_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+/// Places whose owners one look has missed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MissingOwners {
+    places: Vec<TcpPlace>,
+    /// Number of places whose owners live, or may live.
+    kept: u32,
+    unseen: u32,
+    cpu: Duration,
+}
+
+/// Places whose owners have gone: two looks have missed them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GoneOwners {
+    /// The places.
+    pub places: Vec<TcpPlace>,
+    /// Number of the other places that are taken.
+    pub kept: u32,
+    /// Network namespaces and processes that could not be searched; if there are any, no owner counts as gone.
+    pub unseen: u32,
+    /// CPU time of the looks.
+    pub cpu: Duration,
+}
+
+/// Looks for the owners of the places of TCP sockets. Blocks for milliseconds.
+///
+/// # Errors
+/// The owners, /proc or the list of sockets could not be read.
+pub fn find_missing_owners(pins: &PinDir) -> Result<MissingOwners, SocketsError> {
+    probe().map_err(SocketsError::Owners)?;
+    let owners = SocketStates::open(pins)?.tcp_owners().map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
+    MissingOwners::of(&owners).look_on_own_thread()
+}
+
+impl MissingOwners {
+    /// Time between the two looks: a thread that is denied a CPU in the middle of connect() gets on within it.
+    pub const PAUSE: Duration = Duration::from_secs(1);
+
+    /// All owners, before the first look.
+    fn of(owners: &[u64]) -> Self {
+        let places = owners.iter().zip(0..).map(|(&owner, place)| TcpPlace { place, owner });
+        Self { places: places.filter(|place| place.owner != TCP_PLACE_FREE).collect(), ..Self::default() }
+    }
+
+    /// True if the look has missed none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Looks for them once more, after [`Self::PAUSE`]; not at all if there are none. Blocks for milliseconds.
+    ///
+    /// # Errors
+    /// As [`find_missing_owners`].
+    pub fn look_again(self) -> Result<GoneOwners, SocketsError> {
+        let looked = if self.is_empty() { self } else { self.look_on_own_thread()? };
+        let Self { places, kept, unseen, cpu } = looked;
+        Ok(GoneOwners { places, kept, unseen, cpu })
+    }
+
+    fn look_on_own_thread(self) -> Result<Self, SocketsError> {
+        on_own_thread(|| {
+            let looked = self.look(remove_living)?;
+            let cpu: Duration = clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default();
+            Ok(Self { cpu: looked.cpu + cpu, ..looked })
+        })
+    }
+
+    /// Keeps the owners that a look misses. `look` removes the cookies of living sockets, and returns the number of
+    /// places that it could not look into.
+    fn look(mut self, look: impl FnOnce(&mut HashSet<u64>) -> Result<u32, SocketsError>) -> Result<Self, SocketsError> {
+        let mut missing = self.places.iter().map(|place| place.owner).collect();
+        self.unseen = look(&mut missing)?;
+        let before = self.places.len();
+        self.places.retain(|place| self.unseen == 0 && missing.contains(&place.owner));
+        self.kept += (before - self.places.len()) as u32;
+        Ok(self)
+    }
+}
+
+/// Fails if not all processes and their sockets can be seen.
+pub(super) fn probe() -> Result<(), String> {
+    owners::probe()?;
+    match fs::read_link("/proc/self/ns/pid") {
+        Ok(namespace) if namespace.as_os_str() != MACHINES_PID_NAMESPACE => {
+            Err("not in the machine's pid namespace".to_owned())
+        }
+        // A kernel without them (CONFIG_PID_NS) has one.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("/proc/self/ns/pid: {error}")),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the cookies of all living TCP sockets of the machine. The calling thread ends in another network namespace.
+fn remove_living(cookies: &mut HashSet<u64>) -> Result<u32, SocketsError> {
+    let (cookies, failure) = (RefCell::new(cookies), RefCell::new(None));
+    let mut visitor = Visitor::new(|_| {
+        if let Err(error) = remove_listed(&mut cookies.borrow_mut()) {
+            *failure.borrow_mut() = Some(error);
+        }
+    });
+    visitor.visit_known().map_err(no_proc)?;
+    // This takes longer, and is of use only for what is still missing.
+    if !cookies.borrow().is_empty() {
+        visitor.visit_hidden().map_err(no_proc)?;
+    }
+    let refused = visitor.refused();
+    failure.into_inner().map_or(Ok(refused), Err)
+}
+
+/// Removes the cookies of the living TCP sockets of the calling thread's network namespace.
+fn remove_listed(cookies: &mut HashSet<u64>) -> Result<(), SocketsError> {
+    let mut diag = Diag::open().map_err(SocketsError::List)?;
+    [INET, INET6].into_iter().try_for_each(|family| {
+        let kind = SocketFamily { family, protocol: Protocol::Tcp };
+        let query = DumpQuery { kind, states: CONNECTED | SYN_RECV, filter: None, storage: None };
+        diag.dump(&query, &mut |socket| _ = cookies.remove(&socket.id.cookie())).map_err(SocketsError::List)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The look that sees some sockets, but not everything if `unseen` is not 0.
+    fn look(missing: MissingOwners, seen: &[u64], unseen: u32) -> MissingOwners {
+        let look = |cookies: &mut HashSet<u64>| {
+            cookies.retain(|cookie| !seen.contains(cookie));
+            Ok(unseen)
+        };
+        missing.look(look).unwrap()
+    }
+
+    fn owners(missing: &MissingOwners) -> Vec<(u32, u64)> {
+        missing.places.iter().map(|place| (place.place, place.owner)).collect()
+    }
+
+    #[test]
+    fn owners_have_gone_if_neither_look_has_seen_them() {
+        let first = look(MissingOwners::of(&[0, 10, 20, 0, 30, 40]), &[10, 99], 0);
+        assert_eq!((owners(&first), first.kept), (vec![(2, 20), (4, 30), (5, 40)], 1));
+        let second = look(first, &[20, 10], 0);
+        assert_eq!((owners(&second), second.kept), (vec![(4, 30), (5, 40)], 2));
+    }
+
+    #[test]
+    fn there_is_no_second_look_for_owners_that_live() {
+        let first = look(MissingOwners::of(&[10, 0, 20]), &[10, 20], 0);
+        assert!(first.is_empty());
+        assert_eq!(first.look_again().unwrap(), GoneOwners { kept: 2, ..GoneOwners::default() });
+    }
+
+    #[test]
+    fn no_owner_has_gone_where_not_everything_was_seen() {
+        let all = MissingOwners::of(&[10, 20]);
+        let partial = look(all.clone(), &[10], 1);
+        assert_eq!((partial.is_empty(), partial.kept, partial.unseen), (true, 2, 1));
+        let partial = look(look(all, &[10], 0), &[], 3);
+        assert_eq!((partial.is_empty(), partial.kept, partial.unseen), (true, 2, 3));
+    }
+
+    #[test]
+    fn a_look_that_fails_finds_nothing() {
+        let failed = MissingOwners::of(&[10]).look(|_| Err(SocketsError::List(rustix::io::Errno::NOENT)));
+        assert!(matches!(failed, Err(SocketsError::List(_))), "{failed:?}");
+    }
+}
