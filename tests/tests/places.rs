@@ -21,7 +21,7 @@ use cproxy_tests::{
     process::{Agent, cproxy, eventually},
     sandbox::{Netns, Placement, Sandbox},
     seccomp::forbid_netlink,
-    world::{Form, Host, PORT, SYNC, TCP, WEB, World, cluster_ip, counter, pod, rows, start_agent, web_with},
+    world::{Form, Host, PORT, SYNC, TCP, WEB, World, cluster_ip, counter, counters, pod, rows, start_agent, web_with},
 };
 use rustix::{
     io::Errno,
@@ -77,8 +77,8 @@ impl Fixture {
     /// Waits until the agent, which each `get counters` wakes, has freed places and this many are left.
     fn wait_for_places(&self, expected: u64) {
         eventually(SYNC, "places of sockets that have gone are freed", || {
-            let (freed, taken) = (self.world.counter("tcp_places_freed"), self.world.counter("tcp_places"));
-            if freed > 0 && taken == expected { Ok(()) } else { Err(format!("{freed} freed, {taken} taken")) }
+            let counters = counters(self.sandbox());
+            if counters["tcp_places_freed"] != 0 && counters["tcp_places"] == expected { Ok(()) } else { Err(counters) }
         });
     }
 }
@@ -205,26 +205,20 @@ fn a_refused_socket_that_connects_again_gets_another_place() {
 
 #[test]
 fn a_kernel_that_cannot_list_sockets_frees_no_place_and_says_so() {
-    let places = Fixture::start();
-    let Fixture { mut world, listener } = places;
-    world.agent.kill();
+    let mut places = Fixture::start();
+    places.world.agent.kill();
+    places.take_all_places();
     let on_a_poor_kernel = || {
         forbid_netlink();
-        let agent = start_agent(&world.sandbox);
-        world.sandbox.enter();
-        let checked = cproxy(&world.sandbox, &["check"]).success();
+        let mut agent = start_agent(places.sandbox());
+        agent.wait_log("places of TCP sockets that have gone stay taken: cannot list sockets", SYNC);
+        let checked = cproxy(places.sandbox(), &["check"]).success();
         let line = checked.stdout.lines().find(|line| line.contains(" tcp_places ")).unwrap();
         assert!(line.starts_with("limited ") && line.ends_with("closed MPTCP sockets keep theirs"), "{line}");
-        agent
     };
-    let agent = thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
-    let mut places = Fixture { world: World { agent, ..world }, listener };
-    places.take_all_places();
-    assert_eq!(counter(places.sandbox(), "tcp_places"), u64::from(TCP_PLACES));
-    places.world.agent.wait_log("places of TCP sockets that have gone stay taken: cannot list sockets", SYNC);
+    thread::scope(|scope| scope.spawn(on_a_poor_kernel).join()).unwrap();
     assert_eq!(tcp_owners(places.sandbox()).0.len(), TCP_PLACES as usize);
-    let later = places.connect();
-    assert!(shows_web(&later.0));
+    assert!(shows_web(&places.connect().0), "it has its state in storage");
 }
 
 #[test]

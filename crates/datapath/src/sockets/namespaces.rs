@@ -11,7 +11,9 @@ use std::{
 use cproxy_mountinfo::{self as mountinfo, MountEntry};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat},
+    io::Errno,
     path::Arg,
+    process::Pid,
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 
@@ -41,12 +43,14 @@ fn has_one_thread(proc: &OwnedFd, threads: &str) -> bool {
 pub(super) struct Visitor<V> {
     visit: V,
     met: HashSet<u64>,
+    /// The inode number of a file in `/proc` that each namespace has, of all that were visited.
+    met_files: HashSet<u64>,
     refused: u32,
 }
 
 impl<V: FnMut(u64)> Visitor<V> {
     pub(super) fn new(visit: V) -> Self {
-        Self { visit, met: HashSet::new(), refused: 0 }
+        Self { visit, met: HashSet::new(), met_files: HashSet::new(), refused: 0 }
     }
 
     /// Namespaces and processes so far that could not be searched, although they are there.
@@ -59,7 +63,7 @@ impl<V: FnMut(u64)> Visitor<V> {
         let proc = open_proc()?;
         // Where the thread is already takes no privilege.
         let here = inode_at(&proc, "thread-self/ns/net", "net")?.unwrap_or_default();
-        (self.visit)(here);
+        self.visit_here(here);
         self.met.insert(here);
         for process in Numbers::of(&proc, &mut buffer()) {
             let process = process?;
@@ -81,21 +85,34 @@ impl<V: FnMut(u64)> Visitor<V> {
     }
 
     /// Visits the namespaces of all processes' sockets: any that the application of a socket may be connected in. Takes
-    /// time for each socket.
+    /// time for each socket. A process whose descriptors may not be looked into counts as refused if its own namespace
+    /// was not visited.
     pub(super) fn visit_hidden(&mut self) -> io::Result<()> {
-        let refused = owners::each_socket(|descriptor| {
+        let mut refused = Vec::new();
+        let show = |descriptor: &owners::Descriptor<'_>| {
             if let Some(socket) = descriptor.duplicate()? {
                 let netns = network_namespace_of(&socket)?;
                 let inode = fstat(&netns)?.st_ino;
                 if self.met.insert(inode) {
                     move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
-                    (self.visit)(inode);
+                    self.visit_here(inode);
                 }
             }
             Ok(ControlFlow::Continue(()))
-        })?;
-        self.refused += refused;
+        };
+        owners::each_socket_or(show, |process| refused.push(process))?;
+        let is_unmet = |process: &&Pid| match namespace_file(&process.to_string()) {
+            Ok(file) => !self.met_files.contains(&file),
+            Err(error) => !is_gone(&error.into()),
+        };
+        self.refused += refused.iter().filter(is_unmet).count() as u32;
         Ok(())
+    }
+
+    /// Visits the namespace that the thread is in.
+    fn visit_here(&mut self, netns: u64) {
+        (self.visit)(netns);
+        self.met_files.extend(namespace_file("thread-self"));
     }
 
     fn visit_by_link(&mut self, directory: &OwnedFd, link: &str) {
@@ -109,7 +126,7 @@ impl<V: FnMut(u64)> Visitor<V> {
             return;
         }
         match enter(directory, path) {
-            Ok(()) => (self.visit)(netns),
+            Ok(()) => self.visit_here(netns),
             // That process is gone; another one may still be in the namespace.
             Err(error) if is_gone(&error) => return,
             Err(_) => self.refused += 1,
@@ -121,6 +138,12 @@ impl<V: FnMut(u64)> Visitor<V> {
 fn enter(directory: impl AsFd, path: impl Arg) -> io::Result<()> {
     let netns = openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?)
+}
+
+/// The inode number of a file that each network namespace has its own of. To see it takes no permission to inspect the
+/// process, unlike the namespace itself.
+fn namespace_file(process: &str) -> Result<u64, Errno> {
+    statat(CWD, format!("/proc/{process}/net/dev"), AtFlags::empty()).map(|file| file.st_ino)
 }
 
 /// `SIOCGSKNS` (include/uapi/linux/sockios.h).

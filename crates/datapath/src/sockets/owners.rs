@@ -33,23 +33,33 @@ struct Process {
     pidfd: OnceCell<OwnedFd>,
 }
 
-/// Shows each descriptor for a socket of each process, until `show` has seen enough. Returns how many processes could
-/// not be looked into, although they are there.
+/// As [`each_socket_or`]. Returns how many processes could not be looked into.
+pub(super) fn each_socket(show: impl FnMut(&Descriptor<'_>) -> io::Result<ControlFlow<()>>) -> io::Result<u32> {
+    let mut refused = 0;
+    each_socket_or(show, |_| refused += 1)?;
+    Ok(refused)
+}
+
+/// Shows each descriptor for a socket of each process, until `show` has seen enough, and to `refuse` the processes that
+/// could not be looked into, although they are there.
 ///
 /// Sockets that no process has among its descriptors are not found: those on their way through a Unix socket, those
 /// registered with io_uring alone, those of a thread with descriptors of its own.
-pub(super) fn each_socket(mut show: impl FnMut(&Descriptor<'_>) -> io::Result<ControlFlow<()>>) -> io::Result<u32> {
+pub(super) fn each_socket_or(
+    mut show: impl FnMut(&Descriptor<'_>) -> io::Result<ControlFlow<()>>,
+    mut refuse: impl FnMut(Pid),
+) -> io::Result<()> {
     let proc = open_proc()?;
-    let mut refused = 0;
     for number in Numbers::of(&proc, &mut buffer()) {
         let Some(pid) = Pid::from_raw(number?) else { continue };
         match each_socket_of(&proc, pid, &mut show) {
             Ok(ControlFlow::Break(())) => break,
             Ok(ControlFlow::Continue(())) => {}
-            Err(error) => refused += u32::from(!is_gone(&error)),
+            Err(error) if is_gone(&error) => {}
+            Err(_) => refuse(pid),
         }
     }
-    Ok(refused)
+    Ok(())
 }
 
 fn each_socket_of(

@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::{
     SocketsError,
-    diag::Diag,
+    diag::{Diag, DumpedSocket},
     diag_message::{CONNECTED, DumpQuery, INET, INET6, SocketFamily},
     namespaces::Visitor,
     no_proc, on_own_thread, owners,
@@ -141,7 +141,10 @@ fn remove_listed(cookies: &mut HashSet<u64>) -> Result<(), SocketsError> {
     [INET, INET6].into_iter().try_for_each(|family| {
         let kind = SocketFamily { family, protocol: Protocol::Tcp };
         let query = DumpQuery { kind, states: CONNECTED | SYN_RECV, filter: None, storage: None };
-        diag.dump(&query, &mut |socket| _ = cookies.remove(&socket.id.cookie())).map_err(SocketsError::List)
+        let mut remove = |socket: &DumpedSocket| {
+            cookies.remove(&socket.id.cookie());
+        };
+        diag.dump(&query, &mut remove).map_err(SocketsError::List)
     })
 }
 
