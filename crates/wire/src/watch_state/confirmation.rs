@@ -1,8 +1,8 @@
 //! Whether the server has confirmed the version from which a watch was resumed.
 //!
 //! If etcd was restored to an older state, the API server accepts a watch from a version that it does not have, and
-//! sends nothing until it has it. By then it may have other objects, and no event will tell. So a watch that was resumed
-//! is trusted only once it has shown a change or a bookmark.
+//! sends nothing until it has it. By then it may have other objects, and no event will tell. So a watch that was
+//! resumed is trusted only once it has shown a change or a bookmark.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use tokio::time::Instant;
 /// `DefaultEventFreshDuration` (apiserver/pkg/storage/cacher/cacher.go 1.36).
 pub(super) const CONFIRMED_WITHIN: Duration = Duration::from_secs(75);
 
-/// Longest time, for servers that send no bookmarks while nothing changes: etcd tells them nothing then, or a proxy ends
-/// watches before. So each agent lists once an hour there.
+/// Longest time, for servers that send no bookmarks while nothing changes, or behind proxies that end watches before.
+/// Each agent lists once an hour there.
 pub(super) const PATIENCE_MAX: Duration = Duration::from_secs(3600);
 
 /// Confirmation of one resource's watches.
