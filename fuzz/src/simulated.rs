@@ -130,10 +130,15 @@ struct State {
     /// Status of every response, and its Retry-After in seconds.
     outage: Option<(u16, Option<u32>)>,
     protobuf: Protobuf,
+    sends_bookmarks: bool,
+    backup: Option<Backup>,
     knows_fields: bool,
     long_ones: usize,
     asked: Vec<(Instant, ReceivedRequest)>,
 }
+
+/// Version, history and objects at some time.
+type Backup = (u64, Vec<Change>, BTreeMap<(ResourceKind, usize), Object>);
 
 /// A request that the server has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +147,8 @@ pub struct ReceivedRequest {
     pub kind: ResourceKind,
     /// Kind of request.
     pub how: How,
+    /// Version that a list must not be older than.
+    at_least: u64,
     /// Time after which the server ends the watch.
     lasts: Duration,
     /// The client accepts protobuf besides JSON.
@@ -221,6 +228,11 @@ impl Simulation {
         }
     }
 
+    /// Checks that the agent knows what the server has.
+    pub fn assert_converged(&self) {
+        assert_eq!(self.compare(&self.server.store()), Ok(()));
+    }
+
     /// Checks that the agent stays in sync and sends few requests.
     async fn check_rest(&self, actions: usize) {
         let asked = self.server.asked().len();
@@ -273,6 +285,8 @@ impl Server {
             faults: BTreeMap::new(),
             outage: None,
             protobuf: Protobuf::Sent,
+            sends_bookmarks: true,
+            backup: None,
             knows_fields: true,
             long_ones: 0,
             asked: Vec::new(),
@@ -316,7 +330,45 @@ impl Server {
         self.end_watches();
     }
 
-    fn end_watches(&self) {
+    /// Sends no bookmarks from now on, like a server whose etcd reports no progress.
+    pub fn omit_bookmarks(&self) {
+        self.lock().sends_bookmarks = false;
+    }
+
+    /// Changes an object of each kind.
+    pub fn change_all(&self, variant: u8) {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
+            self.lock().put(kind, 0, variant, Form::Good);
+        }
+        self.changed.send_replace(());
+    }
+
+    /// Keeps a copy of all objects and of the version.
+    pub fn back_up(&self) {
+        let mut state = self.lock();
+        state.backup = Some((state.version, state.history.clone(), state.objects.clone()));
+    }
+
+    /// Goes back to the copy, and ends all watches. Watches from later versions are accepted.
+    pub fn restore(&self) {
+        let mut state = self.lock();
+        let (version, history, objects) = state.backup.clone().expect("there is no backup");
+        (state.version, state.history, state.objects) = (version, history, objects);
+        state.forgotten = version;
+        drop(state);
+        self.end_watches();
+    }
+
+    /// Stalls the present watches.
+    pub fn stall(&self) {
+        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
+            self.lock().fault(kind, Fault::Stall);
+        }
+        self.changed.send_replace(());
+    }
+
+    /// Ends all watches in an orderly way.
+    pub fn end_watches(&self) {
         for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
             self.lock().fault(kind, Fault::End);
         }
@@ -469,6 +521,7 @@ impl ReceivedRequest {
         assert!(matches!(how, How::Watched(1..)) || is_bounded != (version == "0"), "{uri}");
         let fields = value("fieldSelector");
         assert!(kind != ResourceKind::Nodes || fields == Some("metadata.name%3Down"), "all Nodes: {uri}");
+        let at_least = if is_bounded { version.parse().expect("a version that the server has not sent") } else { 0 };
         let lasts = Duration::from_secs(value("timeoutSeconds").map_or(0, |seconds| seconds.parse().unwrap()));
         let accepts_protobuf = match headers["accept"].to_str() {
             Ok("application/vnd.kubernetes.protobuf, application/json") => true,
@@ -476,7 +529,7 @@ impl ReceivedRequest {
             other => panic!("{other:?} is accepted"),
         };
         let is_sparing = kind == ResourceKind::Services && fields.is_some();
-        Self { kind, how, lasts, accepts_protobuf, is_sparing }
+        Self { kind, how, at_least, lasts, accepts_protobuf, is_sparing }
     }
 }
 
@@ -537,6 +590,7 @@ impl State {
         let code = match asked.how {
             _ if asked.is_sparing && !self.knows_fields => Some(400),
             How::Watched(version) if version < self.forgotten && version % 2 == 0 => Some(410),
+            How::Listed if asked.at_least > self.version => Some(504),
             _ => None,
         };
         Ok((code, None))
@@ -549,6 +603,11 @@ impl State {
             Fault::Refuse(_) | Fault::Unreachable | Fault::Mute => None,
             _ => faults.pop_front(),
         }
+    }
+
+    /// Whether a watch from this version gets bookmarks: none before the server has the version.
+    fn has_bookmark(&self, version: u64) -> bool {
+        self.sends_bookmarks && version <= self.version
     }
 
     fn list(&self, kind: ResourceKind, is_sparing: bool) -> Vec<(usize, Object)> {
@@ -639,6 +698,9 @@ impl ResponseWriter {
                 () = self.sender.closed() => return Err(ResponseEnded),
                 () = sleep_until(end) => return Ok(()),
                 () = sleep(Duration::from_secs(60)) => {
+                    if !self.server.lock().has_bookmark(version) {
+                        continue;
+                    }
                     self.line("BOOKMARK", &json!({"metadata": {"resourceVersion": version.to_string()}})).await?;
                 }
             }

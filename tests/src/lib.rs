@@ -21,6 +21,7 @@ pub mod guest;
 pub mod http;
 pub mod manifest;
 pub mod memory;
+pub mod nameserver;
 pub mod nonce;
 pub mod oci;
 pub mod outside;

@@ -1,9 +1,9 @@
-//! TCP relay in front of a server, plain or as an HTTP proxy, which records connections and can cut them.
+//! TCP relay in front of a server, plain or as an HTTP proxy, which records connections and breaks them on command.
 
 use std::{
     collections::BTreeMap,
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -13,6 +13,9 @@ use crate::{
     sandbox::Sandbox,
     server::{Server, Signals},
 };
+
+/// Any free port of this machine.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A running relay. Dropping it ends it and all its connections.
 pub struct Relay {
@@ -29,38 +32,72 @@ pub enum RelayChange {
     Closed(usize),
 }
 
+/// Fault of a relay, for all its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// All that clients send is lost, and nobody is told.
+    LosesRequests,
+    /// All that the server sends is lost, and nobody is told.
+    LosesResponses,
+    /// A connection ends after this many bytes from the server.
+    EndsAfter(usize),
+    /// All that the server sends is changed.
+    Garbles,
+}
+
+impl Fault {
+    /// Bytes that are passed on in place of these; `None`: the end of the connection. `sent` bytes came before.
+    fn apply(self, is_response: bool, sent: usize, bytes: &mut [u8]) -> Option<&[u8]> {
+        match self {
+            Self::LosesRequests if !is_response => return Some(&[]),
+            Self::LosesResponses if is_response => return Some(&[]),
+            Self::EndsAfter(most) if is_response && sent + bytes.len() > most => return None,
+            Self::Garbles if is_response => bytes.fill(b'?'),
+            _ => {}
+        }
+        Some(bytes)
+    }
+}
+
 #[derive(Default)]
 struct Connections {
     history: Vec<RelayChange>,
     opened: usize,
     open: BTreeMap<usize, TcpStream>,
+    fault: Option<Fault>,
 }
 
 impl Relay {
     /// Relays every connection to `target`.
     pub fn start(sandbox: &Sandbox, target: SocketAddr) -> Self {
-        Self::serve(sandbox, move |_, _| Ok(Some(target)))
+        Self::start_at(sandbox, ANY, target)
+    }
+
+    /// Like [`Relay::start`], at this address.
+    pub fn start_at(sandbox: &Sandbox, address: SocketAddr, target: SocketAddr) -> Self {
+        Self::serve(sandbox, address, move |_, _| Ok(Some(target)))
     }
 
     /// Relays every connection to the target of its CONNECT request. With `authorization`, such as `Basic dTpw`, it
     /// refuses requests that do not carry it.
     pub fn start_proxy(sandbox: &Sandbox, authorization: Option<&'static str>) -> Self {
-        Self::serve(sandbox, move |stream, signals| accept_tunnel(stream, authorization, signals))
+        Self::serve(sandbox, ANY, move |stream, signals| accept_tunnel(stream, authorization, signals))
     }
 
     fn serve(
         sandbox: &Sandbox,
+        address: SocketAddr,
         target: impl Fn(&TcpStream, &Signals) -> io::Result<Option<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
         let connections = Arc::<Mutex<Connections>>::default();
         let ours = connections.clone();
-        let server = echo::listen(sandbox, SocketAddr::from(([127, 0, 0, 1], 0)), move |client, _, signals| {
+        let server = echo::listen(sandbox, address, move |client, _, signals| {
             let Some(target) = target(client, signals)? else { return Ok(()) };
             let server = TcpStream::connect(target)?;
             let number = lock(&ours).open(client)?;
             thread::scope(|scope| {
-                scope.spawn(|| copy(&server, client, signals));
-                copy(client, &server, signals);
+                scope.spawn(|| copy(&server, client, true, &ours, signals));
+                copy(client, &server, false, &ours, signals);
             });
             lock(&ours).close(number);
             Ok(())
@@ -81,6 +118,11 @@ impl Relay {
     /// The number of open connections.
     pub fn open_count(&self) -> usize {
         lock(&self.connections).open.len()
+    }
+
+    /// Gives all present and later connections a fault; `None`: they work again. Those that have lost data do not.
+    pub fn set_fault(&self, fault: Option<Fault>) {
+        lock(&self.connections).fault = fault;
     }
 
     /// Ends all open connections.
@@ -109,13 +151,29 @@ fn lock(connections: &Mutex<Connections>) -> MutexGuard<'_, Connections> {
     connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Copies until either side ends, and then ends both.
-fn copy(mut from: &TcpStream, mut to: &TcpStream, signals: &Signals) {
-    let mut buffer = vec![0; 16 << 10];
+/// Copies until either side ends, and then ends both. `is_response`: from the server.
+fn copy(
+    mut from: &TcpStream,
+    mut to: &TcpStream,
+    is_response: bool,
+    connections: &Mutex<Connections>,
+    signals: &Signals,
+) {
+    let (mut buffer, mut sent) = (vec![0; 16 << 10], 0);
     while signals.wait_for(&from)
         && let Ok(length @ 1..) = from.read(&mut buffer)
-        && to.write_all(buffer.get(..length).unwrap_or_default()).is_ok()
-    {}
+    {
+        let bytes = buffer.get_mut(..length).unwrap_or_default();
+        let fault = lock(connections).fault;
+        let passed = match fault {
+            Some(fault) => fault.apply(is_response, sent, bytes),
+            None => Some(&*bytes),
+        };
+        if passed.is_none_or(|passed| to.write_all(passed).is_err()) {
+            break;
+        }
+        sent += length;
+    }
     for stream in [from, to] {
         drop(stream.shutdown(Shutdown::Both));
     }

@@ -6,10 +6,21 @@
 #[path = "../../fuzz/src/encoding.rs"]
 pub mod encoding;
 
-use std::{fs, iter, process::Command, time::Duration};
+use std::{
+    fs, iter,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use cproxy_tests::{
+    Server,
     api::{Api, Reply},
+    echo,
     manifest::{http_service, write_text},
     process::{Agent, RunningAgent, cproxy, eventually},
     sandbox::Sandbox,
@@ -523,5 +534,175 @@ fn a_watch_that_is_too_old_is_listed_anew() {
             if rows.pointer("/0/address") == Some(&ADDRESS.into()) { Ok(()) } else { Err(rows) }
         });
         assert!(!agent.log().contains("trying again"), "{}", agent.log());
+    }
+}
+
+/// Address of the only Service, and the name of its pod, which answers there.
+const WEB: (&str, u16) = (ADDRESS, 80);
+const POD: &str = "web-pod";
+
+fn serve_pod(sandbox: &Sandbox) -> Server {
+    sandbox.add_address("10.244.0.1");
+    echo::tcp(sandbox, "10.244.0.1:8080", POD)
+}
+
+fn assert_connects() {
+    assert_eq!(echo::ask_tcp(WEB).unwrap().name, POD);
+}
+
+/// Answer of a watch that ends after a second, so that the next request comes soon.
+fn short_watch(events: Vec<Vec<u8>>) -> Reply {
+    let pause = || {
+        thread::sleep(Duration::from_secs(1));
+        Vec::new()
+    };
+    Reply::chunks(events.into_iter().chain(iter::once_with(pause)))
+}
+
+/// The second object, as a change after the version of all lists.
+fn later(target: &str) -> Vec<u8> {
+    let mut other = other(target);
+    other["metadata"]["resourceVersion"] = "9".into();
+    event("ADDED", &other)
+}
+
+fn service_requests(api: &Api) -> Vec<String> {
+    api.asked().into_iter().filter(|target| target.contains("/services?")).collect()
+}
+
+#[test]
+fn a_server_that_refuses_everything_for_a_while_is_resumed_without_a_list() {
+    for code in [401, 403, 429, 500, 502, 503, 504] {
+        let sandbox = Sandbox::for_test();
+        let _pod = serve_pod(&sandbox);
+        let refusal = Arc::new(AtomicU16::new(0));
+        let current = refusal.clone();
+        let mut was_refused = false;
+        let api = Api::serve(&sandbox, move |target| {
+            match current.load(Ordering::Relaxed) {
+                0 => {}
+                code => {
+                    was_refused = true;
+                    return Reply::error(code);
+                }
+            }
+            if is_list(target) {
+                return well(target);
+            }
+            let has_change = was_refused && target.contains("/services?") && target.ends_with("resourceVersion=7");
+            short_watch(has_change.then(|| later(target)).into_iter().collect())
+        });
+        let mut agent = start(&sandbox, &api);
+        assert_serves(&sandbox, &mut agent);
+        assert_connects();
+        refusal.store(code, Ordering::Relaxed);
+        let silence = || {
+            let counters = cproxy(&sandbox, &["get", "counters", "-o", "json"]).json();
+            counters["api_server_silent_seconds"].as_u64().unwrap()
+        };
+        let least = silence();
+        agent.wait_until(PATIENCE, "it is refused twice", |agent| {
+            match agent.log().matches("watch services").count() {
+                2.. => Ok(()),
+                less => Err(less),
+            }
+        });
+        assert!(silence() > least, "{code}: nothing is confirmed");
+        assert_serves(&sandbox, &mut agent);
+        assert_connects();
+        refusal.store(0, Ordering::Relaxed);
+        wait_for_both(&sandbox);
+        assert_connects();
+        let lists = service_requests(&api).iter().filter(|target| is_list(target)).count();
+        // A server that does not have the version (504) is asked again once, and then for a list.
+        assert!(lists == 1 || code == 504, "{code}: {lists} lists");
+    }
+}
+
+/// Steps of a server that lists fewer objects for a moment.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+enum Step {
+    Whole,
+    /// Lists break off after the first of two objects.
+    Broken,
+    /// A list stops after the first object.
+    Halting,
+    /// The list ends there.
+    Fewer,
+    /// The other object comes back.
+    Back,
+}
+
+#[test]
+fn a_list_with_fewer_objects_counts_once_it_is_complete() {
+    let sandbox = Sandbox::for_test();
+    let _pod = serve_pod(&sandbox);
+    let step = Arc::new(AtomicU8::new(Step::Whole as u8));
+    let current = step.clone();
+    let has_halted = Arc::new(AtomicBool::new(false));
+    let theirs = has_halted.clone();
+    let is_at = move |least: Step| current.load(Ordering::Relaxed) >= least as u8;
+    let api = Api::serve(&sandbox, move |target| {
+        if !target.contains("/services?") {
+            return well(target);
+        }
+        let both = list(&[object(target), other(target)]);
+        match (is_watch(target), target.contains("resourceVersion=8")) {
+            (false, _) if !is_at(Step::Broken) => Reply::text(both),
+            (true, _) if !is_at(Step::Broken) => short_watch(Vec::new()),
+            (true, false) => Reply::error(410),
+            (true, true) if is_at(Step::Back) => short_watch(vec![later(target)]),
+            (true, true) => short_watch(Vec::new()),
+            (false, _) => {
+                let start = format!("{{\"metadata\":{{\"resourceVersion\":\"8\"}},\"items\":[{}", object(target));
+                if !is_at(Step::Halting) {
+                    return Reply::text(start).cut();
+                }
+                let (is_at, has_halted) = (is_at.clone(), theirs.clone());
+                let end = move || {
+                    has_halted.store(true, Ordering::Relaxed);
+                    while !is_at(Step::Fewer) {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                    b"]}".to_vec()
+                };
+                Reply::chunks(iter::once(start.into_bytes()).chain(iter::once_with(end)))
+            }
+        }
+    });
+    // A list that halts must not hold up the end of the test.
+    let _end = OnDrop(step.clone());
+    let mut agent = start(&sandbox, &api);
+    agent.wait_ready(PATIENCE);
+    wait_for_both(&sandbox);
+    let go_to = |next: Step| step.store(next as u8, Ordering::Relaxed);
+    go_to(Step::Broken);
+    agent.wait_log("cannot list services", PATIENCE);
+    wait_for_both(&sandbox);
+    assert_connects();
+    go_to(Step::Halting);
+    let halts = || if has_halted.load(Ordering::Relaxed) { Ok(()) } else { Err("not yet") };
+    eventually(PATIENCE, "a list halts", halts);
+    wait_for_both(&sandbox);
+    assert_connects();
+    go_to(Step::Fewer);
+    eventually(PATIENCE, "one is left", || {
+        let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+        if rows.as_array().is_some_and(|rows| rows.len() == 1) { Ok(()) } else { Err(rows) }
+    });
+    assert_serves(&sandbox, &mut agent);
+    assert_connects();
+    go_to(Step::Back);
+    wait_for_both(&sandbox);
+    assert_connects();
+}
+
+/// Takes the steps to their last when it is dropped.
+struct OnDrop(Arc<AtomicU8>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.store(Step::Back as u8, Ordering::Relaxed);
     }
 }

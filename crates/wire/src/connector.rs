@@ -16,7 +16,7 @@ use rustix::net::sockopt;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpSocket, TcpStream, UnixStream},
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tokio_vsock::{VsockAddr, VsockStream};
 
@@ -38,8 +38,9 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Limit on connecting to one of several addresses of a name.
+/// Limit on connecting to one of several addresses of a name, and on all of them. A name may have thousands.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
+const ADDRESSES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Address that a connection has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +95,11 @@ impl Connector {
         let addresses = attempts(dns::resolve(host, &self.setup).await?, avoided, random_below);
         let other_count = addresses.len().saturating_sub(1);
         let limit = if other_count == 0 { limit } else { limit.min(ADDRESS_TIMEOUT) };
+        let start = Instant::now();
         for ip in addresses {
+            if start.elapsed() > ADDRESSES_TIMEOUT {
+                break;
+            }
             let address = SocketAddr::new(ip, port(url));
             match self.connect_to(address, limit).await {
                 Ok(stream) => return Ok((stream, Place { ip: Some(ip), other_count })),

@@ -167,6 +167,11 @@ impl Failure {
         self.error.refused_code() == Some(TIMEOUT)
     }
 
+    /// True if the server sent nothing for too long.
+    pub(super) fn is_silence(&self) -> bool {
+        matches!(self.error, ApiError::Silent(_))
+    }
+
     /// True if the connection failed, before or during the response.
     pub(super) fn is_connection_failure(&self) -> bool {
         matches!(self.error, ApiError::Connection(_) | ApiError::Interrupted(_))

@@ -3,6 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::time::timeout_at;
+
 use super::{
     failure::{ApiError, Operation},
     resources::WatchedResource,
@@ -20,6 +22,7 @@ pub(super) trait ApiSource<K> {
     async fn request(&mut self, request: Request) -> Result<View, ApiError>;
 
     /// Reads the next part of the response. It fails if it lacks an object for too long ([`Operation::silence_max`]).
+    /// If it is dropped, the response is not read further.
     async fn receive(&mut self, operation: Operation) -> Result<Input<K>, ApiError>;
 
     /// Publishes an event. Waits while the receiver's queue is full.
@@ -54,7 +57,7 @@ pub(super) async fn follow<K: WatchedResource>(
     let mut next = Next::Request;
     loop {
         let input = match next {
-            Next::Read => source.receive(state.operation()).await,
+            Next::Read => read(source, &state, &history).await,
             Next::Request => send::<K>(source, &mut state, selectors).await,
             Next::RequestAfter(pause) => {
                 source.pause(pause).await;
@@ -72,6 +75,14 @@ pub(super) async fn follow<K: WatchedResource>(
             source.publish(event).await;
         }
         next = output.next;
+    }
+}
+
+async fn read<K>(source: &mut impl ApiSource<K>, state: &WatchState, history: &History) -> Result<Input<K>, ApiError> {
+    let input = source.receive(state.operation());
+    match state.due(history) {
+        Some(due) => timeout_at(due, input).await.unwrap_or(Ok(Input::Unconfirmed)),
+        None => input.await,
     }
 }
 
@@ -198,10 +209,11 @@ mod tests {
 
     /// Plays the script to its end and returns the transcript.
     async fn play(responses: impl IntoIterator<Item = Response>) -> Vec<String> {
-        play_with_views(responses, []).await
+        play_for(Duration::from_secs(1), responses, []).await
     }
 
-    async fn play_with_views(
+    async fn play_for(
+        time: Duration,
         responses: impl IntoIterator<Item = Response>,
         views: impl IntoIterator<Item = View>,
     ) -> Vec<String> {
@@ -209,7 +221,7 @@ mod tests {
         let mut script = Script { responses, views, ..Script::default() };
         let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
         let following = follow::<Service>(&mut script, selectors, true);
-        tokio::time::timeout(Duration::from_secs(1), following).await.unwrap_err();
+        tokio::time::timeout(time, following).await.unwrap_err();
         script.transcript
     }
 
@@ -303,7 +315,8 @@ mod tests {
         let other = Ok(vec![applied("b", "6"), end(None)]);
         let views = [View::default(), View::named("x"), View::named("x"), View::named("x"), View::named("x")];
         assert_eq!(
-            play_with_views([list("5"), other, list("7"), Ok(vec![bookmark("9"), end(None)])], views).await,
+            play_for(Duration::from_secs(1), [list("5"), other, list("7"), Ok(vec![bookmark("9"), end(None)])], views)
+                .await,
             [
                 "List fieldSelector=a%3Db resourceVersion=0",
                 "ListStarted",
@@ -319,6 +332,33 @@ mod tests {
                 "Watch fieldSelector=a%3Db resourceVersion=7",
                 "bookmark 9",
                 "Watch fieldSelector=a%3Db resourceVersion=9",
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_resumed_watch_that_shows_nothing_becomes_a_list() {
+        let list = |version| Ok(vec![applied("a", "3"), end(Some(version))]);
+        let responses = [list("5"), Ok(vec![end(None)]), Ok(vec![]), Err(refused(504)), list("4"), Ok(vec![])];
+        assert_eq!(
+            play_for(Duration::from_secs(3600), responses, []).await,
+            [
+                "List fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "listed a",
+                "done 5",
+                "Watch fieldSelector=a%3Db resourceVersion=5",
+                "Watch fieldSelector=a%3Db resourceVersion=5",
+                "info https://api:6443/ has not confirmed the services since their watch was resumed: listing anew",
+                "pause",
+                "List fieldSelector=a%3Db resourceVersion=5",
+                "warn cannot list services at https://api:6443/: m (504); trying again",
+                "pause",
+                "List fieldSelector=a%3Db resourceVersion=0",
+                "ListStarted",
+                "listed a",
+                "done 4",
+                "Watch fieldSelector=a%3Db resourceVersion=4",
             ]
         );
     }

@@ -18,6 +18,8 @@ pub(super) enum Input<K> {
     Received(Message<K>),
     /// Regular end of the response. For a watch, the metadata is empty.
     Ended(ListMetadata),
+    /// A watch that was resumed has shown nothing for too long.
+    Unconfirmed,
     /// The request or its response has failed.
     Failed(ApiError),
 }

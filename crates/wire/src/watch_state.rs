@@ -3,9 +3,12 @@
 //! [`WatchState::step`] makes all decisions and does no I/O. It is a pure function apart from the clock, for growing
 //! pauses, and random bytes, for jitter. The loop that carries out the decisions is in `follow.rs`.
 
+mod confirmation;
 mod history;
 
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 pub(super) use self::history::History;
 use super::{
@@ -84,6 +87,11 @@ impl WatchState {
         }
     }
 
+    /// Time at which [`Input::Unconfirmed`] is due, unless there is another input before; `None`: never.
+    pub(super) fn due(&self, history: &History) -> Option<Instant> {
+        history.confirmation.due().filter(|_| self.operation() == Operation::Watch)
+    }
+
     /// Request of this state. No list is a quorum read: version 0 means any version that the server's cache has, and
     /// `NotOlderThan` waits for the cache to have the version. A limit would make a quorum read of it while the server
     /// is starting (apiserver/pkg/storage/cacher/delegator.go 1.36).
@@ -109,7 +117,7 @@ impl WatchState {
         collection: Collection<'_>,
         history: &mut History,
     ) -> (Self, Output<K>) {
-        if let Some(log) = self.change_view::<K>(&input, collection.server) {
+        if let Some(log) = self.give_up::<K>(&input, collection.server, history) {
             let pause = history.expired.next() + history.spread();
             return (self, Output { log: Some(log), event: None, next: Next::request_after(pause) });
         }
@@ -123,16 +131,21 @@ impl WatchState {
         (self, output)
     }
 
-    /// Gives up a watch that shows another view than the list did.
-    fn change_view<K: WatchedResource>(&mut self, input: &Input<K>, server: &str) -> Option<Log> {
-        let (Self::Watching { view: before, .. }, Input::Accepted(view)) = (&*self, input) else { return None };
-        if before == view {
-            return None;
-        }
-        let resource = K::PLURAL;
-        let message = format!("{server} shows another view of {resource} ({view}, before: {before}): listing anew");
+    /// Gives up a watch whose version may mean nothing: in another view than the list's, or after a restored backup.
+    fn give_up<K: WatchedResource>(&mut self, input: &Input<K>, server: &str, history: &mut History) -> Option<Log> {
+        let (Self::Watching { view: before, .. }, resource) = (&*self, K::PLURAL) else { return None };
+        let reason = match input {
+            Input::Accepted(view) if before != view => {
+                format!("{server} shows another view of {resource} ({view}, before: {before})")
+            }
+            Input::Unconfirmed => {
+                history.confirmation.record_doubt();
+                format!("{server} has not confirmed the {resource} since their watch was resumed")
+            }
+            _ => return None,
+        };
         self.relist();
-        Some(Log::Info(message))
+        Some(Log::Info(format!("{reason}: listing anew")))
     }
 
     /// Moves on by one input. An error leaves the state unchanged.
@@ -216,6 +229,9 @@ impl WatchState {
         message: &str,
         history: &mut History,
     ) -> (Option<Log>, Next) {
+        if !failure.is_silence() {
+            history.confirmation.record_failure();
+        }
         let mut pause = history.retry.next().max(retry_after(failure));
         let mut action = "trying again";
         if let Self::Listing { at_least, .. } = self
@@ -266,6 +282,7 @@ fn advance_list<K: WatchedResource>(
         // A list has items only.
         Input::Received(Message::Deleted(_) | Message::Bookmark(_)) => return Err(ApiError::Incomplete),
         Input::Ended(metadata) => return Ok(ListProgress::Complete(metadata.resource_version)),
+        Input::Unconfirmed => return Err(ApiError::Incomplete),
     }))
 }
 
@@ -278,6 +295,7 @@ fn advance_watch<K: WatchedResource>(
         Input::Failed(error) => return Err(error),
         Input::Accepted(_) => {
             history.end_refusals();
+            history.confirmation.record_watch();
             return Ok((None, Next::Read));
         }
         Input::Received(Message::Applied(object)) => {
@@ -294,8 +312,9 @@ fn advance_watch<K: WatchedResource>(
             *version = required_version(now)?;
             WatchEvent::Bookmark(version.clone())
         }
-        Input::Ended(_) => return Ok((None, Next::Request)),
+        Input::Ended(_) | Input::Unconfirmed => return Ok((None, Next::Request)),
     };
+    history.confirmation.confirm();
     Ok((Some(event), Next::Read))
 }
 
@@ -329,6 +348,7 @@ mod tests {
     use cproxy_core::api::{Metadata, Node, Service};
 
     use super::{
+        confirmation::CONFIRMED_WITHIN,
         history::{EXPIRED_PAUSE, REFUSED_JITTER_MAX, REFUSED_PAUSE, REFUSED_PAUSE_MAX, RETRY_PAUSE},
         *,
     };
@@ -469,6 +489,47 @@ mod tests {
             assert_eq!(message, expected);
             assert!(!pause.ends_on_network_change);
             assert_eq!(*machine.state(), relisting("7"), "not older than what is known");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_resumed_watch_that_is_not_confirmed_becomes_a_list() {
+        let mut machine = Machine::new();
+        let due = |machine: &Machine| machine.state().due(&machine.history).map(|due| due - Instant::now());
+        machine.step::<Service>(accepted());
+        machine.step::<Service>(end("7"));
+        machine.step::<Service>(accepted());
+        assert_eq!(due(&machine), None, "the list has shown the version");
+        machine.fail(ApiError::Cut);
+        machine.step::<Service>(accepted());
+        assert_eq!(due(&machine), Some(CONFIRMED_WITHIN));
+        machine.step::<Service>(bookmark("8"));
+        assert_eq!(due(&machine), None);
+        machine.step::<Service>(Input::Ended(ListMetadata::default()));
+        machine.step::<Service>(accepted());
+        let output = machine.step::<Service>(Input::Unconfirmed);
+        let Output { log: Some(Log::Info(message)), event: None, next: Next::RequestAfter(pause) } = output else {
+            panic!("{output:?}")
+        };
+        let expected = "https://api:6443/ has not confirmed the services since their watch was resumed: listing anew";
+        assert_eq!(message, expected);
+        assert!(pause.duration < EXPIRED_PAUSE * 2 + Duration::from_millis(1));
+        assert_eq!((machine.state(), due(&machine)), (&relisting("8"), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_after_a_failure_of_the_server_has_to_be_confirmed_even_if_none_came_before() {
+        for (error, is_due) in [
+            (ApiError::Connection("refused".into()), true),
+            (ApiError::Refused(status(503)), true),
+            (ApiError::Silent(Operation::Watch.silence_max()), false),
+        ] {
+            let mut machine = Machine::new();
+            machine.step::<Service>(accepted());
+            machine.step::<Service>(end("7"));
+            machine.fail(error);
+            machine.step::<Service>(accepted());
+            assert_eq!(machine.state().due(&machine.history).is_some(), is_due);
         }
     }
 

@@ -141,3 +141,95 @@ fn a_server_that_always_forgets_is_listed_ever_more_seldom() {
         assert!((60..150).contains(&lists), "{lists} lists in an hour, one in 30 s to a minute");
     });
 }
+
+#[test]
+fn versions_that_go_back_are_noticed_by_watches_that_show_nothing() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.converge().await;
+        simulation.server.back_up();
+        simulation.server.change_all(7);
+        simulation.converge().await;
+        simulation.server.restore();
+        sleep(Duration::from_secs(90)).await;
+        simulation.assert_converged();
+        // A change that the watch from the later version would not show.
+        simulation.server.change_all(8);
+        sleep(Duration::from_secs(1)).await;
+        simulation.assert_converged();
+        let lists = lists(&simulation, ResourceKind::Services);
+        assert_eq!(lists.len(), 3, "the first, one not older than the last version, and one of any version: {lists:?}");
+    });
+}
+
+#[test]
+fn a_server_whose_watches_end_early_is_listed_once() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.converge().await;
+        for _ in 0..200 {
+            sleep(Duration::from_secs(70)).await;
+            simulation.server.end_watches();
+        }
+        assert_eq!(lists(&simulation, ResourceKind::Services).len(), 1, "a bookmark comes each minute");
+    });
+}
+
+/// The server has no bookmarks if etcd tells it about no progress, and a proxy may end watches before they come.
+#[test]
+fn a_server_without_bookmarks_is_listed_once_an_hour() {
+    for pause in [Duration::from_secs(50), Duration::from_secs(1000)] {
+        simulate(async {
+            let simulation = Simulation::start();
+            simulation.converge().await;
+            simulation.server.omit_bookmarks();
+            let start = Instant::now();
+            while start.elapsed() < hours(24) {
+                sleep(pause).await;
+                simulation.server.end_watches();
+            }
+            let count = lists(&simulation, ResourceKind::Services).len();
+            assert!((20..=32).contains(&count), "{count} lists in a day");
+        });
+    }
+}
+
+#[test]
+fn a_watch_that_silently_dies_is_resumed_without_a_list() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.converge().await;
+        simulation.server.stall();
+        sleep(Duration::from_secs(1)).await;
+        simulation.server.change_all(7);
+        sleep(Duration::from_secs(320)).await;
+        simulation.assert_converged();
+        assert_eq!(lists(&simulation, ResourceKind::Services).len(), 1);
+    });
+}
+
+/// Each status for an hour: the agent keeps what it knows, and goes on without a list.
+#[test]
+fn a_server_that_refuses_everything_for_long_is_asked_seldom_and_resumed() {
+    for code in [401, 403, 429, 500, 502, 503] {
+        simulate(async {
+            let simulation = Simulation::start();
+            simulation.converge().await;
+            simulation.server.set_outage(Some((code, None)));
+            let asked = simulation.server.asked().len();
+            sleep(hours(1)).await;
+            simulation.assert_converged();
+            let silent = simulation.last_contact.silent_seconds().unwrap();
+            assert!(silent >= 3600 - 60, "refused with {code} for an hour, and silent for {silent} s");
+            let asked = simulation.server.asked().len() - asked;
+            assert!((30..600).contains(&asked), "{asked} requests in an hour of {code}");
+            simulation.server.change_all(7);
+            simulation.server.set_outage(None);
+            sleep(Duration::from_secs(6 * 60)).await;
+            simulation.assert_converged();
+            for kind in [ResourceKind::Services, ResourceKind::EndpointSlices] {
+                assert_eq!(lists(&simulation, kind).len(), 1, "{code}");
+            }
+        });
+    }
+}

@@ -9,11 +9,17 @@ use cproxy_tests::{
 use crate::{
     failover,
     fixture::{Cluster, PATIENCE},
+    trouble,
 };
 
 #[test]
 fn a_preferred_api_server_that_has_returned_is_used_again_after_a_while() {
     failover::assert_return();
+}
+
+#[test]
+fn a_direct_connection_that_loses_responses_is_given_up_and_resumed_without_a_list() {
+    trouble::assert_a_direct_connection_that_loses_responses_is_resumed();
 }
 
 #[test]

@@ -35,3 +35,4 @@ mod reload;
 mod restart;
 mod routes;
 mod soak;
+mod trouble;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::confirmation::Confirmation;
 use crate::{
     backoff::{Backoff, jitter},
     step::Log,
@@ -35,6 +36,7 @@ pub(crate) struct History {
     spreads_lists: bool,
     /// Version from which the last bad watch began: one that ended with an error event or unreadable data.
     bad_version: Option<String>,
+    pub(super) confirmation: Confirmation,
     pub(super) retry: Backoff,
     pub(super) expired: Backoff,
     pub(super) refused_pause: Duration,
@@ -50,6 +52,7 @@ impl History {
             object_count: 0,
             spreads_lists,
             bad_version: None,
+            confirmation: Confirmation::new(),
             retry: Backoff::new(RETRY_PAUSE),
             expired: Backoff::new(EXPIRED_PAUSE),
             refused_pause: REFUSED_PAUSE,
@@ -60,6 +63,7 @@ impl History {
     /// Records a complete list. It does not show that the server permits watches, too.
     pub(super) fn record_list(&mut self, object_count: u32) {
         (self.has_list, self.has_objects, self.object_count) = (true, object_count > 0, object_count);
+        self.confirmation.record_list();
     }
 
     /// Random time before a new list, which many agents may need at once.
