@@ -67,6 +67,12 @@ impl Watch {
     #[must_use]
     pub fn new(collection: Arc<Collection>, options: WatchOptions, format: Format, start: Start) -> Self {
         let Added { slot, place, confirmations } = collection.add_watcher(options.filter.selector.name(), &start);
+        // A client that resumes learns at once that its version is one that the relay knows, also while the API server
+        // confirms nothing: it doubts a watch that shows nothing.
+        let confirmations = match start {
+            Start::After(_) => confirmations.wrapping_sub(1),
+            Start::Initial { .. } => confirmations,
+        };
         let (version, initial) = match start {
             Start::After(version) => (version, None),
             Start::Initial { snapshot, sends_end } => {

@@ -68,6 +68,7 @@ fn a_client_that_waits_costs_little() {
             for index in 0..CLIENTS {
                 let name = format!("service-{index}");
                 let mut watch = watch(&collection, Some(&*name).filter(|_| is_by_name), 11);
+                assert!(watch.poll_next(Waker::noop()).is_ready(), "a bookmark");
                 assert!(watch.poll_next(&Waker::from(Arc::new(Nothing))).is_pending());
                 watches.push(Box::new(watch));
             }

@@ -164,6 +164,18 @@ fn a_list_that_contradicts_what_is_known_means_that_the_data_went_back() {
 }
 
 #[test]
+fn a_client_that_resumes_gets_a_bookmark_at_once_if_it_wants_any() {
+    let collection = listed([service("a", 2, "x")], 3);
+    apply(&collection, [Update::Bookmark(5)]);
+    assert_eq!(events(&mut watch(&collection, "", "", 3)), [""; 0]);
+    for version in [3, 4, 5] {
+        let options = WatchOptions { filter: Filter::default(), wants_bookmarks: true };
+        let mut watch = Watch::new(collection.clone(), options, Format::Protobuf, Start::After(version));
+        assert_eq!(events(&mut watch), ["bookmark 5"]);
+    }
+}
+
+#[test]
 fn a_watch_that_is_to_end_first_sends_all_of_what_is_known_from_a_list_only() {
     let names: Vec<_> = (0..5).map(|number| format!("service-{number}")).collect();
     let collection = listed([], 3);
