@@ -1,10 +1,13 @@
-//! TCP relay in front of a server, plain or as an HTTP proxy, which records connections and can cut them.
+//! TCP relay in front of a server, plain or as an HTTP proxy, which records connections, and can cut or silence them.
 
 use std::{
     collections::BTreeMap,
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
@@ -34,6 +37,10 @@ struct Connections {
     history: Vec<RelayChange>,
     opened: usize,
     open: BTreeMap<usize, TcpStream>,
+    /// What new connections send is lost.
+    is_silent: bool,
+    /// Signs of open connections that what they send is lost.
+    silent: BTreeMap<usize, Arc<AtomicBool>>,
 }
 
 impl Relay {
@@ -57,10 +64,10 @@ impl Relay {
         let server = echo::listen(sandbox, SocketAddr::from(([127, 0, 0, 1], 0)), move |client, _, signals| {
             let Some(target) = target(client, signals)? else { return Ok(()) };
             let server = TcpStream::connect(target)?;
-            let number = lock(&ours).open(client)?;
+            let (number, is_silent) = lock(&ours).open(client)?;
             thread::scope(|scope| {
-                scope.spawn(|| copy(&server, client, signals));
-                copy(client, &server, signals);
+                scope.spawn(|| copy(&server, client, signals, &is_silent));
+                copy(client, &server, signals, &is_silent);
             });
             lock(&ours).close(number);
             Ok(())
@@ -83,6 +90,19 @@ impl Relay {
         lock(&self.connections).open.len()
     }
 
+    /// Loses what all connections send from now on, as a router does that has forgotten them: until
+    /// [`Relay::let_new_ones_pass`], and for ever on connections that were made before.
+    pub fn silence(&self) {
+        let mut connections = lock(&self.connections);
+        connections.is_silent = true;
+        connections.silent.values().for_each(|is_silent| is_silent.store(true, Ordering::Relaxed));
+    }
+
+    /// Relays connections that are made from now on.
+    pub fn let_new_ones_pass(&self) {
+        lock(&self.connections).is_silent = false;
+    }
+
     /// Ends all open connections.
     pub fn cut(&self) {
         // A connection that has just ended needs no end.
@@ -91,16 +111,20 @@ impl Relay {
 }
 
 impl Connections {
-    fn open(&mut self, client: &TcpStream) -> io::Result<usize> {
+    /// Adds a connection. Returns its number, and the sign that what it sends is lost.
+    fn open(&mut self, client: &TcpStream) -> io::Result<(usize, Arc<AtomicBool>)> {
         let number = self.opened;
         self.open.insert(number, client.try_clone()?);
         self.history.push(RelayChange::Opened(number));
         self.opened += 1;
-        Ok(number)
+        let is_silent = Arc::new(AtomicBool::new(self.is_silent));
+        self.silent.insert(number, is_silent.clone());
+        Ok((number, is_silent))
     }
 
     fn close(&mut self, number: usize) {
         self.open.remove(&number);
+        self.silent.remove(&number);
         self.history.push(RelayChange::Closed(number));
     }
 }
@@ -110,11 +134,11 @@ fn lock(connections: &Mutex<Connections>) -> MutexGuard<'_, Connections> {
 }
 
 /// Copies until either side ends, and then ends both.
-fn copy(mut from: &TcpStream, mut to: &TcpStream, signals: &Signals) {
+fn copy(mut from: &TcpStream, mut to: &TcpStream, signals: &Signals, is_silent: &AtomicBool) {
     let mut buffer = vec![0; 16 << 10];
     while signals.wait_for(&from)
         && let Ok(length @ 1..) = from.read(&mut buffer)
-        && to.write_all(buffer.get(..length).unwrap_or_default()).is_ok()
+        && (is_silent.load(Ordering::Relaxed) || to.write_all(buffer.get(..length).unwrap_or_default()).is_ok())
     {}
     for stream in [from, to] {
         drop(stream.shutdown(Shutdown::Both));

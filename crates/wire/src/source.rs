@@ -44,7 +44,7 @@ pub trait Subscriber<K>: Send {
     /// Takes an event. The response waits meanwhile.
     fn publish(&mut self, event: WatchEvent<K>) -> impl Future<Output = ()> + Send;
 
-    /// Takes the token of the view that a list or watch shows; `None`: everything.
+    /// Takes the token of the view that a list or watch shows, once the server has accepted it; `None`: everything.
     fn see_view(&mut self, _token: Option<&str>) {}
 
     /// Waits until a bookmark is wanted soon. Dropped and called again at will.
@@ -135,7 +135,7 @@ struct HttpSource<'a, T, S> {
     reader: Option<MessageReader>,
     /// The last request or response failed.
     is_broken: bool,
-    /// The next watch is opened for its bookmark.
+    /// The next response, if it is a watch, is opened for its bookmark.
     wants_bookmark: bool,
 }
 
@@ -149,6 +149,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         let response = response?;
         let view = response.view().clone();
         self.reader = Some(MessageReader::new(request.operation, response)?);
+        self.wants_bookmark = false;
         self.subscriber.see_view(view.token());
         Ok(view)
     }
@@ -191,7 +192,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
     }
 
     fn watch_time(&mut self) -> Duration {
-        if std::mem::take(&mut self.wants_bookmark) { BOOKMARK_WATCH_TIME } else { watch_time() }
+        if self.wants_bookmark { BOOKMARK_WATCH_TIME } else { watch_time() }
     }
 
     fn must_list(&self) -> bool {

@@ -33,5 +33,6 @@ mod own_address;
 mod own_sockets;
 mod reload;
 mod restart;
+mod restored;
 mod routes;
 mod soak;
