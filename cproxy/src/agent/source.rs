@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cproxy_core::Event;
 use cproxy_network::SocketSetup;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, LastContact, jitter};
-use tokio::{sync::mpsc, time::sleep};
+use tokio::sync::mpsc;
 
 use super::error::AgentError;
 use crate::{
@@ -46,10 +46,7 @@ impl SourceStatus {
     pub(super) fn renew(&self) -> bool {
         let Followed::ApiServer(client) = &self.followed else { return false };
         let client = client.clone();
-        drop(tokio::spawn(async move {
-            sleep(jitter(RENEWAL_JITTER_MAX)).await;
-            client.renew().await;
-        }));
+        drop(tokio::spawn(async move { client.renew(jitter(RENEWAL_JITTER_MAX)).await }));
         true
     }
 

@@ -197,13 +197,16 @@ impl ApiClient {
 
     /// Reads the credentials again and connects anew, until that succeeds: for a machine that was restored from a
     /// snapshot, whose network may come later. The old connection serves until the new one stands, if it still can.
-    pub async fn renew(&self) {
-        self.renewal().get_or_insert(Renewal::Restored);
+    /// Many clients that are restored together begin after different delays.
+    pub async fn renew(&self, delay: Duration) {
         let Ok(_only) = self.renewer.try_lock() else {
             // The other one begins anew.
+            self.renewal().get_or_insert(Renewal::Restored);
             self.interrupted.notify_waiters();
             return;
         };
+        sleep(delay).await;
+        self.renewal().get_or_insert(Renewal::Restored);
         let start = Instant::now();
         loop {
             let changes = NetworkChanges::open();
@@ -742,13 +745,13 @@ mod tests {
         let [path, away] = ["0", "away"].map(|name| dir.join(name));
         fs::rename(&path, &away).unwrap();
         let renewing = client.clone();
-        let mut renewing = tokio::spawn(async move { renewing.renew().await });
+        let mut renewing = tokio::spawn(async move { renewing.renew(Duration::ZERO).await });
         // A second one ends at once and leaves it to the first.
         let other = async {
             while client.renewer.try_lock().is_ok() {
                 tokio::task::yield_now().await;
             }
-            client.renew().await;
+            client.renew(Duration::ZERO).await;
         };
         timeout(PATIENCE, other).await.unwrap();
         client.send(Request::new(())).await.unwrap();
@@ -761,7 +764,7 @@ mod tests {
         assert!(timeout(Duration::ZERO, replaced).await.is_ok(), "pauses end");
 
         let mut received = client.send(Request::new(())).await.unwrap();
-        timeout(PATIENCE, client.renew()).await.unwrap();
+        timeout(PATIENCE, client.renew(Duration::ZERO)).await.unwrap();
         timeout(PATIENCE, received.link.superseded()).await.unwrap();
         fs::remove_dir_all(&dir).unwrap();
     }
@@ -777,7 +780,10 @@ mod tests {
         fs::remove_file(dir.join("0")).unwrap();
         let (sender, _requests) = unbounded_channel();
         drop(tokio::spawn(serve(UnixListener::bind(dir.join("0")).unwrap(), Server::Serving, sender)));
-        assert!(timeout(Duration::from_secs(5), client.renew()).await.is_ok(), "it waits for the old server");
+        assert!(
+            timeout(Duration::from_secs(5), client.renew(Duration::ZERO)).await.is_ok(),
+            "it waits for the old server"
+        );
         assert!(matches!(timeout(Duration::from_secs(5), sent).await, Ok(Ok(Ok(())))));
         fs::remove_dir_all(&dir).unwrap();
     }

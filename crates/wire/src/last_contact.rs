@@ -30,8 +30,8 @@ impl LastContact {
         self.contacts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the objects of each kind compared with the API server's: by a new watch from the last known version on, and
-    /// its first bookmark, which comes a second later. [`Event::Compared`](cproxy_core::Event::Compared) follows.
+    /// Has the objects of each kind compared with the API server's, by a new watch from the last known version on. After
+    /// one to three seconds follows [`Event::Compared`](cproxy_core::Event::Compared).
     pub fn compare(&self) {
         self.comparisons.send_replace(());
     }

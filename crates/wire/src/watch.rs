@@ -6,19 +6,22 @@
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
 //! instead. If the server cannot be reached, the agent waits, as for the other resources.
 
-use std::future::pending;
+use std::{future::pending, time::Duration};
 
 use cproxy_core::{
     Event,
     api::{EndpointSlice, Node, Service},
 };
-use tokio::sync::{Notify, mpsc, watch::Receiver};
+use tokio::{
+    sync::{Notify, mpsc, watch::Receiver},
+    time::Instant,
+};
 
 use super::{
     last_contact::LastContact,
     resources::StoredResource,
     selectors::{FieldSelector, Selectors},
-    source::{Requester, Subscriber},
+    source::{BOOKMARK_WATCH_TIME, Requester, Subscriber},
     transport::Transport,
     watch_event::WatchEvent,
 };
@@ -81,9 +84,13 @@ enum Comparison {
     Wanted,
     /// The server has not accepted that watch yet. Until then, the objects come from the time before.
     Requested,
-    /// The server's next bookmark, or the end of its list, completes it.
-    UnderWay,
+    /// A response that was accepted at this time completes it: a list by its end, a watch by a bookmark. An API server
+    /// sends no bookmark of the version from which the watch began, so its orderly end without any event does, too.
+    UnderWay { since: Instant, has_changed: bool },
 }
+
+/// Shortest time of a watch that shows by its end that there was no event. A server that goes away ends watches earlier.
+const COMPARISON_MIN: Duration = BOOKMARK_WATCH_TIME.saturating_sub(Duration::from_secs(1));
 
 impl<'a> StoreSubscriber<'a> {
     fn new(last_contact: &'a LastContact, events: &'a mpsc::Sender<Vec<Event>>, list_done: &'a Notify) -> Self {
@@ -99,9 +106,9 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     fn see_view(&mut self, token: Option<&str>) {
         self.last_contact.see_view(K::RESOURCE, token);
         self.comparison = match self.comparison {
-            Comparison::Requested => Comparison::UnderWay,
-            // The watch has ended without a bookmark.
-            Comparison::UnderWay => Comparison::Wanted,
+            Comparison::Requested => Comparison::UnderWay { since: Instant::now(), has_changed: false },
+            // The watch has ended too early.
+            Comparison::UnderWay { .. } => Comparison::Wanted,
             other => other,
         };
     }
@@ -113,7 +120,11 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
         if matches!(event, WatchEvent::ListDone(_)) {
             self.list_done.notify_one();
         }
-        let is_compared = event.is_comparison() && self.comparison == Comparison::UnderWay;
+        let is_under_way = matches!(self.comparison, Comparison::UnderWay { .. });
+        let is_compared = event.is_comparison() && is_under_way;
+        if let (Comparison::UnderWay { has_changed, .. }, true) = (&mut self.comparison, event.is_confirmation()) {
+            *has_changed = true;
+        }
         let mut events = event.into_events();
         if is_compared {
             self.comparison = Comparison::Idle;
@@ -121,6 +132,15 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
         }
         if !events.is_empty() {
             self.events.send(events).await.ok();
+        }
+    }
+
+    async fn end_watch(&mut self) {
+        if let Comparison::UnderWay { since, has_changed: false } = self.comparison
+            && since.elapsed() >= COMPARISON_MIN
+        {
+            self.comparison = Comparison::Idle;
+            self.events.send(vec![Event::Compared(K::RESOURCE)]).await.ok();
         }
     }
 
@@ -136,10 +156,8 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use cproxy_core::ResourceKind;
-    use tokio::time::timeout;
+    use tokio::time::{advance, timeout};
 
     use super::*;
 
@@ -184,5 +202,31 @@ mod tests {
         Subscriber::<Of>::see_view(&mut subscriber, None);
         subscriber.publish(WatchEvent::<Of>::ListDone("6".to_owned())).await;
         assert!(is_compared(), "a list is a comparison, too");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_ends_in_time_without_an_event_is_a_comparison() {
+        let (last_contact, list_done) = (LastContact::default(), Notify::new());
+        let (sender, mut events) = mpsc::channel(4);
+        let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
+        let deleted = || WatchEvent::<Of>::Deleted(crate::decode::Decoded::Object(Box::default()));
+        for (time, event, is_comparison) in [
+            (BOOKMARK_WATCH_TIME, None, true),
+            (Duration::from_secs(1), None, false),
+            (BOOKMARK_WATCH_TIME, Some(deleted()), false),
+        ] {
+            last_contact.compare();
+            assert!(wants_bookmark(&mut subscriber).await);
+            Subscriber::<Of>::see_view(&mut subscriber, None);
+            if let Some(event) = event {
+                subscriber.publish(event).await;
+            }
+            advance(time).await;
+            Subscriber::<Of>::end_watch(&mut subscriber).await;
+            let is_compared = matches!(events.try_recv().as_deref(), Ok([Event::Compared(ResourceKind::Services)]));
+            assert_eq!(is_compared, is_comparison, "{time:?}");
+            Subscriber::<Of>::see_view(&mut subscriber, None);
+            assert_eq!(wants_bookmark(&mut subscriber).await, !is_comparison);
+        }
     }
 }
