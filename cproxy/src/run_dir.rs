@@ -7,7 +7,7 @@
 //! | file | meaning | content |
 //! |---|---|---|
 //! | `lock` | locked while an agent runs; stays | nothing |
-//! | `ready` | the table has been complete since this agent started or its VM was restored | id of the boot, if the kernel has one |
+//! | `ready` | the table has been complete since the start or a restore | id of the boot, if the kernel has one |
 //! | `limited` | the programs are attached below the cgroup root | one line: place and consequence |
 //! | `failed` | the last agent could not start, or has ended by itself | one line: the reason |
 //! | `unusable` | as `failed`, if another attempt on this machine would fail in the same way | one line: the reason |

@@ -448,7 +448,7 @@ impl Guest {
         self.ask("migrate", json!({"uri": format!("exec:cat >{}", state.display())}));
         eventually(MONITOR_TIMEOUT, "the state is saved", || {
             let progress = self.ask("query-migrate", json!({}));
-            if progress["status"] == "completed" { Ok(()) } else { Err(progress) }
+            if has_status(&progress, "completed") { Ok(()) } else { Err(progress) }
         });
         self.qemu.kill();
         SavedGuest { image, state }
@@ -473,7 +473,7 @@ impl Guest {
     fn wait_status(&self, status: &str) {
         eventually(MONITOR_TIMEOUT, format!("the machine is {status}"), || {
             let answer = self.ask("query-status", json!({}));
-            if answer["status"] == status { Ok(()) } else { Err(answer) }
+            if has_status(&answer, status) { Ok(()) } else { Err(answer) }
         });
     }
 
@@ -499,7 +499,7 @@ impl Guest {
         };
         let answer = ask().unwrap_or_else(|error| panic!("QEMU does not answer {command}: {error}"));
         assert!(answer.get("error").is_none(), "QEMU refuses {command}: {answer}");
-        answer["return"].clone()
+        answer.get("return").cloned().unwrap_or_default()
     }
 
     /// The console's lines with their times.
@@ -517,6 +517,11 @@ impl Drop for Guest {
             tail.for_each(|(at, line)| eprintln!("{:8.3} {line}", at.as_secs_f64()));
         }
     }
+}
+
+/// Whether QEMU's monitor has answered with this status.
+fn has_status(answer: &Value, status: &str) -> bool {
+    answer.get("status").is_some_and(|is| is == status)
 }
 
 /// Lines of a serial port, each with its time.

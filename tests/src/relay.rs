@@ -37,7 +37,7 @@ struct Connections {
     history: Vec<RelayChange>,
     opened: usize,
     open: BTreeMap<usize, TcpStream>,
-    /// What new connections send is lost.
+    /// Data of new connections is lost.
     is_silent: bool,
     /// Signs of open connections that what they send is lost.
     silent: BTreeMap<usize, Arc<AtomicBool>>,

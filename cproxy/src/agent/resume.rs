@@ -45,7 +45,7 @@ async fn wait(sign: Option<impl Future<Output = io::Result<()>>>) {
     {
         return;
     }
-    pending().await
+    pending::<()>().await;
 }
 
 /// Waits until a change of the network shows that the connection to the API server is dead. The kernel and the server
@@ -57,7 +57,7 @@ async fn connection_lost(changes: Option<&NetworkChanges>, client: Option<&ApiCl
             return;
         }
     }
-    pending().await
+    pending::<()>().await;
 }
 
 /// Signs that this machine has, for `cproxy check`: whether it has a VM generation id, and whether that can be seen.

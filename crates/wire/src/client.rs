@@ -41,8 +41,8 @@ const HOLD_MAX: Duration = Duration::from_secs(3600);
 const CALL_BYTES_MAX: usize = 1 << 20;
 const CALL_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Shortest and longest time for one attempt of [`ApiClient::renew`]. It is short at first, so that the next one finds a
-/// network that has come back. A server that many clients ask at once needs longer.
+/// Shortest and longest time for one attempt of [`ApiClient::renew`]. It is short at first, so that the next one finds
+/// a network that has come back. A server that many clients ask at once needs longer.
 const ATTEMPT_MIN: Duration = Duration::from_secs(2);
 const ATTEMPT_MAX: Duration = Duration::from_secs(30);
 /// Shortest and longest pause between two attempts, without jitter.

@@ -30,8 +30,8 @@ impl LastContact {
         self.contacts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the objects of each kind compared with the API server's, by a new watch from the last known version on. After
-    /// one to three seconds follows [`Event::Compared`](cproxy_core::Event::Compared).
+    /// Has the objects of each kind compared with the API server's, by a new watch from the last known version on.
+    /// After one to three seconds follows [`Event::Compared`](cproxy_core::Event::Compared).
     pub fn compare(&self) {
         self.comparisons.send_replace(());
     }

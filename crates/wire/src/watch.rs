@@ -84,12 +84,13 @@ enum Comparison {
     Wanted,
     /// The server has not accepted that watch yet. Until then, the objects come from the time before.
     Requested,
-    /// A response that was accepted at this time completes it: a list by its end, a watch by a bookmark. An API server
-    /// sends no bookmark of the version from which the watch began, so its orderly end without any event does, too.
+    /// A response that was accepted at this time completes it: a list by its end, a watch by a bookmark. An API
+    /// server sends no bookmark of the version from which the watch began, so its orderly end without any event does,
+    /// too.
     UnderWay { since: Instant, has_changed: bool },
 }
 
-/// Shortest time of a watch that shows by its end that there was no event. A server that goes away ends watches earlier.
+/// Shortest time of a watch whose end shows that there was no event. A server that goes away ends watches earlier.
 const COMPARISON_MIN: Duration = BOOKMARK_WATCH_TIME.saturating_sub(Duration::from_secs(1));
 
 impl<'a> StoreSubscriber<'a> {
@@ -149,7 +150,7 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
         if self.comparison == Comparison::Wanted || self.comparisons.changed().await.is_ok() {
             self.comparison = Comparison::Requested;
         } else {
-            pending().await
+            pending::<()>().await;
         }
     }
 }

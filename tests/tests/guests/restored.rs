@@ -15,8 +15,8 @@ use cproxy_tests::{
 
 use crate::common::{PATIENCE, values_of};
 
-/// Two pods in the guest itself, so that connections to them need no network, and a client of the Service `moves`. Lines
-/// from the console are commands.
+/// Two pods in the guest itself, so that connections to them need no network, and a client of the Service `moves`.
+/// Lines from the console are commands.
 const WORKLOAD: &str = r#"#!/bin/sh
 stty -echo
 exec 4<&0

@@ -1,5 +1,5 @@
-//! New VM generation ids. The driver of the device (Linux 5.18) reseeds the kernel's random numbers, which says so in the
-//! kernel's log, and tells user space in no other way: the uevent of 6.8 was reverted.
+//! New VM generation ids. The driver of the device (Linux 5.18) reseeds the kernel's random numbers, which says so in
+//! the kernel's log, and tells user space in no other way: the uevent of 6.8 was reverted.
 
 use std::{io, os::fd::OwnedFd};
 
