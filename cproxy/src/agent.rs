@@ -7,6 +7,8 @@ mod own_addresses;
 mod readiness;
 mod reconciler;
 mod reload;
+mod resume;
+mod seed;
 mod source;
 mod stale_sockets;
 mod tcp_places;
@@ -26,6 +28,7 @@ use readiness::Readiness;
 use reconciler::Reconciler;
 use reload::Reloader;
 pub use reload::Reread;
+pub use resume::generation_id;
 use source::{CheckedSource, SourceStatus};
 use timeline::{Phase, Timeline};
 use tokio::{
@@ -107,6 +110,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let (requests, received) = mpsc::channel(1);
     drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
+    drop(tokio::spawn(resume::watch(requests.clone(), client.clone())));
     let reloader = Reloader { reread, config, log, client, addresses, events: weak_sender, requests };
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {

@@ -7,7 +7,7 @@
 //! | file | meaning | content |
 //! |---|---|---|
 //! | `lock` | locked while an agent runs; stays | nothing |
-//! | `ready` | the table has been complete since this agent started | id of the boot, if the kernel has one |
+//! | `ready` | the table has been complete since the start or a restore | id of the boot, if the kernel has one |
 //! | `limited` | the programs are attached below the cgroup root | one line: place and consequence |
 //! | `failed` | the last agent could not start, or has ended by itself | one line: the reason |
 //! | `unusable` | as `failed`, if another attempt on this machine would fail in the same way | one line: the reason |
@@ -25,11 +25,12 @@
 //! | `services` | frontends as in the JSON contract, with names and without backends, which the kernel has |
 //! | `gauges` | gauges of the agent as a JSON object |
 //! | `source` | source of the agent as a JSON object |
-//! | `reseed` | `ok`, once backends are chosen from a new seed, or `error: ` and the reason |
+//! | `reseed` | `ok`, once backends are chosen from a new seed and `ready` has gone, or `error: ` and the reason |
 //! | any other | `error: ` and the names of the requests |
 //!
 //! `reseed` is for a VM that was restored from a snapshot: otherwise all copies of the snapshot choose the same
-//! backends, since the kernel's random numbers in BPF are the same in each.
+//! backends, since the kernel's random numbers in BPF are the same in each. With an API server, the agent also connects
+//! anew, and `ready` comes back when it has compared the objects.
 
 mod client;
 mod files;
@@ -42,5 +43,5 @@ mod wait;
 pub use client::{explain_silence, fetch_gauges, fetch_services, fetch_source, request_reseed};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
-pub use server::{Request, send, serve};
+pub use server::{Request, Restored, send, serve};
 pub use wait::{Conditions, WaitError, read_limits, wait};

@@ -18,8 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::{Value, json};
+
 use crate::{
-    process::Daemon,
+    process::{Daemon, eventually},
     sandbox::{Placement, Sandbox},
 };
 
@@ -60,6 +62,9 @@ const TAIL_LINES: usize = 60;
 
 /// Limit on the start of QEMU, and of the host's side of a vsock device.
 const QEMU_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Limit on an answer of QEMU's monitor, and on saving or loading a guest's state.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two reads of a console.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
@@ -109,6 +114,7 @@ pub struct GuestImage<'s> {
     memory_mib: u32,
     has_network: bool,
     has_vsock: bool,
+    has_generation_id: bool,
     counts_instructions: bool,
 }
 
@@ -126,6 +132,7 @@ impl<'s> GuestImage<'s> {
             memory_mib: 128,
             has_network: true,
             has_vsock: false,
+            has_generation_id: false,
             counts_instructions: false,
         };
         let modules = kernel.modules();
@@ -237,6 +244,13 @@ impl<'s> GuestImage<'s> {
         self.directory.join(format!("vsock_{port}"))
     }
 
+    /// Adds a device with a VM generation id, which is another one after each [`SavedGuest::restore`].
+    #[must_use]
+    pub fn with_generation_id(mut self) -> Self {
+        self.has_generation_id = true;
+        self
+    }
+
     /// Makes a nanosecond of the guest's clocks one executed instruction, so that times do not depend on the load of
     /// the host.
     #[must_use]
@@ -250,13 +264,34 @@ impl<'s> GuestImage<'s> {
     /// # Panics
     /// When QEMU does not start.
     pub fn start(self) -> Guest {
-        let initrd = self.directory.join("initrd");
+        self.start_to_save()
+    }
+
+    /// Starts the machine, whose state can then be saved with [`Guest::save`].
+    ///
+    /// # Panics
+    /// When QEMU does not start.
+    pub fn start_to_save(&self) -> Guest {
+        let initrd = self.initrd();
         self.write_initrd(&initrd).unwrap_or_else(|error| panic!("cannot write {}: {error}", initrd.display()));
-        let socket = self.directory.join("console");
+        self.launch(&[])
+    }
+
+    fn initrd(&self) -> PathBuf {
+        self.directory.join("initrd")
+    }
+
+    fn launch(&self, options: &[String]) -> Guest {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let [console, monitor] = ["console", "monitor"].map(|name| self.directory.join(format!("{name}-{number}")));
         let vsock = self.has_vsock.then(|| self.start_vsock());
-        let mut qemu = Daemon::spawn(self.sandbox, "qemu", Placement::Unhooked, self.command(&initrd, &socket));
-        let stream = qemu.wait_until(QEMU_TIMEOUT, "QEMU waits for its console", |_| UnixStream::connect(&socket));
-        Guest { console: Console::follow(stream), qemu, _vsock: vsock }
+        let mut command = self.command(&self.initrd(), &console);
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display())).args(options);
+        let mut qemu = Daemon::spawn(self.sandbox, "qemu", Placement::Unhooked, command);
+        let stream = qemu.wait_until(QEMU_TIMEOUT, "QEMU waits for its console", |_| UnixStream::connect(&console));
+        let console = Console::follow(stream);
+        drop(qemu.wait_until(QEMU_TIMEOUT, "QEMU has a monitor", |_| UnixStream::connect(&monitor)));
+        Guest { console, monitor, qemu, _vsock: vsock }
     }
 
     /// Starts the host's side of the vsock device.
@@ -304,6 +339,9 @@ impl<'s> GuestImage<'s> {
             command.arg("-chardev").arg(format!("socket,id=vsock,path={}", self.vsock_device().display()));
             command.args(["-device", "vhost-user-vsock-pci,chardev=vsock"]);
         }
+        if self.has_generation_id {
+            command.args(["-device", "vmgenid,guid=auto"]);
+        }
         command.arg("-chardev").arg(format!("socket,id=console,server=on,path={}", console.display()));
         command.args(["-serial", "chardev:console"]);
         command.arg("-kernel").arg(self.kernel.file()).arg("-initrd").arg(initrd);
@@ -319,10 +357,33 @@ impl<'s> GuestImage<'s> {
     }
 }
 
+/// The state of a machine in a file.
+#[derive(Debug)]
+pub struct SavedGuest<'i, 's> {
+    image: &'i GuestImage<'s>,
+    state: PathBuf,
+}
+
+impl SavedGuest<'_, '_> {
+    /// Loads the state into a new machine, which goes on once [`Guest::resume`] is called. Connections through its
+    /// network card are gone outside, as after a move to another host.
+    ///
+    /// # Panics
+    /// When QEMU does not start, or cannot read the state.
+    pub fn restore(&self) -> Guest {
+        let incoming = format!("exec:cat {}", self.state.display());
+        let guest = self.image.launch(&["-S".to_owned(), "-incoming".to_owned(), incoming]);
+        guest.wait_status("paused");
+        guest
+    }
+}
+
 /// A running machine, switched off when this value is dropped.
 #[derive(Debug)]
 pub struct Guest {
     console: Console,
+    /// Socket of QEMU's monitor.
+    monitor: PathBuf,
     qemu: Daemon,
     // Ends after QEMU.
     _vsock: Option<Daemon>,
@@ -368,6 +429,79 @@ impl Guest {
         self.console.text()
     }
 
+    /// Types a line on the console.
+    ///
+    /// # Panics
+    /// When the machine has ended.
+    pub fn type_line(&mut self, line: &str) {
+        let typed = self.console.input.write_all(format!("{line}\n").as_bytes());
+        typed.unwrap_or_else(|error| panic!("cannot type {line:?}: {error}"));
+    }
+
+    /// Saves the machine's state and ends the machine. It must be one of this image.
+    ///
+    /// # Panics
+    /// When QEMU cannot write the state.
+    pub fn save<'i, 's>(mut self, image: &'i GuestImage<'s>) -> SavedGuest<'i, 's> {
+        let state = image.directory.join(format!("state-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        self.ask("stop", json!({}));
+        self.ask("migrate", json!({"uri": format!("exec:cat >{}", state.display())}));
+        eventually(MONITOR_TIMEOUT, "the state is saved", || {
+            let progress = self.ask("query-migrate", json!({}));
+            if has_status(&progress, "completed") { Ok(()) } else { Err(progress) }
+        });
+        self.qemu.kill();
+        SavedGuest { image, state }
+    }
+
+    /// Makes a restored machine go on.
+    ///
+    /// # Panics
+    /// When QEMU refuses.
+    pub fn resume(&self) {
+        self.ask("cont", json!({}));
+    }
+
+    /// Connects or disconnects the network card's cable.
+    ///
+    /// # Panics
+    /// When QEMU refuses, or without a network card.
+    pub fn set_cable(&self, is_connected: bool) {
+        self.ask("set_link", json!({"name": "net", "up": is_connected}));
+    }
+
+    fn wait_status(&self, status: &str) {
+        eventually(MONITOR_TIMEOUT, format!("the machine is {status}"), || {
+            let answer = self.ask("query-status", json!({}));
+            if has_status(&answer, status) { Ok(()) } else { Err(answer) }
+        });
+    }
+
+    /// Asks QEMU's monitor, and returns its answer.
+    fn ask(&self, command: &str, arguments: Value) -> Value {
+        let ask = || -> io::Result<Value> {
+            let stream = UnixStream::connect(&self.monitor)?;
+            stream.set_read_timeout(Some(MONITOR_TIMEOUT))?;
+            let mut lines = BufReader::new(&stream).lines();
+            let mut answer = |request: Value| -> io::Result<Value> {
+                writeln!(&stream, "{request}")?;
+                loop {
+                    let line = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
+                    let message: Value = serde_json::from_str(&line)?;
+                    // The greeting and events have neither.
+                    if message.get("return").is_some() || message.get("error").is_some() {
+                        return Ok(message);
+                    }
+                }
+            };
+            answer(json!({"execute": "qmp_capabilities"}))?;
+            answer(json!({"execute": command, "arguments": arguments}))
+        };
+        let answer = ask().unwrap_or_else(|error| panic!("QEMU does not answer {command}: {error}"));
+        assert!(answer.get("error").is_none(), "QEMU refuses {command}: {answer}");
+        answer.get("return").cloned().unwrap_or_default()
+    }
+
     /// The console's lines with their times.
     pub fn lines(&self) -> Vec<(Duration, String)> {
         self.console.lines().clone()
@@ -385,11 +519,17 @@ impl Drop for Guest {
     }
 }
 
+/// Whether QEMU's monitor has answered with this status.
+fn has_status(answer: &Value, status: &str) -> bool {
+    answer.get("status").is_some_and(|is| is == status)
+}
+
 /// Lines of a serial port, each with its time.
 #[derive(Debug)]
 struct Console {
     lines: Arc<Mutex<Vec<(Duration, String)>>>,
     reader: Option<JoinHandle<()>>,
+    input: UnixStream,
 }
 
 impl Console {
@@ -397,6 +537,7 @@ impl Console {
         let lines: Arc<Mutex<Vec<_>>> = Arc::default();
         let theirs = Arc::clone(&lines);
         let start = Instant::now();
+        let input = stream.try_clone().expect("cannot duplicate a descriptor");
         let read = move || {
             for line in BufReader::new(stream).split(b'\n') {
                 let Ok(line) = line else { break };
@@ -404,7 +545,7 @@ impl Console {
                 theirs.lock().unwrap_or_else(PoisonError::into_inner).push((start.elapsed(), text));
             }
         };
-        Self { lines, reader: Some(thread::spawn(read)) }
+        Self { lines, reader: Some(thread::spawn(read)), input }
     }
 
     fn lines(&self) -> MutexGuard<'_, Vec<(Duration, String)>> {

@@ -20,7 +20,7 @@ use cproxy_tests::{
 use serde_json::Value;
 
 /// Names that are part of the contract; more may be added.
-const NAMES: [&str; 24] = [
+const NAMES: [&str; 25] = [
     "kernel",
     "capabilities",
     "cgroup2",
@@ -43,6 +43,7 @@ const NAMES: [&str; 24] = [
     "program_getpeername6",
     "program_sock_release",
     "errno_helper",
+    "restore",
     "attached",
     "source",
 ];

@@ -1,19 +1,29 @@
-//! Announcement of the first complete table: the file `ready`, the message to the init system and a line in the log.
+//! Announcement of a complete table: the file `ready`, the message to the init system and a line in the log.
+
+use std::time::Instant;
 
 use cproxy_daemon::notify;
 
 use super::timeline::{Phase, Timeline};
 use crate::run_dir::{RunDir, RunDirError};
 
-/// Announcement that is due once, after the first complete write of the table.
+/// Announcement that is due after the first complete write of the table, and again after it was withdrawn.
 ///
 /// Only [`Self::publish`] makes a [`Ready`], without which the agent cannot go on to follow changes: so the
 /// announcement cannot be forgotten. Dropping this announces nothing and removes the files of the run directory.
 #[derive(Debug)]
 pub(super) struct Readiness {
     run_dir: RunDir,
-    /// Timeline of the start; `None` after the announcement.
-    timeline: Option<Timeline>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The announcement is due.
+    Starting(Timeline),
+    Announced,
+    /// The file `ready` has gone, since this time.
+    Withdrawn(Instant),
 }
 
 /// Proof that the announcement was made.
@@ -22,28 +32,52 @@ pub(super) struct Ready(());
 
 impl Readiness {
     pub(super) fn new(run_dir: RunDir, timeline: Timeline) -> Self {
-        Self { run_dir, timeline: Some(timeline) }
+        Self { run_dir, state: State::Starting(timeline) }
     }
 
     /// Ends a phase of the start. After the announcement, this has no effect.
     pub(super) fn end_phase(&mut self, phase: Phase) {
-        if let Some(timeline) = &mut self.timeline {
+        if let State::Starting(timeline) = &mut self.state {
             timeline.end(phase);
         }
     }
 
-    /// Announces that the table, with this many Services and frontends, is complete. Only the first call has an effect.
+    /// Announces that the table, with this many Services and frontends, is complete, if that is due. After a withdrawal
+    /// it is due once the table `is_compared` with its source.
     ///
     /// # Errors
     /// The file cannot be written. Nothing is announced then.
-    pub(super) fn publish(&mut self, services: usize, frontends: usize) -> Result<Ready, RunDirError> {
-        if let Some(timeline) = &self.timeline {
-            self.run_dir.set_ready()?;
-            notify::ready();
-            timeline.log_ready(services, frontends);
-            self.timeline = None;
+    pub(super) fn publish(
+        &mut self,
+        services: usize,
+        frontends: usize,
+        is_compared: bool,
+    ) -> Result<Ready, RunDirError> {
+        match &self.state {
+            State::Starting(timeline) => {
+                self.run_dir.set_ready()?;
+                notify::ready();
+                timeline.log_ready(services, frontends);
+                self.state = State::Announced;
+            }
+            State::Withdrawn(since) if is_compared => {
+                self.run_dir.set_ready()?;
+                tracing::info!("ready again after {:.1?}: the table is that of the API server", since.elapsed());
+                self.state = State::Announced;
+            }
+            State::Withdrawn(_) | State::Announced => {}
         }
         Ok(Ready(()))
+    }
+
+    /// Withdraws the announcement: the table may be out of date. An init system is not told.
+    pub(super) fn withdraw(&mut self) {
+        if let State::Announced = self.state {
+            self.state = State::Withdrawn(Instant::now());
+            if let Err(error) = self.run_dir.clear_ready() {
+                tracing::warn!("{error}");
+            }
+        }
     }
 }
 
@@ -66,13 +100,31 @@ mod tests {
         let (mut readiness, dir) = readiness("once");
         readiness.end_phase(Phase::Write);
         assert!(!dir.join(READY).exists());
-        readiness.publish(1, 1).unwrap();
+        readiness.publish(1, 1, true).unwrap();
         assert!(dir.join(READY).exists());
         fs::remove_file(dir.join(READY)).unwrap();
-        readiness.publish(2, 2).unwrap();
+        readiness.publish(2, 2, true).unwrap();
         assert!(!dir.join(READY).exists(), "announced twice");
         drop(readiness);
         assert!(!dir.join(READY).exists());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_withdrawn_announcement_comes_back_with_a_comparison() {
+        let (mut readiness, dir) = readiness("withdrawn");
+        let is_ready = || dir.join(READY).exists();
+        readiness.withdraw();
+        readiness.publish(1, 1, false).unwrap();
+        assert!(is_ready(), "there was nothing to withdraw");
+        readiness.withdraw();
+        assert!(!is_ready());
+        readiness.withdraw();
+        readiness.publish(1, 1, false).unwrap();
+        assert!(!is_ready());
+        readiness.publish(1, 1, true).unwrap();
+        assert!(is_ready());
+        drop(readiness);
         fs::remove_dir_all(&dir).unwrap();
     }
 
@@ -91,9 +143,9 @@ mod tests {
     fn a_failed_announcement_can_be_repeated() {
         let (mut readiness, dir) = readiness("failed");
         fs::create_dir(dir.join(READY)).unwrap();
-        assert!(readiness.publish(1, 1).is_err());
+        assert!(readiness.publish(1, 1, true).is_err());
         fs::remove_dir(dir.join(READY)).unwrap();
-        readiness.publish(1, 1).unwrap();
+        readiness.publish(1, 1, true).unwrap();
         assert!(dir.join(READY).exists());
         drop(readiness);
         fs::remove_dir_all(&dir).unwrap();

@@ -16,12 +16,18 @@ use tokio::{
 use super::{
     error::AgentError,
     readiness::{Readiness, Ready},
+    seed::new_seed,
     source::SourceStatus,
     stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
     tcp_places::{PlaceSweeper, PlaceWatch},
     timeline::Phase,
 };
-use crate::{config::TableSettings, problem_log::ProblemLog, report, run_dir::Request};
+use crate::{
+    config::TableSettings,
+    problem_log::ProblemLog,
+    report,
+    run_dir::{Request, Restored},
+};
 
 /// Longest pause between events that are applied together.
 const QUIET: Duration = Duration::from_millis(2);
@@ -117,10 +123,20 @@ impl Reconciler {
 
     /// Writes a new seed.
     pub(super) fn reseed(&mut self) -> Result<(), TableError> {
-        let mut seed = [0; size_of::<u64>()];
-        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::INSECURE)
-            .map_err(|error| TableError::Seed(error.into()))?;
-        self.maps.apply(&[Op::SetSeed(u64::from_ne_bytes(seed))])
+        let seed = new_seed().map_err(|error| TableError::Seed(error.into()))?;
+        self.maps.apply(&[Op::SetSeed(seed)])
+    }
+
+    /// Goes on in a VM that was restored from a snapshot: with a new seed and a new connection. The table stays in
+    /// force. If the restore is certain, the agent is not ready until the objects have been compared with the source.
+    fn resume(&mut self, is_certain: bool) -> Result<(), TableError> {
+        let result = self.reseed();
+        if self.source.renew() && is_certain {
+            self.readiness.withdraw();
+            self.store.await_comparison();
+            self.source.last_contact.compare();
+        }
+        result
     }
 
     /// Ends a phase of the start.
@@ -210,7 +226,13 @@ impl Reconciler {
             }
             Request::Gauges(sender) => drop(sender.send(self.gauges())),
             Request::Source(sender) => drop(sender.send(self.source.report())),
-            Request::Reseed(sender) => drop(sender.send(self.reseed().map_err(|error| error.to_string()))),
+            Request::Reseed(sender) => drop(sender.send(self.resume(true).map_err(|error| error.to_string()))),
+            Request::Restored(sign) => {
+                tracing::info!("{sign}: choosing from a new seed, and connecting anew");
+                if let Err(error) = self.resume(sign == Restored::NewGeneration) {
+                    tracing::error!("{error}");
+                }
+            }
             Request::Configure(settings, sender) => {
                 drop(sender.send(self.configure(settings).map_err(|error| error.to_string())));
             }
@@ -330,7 +352,8 @@ impl Reconciler {
         self.retired_queue.add(if is_unknown { Retired::any() } else { retired });
         self.log_problems();
         let (services, frontends) = (self.store.service_names().len(), self.planner.frontend_count());
-        self.state = SyncState::Incremental(self.readiness.publish(services, frontends)?);
+        let is_compared = self.store.is_compared();
+        self.state = SyncState::Incremental(self.readiness.publish(services, frontends, is_compared)?);
         if std::mem::take(&mut self.has_applied_list) {
             memory::release_free_pages();
         }

@@ -1,10 +1,10 @@
 //! Source of objects: an API server or manifests.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cproxy_core::Event;
 use cproxy_network::SocketSetup;
-use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, LastContact};
+use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, LastContact, jitter};
 use tokio::sync::mpsc;
 
 use super::error::AgentError;
@@ -16,6 +16,9 @@ use crate::{
 
 /// Proxy variables of the environment, which the agent does not honour.
 const PROXY_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
+
+/// Time over which copies of a snapshot that are restored together spread their connections.
+const RENEWAL_JITTER_MAX: Duration = Duration::from_millis(250);
 
 /// State of a source that was started.
 pub(super) struct SourceStatus {
@@ -37,6 +40,14 @@ impl SourceStatus {
             ObjectSource::ApiServer(_) => Vec::new(),
         };
         Self { last_contact, followed: client.map_or(Followed::Manifests(paths), Followed::ApiServer) }
+    }
+
+    /// Has the client connect anew, if there is one, a moment later. Returns whether there is one.
+    pub(super) fn renew(&self) -> bool {
+        let Followed::ApiServer(client) = &self.followed else { return false };
+        let client = client.clone();
+        drop(tokio::spawn(async move { client.renew(jitter(RENEWAL_JITTER_MAX)).await }));
+        true
     }
 
     /// Report for `cproxy check`.

@@ -16,7 +16,10 @@ use cproxy_datapath::{
 use serde::Serialize;
 
 use super::{Format, PinDirOption, RunDirOption, one_line, print};
-use crate::run_dir::{explain_silence, fetch_source};
+use crate::{
+    agent::generation_id,
+    run_dir::{explain_silence, fetch_source},
+};
 
 /// Flags of `cproxy check`.
 #[derive(Args, Debug)]
@@ -112,6 +115,7 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     all.push(optional("errno_helper", kernel.probe(errno_helper)));
     let pins = PinDir::new(pin_dir);
     all.extend(socket_requirements(&pins));
+    all.push(optional("restore", restore()));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("source", source(run_dir)));
     all
@@ -131,6 +135,17 @@ fn socket_requirements(pins: &PinDir) -> [Requirement; 5] {
         one("socket_state", storages, "can be read for all processes", "stale sockets are neither closed nor counted"),
         one("tcp_places", places, "those of closed MPTCP sockets are freed", "closed MPTCP sockets keep theirs"),
     ]
+}
+
+/// Signs by which the agent notices that the VM was restored from a snapshot.
+fn restore() -> CheckResult {
+    match generation_id() {
+        None => ok("noticed by steps of the clock, and by a changed network; there is no VM generation id"),
+        Some(Ok(())) => ok("noticed by the VM generation id and by steps of the clock"),
+        Some(Err(error)) => {
+            limited(format!("the VM generation id changes unseen: /dev/kmsg: {error}; CAP_SYSLOG gives access"))
+        }
+    }
 }
 
 const NO_ACCESS: &str = "cannot be tried without the capabilities";

@@ -43,7 +43,8 @@ pub(super) fn clear(dir: &OwnedFd) -> io::Result<()> {
     [READY, LIMITED, FAILED, UNUSABLE, SOCKET, TEMPORARY].into_iter().try_for_each(|name| remove(dir, name))
 }
 
-fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
+/// Removes a file, if it exists.
+pub(super) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
     match unlinkat(dir, name, AtFlags::empty()) {
         Err(error) if error != Errno::NOENT => Err(error.into()),
         _ => Ok(()),

@@ -68,6 +68,14 @@ impl RunDir {
         self.write(READY, &files::boot_id())
     }
 
+    /// Removes `ready`.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn clear_ready(&self) -> Result<(), RunDirError> {
+        files::remove(&self.dir, READY).map_err(|error| RunDirError(self.path.clone(), error))
+    }
+
     fn write(&self, name: &str, text: &str) -> Result<(), RunDirError> {
         files::write(&self.dir, name, text).map_err(|error| RunDirError(self.path.clone(), error))
     }

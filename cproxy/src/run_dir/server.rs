@@ -1,6 +1,6 @@
 //! Agent's side of the socket.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{collections::BTreeMap, fmt, io, sync::Arc};
 
 use cproxy_core::TcpPlace;
 use tokio::{
@@ -25,12 +25,35 @@ pub enum Request {
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
     /// Source that the agent follows.
     Source(oneshot::Sender<SourceReport>),
-    /// Choice of a new seed; the error's text if that failed.
+    /// Notice that the VM was restored from a snapshot; the error's text if there is no new seed.
     Reseed(oneshot::Sender<Result<(), String>>),
+    /// A sign of that, from the agent itself.
+    Restored(Restored),
     /// Other settings, from the agent itself; the error's text if they cannot be written.
     Configure(TableSettings, oneshot::Sender<Result<(), String>>),
     /// Places of TCP sockets that have gone, from the agent itself; the error's text if they cannot be freed.
     FreeTcpPlaces(Vec<TcpPlace>, oneshot::Sender<Result<(), String>>),
+}
+
+/// Sign that the VM was restored from a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restored {
+    /// The VM has another generation id.
+    NewGeneration,
+    /// The wall clock was set, for which there are other reasons.
+    ClockStep,
+    /// The network has changed, and the API server does not answer on the present connection.
+    ConnectionLost,
+}
+
+impl fmt::Display for Restored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NewGeneration => "the VM was restored from a snapshot",
+            Self::ClockStep => "the clock was set, perhaps after a restore of the VM",
+            Self::ConnectionLost => "the network has changed, perhaps after a restore of the VM",
+        })
+    }
 }
 
 /// Serves clients for ever.

@@ -113,7 +113,8 @@ impl Missing {
             Self::Ready => match fetch_gauges(run_dir, LAST_RESPONSE) {
                 Err(error) => explain_silence(run_dir, &error),
                 Ok(gauges) if gauges.contains_key("api_server_silent_seconds") => {
-                    "the agent has reached its API server but has no complete list of all kinds yet; see its log"
+                    "the agent has reached its API server but has no complete list of all kinds yet, or has not \
+                     compared its table since the VM was restored; see its log"
                         .to_owned()
                 }
                 Ok(_) => "the agent has received nothing from its source yet; see its log".to_owned(),

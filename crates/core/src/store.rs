@@ -46,6 +46,8 @@ pub enum Event {
     PodIps(Vec<Address>),
     /// Given addresses of the node; empty: those of its Node.
     NodeIps(Vec<Address>),
+    /// The objects of a kind were compared with the source as it is now: all changes have arrived.
+    Compared(ResourceKind),
 }
 
 /// Rows in force.
@@ -88,6 +90,8 @@ struct List {
     staged: Option<Staged>,
     /// A list was complete at least once.
     is_complete: bool,
+    /// The objects have not been compared with the source since that was asked for.
+    awaits_comparison: bool,
 }
 
 type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
@@ -129,6 +133,7 @@ impl Store {
             Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
             Event::NodeIps(addresses) => self.change_node(|store| store.context.node_ips = addresses),
+            Event::Compared(kind) => self.lists.of(kind).awaits_comparison = false,
         }
         Vec::new()
     }
@@ -139,6 +144,20 @@ impl Store {
     pub fn is_complete(&self) -> bool {
         let Lists { services, slices, nodes } = &self.lists;
         services.is_complete && slices.is_complete && (nodes.is_complete || self.context.node_name.is_none())
+    }
+
+    /// Expects a comparison with the source: the objects may have changed unseen.
+    pub fn await_comparison(&mut self) {
+        for list in [&mut self.lists.services, &mut self.lists.slices] {
+            list.awaits_comparison = true;
+        }
+    }
+
+    /// Whether Services and EndpointSlices have been compared with the source since [`Store::await_comparison`]. The
+    /// Node is optional for every source, and so is its comparison.
+    #[must_use]
+    pub fn is_compared(&self) -> bool {
+        !self.lists.services.awaits_comparison && !self.lists.slices.awaits_comparison
     }
 
     /// Name of this node, if it is known.
@@ -462,6 +481,24 @@ mod tests {
 
     fn problems(store: &Store) -> Vec<String> {
         store.problems().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn services_and_slices_have_to_be_compared_after_a_restore() {
+        let mut store = Store::new(NodeContext::default());
+        let apply = |store: &mut Store, event| assert!(store.apply(event).is_empty());
+        assert!(store.is_compared(), "nothing was asked for");
+        store.await_comparison();
+        apply(&mut store, Event::Compared(ResourceKind::Services));
+        apply(&mut store, Event::Compared(ResourceKind::Nodes));
+        // A list may have been under way before.
+        apply(&mut store, Event::ListStarted(ResourceKind::EndpointSlices));
+        apply(&mut store, Event::ListDone(ResourceKind::EndpointSlices));
+        assert!(!store.is_compared());
+        apply(&mut store, Event::Compared(ResourceKind::EndpointSlices));
+        assert!(store.is_compared());
+        store.await_comparison();
+        assert!(!store.is_compared());
     }
 
     #[test]

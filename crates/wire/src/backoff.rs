@@ -40,7 +40,8 @@ impl Backoff {
 }
 
 /// Random duration of less than `longest`.
-pub(super) fn jitter(longest: Duration) -> Duration {
+#[must_use]
+pub fn jitter(longest: Duration) -> Duration {
     let mut bytes = [0; 2];
     // Early in a boot there may be no random numbers, hence no jitter.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK).ok();

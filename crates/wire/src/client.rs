@@ -5,7 +5,7 @@
 //! the client goes back to a preferred one after growing times, when it sends a request anyway.
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     mem,
     net::IpAddr,
     pin::Pin,
@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use cproxy_network::SocketSetup;
+use cproxy_network::{NetworkChanges, SocketSetup};
 use http::{Request, Response, StatusCode, header::CONTENT_LENGTH};
 use http_body::Body as _;
 use tokio::{
@@ -38,11 +38,24 @@ const HOLD: Duration = Duration::from_secs(60);
 const HOLD_MAX: Duration = Duration::from_secs(3600);
 
 /// Time for which a new connection has to last before others use it that wait since a failure, at most.
-const RESTORED_TIME: Duration = Duration::from_secs(1);
+const SERVED_TIME: Duration = Duration::from_secs(1);
 
 /// Longest response of [`ApiClient::call`], and the time for it.
 const CALL_BYTES_MAX: usize = 1 << 20;
 const CALL_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Shortest and longest time for one attempt of [`ApiClient::renew`]. It is short at first, so that the next one finds
+/// a network that has come back. A server that many clients ask at once needs longer.
+const ATTEMPT_MIN: Duration = Duration::from_secs(2);
+const ATTEMPT_MAX: Duration = Duration::from_secs(30);
+/// Shortest and longest pause between two attempts, without jitter.
+const RENEWAL_PAUSE_MIN: Duration = Duration::from_millis(250);
+const RENEWAL_PAUSE_MAX: Duration = Duration::from_secs(15);
+/// Shortest attempt or pause that a change of the network ends.
+const UNDISTURBED: Duration = Duration::from_secs(1);
+
+/// Time within which the server answers a PING, or another connection is made beside the present one.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Client of API servers.
 #[derive(Debug)]
@@ -53,12 +66,25 @@ pub struct ApiClient {
     session: AsyncMutex<Session>,
     /// Address of the server that was used last, and its index.
     server: Mutex<(Arc<str>, usize)>,
-    /// Options that replace those of the session, and what was read for them.
-    replacement: Mutex<Option<(ApiServer, Configuration)>>,
-    /// Notified when there is a replacement.
+    /// Reason for a new connection that the session does not know yet.
+    renewal: Mutex<Option<Renewal>>,
+    /// Notified when attempts to connect end and begin anew.
+    interrupted: Notify,
+    /// Notified when a request may succeed at once.
     replaced: Notify,
     /// Notified when a new connection has served its first request.
-    restored: Notify,
+    served: Notify,
+    /// Locked by the one task that tries to connect anew.
+    renewer: AsyncMutex<()>,
+}
+
+/// Reason for a new connection.
+#[derive(Debug)]
+enum Renewal {
+    /// Options that replace those of the session, and what was read for them.
+    Options(Box<(ApiServer, Configuration)>),
+    /// The present connection and credentials may be worth nothing.
+    Restored,
 }
 
 /// Servers, identity, and the present connection.
@@ -70,14 +96,18 @@ struct Session {
     /// Last configuration that could be read.
     configuration: Arc<Configuration>,
     exec: Option<(String, ExecCredentials)>,
-    /// The options were replaced, and no connection was made since.
+    /// A new connection is wanted, and none was made since.
     must_renew: bool,
+    /// Reason why the present connection stayed although a new one was wanted, as it was logged last.
+    kept_because: Option<String>,
     /// A warning about the configuration was logged, and it still holds.
     has_warned: bool,
     health: Vec<Health>,
     /// Addresses of names that could not serve, and when. The other addresses of the name are tried first.
     avoided: Vec<(IpAddr, Instant)>,
     current: Option<Current>,
+    /// Index of the server to which an attempt to connect is under way, or was when it was interrupted.
+    dialed: Option<usize>,
     /// Index of the server of the last connection, present or not.
     last_index: Option<usize>,
     /// Last connection that was given up for new requests. Its watches go on until another one stands.
@@ -135,10 +165,12 @@ impl ApiClient {
             next: Some(configuration),
             exec: None,
             must_renew: false,
+            kept_because: None,
             has_warned: false,
             health: Vec::new(),
             avoided: Vec::new(),
             current: None,
+            dialed: None,
             last_index: None,
             given_up: None,
         };
@@ -147,40 +179,103 @@ impl ApiClient {
             rate_limit: RateLimit::new(),
             session: AsyncMutex::new(session),
             server: Mutex::new((server.into(), 0)),
-            replacement: Mutex::new(None),
+            renewal: Mutex::new(None),
+            interrupted: Notify::new(),
             replaced: Notify::new(),
-            restored: Notify::new(),
+            served: Notify::new(),
+            renewer: AsyncMutex::new(()),
         }
     }
 
     /// Replaces the options, which were read as `configuration`, and connects anew. The old connection serves until
     /// the new one stands. Attempts to connect as before end, and so do pauses before another attempt.
     pub async fn reconfigure(&self, options: ApiServer, configuration: Configuration) {
-        *self.replacement() = Some((options, configuration));
+        *self.renewal() = Some(Renewal::Options(Box::new((options, configuration))));
+        self.interrupted.notify_waiters();
         self.replaced.notify_waiters();
         let mut session = self.session.lock().await;
         // An earlier caller, who has waited, may have connected with the last replacement.
-        let is_pending = self.replacement().is_some();
+        let is_pending = self.renewal().is_some();
         if is_pending && let Err(error) = self.connect(&mut session).await {
             tracing::warn!("the new configuration of the API server cannot be used yet: {error}");
         }
     }
 
+    /// Reads the credentials again and connects anew, until that succeeds: for a machine that was restored from a
+    /// snapshot, whose network may come later. The old connection serves until the new one stands, if it still can.
+    /// Many clients that are restored together begin after different delays.
+    pub async fn renew(&self, delay: Duration) {
+        let Ok(_only) = self.renewer.try_lock() else {
+            // The other one begins anew.
+            self.renewal().get_or_insert(Renewal::Restored);
+            self.interrupted.notify_waiters();
+            return;
+        };
+        sleep(delay).await;
+        self.renewal().get_or_insert(Renewal::Restored);
+        let start = Instant::now();
+        loop {
+            let changes = NetworkChanges::open();
+            let elapsed = start.elapsed();
+            let attempt = async {
+                if self.try_to_renew((elapsed / 2).clamp(ATTEMPT_MIN, ATTEMPT_MAX)).await {
+                    return true;
+                }
+                let pause = (elapsed / 4).clamp(RENEWAL_PAUSE_MIN, RENEWAL_PAUSE_MAX);
+                sleep(pause + jitter(pause)).await;
+                false
+            };
+            tokio::select! {
+                is_renewed = attempt => if is_renewed && self.renewal().is_none() { return },
+                () = changed_after(UNDISTURBED, changes.as_ref().ok()) => {}
+            }
+        }
+    }
+
+    /// Connects anew within this time, if no request has done so. Returns whether there is a new connection.
+    async fn try_to_renew(&self, limit: Duration) -> bool {
+        // A request that tries to connect, perhaps without a network, tries anew.
+        self.interrupted.notify_waiters();
+        let connected = timeout(limit, async {
+            let mut session = self.session.lock().await;
+            let is_pending = session.must_renew || self.renewal().is_some();
+            !is_pending || matches!(self.connect(&mut session).await, Ok((_, true)))
+        });
+        let is_renewed = matches!(connected.await, Ok(true));
+        if is_renewed {
+            self.replaced.notify_waiters();
+        }
+        is_renewed
+    }
+
+    /// Whether the present connection is alive: the server answers a PING within a second. True without a connection
+    /// that could be asked.
+    pub async fn is_alive(&self) -> bool {
+        // While a connection is made, there is none.
+        let Ok(session) = self.session.try_lock() else { return true };
+        let Some(connection) = session.current.as_ref().map(|current| current.connection.clone()) else { return true };
+        drop(session);
+        timeout(ALIVE_TIMEOUT, connection.ping()).await.unwrap_or(false)
+    }
+
     /// Makes sure that there is a connection, and that it is the best one. Returns whether it is new.
     async fn connect(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
         loop {
-            let replaced = self.replaced.notified();
-            if let Some((options, next)) = self.replacement().take() {
-                session.replace_options(options, next);
+            let interrupted = self.interrupted.notified();
+            if let Some(renewal) = self.renewal().take() {
+                session.begin(renewal);
             }
             tokio::select! {
                 connected = self.connect_as_configured(session) => return connected,
-                () = replaced => {}
+                () = interrupted => {}
             }
         }
     }
 
     async fn connect_as_configured(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
+        if let Some(index) = session.dialed.take() {
+            session.record_failure(index, Instant::now());
+        }
         let configuration = session.read().await?;
         let fingerprint = configuration.fingerprint();
         let kept = session.open_connection().await;
@@ -188,6 +283,7 @@ impl ApiClient {
         match (self.dial(session, &configuration, &candidates, kept.is_none()).await, kept) {
             (Ok((connection, index)), _) => {
                 let has_moved = session.last_index.replace(index).is_some_and(|last| last != index);
+                session.kept_because = None;
                 if mem::take(&mut session.must_renew) {
                     tracing::info!("connected anew to the API server at {}", self.server());
                 } else if has_moved {
@@ -228,7 +324,10 @@ impl ApiClient {
             if is_only {
                 self.set_server(address.to_string(), index);
             }
-            match dialer.connect().await {
+            session.dialed = Some(index);
+            let connected = dialer.connect().await;
+            session.dialed = None;
+            match connected {
                 Ok(connection) => {
                     self.set_server(address.to_string(), index);
                     return Ok((connection, index));
@@ -243,8 +342,8 @@ impl ApiClient {
         Err(errors)
     }
 
-    fn replacement(&self) -> MutexGuard<'_, Option<(ApiServer, Configuration)>> {
-        self.replacement.lock().unwrap_or_else(PoisonError::into_inner)
+    fn renewal(&self) -> MutexGuard<'_, Option<Renewal>> {
+        self.renewal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_server(&self, address: String, index: usize) {
@@ -290,7 +389,7 @@ impl ApiClient {
         let (mut received, connection) = sent.map_err(|(error, _)| error)?;
         let code = received.response.status();
         if code.is_success() && connection.record_service() {
-            self.restored.notify_waiters();
+            self.served.notify_waiters();
         }
         let mut session = self.session.lock().await;
         if code == StatusCode::UNAUTHORIZED {
@@ -324,6 +423,15 @@ impl ApiClient {
                 Err(format!("{} has not responded within {CALL_TIME_MAX:?}", self.server()).into())
             }
         }
+    }
+}
+
+/// Waits for a change of the network, of which those in this first time count at its end.
+async fn changed_after(time: Duration, changes: Option<&NetworkChanges>) {
+    sleep(time).await;
+    match changes {
+        Some(changes) if changes.wait().await.is_ok() => {}
+        _ => pending().await,
     }
 }
 
@@ -363,10 +471,10 @@ impl Transport for ApiClient {
     }
 
     /// A connection that does not last a moment shows nothing: pauses keep growing where each one breaks at once.
-    async fn restored(&self) {
+    async fn served(&self) {
         loop {
-            self.restored.notified().await;
-            sleep(RESTORED_TIME / 2 + jitter(RESTORED_TIME / 2)).await;
+            self.served.notified().await;
+            sleep(SERVED_TIME / 2 + jitter(SERVED_TIME / 2)).await;
             if self.session.lock().await.open_connection().await.is_some() {
                 return;
             }
@@ -385,10 +493,15 @@ fn may_turn(code: StatusCode) -> bool {
 }
 
 impl Session {
-    /// Goes on with other options. Earlier failures of servers do not count for them.
-    fn replace_options(&mut self, options: ApiServer, next: Configuration) {
-        (self.options, self.next) = (options, Some(next));
+    /// Begins a renewal, for which earlier failures of servers do not count.
+    fn begin(&mut self, renewal: Renewal) {
+        if let Renewal::Options(replacement) = renewal {
+            let (options, next) = *replacement;
+            (self.options, self.next) = (options, Some(next));
+        }
         (self.exec, self.health, self.must_renew) = (None, Vec::new(), true);
+        (self.avoided, self.dialed) = (Vec::new(), None);
+        self.kept_because = None;
     }
 
     /// Reads files and programs again. If that fails, the last configuration is used.
@@ -451,15 +564,15 @@ impl Session {
         candidates
     }
 
-    /// Logs why the present connection stays: a warning if it should have been replaced.
-    fn report_kept(&self, errors: &[String], fingerprint: u64) {
+    /// Logs why the present connection stays: a warning if it should have been replaced and the reason is new.
+    fn report_kept(&mut self, errors: &[String], fingerprint: u64) {
         let is_outdated = self.current.as_ref().is_some_and(|current| current.fingerprint != fingerprint);
-        for error in errors {
-            if self.must_renew || is_outdated {
-                tracing::warn!("the present connection to the API server stays for now: {error}");
-            } else {
-                tracing::debug!("the present connection stays: {error}");
-            }
+        let reason = errors.join("; ");
+        if (self.must_renew || is_outdated) && self.kept_because.as_ref() != Some(&reason) {
+            tracing::warn!("the present connection to the API server stays for now: {reason}");
+            self.kept_because = Some(reason);
+        } else if !errors.is_empty() {
+            tracing::debug!("the present connection stays: {reason}");
         }
     }
 
@@ -650,6 +763,59 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_renewal_tries_until_there_is_a_new_connection_and_the_old_one_serves_meanwhile() {
+        let dir = directory("renewed");
+        let (client, _, _requests) = client_of(&dir, &[Server::Serving]).await;
+        assert!(client.is_alive().await, "there is nothing to ask");
+        let mut received = client.send(Request::new(())).await.unwrap();
+        assert!(client.is_alive().await);
+        let [path, away] = ["0", "away"].map(|name| dir.join(name));
+        fs::rename(&path, &away).unwrap();
+        let renewing = client.clone();
+        let mut renewing = tokio::spawn(async move { renewing.renew(Duration::ZERO).await });
+        // A second one ends at once and leaves it to the first.
+        let other = async {
+            while client.renewer.try_lock().is_ok() {
+                tokio::task::yield_now().await;
+            }
+            client.renew(Duration::ZERO).await;
+        };
+        timeout(PATIENCE, other).await.unwrap();
+        client.send(Request::new(())).await.unwrap();
+        assert!(timeout(Duration::from_millis(300), received.link.superseded()).await.is_err());
+        assert!(!renewing.is_finished());
+        let replaced = client.replaced.notified();
+        fs::rename(&away, &path).unwrap();
+        timeout(PATIENCE, received.link.superseded()).await.unwrap();
+        timeout(PATIENCE, &mut renewing).await.unwrap().unwrap();
+        assert!(timeout(Duration::ZERO, replaced).await.is_ok(), "pauses end");
+
+        let mut received = client.send(Request::new(())).await.unwrap();
+        timeout(PATIENCE, client.renew(Duration::ZERO)).await.unwrap();
+        timeout(PATIENCE, received.link.superseded()).await.unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_renewal_begins_anew_when_an_attempt_hangs() {
+        let dir = directory("hanging");
+        let (client, _, mut connections) = client_of(&dir, &[Server::Silent]).await;
+        let sending = client.clone();
+        let sent = tokio::spawn(async move { sending.send(Request::new(())).await.map(|_| ()) });
+        connections.recv().await.unwrap();
+        // The server is another one now.
+        fs::remove_file(dir.join("0")).unwrap();
+        let (sender, _requests) = unbounded_channel();
+        drop(tokio::spawn(serve(UnixListener::bind(dir.join("0")).unwrap(), Server::Serving, sender)));
+        assert!(
+            timeout(Duration::from_secs(5), client.renew(Duration::ZERO)).await.is_ok(),
+            "it waits for the old server"
+        );
+        assert!(matches!(timeout(Duration::from_secs(5), sent).await, Ok(Ok(Ok(())))));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[tokio::test]
     async fn a_server_that_accepts_and_is_silent_is_passed_over() {
         let dir = directory("silent");
         let (client, _, _requests) = client_of(&dir, &[Server::Silent, Server::Silent, Server::Serving]).await;
@@ -819,7 +985,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_request_that_is_served_ends_the_waits_of_others_if_its_connection_lasts() {
-        let dir = directory("restored");
+        let dir = directory("served");
         for (server, lasts) in [(Server::Serving, true), (Server::Leaving, false)] {
             let path = dir.join(format!("{server:?}"));
             let (sender, _requests) = unbounded_channel();
@@ -827,10 +993,10 @@ mod tests {
             let options = at(&path);
             let configuration = configure(&options).await.unwrap();
             let client = ApiClient::new(options, configuration, SocketSetup::none());
-            let mut restored = std::pin::pin!(client.restored());
-            assert!(timeout(Duration::ZERO, restored.as_mut()).await.is_err());
+            let mut served = std::pin::pin!(client.served());
+            assert!(timeout(Duration::ZERO, served.as_mut()).await.is_err());
             client.send(Request::new(())).await.unwrap();
-            assert_eq!(timeout(RESTORED_TIME * 3, restored.as_mut()).await.is_ok(), lasts, "{server:?}");
+            assert_eq!(timeout(SERVED_TIME * 3, served.as_mut()).await.is_ok(), lasts, "{server:?}");
         }
         fs::remove_dir_all(&dir).unwrap();
     }

@@ -65,7 +65,8 @@ pub(super) struct Connection {
     path_prefix: String,
     place: Place,
     superseded: watch::Sender<bool>,
-    probe: Option<Arc<Notify>>,
+    /// Asks for a PING, and changes with each answer. HTTP/1.1 has none.
+    probe: Option<(Arc<Notify>, watch::Receiver<()>)>,
     has_served: AtomicBool,
 }
 
@@ -148,11 +149,12 @@ impl Dialer {
                 }
             }
         }
-        let probe = Arc::new(Notify::new());
+        let (probe, answers) = (Arc::new(Notify::new()), watch::Sender::new(()));
+        let answered = answers.subscribe();
         // The kernel watches TCP connections itself, but not what is behind a proxy or a local socket.
         let is_watched = !self.address.is_local() && self.configuration.proxy.is_none();
-        drop(tokio::spawn(drive(driver, pings, probe.clone(), (!is_watched).then_some(PING_INTERVAL))));
-        Ok(self.connection(Protocol::Http2(sender), place, Some(probe)))
+        drop(tokio::spawn(drive(driver, pings, probe.clone(), answers, (!is_watched).then_some(PING_INTERVAL))));
+        Ok(self.connection(Protocol::Http2(sender), place, Some((probe, answered))))
     }
 
     async fn http1(self, stream: Box<dyn Stream>, place: Place) -> Result<Connection, BoxError> {
@@ -161,7 +163,12 @@ impl Dialer {
         Ok(self.connection(protocol, place, None))
     }
 
-    fn connection(&self, protocol: Protocol, place: Place, probe: Option<Arc<Notify>>) -> Connection {
+    fn connection(
+        &self,
+        protocol: Protocol,
+        place: Place,
+        probe: Option<(Arc<Notify>, watch::Receiver<()>)>,
+    ) -> Connection {
         let has_tls = self.configuration.tls_name(&self.address).is_some();
         Connection {
             protocol,
@@ -238,7 +245,16 @@ impl Connection {
 
     /// State of the connection, for those who wait for something on it.
     pub(super) fn link(&self) -> Link {
-        Link::new(self.superseded.subscribe(), self.probe.clone())
+        Link::new(self.superseded.subscribe(), self.probe.as_ref().map(|(probe, _)| probe.clone()))
+    }
+
+    /// Waits for the answer to a PING; false if the connection has ended. True at once for HTTP/1.1.
+    pub(super) async fn ping(&self) -> bool {
+        let Some((probe, mut answered)) = self.probe.clone() else { return true };
+        // Answers so far do not count.
+        answered.mark_unchanged();
+        probe.notify_one();
+        answered.changed().await.is_ok()
     }
 }
 
@@ -247,6 +263,7 @@ async fn drive(
     connection: h2::client::Connection<Box<dyn Stream>, Bytes>,
     mut pings: PingPong,
     probe: Arc<Notify>,
+    answers: watch::Sender<()>,
     interval: Option<Duration>,
 ) {
     let watch = async {
@@ -258,6 +275,7 @@ async fn drive(
             if !matches!(timeout(PING_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
                 return;
             }
+            answers.send_replace(());
         }
     };
     tokio::select! {
@@ -368,7 +386,7 @@ mod tests {
         if is_probed {
             probe.notify_one();
         }
-        timeout(DAY, drive(connection, pings, probe, interval)).await.ok();
+        timeout(DAY, drive(connection, pings, probe, watch::Sender::new(()), interval)).await.ok();
         start.elapsed()
     }
 

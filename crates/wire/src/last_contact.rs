@@ -1,4 +1,4 @@
-//! Time since the last contact with the API server, and the view that it shows.
+//! Time since the last contact with the API server, the view that it shows, and comparisons with it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,13 +6,17 @@ use std::{
 };
 
 use cproxy_core::{ResourceKind, printable, shortened};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 /// Last contact with the API server for each kind: the last time that it confirmed the known state, by a change, a
 /// bookmark or the end of a list. A refusal does not count. Bookmarks come every minute, so after a longer silence the
 /// known state may be stale.
 #[derive(Clone, Debug, Default)]
-pub struct LastContact(Arc<Mutex<Contacts>>);
+pub struct LastContact {
+    contacts: Arc<Mutex<Contacts>>,
+    /// Notified when the objects are to be compared with the API server's.
+    comparisons: watch::Sender<()>,
+}
 
 #[derive(Debug, Default)]
 struct Contacts {
@@ -23,7 +27,18 @@ struct Contacts {
 
 impl LastContact {
     fn lock(&self) -> MutexGuard<'_, Contacts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contacts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the objects of each kind compared with the API server's, by a new watch from the last known version on.
+    /// After one to three seconds follows [`Event::Compared`](cproxy_core::Event::Compared).
+    pub fn compare(&self) {
+        self.comparisons.send_replace(());
+    }
+
+    /// Receiver that changes with each call of [`Self::compare`] from now on.
+    pub(super) fn comparisons(&self) -> watch::Receiver<()> {
+        self.comparisons.subscribe()
     }
 
     /// Records a contact for this kind.

@@ -37,6 +37,7 @@ mod watch_event;
 mod watch_state;
 
 pub use address::ServerAddress;
+pub use backoff::jitter;
 pub use client::ApiClient;
 pub use configuration::{ApiServer, ClientError, Configuration, configure};
 pub use decode::Decoded;

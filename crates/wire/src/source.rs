@@ -1,7 +1,7 @@
 //! API server as the source of one resource, for any subscriber.
 
 use std::{
-    future::pending,
+    future::{pending, ready},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -31,7 +31,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(200);
 
 /// Time of a watch that is opened for its bookmark, which the server sends two seconds before the end
 /// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
-const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
+pub(super) const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
 
 /// Receiver of a resource's events.
 pub trait Subscriber<K>: Send {
@@ -44,8 +44,13 @@ pub trait Subscriber<K>: Send {
     /// Takes an event. The response waits meanwhile.
     fn publish(&mut self, event: WatchEvent<K>) -> impl Future<Output = ()> + Send;
 
-    /// Takes the token of the view that a list or watch shows; `None`: everything.
+    /// Takes the token of the view that a list or watch shows, once the server has accepted it; `None`: everything.
     fn see_view(&mut self, _token: Option<&str>) {}
+
+    /// Takes note that the server has ended a watch in an orderly way.
+    fn end_watch(&mut self) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
 
     /// Waits until a bookmark is wanted soon. Dropped and called again at will.
     fn bookmark_wanted(&mut self) -> impl Future<Output = ()> + Send {
@@ -135,7 +140,7 @@ struct HttpSource<'a, T, S> {
     reader: Option<MessageReader>,
     /// The last request or response failed.
     is_broken: bool,
-    /// The next watch is opened for its bookmark.
+    /// The next response, if it is a watch, is opened for its bookmark.
     wants_bookmark: bool,
 }
 
@@ -149,6 +154,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         let response = response?;
         let view = response.view().clone();
         self.reader = Some(MessageReader::new(request.operation, response)?);
+        self.wants_bookmark = false;
         self.subscriber.see_view(view.token());
         Ok(view)
     }
@@ -157,9 +163,13 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         let Some(reader) = &mut self.reader else { return Err(ApiError::Incomplete) };
         let mut link = reader.link().clone();
         let is_watch = operation == Operation::Watch;
+        let mut has_ended = false;
         let input = tokio::select! {
             biased;
-            input = reader.next(operation.silence_max()) => self.requester.report_silence(input).await,
+            input = reader.next(operation.silence_max()) => {
+                has_ended = is_watch && matches!(input, Ok(Input::Ended(_)));
+                self.requester.report_silence(input).await
+            }
             // A watch moves to a better connection. A list that is under way ends where it is.
             () = link.superseded(), if is_watch => Ok(Input::Ended(ListMetadata::default())),
             () = self.subscriber.bookmark_wanted(), if is_watch => {
@@ -167,6 +177,9 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
                 Ok(Input::Ended(ListMetadata::default()))
             }
         };
+        if has_ended {
+            self.subscriber.end_watch().await;
+        }
         self.requester.judge_zstd(&input);
         self.is_broken = input.is_err();
         input
@@ -184,7 +197,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
             tokio::select! {
                 () = pause_unless_network_changes(pause.duration) => {}
                 () = self.requester.transport.replaced() => {}
-                () = self.requester.transport.restored() => {}
+                () = self.requester.transport.served() => {}
             }
         } else {
             tokio::time::sleep(pause.duration).await;
@@ -192,7 +205,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
     }
 
     fn watch_time(&mut self) -> Duration {
-        if std::mem::take(&mut self.wants_bookmark) { BOOKMARK_WATCH_TIME } else { watch_time() }
+        if self.wants_bookmark { BOOKMARK_WATCH_TIME } else { watch_time() }
     }
 
     fn must_list(&self) -> bool {

@@ -98,7 +98,7 @@ pub trait Transport: Sync {
     }
 
     /// Waits until another request has shown that the server can be reached again.
-    fn restored(&self) -> impl Future<Output = ()> + Send {
+    fn served(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 }

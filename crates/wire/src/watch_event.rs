@@ -31,6 +31,13 @@ impl<K> WatchEvent<K> {
     }
 }
 
+impl<K> WatchEvent<K> {
+    /// True if the server has sent all changes until now: by a bookmark or the end of a list.
+    pub(super) fn is_comparison(&self) -> bool {
+        matches!(self, Self::ListDone(_) | Self::Bookmark(_))
+    }
+}
+
 impl<K: StoredResource> WatchEvent<K> {
     /// Events for the store.
     pub(super) fn into_events(self) -> Vec<Event> {

@@ -33,6 +33,7 @@ mod own_address;
 mod own_sockets;
 mod reload;
 mod restart;
+mod restored;
 mod routes;
 mod soak;
 mod trouble;

@@ -14,6 +14,7 @@ mod common;
 
 mod bad;
 mod containers;
+mod restored;
 mod start;
 mod systemd;
 mod vsock;

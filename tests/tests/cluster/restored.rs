@@ -1,0 +1,140 @@
+//! An agent in a VM that was restored from a snapshot: its connection to the API server is dead without knowing it.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use cproxy_tests::{
+    audit::AuditLog,
+    control_plane::{ADDRESS, PORT},
+    process::{RunningAgent, cproxy, eventually},
+    relay::{Fault, Relay},
+    sandbox::Sandbox,
+};
+
+use crate::{
+    client::while_a_client_connects,
+    fixture::{Cluster, PATIENCE},
+    rows,
+};
+
+const STAYS: &str = "TCP 10.96.0.10:80 10.244.0.1:8080";
+
+/// Time after which the kernel, the server or the watch itself notice that the connection is dead.
+const UNNOTICED: Duration = Duration::from_secs(15);
+
+/// A cluster whose agent reaches it through a relay.
+struct Restored<'s> {
+    cluster: Cluster<'s>,
+    audit: AuditLog,
+    relay: Relay,
+    agent: RunningAgent,
+}
+
+impl<'s> Restored<'s> {
+    fn start(sandbox: &'s Sandbox) -> Self {
+        let audit = AuditLog::create(sandbox, "api");
+        let flags = audit.flags();
+        let cluster = Cluster::start_with(sandbox, &[&flags[0], &flags[1]]);
+        let relay = Relay::start(sandbox, SocketAddr::new(ADDRESS, PORT));
+        cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
+        cluster.apply_service("moves", "10.96.0.11", &["10.244.0.2"]);
+        let server = format!("https://{}", relay.address());
+        let mut agent = cluster.agent().args(["--apiserver", &server]).start();
+        agent.wait_ready(PATIENCE);
+        cluster.expect_soon(&[STAYS, "TCP 10.96.0.11:80 10.244.0.2:8080"]);
+        Self { cluster, audit, relay, agent }
+    }
+
+    /// Changes a Service while the agent is cut off.
+    fn change_unseen(&self) {
+        self.relay.set_fault(Some(Fault::LosesResponses));
+        self.cluster.apply_service("moves", "10.96.0.11", &["10.244.0.3"]);
+    }
+
+    fn has_old_table(&self) -> bool {
+        rows::in_kernel(self.cluster.sandbox).iter().any(|row| row.to_string() == "TCP 10.96.0.11:80 10.244.0.2:8080")
+    }
+
+    /// Waits for the change. Returns the time that this took.
+    fn expect_change(&self) -> Duration {
+        let start = Instant::now();
+        self.cluster.expect_soon(&[STAYS, "TCP 10.96.0.11:80 10.244.0.3:8080"]);
+        start.elapsed()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.cluster.sandbox.run_dir().join("ready").exists()
+    }
+
+    /// Checks that the agent is the same one and has listed nothing anew.
+    fn assert_resumed(&mut self) {
+        for resource in ["services", "endpointslices"] {
+            let lists = self.audit.lists(resource);
+            assert_eq!(lists.len(), 1, "{lists:#?}");
+        }
+        assert_eq!(self.agent.exit_status(), None);
+    }
+}
+
+#[test]
+fn a_reseeded_agent_connects_anew_and_is_ready_once_its_table_is_compared() {
+    let sandbox = Sandbox::for_test();
+    let mut restored = Restored::start(&sandbox);
+    while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
+        restored.change_unseen();
+        assert!(restored.is_ready());
+        for _ in 0..2 {
+            cproxy(&sandbox, &["reseed"]).success();
+            assert!(!restored.is_ready());
+        }
+        let wait = cproxy(&sandbox, &["wait", "--timeout", "0"]);
+        assert!(wait.stderr.contains("has not compared its table since the VM was restored"), "{}", wait.stderr);
+        assert!(restored.has_old_table(), "it stays in force");
+
+        restored.relay.set_fault(None);
+        let took = restored.expect_change();
+        println!("the table was right after {took:?}");
+        assert!(took < UNNOTICED, "{took:?}");
+        let start = Instant::now();
+        eventually(PATIENCE, "the agent is ready", || if restored.is_ready() { Ok(()) } else { Err("not yet") });
+        println!("the agent was ready {:?} later", start.elapsed());
+        restored.agent.wait_log("ready again after", PATIENCE);
+    });
+    restored.assert_resumed();
+
+    // The next one is like the first, with a connection that is alive.
+    cproxy(&sandbox, &["reseed"]).success();
+    eventually(PATIENCE, "the agent is ready", || if restored.is_ready() { Ok(()) } else { Err("not yet") });
+    restored.cluster.delete("Service", "moves");
+    restored.cluster.expect(&[STAYS]);
+    restored.assert_resumed();
+    eventually(PATIENCE, "old connections have ended", || match restored.relay.open_count() {
+        1 => Ok(()),
+        open => Err(open),
+    });
+}
+
+#[test]
+fn a_dead_connection_is_noticed_when_the_network_changes() {
+    let sandbox = Sandbox::for_test();
+    let mut restored = Restored::start(&sandbox);
+    restored.change_unseen();
+    restored.relay.set_fault(None);
+    assert!(restored.has_old_table());
+    sandbox.add_address("10.244.9.9");
+    let took = restored.expect_change();
+    println!("the table was right after {took:?}");
+    assert!(took < UNNOTICED, "{took:?}");
+    restored.agent.wait_log("the network has changed, perhaps after a restore of the VM", PATIENCE);
+    assert!(restored.is_ready(), "it may have been no restore");
+    restored.assert_resumed();
+
+    // A connection that is alive stays.
+    let history = restored.relay.history();
+    sandbox.add_address("10.244.9.10");
+    restored.cluster.delete("Service", "moves");
+    restored.cluster.expect(&[STAYS]);
+    assert_eq!(restored.relay.history(), history);
+}
