@@ -39,6 +39,9 @@ pub enum Fault {
     LosesRequests,
     /// All that the server sends is lost, and nobody is told.
     LosesResponses,
+    /// Everything is lost, as by a router that has forgotten the connections: those never work again that have sent
+    /// something meanwhile.
+    Forgets,
     /// A connection ends after this many bytes from the server.
     EndsAfter(usize),
     /// All that the server sends is changed.
@@ -51,6 +54,7 @@ impl Fault {
         match self {
             Self::LosesRequests if !is_response => return Some(&[]),
             Self::LosesResponses if is_response => return Some(&[]),
+            Self::Forgets => return Some(&[]),
             Self::EndsAfter(most) if is_response && sent + bytes.len() > most => return None,
             Self::Garbles if is_response => bytes.fill(b'?'),
             _ => {}
@@ -159,12 +163,13 @@ fn copy(
     connections: &Mutex<Connections>,
     signals: &Signals,
 ) {
-    let (mut buffer, mut sent) = (vec![0; 16 << 10], 0);
+    let (mut buffer, mut sent, mut is_forgotten) = (vec![0; 16 << 10], 0, false);
     while signals.wait_for(&from)
         && let Ok(length @ 1..) = from.read(&mut buffer)
     {
         let bytes = buffer.get_mut(..length).unwrap_or_default();
-        let fault = lock(connections).fault;
+        is_forgotten |= lock(connections).fault == Some(Fault::Forgets);
+        let fault = if is_forgotten { Some(Fault::Forgets) } else { lock(connections).fault };
         let passed = match fault {
             Some(fault) => fault.apply(is_response, sent, bytes),
             None => Some(&*bytes),

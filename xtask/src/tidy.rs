@@ -25,6 +25,9 @@ const CORE_FORBIDDEN: [&str; 6] = ["std::fs", "std::io", "std::env", "std::time"
 /// The list of all decisions.
 const DECISIONS_INDEX: &str = "README.md";
 
+/// Page of promises, each with its test.
+const PROMISES: &str = "docs/reliability.md";
+
 /// Directories without files of ours.
 const SKIPPED: [&str; 2] = ["target", ".git"];
 
@@ -52,11 +55,29 @@ pub(crate) fn check() -> Result<()> {
     };
     breaches.extend(lock_breaches(&lock("Cargo.lock")?, &lock("fuzz/Cargo.lock")?));
     breaches.extend(decision_breaches(&decisions(&root)?));
+    let promises = root.join(PROMISES);
+    let promises = fs::read_to_string(&promises).with_context(|| format!("reading {}", promises.display()))?;
+    breaches.extend(promise_breaches(&promises, &tests(&files)?));
     breaches.iter().for_each(run::report);
     if !breaches.is_empty() {
         bail!("{} breaches of the repository's rules", breaches.len());
     }
     Ok(())
+}
+
+/// All sources of tests, as one text.
+fn tests(files: &[PathBuf]) -> Result<String> {
+    let is_source = |file: &&PathBuf| matches!(FileKind::of(file), Some(FileKind::Source));
+    let read = |file: &PathBuf| fs::read_to_string(file).with_context(|| format!("reading {}", file.display()));
+    files.iter().filter(is_source).map(read).collect()
+}
+
+/// Names in the last column of the promises' tables that are no test's.
+fn promise_breaches(page: &str, tests: &str) -> Vec<String> {
+    let columns = page.lines().filter_map(|line| line.strip_prefix('|')?.strip_suffix('|')?.rsplit_once('|'));
+    let names = columns.flat_map(|(_, names)| names.split('`').skip(1).step_by(2));
+    let missing = names.filter(|name| !tests.contains(&format!("fn {name}()")));
+    missing.map(|name| format!("{PROMISES}: there is no test {name}")).collect()
 }
 
 /// Names of the verbs of `cargo xtask` and of all packages.
@@ -225,6 +246,13 @@ mod tests {
         assert_eq!(lock_breaches(&shipped, &lock(&[("a", "1.0.0"), ("b", "2.0.0"), ("fuzzer", "3.0.0")])), [""; 0]);
         let breaches = lock_breaches(&shipped, &lock(&[("a", "1.0.1")]));
         assert!(breaches.len() == 1 && breaches[0].starts_with("fuzz/Cargo.lock: has a 1.0.1"), "{breaches:?}");
+    }
+
+    #[test]
+    fn each_promise_has_a_test_that_is_there() {
+        let page = "| promise | test |\n|---|---|\n| `a` holds | `it_holds`, `it_held` |\n";
+        assert_eq!(promise_breaches(page, "fn it_holds() {}\nfn it_held() {}"), [""; 0]);
+        assert_eq!(promise_breaches(page, "fn it_holds() {}"), ["docs/reliability.md: there is no test it_held"]);
     }
 
     #[test]

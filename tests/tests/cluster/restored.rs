@@ -49,7 +49,7 @@ impl<'s> Restored<'s> {
 
     /// Changes a Service while the agent is cut off.
     fn change_unseen(&self) {
-        self.relay.set_fault(Some(Fault::LosesResponses));
+        self.relay.set_fault(Some(Fault::Forgets));
         self.cluster.apply_service("moves", "10.96.0.11", &["10.244.0.3"]);
     }
 
