@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{body::EndReason, handler::respond, jitter::jitter, relay::Relay};
+use crate::{body::EndReason, handler::respond, jitter::jitter, relay::Relay, throttle::Throttled};
 use cproxy_access::Peer;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -229,7 +229,7 @@ pub(crate) fn serve(
             })
         })
     };
-    let mut http = Box::pin(HTTP.serve_connection(TokioIo::new(stream), service));
+    let mut http = Box::pin(HTTP.serve_connection(TokioIo::new(Throttled::new(stream)), service));
     async move {
         let mut checks = interval(CHECK_INTERVAL);
         let mut must_move = pin!(must_move(&relay, is_surplus));

@@ -23,6 +23,7 @@ mod metrics_server;
 mod peers;
 mod relay;
 mod run;
+mod throttle;
 mod tls;
 mod unix_socket;
 mod upstream;

@@ -1,12 +1,15 @@
 //! `cproxy-relay run`: from the configuration to the end of the process.
 
-use std::{fs, future::pending, io, path::Path, sync::Arc, thread, time::Duration};
+use std::{future::pending, io, path::Path, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, Error, Result, anyhow};
 use cproxy_access::{ReviewSettings, TokenReviewer, Views};
 use cproxy_daemon::{memory, notify};
 use cproxy_network::SocketSetup;
-use cproxy_wire::{ApiClient, ApiServer};
+use cproxy_wire::{
+    ApiClient, ApiServer,
+    file::{self, FILE_BYTES_MAX},
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     runtime::{Builder, Handle},
@@ -107,14 +110,19 @@ fn open_listeners(config: &Config, tls: Option<&Arc<ServerTls>>) -> Result<Vec<l
 /// The file cannot be read, or is invalid.
 pub(crate) fn read_views(path: Option<&Path>) -> Result<Views> {
     let Some(path) = path else { return Ok(Views::everything()) };
-    let text = fs::read_to_string(path).with_context(|| format!("--views {}", path.display()))?;
+    let text = views_text(path)?;
     Views::parse(&path.display().to_string(), &text).context("--views")
+}
+
+fn views_text(path: &Path) -> Result<String> {
+    let text = file::read(path, FILE_BYTES_MAX).and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    text.with_context(|| format!("--views {}", path.display()))
 }
 
 /// Reads the views again. Views that have not changed stay shared with the clients that have them.
 fn reread_views(relay: &Relay, path: Option<&Path>) -> Result<Views> {
     let Some(path) = path else { return Ok(Views::everything()) };
-    let text = fs::read_to_string(path).with_context(|| format!("--views {}", path.display()))?;
+    let text = views_text(path)?;
     relay.views().reparse(&path.display().to_string(), &text).context("--views")
 }
 

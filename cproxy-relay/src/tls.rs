@@ -1,11 +1,11 @@
 //! TLS towards clients. Files are read again, so that renewed certificates take effect without a restart.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
 };
 
+use cproxy_wire::file::{self, FILE_BYTES_MAX};
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::ring,
@@ -95,7 +95,7 @@ fn named(flag: &str, path: &Path, error: impl std::fmt::Display) -> String {
 }
 
 fn read(path: &Path, flag: &str) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| named(flag, path, error))
+    file::read(path, FILE_BYTES_MAX).map_err(|error| named(flag, path, error))
 }
 
 fn certificates(path: &Path, flag: &str) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -13,6 +13,7 @@ use std::{
 
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat},
+    io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Uid, geteuid},
 };
@@ -121,12 +122,15 @@ pub(crate) fn listen_in(directory: OwnedFd, name: &OsStr, path: &Path) -> io::Re
 /// Whether a file is a socket on which nobody listens. A full queue of connections is no reason to wait.
 fn is_left_behind(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<bool> {
     if !FileType::from_raw_mode(status(directory, name)?.st_mode).is_socket() {
-        return Ok(false);
+        return Err(io::Error::other("a file that is no socket is there: remove it"));
     }
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let connected = rustix::net::connect(&socket, &SocketAddrUnix::new(path)?);
-    Ok(connected.is_err_and(|error| error == rustix::io::Errno::CONNREFUSED))
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => Ok(true),
+        Err(Errno::ACCESS) => Err(io::Error::other("the socket of another user is there: remove it")),
+        _ => Ok(false),
+    }
 }
 
 /// Device and inode.
@@ -160,7 +164,7 @@ mod tests {
         fs::write(&path, "another file").unwrap();
         drop(second);
         assert_eq!(fs::read_to_string(&path).unwrap(), "another file");
-        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(listen(&path).unwrap_err().to_string().contains("no socket"));
         fs::remove_dir_all(&directory).unwrap();
     }
 

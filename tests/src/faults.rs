@@ -44,7 +44,7 @@ impl TracedAgent {
     /// Starts an agent in which these system calls are recorded, and one of them is replaced by a fault.
     pub fn start(sandbox: &Sandbox, calls: &str, injection: Option<Injection>) -> Self {
         let (ready, trace) = (sandbox.run_dir().join("ready"), sandbox.dir().join("trace"));
-        // What an earlier agent has left would look like this one's.
+        // The files of an earlier agent would pass for this one's.
         drop((fs::remove_file(&ready), fs::remove_file(&trace)));
         let mut command = Command::new("strace");
         command.args(["--follow-forks", "--quiet=all"]).arg(format!("--trace={calls}")).arg("--output").arg(&trace);

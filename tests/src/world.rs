@@ -4,6 +4,11 @@
 use std::{
     ffi::{OsStr, OsString},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
@@ -252,6 +257,40 @@ pub fn counters(sandbox: &Sandbox) -> Value {
 pub fn counter(sandbox: &Sandbox, name: &str) -> u64 {
     let counters = counters(sandbox);
     counters.get(name).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {name} in {counters}"))
+}
+
+/// Connects to `web` without a pause while `work` runs, by every kind of socket and form of address.
+///
+/// # Panics
+/// When a pod has not answered, or the peer is not the ClusterIP.
+pub fn while_connecting<R>(what: &str, work: impl FnOnce() -> R) -> R {
+    let (ends, failure) = (AtomicBool::new(false), OnceLock::new());
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                // At least once, and once more after the end.
+                let is_last = ends.load(Ordering::Relaxed);
+                for (form, kind) in Form::ALL.into_iter().flat_map(|form| SocketKind::ALL.map(|kind| (form, kind))) {
+                    let answer = match kind {
+                        SocketKind::Tcp => echo::ask_name(form.web()),
+                        SocketKind::UdpConnected => echo::ask_connected_udp(form.web()),
+                        SocketKind::UdpUnconnected => echo::ask_udp(form.web()).map(|(name, _)| name),
+                    };
+                    if let Err(error) = answer {
+                        failure.get_or_init(|| format!("{form:?} {kind:?}: {error}"));
+                    }
+                }
+                if is_last {
+                    return;
+                }
+            }
+        });
+        let result = work();
+        ends.store(true, Ordering::Relaxed);
+        result
+    });
+    assert_eq!(failure.get(), None, "{what}");
+    result
 }
 
 /// A running world.

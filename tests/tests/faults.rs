@@ -3,17 +3,9 @@
 //!
 //! The calls are found by running the agent once. An ordinary run takes a sample of them, `CPROXY_SOAK=1` all.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
+#![expect(clippy::panic, reason = "a failed call is a failed test")]
 
-use std::{
-    collections::BTreeSet,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use aya::{maps::loaded_maps, programs::loaded_programs};
 use cproxy_datapath::bpf::Program;
@@ -25,7 +17,7 @@ use cproxy_tests::{
     process::{cproxy, eventually},
     random::{self, Random},
     sandbox::Sandbox,
-    world::{Form, SYNC, has_pods, rows, serve_pods, start_agent, web_with},
+    world::{Form, SYNC, has_pods, rows, serve_pods, start_agent, web_with, while_connecting},
 };
 
 /// Pods of the Service that answers.
@@ -95,31 +87,6 @@ fn objects() -> BTreeSet<String> {
     let programs = loaded_programs().flatten();
     let programs = programs.map(|program| (program.name_as_str().unwrap_or_default().to_owned(), program.id()));
     maps.chain(programs).filter(|(name, _)| ours(name)).map(|(name, id)| format!("{name} {id}")).collect()
-}
-
-/// Connects without a pause while `work` runs. Each connect has to succeed.
-fn while_connecting<R>(what: &str, work: impl FnOnce() -> R) -> R {
-    let (ends, connects, failure) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(None));
-    let result = thread::scope(|scope| {
-        scope.spawn(|| {
-            while !ends.load(Ordering::Relaxed) || connects.load(Ordering::Relaxed) < 10 {
-                for form in Form::ALL {
-                    let answers = [echo::ask_name(form.web()), echo::ask_connected_udp(form.web())];
-                    if let Some(error) = answers.into_iter().find_map(Result::err) {
-                        failure.lock().unwrap().get_or_insert(format!("{form:?}: {error}"));
-                    }
-                    connects.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        });
-        let result = work();
-        ends.store(true, Ordering::Relaxed);
-        result
-    });
-    if let Some(failure) = failure.into_inner().unwrap() {
-        panic!("{what}: {failure}");
-    }
-    result
 }
 
 /// Faults of these calls: a sample, or all.

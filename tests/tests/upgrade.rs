@@ -7,11 +7,6 @@ use std::{
     env,
     net::{SocketAddr, TcpStream, UdpSocket},
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread,
     time::Duration,
 };
 
@@ -23,7 +18,7 @@ use cproxy_tests::{
     process::{Agent, RunningAgent, cproxy, eventually},
     random,
     sandbox::Sandbox,
-    world::{Form, SYNC, SocketKind, has_pods, pod_number, rows, serve_pods, start_agent, web_with},
+    world::{Form, SYNC, has_pods, pod_number, rows, serve_pods, start_agent, web_with, while_connecting},
 };
 
 /// Variable with the agents: `LAYOUT=PATH`, separated by commas.
@@ -31,9 +26,6 @@ const VARIABLE: &str = "CPROXY_OLDER_AGENTS";
 
 /// Pods of the Service.
 const PODS: [u8; 3] = [1, 2, 3];
-
-/// Connects during an upgrade, at least.
-const CONNECTS: u64 = 200;
 
 /// Limit on the run of an agent that is killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -136,35 +128,6 @@ impl Sockets {
             assert_eq!((pod_number(&answered), from), (*pod, *vip), "{when}: a flow of unconnected UDP");
         }
     }
-}
-
-/// Connects without a pause while `work` runs, and at least so often. Each one has to succeed.
-fn while_connecting<R>(what: &str, work: impl FnOnce() -> R) -> R {
-    let (ends, count, failure) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(None));
-    let result = thread::scope(|scope| {
-        scope.spawn(|| {
-            while !ends.load(Ordering::Relaxed) || count.load(Ordering::Relaxed) < CONNECTS {
-                for (form, kind) in Form::ALL.into_iter().flat_map(|form| SocketKind::ALL.map(|kind| (form, kind))) {
-                    let answer = match kind {
-                        SocketKind::Tcp => echo::ask_name(form.web()),
-                        SocketKind::UdpConnected => echo::ask_connected_udp(form.web()),
-                        SocketKind::UdpUnconnected => echo::ask_udp(form.web()).map(|(name, _)| name),
-                    };
-                    if let Err(error) = answer {
-                        failure.lock().unwrap().get_or_insert(format!("{form:?} {kind:?}: {error}"));
-                    }
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        });
-        let result = work();
-        ends.store(true, Ordering::Relaxed);
-        result
-    });
-    if let Some(failure) = failure.into_inner().unwrap() {
-        panic!("{what}: {failure}");
-    }
-    result
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Signs that the VM was restored from a snapshot. Waiting for them costs nothing.
+//! Signs that the VM was restored from a snapshot. At rest they cost nothing; each line of the kernel's log is read.
 
 mod clock;
 mod kernel_log;

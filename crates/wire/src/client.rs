@@ -258,6 +258,18 @@ impl ApiClient {
         timeout(ALIVE_TIMEOUT, connection.ping()).await.unwrap_or(false)
     }
 
+    /// Waits until a new connection has served a request and lasts. One that does not last a moment shows nothing:
+    /// pauses keep growing where each one breaks at once.
+    async fn served(&self) {
+        loop {
+            self.served.notified().await;
+            sleep(SERVED_TIME / 2 + jitter(SERVED_TIME / 2)).await;
+            if self.session.lock().await.open_connection().await.is_some() {
+                return;
+            }
+        }
+    }
+
     /// Makes sure that there is a connection, and that it is the best one. Returns whether it is new.
     async fn connect(&self, session: &mut Session) -> Result<(Arc<Connection>, bool), BoxError> {
         loop {
@@ -466,18 +478,10 @@ impl Transport for ApiClient {
         }
     }
 
-    async fn replaced(&self) {
-        self.replaced.notified().await;
-    }
-
-    /// A connection that does not last a moment shows nothing: pauses keep growing where each one breaks at once.
-    async fn served(&self) {
-        loop {
-            self.served.notified().await;
-            sleep(SERVED_TIME / 2 + jitter(SERVED_TIME / 2)).await;
-            if self.session.lock().await.open_connection().await.is_some() {
-                return;
-            }
+    async fn usable(&self) {
+        tokio::select! {
+            () = self.replaced.notified() => {}
+            () = self.served() => {}
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Files of the configuration, which are read again for each request by the agent's only thread.
+//! Files of the configuration, which are read again by a thread that also serves connections.
 
 use std::{fs, io, path::Path};
 
 /// Longest file: a kubeconfig with many clusters.
-pub(super) const FILE_BYTES_MAX: u64 = 4 << 20;
+pub const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Checks that a file can be read at once and is not too long. Opening a FIFO would block the agent.
+/// Checks that a file can be read at once and is not too long. Opening a FIFO would block the thread.
 ///
 /// # Errors
 /// It cannot, or there is none.
@@ -23,8 +23,8 @@ pub(super) fn check(path: &Path, longest_bytes: u64) -> io::Result<()> {
 /// Content of a file.
 ///
 /// # Errors
-/// As those of [`check`].
-pub(super) fn read(path: &Path, longest_bytes: u64) -> io::Result<Vec<u8>> {
+/// It is no regular file, longer than this, or cannot be read.
+pub fn read(path: &Path, longest_bytes: u64) -> io::Result<Vec<u8>> {
     check(path, longest_bytes)?;
     fs::read(path)
 }

@@ -12,7 +12,7 @@ mod dns;
 mod error_text;
 mod exec_plugin;
 mod failure;
-mod file;
+pub mod file;
 mod follow;
 mod head;
 mod kubeconfig;

@@ -196,8 +196,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         if pause.ends_on_network_change {
             tokio::select! {
                 () = pause_unless_network_changes(pause.duration) => {}
-                () = self.requester.transport.replaced() => {}
-                () = self.requester.transport.served() => {}
+                () = self.requester.transport.usable() => {}
             }
         } else {
             tokio::time::sleep(pause.duration).await;

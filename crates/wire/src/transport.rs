@@ -92,13 +92,9 @@ pub trait Transport: Sync {
     /// Reports a server that cannot serve requests now. The next request goes to another one, if there is one.
     fn report_failure(&self) -> impl Future<Output = ()> + Send;
 
-    /// Waits until other servers or credentials are configured, with which a request may succeed at once.
-    fn replaced(&self) -> impl Future<Output = ()> + Send {
-        std::future::pending()
-    }
-
-    /// Waits until another request has shown that the server can be reached again.
-    fn served(&self) -> impl Future<Output = ()> + Send {
+    /// Waits until a request may succeed at once, although the last one has failed: other servers or credentials are
+    /// configured, or another request has shown that the server can be reached again.
+    fn usable(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 }

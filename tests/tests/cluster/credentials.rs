@@ -37,9 +37,7 @@ struct Vm<'s> {
 
 impl<'s> Vm<'s> {
     fn start(sandbox: &'s Sandbox) -> Self {
-        let audit = AuditLog::create(sandbox, "api");
-        let flags = audit.flags();
-        let cluster = Cluster::start_with(sandbox, &[&flags[0], &flags[1]]);
+        let (cluster, audit) = Cluster::start_audited(sandbox);
         let relay = Relay::start(sandbox, SocketAddr::new(ADDRESS, PORT));
         let directory = sandbox.dir().join("vm");
         fs::create_dir(&directory).unwrap();

@@ -4,6 +4,7 @@
 use std::{cell::Cell, io, time::Duration};
 
 use cproxy_tests::{
+    audit::AuditLog,
     control_plane::ControlPlane,
     manifest::{Service, Slice, http_service},
     process::{Agent, RunningAgent, eventually},
@@ -47,6 +48,13 @@ impl<'s> Cluster<'s> {
     /// Starts with additional flags of kube-apiserver.
     pub(crate) fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
         Self::with(sandbox, ControlPlane::start_with(sandbox, flags))
+    }
+
+    /// Starts with an API server that records its requests.
+    pub(crate) fn start_audited(sandbox: &'s Sandbox) -> (Self, AuditLog) {
+        let audit = AuditLog::create(sandbox, "api");
+        let [policy, log] = audit.flags();
+        (Self::start_with(sandbox, &[&policy, &log]), audit)
     }
 
     /// Starts with the oldest supported API server.

@@ -34,9 +34,7 @@ struct Restored<'s> {
 
 impl<'s> Restored<'s> {
     fn start(sandbox: &'s Sandbox) -> Self {
-        let audit = AuditLog::create(sandbox, "api");
-        let flags = audit.flags();
-        let cluster = Cluster::start_with(sandbox, &[&flags[0], &flags[1]]);
+        let (cluster, audit) = Cluster::start_audited(sandbox);
         let relay = Relay::start(sandbox, SocketAddr::new(ADDRESS, PORT));
         cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
         cluster.apply_service("moves", "10.96.0.11", &["10.244.0.2"]);

@@ -7,7 +7,6 @@ use std::{
 };
 
 use cproxy_tests::{
-    audit::AuditLog,
     control_plane::role_binding,
     manifest::{Slice, write_text},
     process::Agent,
@@ -30,9 +29,7 @@ const SOAK: Duration = Duration::from_secs(25 * 60);
 #[test]
 fn tokens_of_ten_minutes_are_renewed_twice_under_load_without_a_refusal_or_a_list() {
     let sandbox = Sandbox::for_test();
-    let audit = AuditLog::create(&sandbox, "api");
-    let flags = audit.flags();
-    let cluster = Cluster::start_with(&sandbox, &[&flags[0], &flags[1]]);
+    let (cluster, audit) = Cluster::start_audited(&sandbox);
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata":
                          {"name": "vm", "namespace": "default"}});
     cluster.control_plane.apply([account, role_binding("cproxy", "system:serviceaccount:default:vm")]);

@@ -90,9 +90,7 @@ impl<'s> World<'s> {
     }
 
     fn start_with(sandbox: &'s Sandbox, relay: Relay, agent: impl FnOnce(&Cluster<'s>, &Relay) -> Agent<'s>) -> Self {
-        let audit = AuditLog::create(sandbox, "api");
-        let flags = audit.flags();
-        let cluster = Cluster::start_with(sandbox, &[&flags[0], &flags[1]]);
+        let (cluster, audit) = Cluster::start_audited(sandbox);
         cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
         let mut agent = agent(&cluster, &relay).start();
         agent.wait_ready(PATIENCE);

@@ -20,6 +20,12 @@ const RESIDENT_MAX: u64 = 100 << 20;
 /// Requests of the flood.
 const FLOOD: usize = 20_000;
 
+/// Empty SETTINGS frame (RFC 9113, 6.5).
+const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+/// Bytes that a flood of frames gets rid of: those that the relay reads at once, and the kernel's buffers.
+const FLOOD_BYTES_MAX: usize = 32 << 20;
+
 fn connect() -> TcpStream {
     let stream = TcpStream::connect(RELAY).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -97,6 +103,21 @@ fn floods_are_bounded() {
     let metrics = world.relay.metrics_address();
     let _idle: Vec<_> = (0..200).map(|_| TcpStream::connect(metrics).unwrap()).collect();
     assert!(!world.relay.metrics().is_empty());
+
+    // Control frames of HTTP/2: an empty SETTINGS again and again.
+    let mut stream = connect();
+    stream.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    stream.write_all(&[preface.as_slice(), &SETTINGS].concat()).unwrap();
+    let answers = stream.try_clone().unwrap();
+    let reading = std::thread::spawn(move || read_to_end(answers));
+    let flood = SETTINGS.repeat(10_000);
+    // The write that waits for two seconds ends it.
+    let sent = (0..1_000).take_while(|_| stream.write_all(&flood).is_ok()).count() * flood.len();
+    assert!(sent < FLOOD_BYTES_MAX, "{sent} bytes of control frames were read");
+    // The relay may have cut it already.
+    stream.shutdown(std::net::Shutdown::Both).ok();
+    drop(reading.join().unwrap());
 
     // A thousand streams.
     let target = format!("{SERVICES}?watch=true&timeoutSeconds=3&number=[1-1000]");

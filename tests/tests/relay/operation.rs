@@ -8,6 +8,8 @@ use cproxy_tests::{
     sandbox::Sandbox,
 };
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
 use crate::{
     access::{create_account, names, stranger, token},
     client::{Client, Version, Watching},
@@ -133,6 +135,13 @@ fn views_and_certificates_are_read_again() {
     relay.signal(Signal::HUP);
     relay.wait_log("the views stay as they are", PATIENCE);
     assert!(names(&client(), SERVICES).contains("team/web"));
+    // Opening it would block.
+    fs::remove_file(&file).unwrap();
+    mknodat(CWD, &file, FileType::Fifo, Mode::RUSR, 0).unwrap();
+    relay.signal(Signal::HUP);
+    relay.wait_log("not a regular file", PATIENCE);
+    assert!(names(&client(), SERVICES).contains("team/web"));
+    fs::remove_file(&file).unwrap();
     views("team-a");
     // The API server uses the same files.
     cluster.control_plane.renew_authority();

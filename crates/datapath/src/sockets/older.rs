@@ -9,7 +9,7 @@ use crate::bpf::{PinDir, SocketStates};
 
 /// Whether there may be such a socket. It is open, and if it is a TCP socket, it has a peer.
 pub(crate) fn has_older_socket(pins: &PinDir) -> bool {
-    // What cannot be seen may be one.
+    // A socket that cannot be seen may be an older one.
     search(pins).unwrap_or(true)
 }
 
