@@ -1,7 +1,9 @@
 //! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
 
+mod canary;
 mod error;
 mod handover;
+mod health;
 mod install;
 mod own_addresses;
 mod readiness;
@@ -16,16 +18,19 @@ mod timeline;
 
 use std::path::Path;
 
+use canary::Canary;
 use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_daemon::LogFilter;
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup, has_kept};
 use cproxy_network::SocketSetup;
 use cproxy_wire::LastContact;
 pub use error::AgentError;
+pub use health::{CanaryState, walk_canary};
+use health::{HealthChecker, HealthWatch};
 pub use install::{EXIT_RETRY, install_programs};
 use own_addresses::AddressSource;
 use readiness::Readiness;
-use reconciler::Reconciler;
+use reconciler::{Own, Reconciler};
 use reload::Reloader;
 pub use reload::Reread;
 pub use resume::generation_id;
@@ -87,7 +92,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     // The source alone keeps the channel open, so that its end is noticed.
     let weak_sender = sender.downgrade();
     let client = source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender);
-    let source = SourceStatus::new(&config.source, client.clone(), last_contact);
+    let source = SourceStatus::new(&config.source, client.clone(), last_contact.clone());
     install::install_in_child(&environment, &lock).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
@@ -95,7 +100,9 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone());
     node.pod_ips = addresses.start(&node.pod_ips, configuration.as_ref());
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
-    let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.terminate_sockets)?;
+    let (health_watch, demands) = HealthWatch::new();
+    let own = Own { canary: Canary::new(&config.canary), health_watch: health_watch.clone() };
+    let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.terminate_sockets, own)?;
     reconciler.configure(settings)?;
     reconciler.reseed()?;
     if let Some(mut store) = bootstrap {
@@ -110,7 +117,18 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let (requests, received) = mpsc::channel(1);
     drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
-    drop(tokio::spawn(resume::watch(requests.clone(), client.clone())));
+    drop(tokio::spawn(resume::watch(requests.clone(), client.clone(), health_watch.clone())));
+    let health_checker = HealthChecker {
+        watch: health_watch,
+        demands,
+        last_contact,
+        requests: requests.clone(),
+        environment,
+        cgroup: config.cgroup.clone(),
+        run_dir: config.run_dir.clone(),
+        lock,
+    };
+    drop(tokio::spawn(health_checker.run()));
     let reloader = Reloader { reread, config, log, client, addresses, events: weak_sender, requests };
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {

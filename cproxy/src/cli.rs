@@ -1,5 +1,6 @@
 //! The command line: a contract that scripts and images rely on. One file per command.
 
+mod canary;
 mod check;
 mod cleanup;
 mod exec;
@@ -69,6 +70,9 @@ enum Command {
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
     Install(install::InstallOptions),
+    /// Walk the canary in a cgroup; `run` does this in a child process
+    #[command(hide = true)]
+    Canary(canary::CanaryOptions),
 }
 
 /// The pin directory.
@@ -218,6 +222,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Version => version::run()?,
         Command::Exec(options) => return Ok(exec::run(&options)),
         Command::Install(options) => return Ok(install::run(&options)),
+        Command::Canary(options) => canary::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@
 //! See ARCHITECTURE.md for the path of an event and of a connect().
 
 pub mod agent;
+mod canary;
 pub mod cli;
 pub mod config;
 pub mod manifests;

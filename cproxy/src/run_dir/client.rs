@@ -11,8 +11,10 @@ use std::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 
-use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET};
-use crate::report::{FrontendRow, SourceReport};
+use super::protocol::{
+    REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+};
+use crate::report::{FrontendRow, HealthReport, SourceReport};
 
 /// Bound on a response, more than a full table has.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
@@ -45,6 +47,15 @@ pub fn fetch_gauges(run_dir: &Path, timeout: Duration) -> io::Result<BTreeMap<St
 /// ([`io::ErrorKind::InvalidData`]).
 pub fn fetch_source(run_dir: &Path) -> io::Result<SourceReport> {
     let response = fetch(run_dir, REQUEST_SOURCE, RESPONSE_TIMEOUT)?;
+    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Health of a running agent's programs, after a look at them.
+///
+/// # Errors
+/// As [`fetch_source`].
+pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
+    let response = fetch(run_dir, REQUEST_HEALTH, RESPONSE_TIMEOUT)?;
     serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 

@@ -3,6 +3,7 @@
 //! The long-running agent never loads programs itself: that needs the kernel's whole BTF in memory for a moment. A
 //! short-lived child of the same binary ([`install`]) loads, attaches and pins; the agent opens the pins.
 
+mod attachments;
 mod cgroups;
 mod counters;
 mod encoding;
@@ -33,6 +34,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }
 
+pub use attachments::{Attachments, Difference, LinkState};
 pub use counters::read_counters;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use error::TableError;
