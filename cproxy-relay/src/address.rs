@@ -36,6 +36,11 @@ impl ListenAddress {
             Self::Unix(_) | Self::Guests(_) | Self::Vsock { .. } => true,
         }
     }
+
+    /// True if two listeners can have the address: the kernel chooses each a port of its own.
+    pub(crate) fn has_any_port(&self) -> bool {
+        matches!(self, Self::Tcp(address) if address.port() == 0)
+    }
 }
 
 impl FromStr for ListenAddress {
@@ -54,6 +59,9 @@ impl FromStr for ListenAddress {
             let parsed = rest.split_once(':').and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)));
             let (cid, port) = parsed.ok_or(EXPECTED)?;
             return Ok(Self::Vsock { cid, port });
+        }
+        if text.is_empty() {
+            return Err(format!("an address is empty; {EXPECTED}"));
         }
         if text.contains("://") {
             return Err(format!("{EXPECTED}; TLS follows from --tls-cert-file"));

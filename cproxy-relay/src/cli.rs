@@ -112,7 +112,7 @@ impl Settings {
             self.tls_private_key_file.as_deref(),
             self.client_ca_file.as_deref(),
         )?;
-        let config = Config {
+        Ok(Config {
             kubeconfig: self.kubeconfig.clone(),
             listen: self.listen.clone(),
             tls,
@@ -122,9 +122,7 @@ impl Settings {
             connections_max: 0,
             metrics_address: None,
             drain_time: Duration::ZERO,
-        };
-        config.check()?;
-        Ok(config)
+        })
     }
 }
 
@@ -182,7 +180,8 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
 }
 
 fn config_or_exit(config: Result<Config, ConfigError>) -> Config {
-    config.unwrap_or_else(|error| usage_error(&error.to_string()))
+    let checked = config.and_then(|config| config.check().map(|()| config));
+    checked.unwrap_or_else(|error| usage_error(&error.to_string()))
 }
 
 /// Ends the process with exit code 2 and one line.

@@ -49,6 +49,12 @@ pub(crate) enum ConfigError {
     /// Everybody could connect.
     #[error("--listen {0}: --authentication none is for loopback, unix and vsock only")]
     Open(ListenAddress),
+    /// Two listeners have one address.
+    #[error("--listen {0}: the address is there twice: leave one out")]
+    Twice(ListenAddress),
+    /// Metrics and a listener have one address.
+    #[error("--metrics-bind-address {0}: --listen has the same address: choose another port")]
+    MetricsAndListener(SocketAddr),
 }
 
 /// Files of TLS from their flags.
@@ -73,11 +79,22 @@ pub(crate) fn tls_files(
 }
 
 impl Config {
-    /// Checks that no listener gives away more than it should.
+    /// Checks that each listener has an address of its own, and that none gives away more than it should.
     ///
     /// # Errors
-    /// One does.
+    /// One has not, or does.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let mut others = self.listen.iter().filter(|address| !address.has_any_port());
+        while let Some(address) = others.next() {
+            if others.clone().any(|other| other == address) {
+                return Err(ConfigError::Twice(address.clone()));
+            }
+            if let (ListenAddress::Tcp(address), Some(metrics)) = (address, self.metrics_address)
+                && *address == metrics
+            {
+                return Err(ConfigError::MetricsAndListener(metrics));
+            }
+        }
         for address in self.listen.iter().filter(|address| !address.is_local()) {
             if self.tls.is_none() {
                 return Err(ConfigError::PlainHttp(address.clone()));

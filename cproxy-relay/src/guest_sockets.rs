@@ -51,6 +51,8 @@ pub(crate) struct GuestSockets {
 pub(crate) struct Found {
     /// By path.
     pub(crate) vm_sockets: BTreeMap<PathBuf, VmSocket>,
+    /// Those that no view could match, since their paths are not UTF-8.
+    unnamed: HashSet<PathBuf>,
     /// Problem with the search.
     pub(crate) problem: Option<String>,
 }
@@ -91,17 +93,20 @@ impl GuestSockets {
         let mut found = Found::default();
         let below = self.vm_sockets.strip_prefix(&self.top).unwrap_or(&self.vm_sockets);
         let mut paths = vec![self.top.clone()];
-        for component in below.components() {
+        let mut components = below.components();
+        while let Some(component) = components.next() {
             let name = component.as_os_str();
             let Some(pattern) = name.to_str().filter(|name| name.contains('*')) else {
                 paths.iter_mut().for_each(|path| path.push(name));
                 continue;
             };
+            let is_last = components.as_path().as_os_str().is_empty();
             let mut matching = Vec::new();
             for path in paths {
                 match self.matching(&path, pattern) {
+                    Ok(files) if is_last => matching.extend(files.into_iter().filter(|path| !self.is_own(path))),
                     Ok(files) => matching.extend(files),
-                    Err(error) => found.problem = Some(format!("cannot look for VMs in {}: {error}", path.display())),
+                    Err(error) => found.problem = Some(format!("cannot look for VMs in {path:?}: {error}")),
                 }
             }
             paths = matching;
@@ -113,27 +118,36 @@ impl GuestSockets {
                 // It has gone meanwhile, or is behind a link.
                 Err(error) if is_gone(&error) => continue,
                 Err(error) => {
-                    found.problem = Some(format!("cannot look for VMs at {}: {error}", path.display()));
+                    found.problem = Some(format!("cannot look for VMs at {path:?}: {error}"));
                     continue;
                 }
             };
-            if FileType::from_raw_mode(status.st_mode).is_socket() {
+            if !FileType::from_raw_mode(status.st_mode).is_socket() {
+                continue;
+            }
+            if path.to_str().is_none() {
+                found.unnamed.insert(path);
+            } else {
                 found.vm_sockets.insert(path, VmSocket { identity: identity(&status), user: status.st_uid });
             }
         }
         found
     }
 
-    /// Files of a directory whose names match, without the relay's own. VMs come and go, so it may be missing.
+    /// Files of a directory whose names match. VMs come and go, so it may be missing.
     fn matching(&self, directory: &Path, name: &str) -> io::Result<Vec<PathBuf>> {
         let pattern = Pattern::try_from(name.to_owned()).map_err(io::Error::other)?;
-        let own = format!("_{}", self.port);
-        let is_match = |file: &OsStr| file.to_str().is_some_and(|file| pattern.matches(file) && !file.ends_with(&own));
+        let is_match = |file: &OsStr| pattern.matches(&file.to_string_lossy());
         let files = match fs::read_dir(directory) {
             Err(error) if is_gone(&error) && directory != self.top => return Ok(Vec::new()),
             files => files?.collect::<io::Result<Vec<_>>>()?,
         };
         Ok(files.into_iter().filter(|file| is_match(&file.file_name())).map(|file| file.path()).collect())
+    }
+
+    /// Whether a file is named like a socket of the relay.
+    fn is_own(&self, path: &Path) -> bool {
+        path.as_os_str().as_encoded_bytes().ends_with(format!("_{}", self.port).as_bytes())
     }
 
     /// Directory of a file below `top`, reached without symbolic links, and the file's name.
@@ -160,7 +174,8 @@ impl GuestSockets {
 
     /// Serves guests as they come and go, for ever.
     pub(crate) async fn run(self, relay: Arc<Relay>) {
-        let (mut serving, mut refused) = (HashMap::<PathBuf, Serving>::new(), HashSet::new());
+        let mut serving = HashMap::<PathBuf, Serving>::new();
+        let (mut refused, mut unnamed) = (HashSet::new(), HashSet::new());
         let (mut tasks, mut interval, mut problem) = (JoinSet::new(), interval(SCAN_INTERVAL), None);
         loop {
             interval.tick().await;
@@ -179,6 +194,10 @@ impl GuestSockets {
                 tracing::warn!("{text}");
             }
             problem = found.problem;
+            for path in found.unnamed.difference(&unnamed) {
+                tracing::warn!("{path:?} is not served: its path is not UTF-8; rename it");
+            }
+            unnamed = found.unnamed;
             // A VM that was not found is there until it is known that it has gone.
             let is_complete = problem.is_none();
             let mut closing = HashSet::new();
@@ -213,7 +232,7 @@ impl GuestSockets {
                     Err(error) => {
                         let listener = self.with_port(path.as_os_str());
                         if refused.insert(path) {
-                            tracing::warn!("cannot listen on unix://{}: {error}; trying again", listener.display());
+                            tracing::warn!("cannot listen on {listener:?}: {error}; trying again");
                         }
                     }
                 }
@@ -248,7 +267,7 @@ fn is_there(file: &Weak<SocketFile>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::{fs::symlink, net::UnixListener};
+    use std::os::unix::{ffi::OsStrExt as _, fs::symlink, net::UnixListener};
 
     use super::*;
 
@@ -276,8 +295,24 @@ mod tests {
         assert_eq!(found("*.sock_6443"), ["c.sock"]);
         assert_eq!(found("vm/*/none/v.sock_6443"), [""; 0]);
         let missing = GuestSockets::parse(&format!("{}/none/*_6443", directory.display())).unwrap().find();
-        assert!(missing.vm_sockets.is_empty() && missing.problem.unwrap().contains("/none: "));
+        assert!(missing.vm_sockets.is_empty() && missing.problem.unwrap().contains("/none\": "));
         drop(sockets);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn only_a_path_that_is_not_utf_8_keeps_a_vm_from_being_served() {
+        let directory = std::env::temp_dir().join(format!("cproxy-relay-names-{}", std::process::id()));
+        let vm = |name: &[u8]| {
+            let vm = directory.join(OsStr::from_bytes(name));
+            fs::create_dir_all(&vm).unwrap();
+            (vm.join("v.sock"), UnixListener::bind(vm.join("v.sock")).unwrap())
+        };
+        let named = ["a b", "a\nb", "\u{202e}", ".a", "a_6443", "*", "\u{fffd}"].map(|name| vm(name.as_bytes()).0);
+        let unnamed = vm(b"a\xff").0;
+        let found = GuestSockets::parse(&format!("{}/*/v.sock_6443", directory.display())).unwrap().find();
+        assert_eq!(found.vm_sockets.into_keys().collect::<HashSet<_>>(), HashSet::from(named));
+        assert_eq!((found.unnamed, found.problem), (HashSet::from([unnamed]), None));
         fs::remove_dir_all(&directory).unwrap();
     }
 

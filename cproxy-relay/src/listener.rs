@@ -78,6 +78,7 @@ impl Listener {
     pub(crate) async fn run(self, relay: Arc<Relay>) {
         match self {
             Self::Guests(sockets) => sockets.run(relay).await,
+            Self::Unix(listener, file) => accept_unix(listener, file, relay).await,
             listener => listener.accept(relay).await,
         }
     }
@@ -102,6 +103,16 @@ impl Listener {
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
+        }
+    }
+}
+
+/// Accepts connections of a unix socket for ever. Nobody can reach it without its file: another one takes its place.
+async fn accept_unix(mut listener: UnixListener, mut file: Arc<SocketFile>, relay: Arc<Relay>) {
+    loop {
+        tokio::select! {
+            () = Listener::Unix(listener, file.clone()).accept(relay.clone()) => return,
+            again = unix_socket::listen_again(file.clone()) => (listener, file) = (again.0, Arc::new(again.1)),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use rustix::{
@@ -17,10 +18,13 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Uid, geteuid},
 };
-use tokio::net::UnixListener;
+use tokio::{net::UnixListener, task::spawn_blocking, time::interval};
 
 /// Flags with which directories are opened.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Interval at which it is looked whether a socket's file is still there.
+const FILE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// File of a socket, removed at the end.
 #[derive(Debug)]
@@ -99,6 +103,30 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     listen_in(open_below(directory, Path::new(""))?, name, path)
 }
 
+/// Waits until a socket's file has gone, and listens at its path again.
+pub(crate) async fn listen_again(file: Arc<SocketFile>) -> (UnixListener, SocketFile) {
+    let (mut interval, mut is_reported) = (interval(FILE_INTERVAL), false);
+    loop {
+        interval.tick().await;
+        let looked_at = file.clone();
+        let listen = move || (!looked_at.is_there()).then(|| listen(&looked_at.path));
+        match spawn_blocking(listen).await {
+            Ok(Some(Ok(again))) => {
+                tracing::info!("listening on unix://{} again: somebody removed its file", file.path.display());
+                return again;
+            }
+            Ok(Some(Err(error))) if !is_reported => {
+                tracing::warn!(
+                    "somebody removed the file of unix://{}, and it cannot be made again: {error}; trying again",
+                    file.path.display()
+                );
+                is_reported = true;
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Listens in a directory. A socket that an earlier process has left behind is replaced; one that is in use, or another
 /// file, is not. `path` is what clients are known by.
 ///
@@ -165,6 +193,23 @@ mod tests {
         drop(second);
         assert_eq!(fs::read_to_string(&path).unwrap(), "another file");
         assert!(listen(&path).unwrap_err().to_string().contains("no socket"));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_file_was_removed_is_made_again() {
+        let directory = directory("removed");
+        let path = directory.join("socket");
+        let (first, file) = listen(&path).unwrap();
+        let file = Arc::new(file);
+        fs::remove_dir_all(&directory).unwrap();
+        let again = tokio::spawn(listen_again(file.clone()));
+        // It cannot be made yet.
+        tokio::time::sleep(FILE_INTERVAL / 2).await;
+        fs::create_dir_all(&directory).unwrap();
+        let (_again, new) = again.await.unwrap();
+        drop((first, file));
+        assert!(new.is_there(), "the end of the old socket leaves the new file alone");
         fs::remove_dir_all(&directory).unwrap();
     }
 

@@ -272,7 +272,8 @@ impl Parameters {
     }
 }
 
-/// Boolean parameter (apimachinery/pkg/runtime/conversion.go 1.36).
+/// Boolean parameter. Any text but these two is true, also an empty one: `Convert_Slice_string_To_bool` in
+/// apimachinery/pkg/runtime/conversion.go 1.36.
 fn is_true(value: &str) -> bool {
     !matches!(value.to_ascii_lowercase().as_str(), "false" | "0")
 }
@@ -487,6 +488,17 @@ mod tests {
             "sendInitialEvents=1&resourceVersionMatch=Exact",
         ] {
             assert_eq!(code("/api/v1/services", &format!("watch=1&{query}")), 422, "{query}");
+        }
+    }
+
+    #[test]
+    fn every_boolean_but_false_and_0_is_true_as_at_the_api_server() {
+        let is_watch = |query| matches!(objects_at("/api/v1/services", query).operation, Operation::Watch(_));
+        for query in ["watch=true", "watch=1", "watch=", "watch", "watch=maybe", "watch=00", "watch=1&watch=0"] {
+            assert!(is_watch(query), "{query}");
+        }
+        for query in ["", "watch=false", "watch=False", "watch=0", "watch=0&watch=1", "Watch=true"] {
+            assert!(!is_watch(query), "{query}");
         }
     }
 

@@ -1,11 +1,15 @@
 //! The end of a relay, its bounds, and new settings while it runs.
 
-use std::{fs, process::ExitStatus, time::Duration};
+use std::{
+    fs,
+    process::{Command, ExitStatus},
+    time::Duration,
+};
 
 use cproxy_tests::{
-    process::{Agent, Signal, eventually},
-    relay_server::RunningRelay,
-    sandbox::Sandbox,
+    process::{Agent, Signal, eventually, run},
+    relay_server::{RunningRelay, relay_binary},
+    sandbox::{Placement, Sandbox},
 };
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -153,4 +157,59 @@ fn views_and_certificates_are_read_again() {
         let names = names(&client(), SERVICES);
         if names.contains("team-a/web") && !names.contains("team/web") { Ok(()) } else { Err(format!("{names:?}")) }
     });
+}
+
+#[test]
+fn a_unix_socket_whose_file_is_removed_is_made_again() {
+    let sandbox = Sandbox::for_test();
+    let cluster = Cluster::start(&sandbox, &[]);
+    let path = sandbox.dir().join("relay.sock");
+    let listen = format!("unix://{}", path.display());
+    let mut relay = cluster.relay().listen(listen).without_authentication().start();
+    let client =
+        Client::new(&sandbox, "http://localhost").args(["--unix-socket".to_owned(), path.display().to_string()]);
+    assert_eq!(client.get("/readyz").code, 200);
+    fs::remove_file(&path).unwrap();
+    eventually(
+        PATIENCE,
+        "the relay listens again",
+        || {
+            if client.is_refused("/readyz") { Err("not yet") } else { Ok(()) }
+        },
+    );
+    // The file of another process is left alone, until it is removed.
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "another file").unwrap();
+    relay.wait_log("cannot be made again: a file that is no socket is there", PATIENCE);
+    fs::remove_file(&path).unwrap();
+    eventually(
+        PATIENCE,
+        "the relay listens again",
+        || {
+            if client.is_refused("/readyz") { Err("not yet") } else { Ok(()) }
+        },
+    );
+    relay.terminate_and_wait(PATIENCE);
+    assert!(!path.exists());
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_what_is_missing_outside_with_1() {
+    let sandbox = Sandbox::for_test();
+    let views = sandbox.dir().join("none.yaml").display().to_string();
+    let address = "127.0.0.1:7443";
+    for (args, code, message) in [
+        (["--listen", ","].as_slice(), 2, "'--listen <ADDR>...': an address is empty; expected HOST:PORT, unix://"),
+        (&["--listen", "127.0.0.1:7443,unix:///run/a,127.0.0.1:7443"], 2, "--listen 127.0.0.1:7443: the address is"),
+        (&["--listen", "unix:///run/a", "unix:///run/a"], 2, "--listen unix:///run/a: the address is there twice"),
+        (&["--listen", address, "--metrics-bind-address", address], 2, "--metrics-bind-address 127.0.0.1:7443: --list"),
+        (&["--listen", address, "--views", &views], 1, "none.yaml: No such file or directory"),
+        (&["--listen", address, "--kubeconfig", &views], 1, "none.yaml: No such file or directory"),
+    ] {
+        let mut command = Command::new(relay_binary());
+        command.arg("run").args(args);
+        let output = run(&sandbox, Placement::Unhooked, command, "", PATIENCE);
+        assert_eq!(output.code, code, "{args:?}: {output:?}");
+        assert!(output.stderr.contains(message), "{args:?}: {output:?}");
+    }
 }
