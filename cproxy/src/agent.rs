@@ -119,6 +119,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
     drop(tokio::spawn(resume::watch(requests.clone(), client.clone(), health_watch.clone())));
     let health_checker = HealthChecker {
+        entrance: health::entrance(&environment.cgroup),
         watch: health_watch,
         demands,
         last_contact,

@@ -70,7 +70,7 @@ enum Command {
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
     Install(install::InstallOptions),
-    /// Walk the canary in a cgroup; `run` does this in a child process
+    /// Walk the canary in the cgroup whose `cgroup.procs` is stdin; `run` does this in a child process
     #[command(hide = true)]
     Canary(canary::CanaryOptions),
 }

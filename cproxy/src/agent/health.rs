@@ -9,8 +9,9 @@ mod own_cgroup;
 mod walk;
 
 use std::{
-    fs,
+    fs::{self, File},
     future::pending,
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
@@ -117,6 +118,14 @@ pub(super) struct HealthChecker {
     pub(super) run_dir: PathBuf,
     /// Lock of the pin directory, until the agent ends.
     pub(super) lock: PinLock,
+    /// Way into the cgroup for a child.
+    pub(super) entrance: io::Result<File>,
+}
+
+/// Way into a cgroup for a child: its file `cgroup.procs`. The agent opens it at its start, since it may write to no
+/// such file later.
+pub(super) fn entrance(cgroup: &Path) -> io::Result<File> {
+    File::options().write(true).open(cgroup.join("cgroup.procs"))
 }
 
 /// State of the task between two looks.
@@ -249,6 +258,9 @@ impl HealthChecker {
         let pins = self.environment.pin_dir.clone();
         let prepared = Environment::prepare(self.cgroup.as_deref(), &pins, &self.run_dir);
         self.environment = prepared.map_err(|error| error.to_string())?;
+        if let Ok(entrance) = entrance(&self.environment.cgroup) {
+            self.entrance = Ok(entrance);
+        }
         install_in_child(&self.environment, &self.lock).await.map_err(|error| error.to_string())
     }
 
@@ -282,9 +294,16 @@ impl HealthChecker {
 
     async fn walk_routes(&self, routes: Vec<Route>, exclusions: &Exclusions) -> CanaryReport {
         let (pins, cgroup) = (self.lock.pins().clone(), self.environment.cgroup.clone());
+        let entrance = self.entrance.as_ref().map_err(ToString::to_string);
+        let entrance = entrance.and_then(|file| file.try_clone().map_err(|error| error.to_string()));
         let excluded: Vec<_> = exclusions.cgroups.iter().map(|cgroup| cgroup.id).collect();
-        let walked = tokio::task::spawn_blocking(move || {
-            if is_served(&cgroup, &excluded) { walk_all(&routes, &pins) } else { walk_in(&cgroup, &pins, &routes) }
+        let walked = tokio::task::spawn_blocking(move || match entrance {
+            _ if is_served(&cgroup, &excluded) => walk_all(&routes, &pins),
+            Ok(entrance) => walk_in(entrance, &pins, &routes),
+            Err(error) => Walked::not(&format_args!(
+                "the agent is not in {}, and a child cannot enter it: {error}",
+                cgroup.display()
+            )),
         });
         let walked = walked.await.unwrap_or_else(|error| Walked::not(&error));
         if walked.needs_ports {

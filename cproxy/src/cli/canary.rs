@@ -11,12 +11,10 @@ use crate::agent;
 #[derive(Args, Debug)]
 pub(super) struct CanaryOptions {
     #[arg(long)]
-    cgroup: PathBuf,
-    #[arg(long)]
     pin_dir: PathBuf,
     routes: Vec<String>,
 }
 
 pub(super) fn run(options: &CanaryOptions) -> anyhow::Result<()> {
-    print(&agent::walk_canary(&options.cgroup, &options.pin_dir, &options.routes)?)
+    print(&agent::walk_canary(&options.pin_dir, &options.routes)?)
 }

@@ -2,9 +2,11 @@
 
 use std::{
     fmt::Display,
-    fs, io,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
+    fs::File,
+    io::{self, Write as _},
+    os::fd::AsFd,
+    path::Path,
+    process::Command,
 };
 
 use cproxy_core::Protocol;
@@ -55,11 +57,10 @@ pub(super) fn walk_all(routes: &[Route], pins: &PinDir) -> Walked {
     Walked { report, needs_ports: obstacle == Some(&Obstacle::PortInUse) }
 }
 
-/// Walks the routes in a child in this cgroup.
-pub(super) fn walk_in(cgroup: &Path, pins: &PinDir, routes: &[Route]) -> Walked {
+/// Walks the routes in a child that enters a cgroup by `entrance`, its file `cgroup.procs`.
+pub(super) fn walk_in(entrance: File, pins: &PinDir, routes: &[Route]) -> Walked {
     let mut command = Command::new("/proc/self/exe");
-    command.arg("canary").arg("--cgroup").arg(cgroup).arg("--pin-dir").arg(pins.directory());
-    command.args(routes.iter().map(text)).stdin(Stdio::null());
+    command.stdin(entrance).arg("canary").arg("--pin-dir").arg(pins.directory()).args(routes.iter().map(text));
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => return Walked::not(&error),
@@ -72,12 +73,11 @@ pub(super) fn walk_in(cgroup: &Path, pins: &PinDir, routes: &[Route]) -> Walked 
 ///
 /// # Errors
 /// This process cannot enter the cgroup, or a route is not one.
-pub fn walk_canary(cgroup: &Path, pin_dir: &Path, routes: &[String]) -> io::Result<String> {
-    let procs: PathBuf = cgroup.join("cgroup.procs");
+pub fn walk_canary(pin_dir: &Path, routes: &[String]) -> io::Result<String> {
+    let mut entrance = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     // "0" is the process that writes.
-    fs::write(&procs, "0").map_err(|error| {
-        io::Error::other(format!("the agent is not in or below {}, and cannot enter it: {error}", cgroup.display()))
-    })?;
+    let entered = entrance.write_all(b"0");
+    entered.map_err(|error| io::Error::other(format!("the cgroup cannot be entered: {error}")))?;
     let routes = routes.iter().map(|text| parse(text).ok_or(io::ErrorKind::InvalidInput.into()));
     let walked = walk_all(&routes.collect::<io::Result<Vec<_>>>()?, &PinDir::new(pin_dir));
     Ok(serde_json::to_string(&walked)?)
