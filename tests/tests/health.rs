@@ -5,13 +5,16 @@
 use std::{
     fs,
     net::TcpStream,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     path::PathBuf,
     time::Duration,
 };
 
 use cproxy_datapath::bpf::{
-    PinDir, Program,
+    PinDir, Program, attached,
     syscalls::{
         bpf_attach_type, bpf_prog_type, exit, link_create, link_detach, link_update, load_program, move_to, obj_get,
     },
@@ -209,11 +212,14 @@ fn a_cgroup_that_is_made_again_is_attached_again() {
     let mut agent =
         Agent::new(&sandbox).manifests(sandbox.manifest_dir()).placement(Placement::Hooked).cgroup(&inner).start();
     agent.wait_ready(SYNC);
-    fs::remove_dir(&inner).unwrap();
+    // A canary may be there.
+    eventually(LOOK, "the cgroup is removed", || fs::remove_dir(&inner));
     fs::create_dir(&inner).unwrap();
+    let made = fs::metadata(&inner).unwrap().ino();
     eventually(LOOK, "the programs follow the cgroup", || {
-        let attached = agent.log().matches("attached to").count();
-        if attached >= 2 { Ok(()) } else { Err(agent.tail()) }
+        let links = attached(&PinDir::new(&sandbox.pin_dir()));
+        let is_there = links.iter().all(|(_, id)| id.as_ref().is_ok_and(|&id| id == made));
+        if is_there { Ok(()) } else { Err(agent.tail()) }
     });
     agent.stop();
     fs::remove_dir(inner).unwrap();
