@@ -10,6 +10,7 @@ pub mod agent;
 pub mod cli;
 pub mod config;
 pub mod manifests;
+pub mod privileges;
 mod problem_log;
 pub mod report;
 pub mod run_dir;

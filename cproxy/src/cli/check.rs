@@ -18,7 +18,8 @@ use serde::Serialize;
 use super::{Format, PinDirOption, RunDirOption, one_line, print};
 use crate::{
     agent::generation_id,
-    run_dir::{explain_silence, fetch_source},
+    privileges::{Rights, can_filter_system_calls},
+    run_dir::{self, explain_silence, fetch_source},
 };
 
 /// Flags of `cproxy check`.
@@ -116,6 +117,7 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     let pins = PinDir::new(pin_dir);
     all.extend(socket_requirements(&pins));
     all.push(optional("restore", restore()));
+    all.push(optional("confinement", confinement(run_dir)));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("source", source(run_dir)));
     all
@@ -145,6 +147,21 @@ fn restore() -> CheckResult {
         Some(Err(error)) => {
             limited(format!("the VM generation id changes unseen: /dev/kmsg: {error}; CAP_SYSLOG gives access"))
         }
+    }
+}
+
+/// Rights of a running agent; without one, whether the kernel lets it limit them.
+fn confinement(run_dir: &Path) -> CheckResult {
+    if !can_filter_system_calls() {
+        return limited("the kernel cannot filter the agent's system calls: build it with CONFIG_SECCOMP_FILTER");
+    }
+    let Ok(agent) = run_dir::agent(run_dir) else {
+        return ok("no agent is running; the kernel can filter its system calls");
+    };
+    match Rights::of(agent) {
+        Ok(rights) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
+        Ok(rights) => limited(format!("the agent keeps {rights}; its log says why")),
+        Err(error) => limited(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero())),
     }
 }
 
