@@ -150,9 +150,13 @@ const PRCTL_OPTIONS: [libc::c_int; 6] = [
     libc::PR_SET_VMA,
 ];
 
-/// Requests of ioctl(2): the network namespace of a socket, and whether a descriptor is a terminal and which.
-const IOCTLS: [u64; 5] =
-    [0x894C, libc::FIONBIO as u64, libc::FIOCLEX as u64, libc::TCGETS as u64, libc::TIOCGWINSZ as u64];
+/// `SIOCGSKNS` and `RNDRESEEDCRNG` (include/uapi/linux/sockios.h, include/uapi/linux/random.h).
+const SIOCGSKNS: u64 = 0x894C;
+const RNDRESEEDCRNG: u64 = 0x5207;
+
+/// Requests of ioctl(2): the network namespace of a socket, a new seed of the kernel's random numbers, modes of
+/// descriptors, and whether one is a terminal.
+const IOCTLS: [u64; 5] = [SIOCGSKNS, RNDRESEEDCRNG, libc::FIONBIO as u64, libc::FIOCLEX as u64, libc::TCGETS as u64];
 
 /// Families of sockets. No other protocol of the kernel can be reached.
 const FAMILIES: [libc::c_int; 5] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_VSOCK];
@@ -238,6 +242,14 @@ fn condition(argument: u8, op: Op, value: u64) -> Result<SeccompCondition, Backe
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, File, OpenOptions},
+        io,
+        os::unix::fs::PermissionsExt,
+        path::Path,
+        process::Command,
+    };
+
     use super::*;
 
     #[test]
@@ -248,6 +260,57 @@ mod tests {
         for (index, call) in calls.iter().enumerate() {
             assert!(!calls[..index].contains(call) && !checked.contains(call), "{call}");
         }
+    }
+
+    /// Name of a variable that makes a process of the tests try what a filter refuses.
+    const LIMITED: &str = "CPROXY_TEST_LIMITED";
+
+    #[test]
+    fn what_the_agent_does_not_do_fails_and_ends_nothing() {
+        if let Some(dir) = std::env::var_os(LIMITED) {
+            return try_all(Path::new(&dir));
+        }
+        // The filter is for ever.
+        let dir = std::env::temp_dir().join(format!("cproxy-limited-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let mut limited = Command::new(std::env::current_exe().unwrap());
+        limited.args(["--exact", "privileges::system_calls::tests::what_the_agent_does_not_do_fails_and_ends_nothing"]);
+        let output = limited.arg("--nocapture").env(LIMITED, &dir).output().unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("everything was tried"), "{output:?}");
+    }
+
+    fn try_all(dir: &Path) {
+        let file = dir.join("file");
+        fs::write(&file, "before").unwrap();
+        filter_system_calls().unwrap();
+        let is_refused = |result: io::Result<()>| {
+            assert_eq!(result.map_err(|error| error.raw_os_error()), Err(Some(libc::ENOSYS)));
+        };
+        let errno = |result: Result<(), rustix::io::Errno>| result.map_err(io::Error::from);
+        // Files that exist cannot be changed, new ones can be made.
+        is_refused(fs::write(&file, "after"));
+        is_refused(OpenOptions::new().append(true).open(&file).map(drop));
+        is_refused(OpenOptions::new().read(true).write(true).open(&file).map(drop));
+        is_refused(fs::set_permissions(&file, fs::Permissions::from_mode(0o777)));
+        is_refused(std::os::unix::fs::symlink(&file, dir.join("link")));
+        is_refused(fs::hard_link(&file, dir.join("link")));
+        File::create_new(dir.join("new")).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "before");
+        // Neither namespaces nor mounts, other processes, or families of sockets that the agent does not use.
+        is_refused(errno(rustix::mount::unmount(dir, rustix::mount::UnmountFlags::empty())));
+        // SAFETY: nothing is shared that another part of the process relies on.
+        is_refused(errno(unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWUSER) }));
+        is_refused(errno(rustix::process::test_kill_process(rustix::process::getpid())));
+        is_refused(errno(rustix::process::chroot(dir)));
+        let packets = rustix::net::socket(rustix::net::AddressFamily::PACKET, rustix::net::SocketType::RAW, None);
+        is_refused(errno(packets.map(drop)));
+        // Threads, processes and their pipes, and usual sockets.
+        std::thread::spawn(|| drop(std::net::UdpSocket::bind("127.0.0.1:0").unwrap())).join().unwrap();
+        let listed = Command::new("/proc/self/exe").args(["--list", "no-such-test"]).output().unwrap();
+        assert!(listed.status.success(), "{listed:?}");
+        println!("everything was tried");
     }
 
     #[test]
