@@ -152,16 +152,17 @@ fn restore() -> CheckResult {
 
 /// Rights of a running agent; without one, whether the kernel lets it limit them.
 fn confinement(run_dir: &Path) -> CheckResult {
-    if !can_filter_system_calls() {
-        return limited("the kernel cannot filter the agent's system calls: build it with CONFIG_SECCOMP_FILTER");
-    }
-    let Ok(agent) = run_dir::agent(run_dir) else {
-        return ok("no agent is running; the kernel can filter its system calls");
-    };
-    match Rights::of(agent) {
-        Ok(rights) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
-        Ok(rights) => limited(format!("the agent keeps {rights}; its log says why")),
-        Err(error) => limited(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero())),
+    let agent = run_dir::agent(run_dir).map(|agent| (agent, Rights::of(agent)));
+    match agent {
+        Ok((_, Ok(rights))) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
+        Ok((_, Ok(rights))) => limited(format!("the agent keeps {rights}; its log says why")),
+        Ok((agent, Err(error))) => {
+            limited(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero()))
+        }
+        Err(_) if can_filter_system_calls() => ok("no agent is running; the kernel can filter its system calls"),
+        Err(_) => limited(
+            "no agent is running; the kernel could not filter its system calls: build it with CONFIG_SECCOMP_FILTER",
+        ),
     }
 }
 
