@@ -23,7 +23,7 @@ use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_daemon::LogFilter;
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup, has_kept};
 use cproxy_network::SocketSetup;
-use cproxy_wire::LastContact;
+use cproxy_wire::{self as wire, Configuration, LastContact};
 pub use error::AgentError;
 pub use health::{CanaryState, walk_canary};
 use health::{HealthChecker, HealthWatch};
@@ -44,6 +44,7 @@ use tokio::{
 use crate::{
     config::{Config, TableSettings},
     manifests::{self, ParseOptions},
+    privileges::{self, Rights},
     run_dir::{self, RunDir},
 };
 
@@ -69,6 +70,12 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     // From now on the signal does not end the agent. It is looked at once the agent follows its source.
     let hangups = signal(SignalKind::hangup()).map_err(AgentError::Signal)?;
     let mut timeline = Timeline::start();
+    // Opening the kernel's log takes a capability that nothing else needs.
+    let kernel_log = resume::open_kernel_log();
+    // While there is one thread.
+    if let Err(error) = privileges::give_up_capabilities(&config) {
+        tracing::warn!("not all capabilities can be given up: {error}");
+    }
     // All input is checked before anything is attached.
     let mut node = config.node.clone();
     let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None };
@@ -110,6 +117,9 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
         reconciler.bootstrap(&store)?;
     }
     reconciler.end_phase(Phase::Open);
+    let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
+    let entrance = health::entrance(&environment.cgroup);
+    filter_system_calls(has_exec_plugin);
     drop(tokio::spawn(reconciler.socket_terminator().run()));
     if has_kept(lock.pins()) {
         drop(tokio::spawn(handover::end(lock.pins().clone())));
@@ -117,9 +127,9 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let (requests, received) = mpsc::channel(1);
     drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
-    drop(tokio::spawn(resume::watch(requests.clone(), client.clone(), health_watch.clone())));
+    drop(tokio::spawn(resume::watch(kernel_log, requests.clone(), client.clone(), health_watch.clone())));
     let health_checker = HealthChecker {
-        entrance: health::entrance(&environment.cgroup),
+        entrance,
         watch: health_watch,
         demands,
         last_contact,
@@ -130,7 +140,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
         lock,
     };
     drop(tokio::spawn(health_checker.run()));
-    let reloader = Reloader { reread, config, log, client, addresses, events: weak_sender, requests };
+    let reloader = Reloader { reread, config, log, client, has_exec_plugin, addresses, events: weak_sender, requests };
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {
         result = reconciler.run(events, received) => result,
@@ -150,6 +160,21 @@ fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), Agent
         Scope::Machine | Scope::Requested => tracing::info!("{line}"),
     }
     Ok(run_dir.set_limited(&line)?)
+}
+
+/// Filters system calls from now on, and says which rights the agent keeps. Without a filter it runs all the same.
+fn filter_system_calls(has_exec_plugin: bool) {
+    if has_exec_plugin {
+        tracing::info!("system calls are not filtered: the exec plugin of the kubeconfig may need any");
+    } else {
+        wire::refuse_exec_plugins();
+        if let Err(error) = privileges::filter_system_calls() {
+            tracing::warn!("system calls are not filtered: {error}");
+        }
+    }
+    if let Ok(rights) = Rights::of(rustix::process::getpid()) {
+        tracing::info!("the agent keeps {rights}");
+    }
 }
 
 /// Settings of the table. Fails if an excluded cgroup does not exist.

@@ -11,6 +11,7 @@ mod canary;
 pub mod cli;
 pub mod config;
 pub mod manifests;
+pub mod privileges;
 mod problem_log;
 pub mod report;
 pub mod run_dir;

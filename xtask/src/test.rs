@@ -154,6 +154,7 @@ const LIVE: &[&str] = &[
     "get",
     "manifests",
     "other_users",
+    "privileges",
 ];
 
 const fn suite(

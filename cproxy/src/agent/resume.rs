@@ -16,14 +16,19 @@ use crate::run_dir::{Request, Restored};
 /// Shortest time between two signs that are acted upon. Each makes a new connection.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
+/// The kernel's log, if it can be opened. Call it inside a tokio runtime.
+pub(super) fn open_kernel_log() -> Option<KernelLog> {
+    usable("new VM generation ids", KernelLog::open())
+}
+
 /// Sends a request for each sign. Never returns while the receiver lives.
 pub(super) async fn watch(
+    log: Option<KernelLog>,
     requests: mpsc::Sender<Request>,
     client: Option<Arc<ApiClient>>,
     health_watch: Arc<HealthWatch>,
 ) {
     let clock = usable("steps of the clock", ClockSteps::open());
-    let log = usable("new VM generation ids", KernelLog::open());
     let changes = usable("changes of the network", NetworkChanges::open().map_err(io::Error::from));
     loop {
         let sign = tokio::select! {

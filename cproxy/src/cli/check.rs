@@ -18,8 +18,9 @@ use serde::Serialize;
 use super::{Format, PinDirOption, RunDirOption, one_line, print};
 use crate::{
     agent::generation_id,
+    privileges::{Rights, can_filter_system_calls},
     report::{CanaryReport, HealthReport, SourceReport},
-    run_dir::{explain_silence, fetch_health, fetch_source},
+    run_dir::{self, explain_silence, fetch_health, fetch_source},
 };
 
 /// Flags of `cproxy check`.
@@ -118,6 +119,7 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     let pins = PinDir::new(pin_dir);
     all.extend(socket_requirements(&pins));
     all.push(optional("restore", restore()));
+    all.push(optional("confinement", confinement(run_dir)));
     // The agent puts programs back.
     all.push(required("hooks", hooks_of_agent(run_dir)));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
@@ -149,6 +151,22 @@ fn restore() -> CheckResult {
         Some(Err(error)) => {
             limited(format!("the VM generation id changes unseen: /dev/kmsg: {error}; CAP_SYSLOG gives access"))
         }
+    }
+}
+
+/// Rights of a running agent; without one, whether the kernel lets it limit them.
+fn confinement(run_dir: &Path) -> CheckResult {
+    let agent = run_dir::agent(run_dir).map(|agent| (agent, Rights::of(agent)));
+    match agent {
+        Ok((_, Ok(rights))) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
+        Ok((_, Ok(rights))) => limited(format!("the agent keeps {rights}; its log says why")),
+        Ok((agent, Err(error))) => {
+            limited(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero()))
+        }
+        Err(_) if can_filter_system_calls() => ok("no agent is running; the kernel can filter its system calls"),
+        Err(_) => limited(
+            "no agent is running; the kernel could not filter its system calls: build it with CONFIG_SECCOMP_FILTER",
+        ),
     }
 }
 

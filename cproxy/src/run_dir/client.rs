@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::{
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt::socket_peercred},
+    process::Pid,
+};
 use serde::de::DeserializeOwned;
 
 use super::protocol::{
@@ -22,6 +25,14 @@ const RESPONSE_BYTES_MAX: usize = 256 << 20;
 /// Whether an agent listens in the run directory.
 pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
     connect(run_dir).is_ok()
+}
+
+/// Process of a running agent: the one that listens (unix(7), SO_PEERCRED).
+///
+/// # Errors
+/// No agent is running there, or it may not be asked.
+pub fn agent(run_dir: &Path) -> io::Result<Pid> {
+    Ok(socket_peercred(connect(run_dir)?)?.pid)
 }
 
 /// Frontends of a running agent, without backends.

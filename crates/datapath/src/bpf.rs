@@ -41,7 +41,6 @@ pub use error::TableError;
 pub use exclusions::{CgroupError, excluded_cgroup};
 pub use handover::{end_handover, has_kept};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};
-pub use kernel_btf::hide_kernel_btf;
 pub use kernel_maps::KernelMaps;
 pub use memory_cgroup::leave_memory_cgroup;
 pub use pins::{PinDir, PinError, PinLock};

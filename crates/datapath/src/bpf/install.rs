@@ -26,6 +26,7 @@ use cproxy_ebpf::{TCP_PLACE_FREE, TCP_PLACES};
 
 use super::{
     handover,
+    kernel_btf::loader_without_it,
     map_spec::RESIZABLE,
     pins::{NEW, PinDir},
     probe::Features,
@@ -238,7 +239,7 @@ fn while_maps_are_made<R>(
 
 /// Loader of the object. It pins no `.rodata`, the map of constants, which belongs to the programs and ends with them.
 fn loader(features: Features) -> EbpfLoader<'static> {
-    let mut loader = EbpfLoader::new();
+    let mut loader = loader_without_it();
     loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
     if !features.errno_helper {
         loader.override_global(ERRNO_HELPER, &0u8, true);

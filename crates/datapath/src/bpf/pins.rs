@@ -198,9 +198,13 @@ impl PinDir {
         let older = others.into_iter().map(|layout| self.lock_older(layout)).collect::<Result<Vec<_>, _>>()?;
         let versioned = self.versioned();
         // No other user may hold its lock, nor remove pins: on many machines all users can write to a bpffs.
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&versioned);
-        made.map_err(|error| PinError::Io(versioned.clone(), error))?;
+        let make = |dir: &Path| {
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+            made.map_err(|error| PinError::Io(dir.to_owned(), error))
+        };
+        make(&self.dir)?;
         owned_dir::open(&self.dir).map_err(|error| PinError::Io(self.dir.clone(), error))?;
+        make(&versioned)?;
         let dir = self.flock(&versioned)?;
         owned_dir::check_owner(&dir).map_err(|error| PinError::Io(versioned.clone(), error))?;
         handover::carry_maps(self)?;
