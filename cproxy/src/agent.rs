@@ -28,7 +28,7 @@ use readiness::Readiness;
 use reconciler::Reconciler;
 use reload::Reloader;
 pub use reload::Reread;
-pub use resume::generation_id;
+pub use resume::{generation_id, is_fork};
 use source::{CheckedSource, SourceStatus};
 use timeline::{Phase, Timeline};
 use tokio::{

@@ -40,8 +40,8 @@ mod protocol;
 mod server;
 mod wait;
 
-pub use client::{explain_silence, fetch_gauges, fetch_services, fetch_source, request_reseed};
+pub use client::{exchange, explain_silence, fetch_gauges, fetch_services, fetch_source, request_reseed};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
-pub use server::{Request, Restored, send, serve};
+pub use server::{Request, Restored, respond, send, serve};
 pub use wait::{Conditions, WaitError, read_limits, wait};
