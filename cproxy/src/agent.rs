@@ -130,6 +130,9 @@ fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), Agent
         Scope::Confined => tracing::warn!("{line}"),
         Scope::Machine | Scope::Requested => tracing::info!("{line}"),
     }
+    if let Some(lost) = Environment::lost_sockets(environment.scope) {
+        tracing::warn!("{lost}");
+    }
     Ok(run_dir.set_limited(&line)?)
 }
 

@@ -141,8 +141,20 @@ const SUITES: [Suite; 17] = [
 ];
 
 const UNIT: &[&str] = &["--lib", "--bins", "allocations", "api_server", "http2", "histories", "watches", "memory"];
-const LIVE: &[&str] =
-    &["live", "settings", "check", "stale", "places", "frontends", "room", "start", "get", "manifests", "other_users"];
+const LIVE: &[&str] = &[
+    "live",
+    "settings",
+    "check",
+    "cgroups",
+    "stale",
+    "places",
+    "frontends",
+    "room",
+    "start",
+    "get",
+    "manifests",
+    "other_users",
+];
 
 const fn suite(
     name: &'static str,
