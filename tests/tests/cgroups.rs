@@ -50,11 +50,11 @@ fn processes_of_before_and_cgroups_of_later_are_served_at_a_mount_point_with_bla
         own="$dir/of \"its\" own	\\040
 #"
         mkdir "$own"; mount -t cgroup2 none "$own"; cd "$own"
-        export web="curl --http0.9 --silent --max-time 2 http://10.96.0.10/"
+        export web="curl --http0.9 --silent --max-time 1 http://10.96.0.10/"
         start() { until [ -e "$dir/go" ]; do sleep 0.05; done; echo "$1: $($web)"; }
         start before & before=$!
         mkdir early; (sh -c 'echo $PPID >early/cgroup.procs'; start early) & early=$!
-        until [ -s early/cgroup.procs ]; do sleep 0.05; done
+        until grep -q . early/cgroup.procs; do sleep 0.05; done
         $cproxy run --manifests "$dir/manifests" 2>"$dir/log" & agent=$!
         $cproxy wait --timeout 10s
         touch "$dir/go"; wait $before; wait $early
@@ -78,6 +78,8 @@ fn processes_of_before_and_cgroups_of_later_are_served_at_a_mount_point_with_bla
     // It is printed in one line.
     let place = "of \"its\" own \\040 #, NOT the cgroup root";
     assert_eq!(output.stdout.matches(place).count(), 2, "{place}: {output:?}");
+    let place = "of \"its\" own\u{fffd}\\040\u{fffd}#, NOT the cgroup root";
+    assert!(output.stderr.contains(place), "{place}: {output:?}");
 }
 
 /// A socket belongs to the cgroup in which it was made, whoever connects it.
