@@ -9,7 +9,7 @@ use cproxy_ebpf::{
 
 use super::{
     encoding::{address_key, backend, backend_slot, frontend, key},
-    error::TableError,
+    error::{TRIES_MAX, TableError},
 };
 
 /// Content of the maps.
@@ -76,7 +76,18 @@ pub fn decode_table(maps: &impl TableMaps) -> Result<KernelTable, TableError> {
 
 /// A set; `None` if no agent writes such a set.
 fn decode_set(maps: &impl TableMaps, set: SetId) -> Result<Option<KernelSet>, TableError> {
-    let Some(Set { word, affinity }) = maps.set(set)? else { return Ok(None) };
+    for _ in 0..TRIES_MAX {
+        let Some(found) = maps.set(set)? else { break };
+        let decoded = decode_content(maps, found)?;
+        // Unless the agent has given the set other backends, and their slots to another set.
+        if decoded.is_some() || maps.set(set)? == Some(found) {
+            return Ok(decoded);
+        }
+    }
+    Ok(None)
+}
+
+fn decode_content(maps: &impl TableMaps, Set { word, affinity }: Set) -> Result<Option<KernelSet>, TableError> {
     let (word, affinity) = (SetWord(word), AffinityWord(affinity));
     let first_slot = word.first_slot();
     if u64::from(first_slot) + u64::from(word.eligible() + word.serving()) > maps.capacity().slots.into() {
