@@ -19,7 +19,7 @@ mod timeline;
 use std::path::Path;
 
 use canary::Canary;
-use cproxy_core::{Event, Exclusions, NodeContext, Store};
+use cproxy_core::{Event, Exclusions, NodeContext, Store, printable};
 use cproxy_daemon::LogFilter;
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup, has_kept};
 use cproxy_network::SocketSetup;
@@ -33,7 +33,7 @@ use readiness::Readiness;
 use reconciler::{Own, Reconciler};
 use reload::Reloader;
 pub use reload::Reread;
-pub use resume::generation_id;
+pub use resume::{generation_id, is_fork};
 use source::{CheckedSource, SourceStatus};
 use timeline::{Phase, Timeline};
 use tokio::{
@@ -154,10 +154,13 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
 /// Reports, in the log and to `cproxy wait`, that the programs are attached below the cgroup root.
 fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), AgentError> {
     let Some(caveat) = environment.scope.caveat() else { return Ok(()) };
-    let line = format!("attached to {}, {caveat}", environment.cgroup.display());
+    let line = format!("attached to {}, {caveat}", printable(&environment.cgroup.display().to_string()));
     match environment.scope {
         Scope::Confined => tracing::warn!("{line}"),
         Scope::Machine | Scope::Requested => tracing::info!("{line}"),
+    }
+    if let Some(lost) = Environment::lost_sockets(environment.scope) {
+        tracing::warn!("{lost}");
     }
     Ok(run_dir.set_limited(&line)?)
 }

@@ -41,8 +41,10 @@ mod protocol;
 mod server;
 mod wait;
 
-pub use client::{agent, explain_silence, fetch_gauges, fetch_health, fetch_services, fetch_source, request_reseed};
+pub use client::{
+    agent, exchange, explain_silence, fetch_gauges, fetch_health, fetch_services, fetch_source, request_reseed,
+};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
-pub use server::{Request, Restored, send, serve};
+pub use server::{Request, Restored, respond, send, serve};
 pub use wait::{Conditions, WaitError, read_limits, wait};

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{HashMap, MapData};
+use aya::maps::{HashMap, Map, MapData};
 use cproxy_datapath::bpf::{KernelMaps, PinDir};
 use cproxy_tests::{
     Done, Server, echo,
@@ -143,6 +143,32 @@ fn a_replacement_that_was_broken_off_is_no_harm() {
     ask();
     let pinned = ["FRONTENDS_0", "FRONTENDS_1"].iter().filter(|name| pins.object(name).exists()).count();
     assert_eq!(pinned, 1, "the stray one went with the next replacement");
+}
+
+/// They would leave no room for the next Service.
+#[test]
+fn a_map_full_of_keys_that_no_agent_writes_is_made_good() {
+    const OTHER_PROTOCOL: u8 = 132;
+    let sandbox = Sandbox::for_test();
+    let _server = serve(&sandbox);
+    let mut agent = start_agent(&sandbox);
+    agent.kill();
+    let pins = PinDir::new(&sandbox.pin_dir());
+    let in_force = ["FRONTENDS_0", "FRONTENDS_1"].map(|name| pins.object(name)).into_iter().find(|path| path.exists());
+    let map = Map::HashMap(MapData::from_pin(in_force.unwrap()).unwrap());
+    let mut map: HashMap<MapData, [u8; 20], u32> = map.try_into().unwrap();
+    let key = |number: u8| {
+        let mut key = [number; 20];
+        key[18..].copy_from_slice(&[OTHER_PROTOCOL, 0]);
+        key
+    };
+    let strange = (0..=u8::MAX).take_while(|number| map.insert(key(*number), 7, 0).is_ok()).count();
+    assert!((200..256).contains(&strange), "{strange} keys fill the map");
+    let _agent = start_agent(&sandbox);
+    ask();
+    write_others(&sandbox, 20, 1);
+    wait_for_services(&sandbox, 21);
+    ask();
 }
 
 /// The pin of a replaced map cannot be removed; it takes the name that the next replacement needs.

@@ -36,6 +36,10 @@ enum Target {
     ApiObjects,
     /// An API server that sends arbitrary responses
     ApiServer,
+    /// Sockets, mounts and records that the kernel lists
+    KernelLists,
+    /// A table in pinned maps that no agent has written so
+    KernelTable,
     /// Manifest files, as YAML or JSON
     Manifests,
     /// Objects of an API server, as protobuf
@@ -46,6 +50,8 @@ enum Target {
     RelayObjects,
     /// Requests of a relay's clients
     RelayRequests,
+    /// Requests at the agent's socket, and an agent's answers
+    RunDir,
     /// Responses of an API server, cut into objects
     Split,
     /// Objects from protobuf to JSON
@@ -69,7 +75,7 @@ const RUSTFLAGS: [&str; 5] = [
 const LIMITS: [&str; 3] = ["-max_len=4096", "-timeout=10", "-rss_limit_mb=512"];
 
 /// Time for each target as a test.
-const TEST_SECONDS: u32 = 10;
+const TEST_SECONDS: u32 = 8;
 /// Largest number of printed characters of a line or an input.
 const CHARACTERS_MAX: usize = 1000;
 /// Time for making a finding's input smaller, after the last success.
@@ -95,11 +101,14 @@ impl Target {
             Self::Addresses => "addresses",
             Self::ApiObjects => "api_objects",
             Self::ApiServer => "api_server",
+            Self::KernelLists => "kernel_lists",
+            Self::KernelTable => "kernel_table",
             Self::Manifests => "manifests",
             Self::Protobuf => "protobuf",
             Self::RelayHistory => "relay_history",
             Self::RelayObjects => "relay_objects",
             Self::RelayRequests => "relay_requests",
+            Self::RunDir => "run_dir",
             Self::Split => "split",
             Self::Transcode => "transcode",
             Self::TokenReviews => "token_reviews",
@@ -111,12 +120,15 @@ impl Target {
         match self {
             Self::Addresses
             | Self::ApiServer
+            | Self::KernelTable
             | Self::Protobuf
             | Self::RelayHistory
             | Self::RelayObjects
             | Self::RelayRequests
             | Self::Transcode => None,
+            Self::KernelLists => Some("kernel.dict"),
             Self::ApiObjects | Self::Manifests | Self::Split => Some("objects.dict"),
+            Self::RunDir => Some("run_dir.dict"),
             Self::TokenReviews | Self::Views => Some("access.dict"),
         }
     }

@@ -146,6 +146,7 @@ const LIVE: &[&str] = &[
     "health",
     "settings",
     "check",
+    "cgroups",
     "stale",
     "places",
     "frontends",

@@ -7,6 +7,7 @@ use std::{
     thread,
 };
 
+use cproxy_core::printable;
 use cproxy_datapath::bpf::{self, Environment, PinDir, PinLock};
 use tokio::sync::oneshot;
 
@@ -30,7 +31,8 @@ pub(super) async fn install_in_child(environment: &Environment, lock: &PinLock) 
     let output = ended.await.map_err(io::Error::other).flatten().map_err(failed)?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
-        tracing::info!("attached to {}: {}", environment.cgroup.display(), stdout.trim().replace('\n', ", "));
+        let cgroup = printable(&environment.cgroup.display().to_string());
+        tracing::info!("attached to {cgroup}: {}", stdout.trim().replace('\n', ", "));
         return Ok(());
     }
     let mut lines: Vec<_> = stderr.lines().collect();

@@ -9,6 +9,7 @@ use cproxy_network::NetworkChanges;
 use cproxy_wire::ApiClient;
 use tokio::{sync::mpsc, time::sleep};
 
+pub use self::kernel_log::is_fork;
 use self::{clock::ClockSteps, kernel_log::KernelLog};
 use super::health::HealthWatch;
 use crate::run_dir::{Request, Restored};

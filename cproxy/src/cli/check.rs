@@ -193,6 +193,9 @@ fn mount(mount: &Mount) -> String {
 
 /// The place of the programs: `limited` where not all processes are served and `--cgroup` does not ask for that.
 fn in_scope(scope: Scope, place: String) -> CheckResult {
+    if let Some(lost) = Environment::lost_sockets(scope) {
+        return limited(format!("{place}, {}; {lost}", scope.caveat().unwrap_or_default()));
+    }
     match (scope, scope.caveat()) {
         (Scope::Confined, Some(caveat)) => limited(format!("{place}, {caveat}")),
         (_, Some(caveat)) => ok(format!("{place}, {caveat}")),

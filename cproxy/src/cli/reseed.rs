@@ -1,6 +1,7 @@
 //! `cproxy reseed`
 
 use clap::Args;
+use cproxy_core::printable;
 
 use super::{RunDirOption, print};
 use crate::run_dir::{explain_silence, request_reseed};
@@ -17,7 +18,7 @@ pub(super) fn run(options: &ReseedOptions) -> anyhow::Result<()> {
     let response = request_reseed(dir);
     let response = response.map_err(|error| anyhow::anyhow!(explain_silence(dir, &error)))?;
     match response.trim().strip_prefix("error: ") {
-        Some(error) => anyhow::bail!("{error}"),
+        Some(error) => anyhow::bail!("{}", printable(error)),
         None => print("endpoints are chosen from a new seed\n"),
     }
 }

@@ -1,6 +1,6 @@
 //! Counters of the programs, and gauges of the agent.
 
-use super::columns::align_columns;
+use super::columns::{align_columns, or_dash};
 
 /// Counters as the JSON object of the contract.
 ///
@@ -15,6 +15,6 @@ pub fn counters_json(counters: &[(String, u64)]) -> serde_json::Result<String> {
 #[must_use]
 pub fn counters_text(counters: &[(String, u64)]) -> String {
     let header = ["COUNTER", "VALUE"].map(str::to_owned);
-    let line = |(name, count): &(String, u64)| [name.clone(), count.to_string()];
+    let line = |(name, count): &(String, u64)| [or_dash(Some(name)), count.to_string()];
     align_columns(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cproxy_core::printable;
 use serde::{Deserialize, Serialize};
 
 /// Longest time between two confirmations: two intervals of bookmarks, and a little more.
@@ -46,14 +47,15 @@ impl fmt::Display for SourceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ApiServer { server, choice, silent_seconds, view } => {
-                write!(f, "follows {server} (its {} choice), ", ordinal(*choice))?;
+                let view = printable(view);
+                write!(f, "follows {} (its {} choice), ", printable(server), ordinal(*choice))?;
                 match silent_seconds {
                     Some(seconds) if self.is_stale() => write!(f, "stale: last confirmed {seconds} s ago, view {view}"),
                     Some(seconds) => write!(f, "last confirmed {seconds} s ago, view {view}"),
                     None => f.write_str("which has confirmed nothing yet"),
                 }
             }
-            Self::Manifests(paths) => write!(f, "manifests {}", paths.join(", ")),
+            Self::Manifests(paths) => write!(f, "manifests {}", printable(&paths.join(", "))),
         }
     }
 }
@@ -76,6 +78,14 @@ mod tests {
     fn server(choice: usize, silent_seconds: Option<u64>, view: &str) -> SourceReport {
         let server = "https://10.0.0.1:6443/".to_owned();
         SourceReport::ApiServer { server, choice, silent_seconds, view: view.to_owned() }
+    }
+
+    #[test]
+    fn an_answer_does_not_steer_a_terminal() {
+        let report = server(1, Some(1), "a\x1b[2J\nb");
+        assert!(report.to_string().ends_with("view a\u{fffd}[2J\u{fffd}b"), "{report}");
+        let report = SourceReport::Manifests(vec!["a\rb".to_owned()]);
+        assert_eq!(report.to_string(), "manifests a\u{fffd}b");
     }
 
     #[test]

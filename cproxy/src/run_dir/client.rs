@@ -98,7 +98,14 @@ fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Durat
 }
 
 fn fetch(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u8>> {
-    let mut stream = connect(run_dir)?;
+    exchange(connect(run_dir)?, request, timeout)
+}
+
+/// Sends a request to an agent at the other end, and reads its response.
+///
+/// # Errors
+/// It does not respond within `timeout`, which is not zero, or its response has no end.
+pub fn exchange(mut stream: UnixStream, request: &str, timeout: Duration) -> io::Result<Vec<u8>> {
     stream.write_all(request.as_bytes())?;
     // Another user's socket may send bytes for ever; the agent itself stops after `RESPONSE_TIMEOUT`.
     let end = Instant::now() + timeout + RESPONSE_TIMEOUT;

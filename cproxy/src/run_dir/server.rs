@@ -104,7 +104,11 @@ fn is_trusted(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| [0, own].contains(&peer.uid()))
 }
 
-async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io::Result<()> {
+/// Responds to the request of one client.
+///
+/// # Errors
+/// The client has gone, its request is no text, or the task that owns the table has ended.
+pub async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io::Result<()> {
     let mut request = String::new();
     let (reader, mut writer) = stream.split();
     BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut request).await?;

@@ -248,6 +248,8 @@ pub struct KernelTable {
     pub capacity: Capacity,
     /// Whether no program has ever read the table.
     pub is_new: bool,
+    /// Whether there are keys that no agent writes, or the set of unknown ports is not empty.
+    pub is_damaged: bool,
 }
 
 /// Set as read back from the maps.

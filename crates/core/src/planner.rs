@@ -39,7 +39,8 @@ use starved::{Shortage, StarvedServices};
 use write_order::{FilterCounts, WriteOrder};
 
 use super::{
-    Action, Address, Frontend, FrontendSource, KernelTable, Limits, Op, Problem, Retired, Row, ServiceName, Store,
+    Action, Address, Affinity, Frontend, FrontendSource, KernelTable, Limits, Op, Problem, Retired, Row, ServiceName,
+    Store,
 };
 
 /// Services whose desired state is kept until it is written; of more at once, it is computed twice.
@@ -61,6 +62,8 @@ pub struct TablePlanner {
     claims: Claims,
     sets: BackendSets,
     order: WriteOrder,
+    /// See [`KernelTable::is_damaged`].
+    is_damaged: bool,
     /// Frontends and addresses that the map has room for.
     frontends_capacity: u32,
     starved: StarvedServices,
@@ -102,9 +105,10 @@ impl TablePlanner {
     /// Takes over the kernel's content; empty on a fresh start.
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
-        let KernelTable { frontends, addresses, mut sets, filter, capacity, is_new } = kernel;
-        // Set 0 belongs to keys without a port, not to a Service.
+        let KernelTable { mut frontends, addresses, mut sets, filter, capacity, is_new, is_damaged } = kernel;
+        // Set 0 belongs to keys without a port, not to a Service. A frontend without a set is as good as one with it.
         sets.remove(&0);
+        frontends.values_mut().filter(|set| **set >= capacity.sets).for_each(|set| *set = 0);
         let mut filter = FilterCounts::new(limits.filter_bit, filter);
         frontends.keys().map(|frontend| frontend.address).chain(addresses.iter().copied()).for_each(|a| filter.add(a));
         let frontends = Frontends::from_kernel(frontends);
@@ -114,6 +118,7 @@ impl TablePlanner {
             sets: BackendSets::from_kernel(sets, &frontends, capacity),
             claims: Claims::new(frontends, ClusterIps::from_kernel(addresses)),
             order: WriteOrder::new(filter, is_new),
+            is_damaged,
             frontends_capacity: capacity.frontends,
             starved: StarvedServices::default(),
             problems: Problems::default(),
@@ -259,6 +264,9 @@ impl TablePlanner {
         desired: &dyn Fn(&ServiceName) -> DesiredService,
         mut batch: Batch<'_>,
     ) {
+        if std::mem::take(&mut self.is_damaged) {
+            self.mend(&mut batch);
+        }
         batch.ops.extend(self.order.filter.widen().map(Op::SetFilter));
         // The API server's Service gets backend slots first if there is not room for all.
         let (first, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| is_protected(name));
@@ -284,6 +292,16 @@ impl TablePlanner {
         self.free_sets(&batch);
         batch.ops.extend(self.order.filter.narrow().map(Op::SetFilter));
         self.flush(&mut batch, 1);
+    }
+
+    /// Empties the set of unknown ports, and removes keys that no agent writes: they take room, or lead calls astray.
+    fn mend(&mut self, batch: &mut Batch<'_>) {
+        let affinity = Affinity::default();
+        batch.ops.push(Op::PublishSet { set: 0, first_slot: 0, eligible: 0, serving: 0, drops: false });
+        batch.ops.push(Op::SetAffinity { set: 0, affinity });
+        if self.limits.may_replace {
+            self.replace_frontends(self.frontends_capacity, batch);
+        }
     }
 
     fn free_sets(&mut self, batch: &Batch<'_>) {

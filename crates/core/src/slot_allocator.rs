@@ -24,6 +24,7 @@ pub(super) struct SlotAllocator {
 impl SlotAllocator {
     /// Allocator in which everything in `first..end` is free, apart from `used`, whose extents may overlap.
     pub(super) fn new(first: u32, end: u32, mut used: Vec<Extent>) -> Self {
+        used.retain(|extent| extent.count != 0);
         used.sort_unstable_by_key(|extent| extent.first);
         let mut free = BTreeMap::new();
         let mut next = first;

@@ -27,6 +27,7 @@ mod resizable;
 mod socket_mark;
 mod socket_states;
 pub mod syscalls;
+mod table;
 mod tcp_owners;
 
 /// Innermost error, which has the cause.
@@ -48,4 +49,5 @@ pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_m
 pub use reader::{KernelReader, Serving, SetCache};
 pub use socket_mark::SocketMark;
 pub use socket_states::SocketStates;
+pub use table::{TableMaps, decode_table};
 pub use tcp_owners::TcpPlacesUsage;

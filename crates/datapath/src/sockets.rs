@@ -19,7 +19,7 @@
 //! that have gone.
 
 mod diag;
-mod diag_message;
+pub mod diag_message;
 mod filter;
 mod listing;
 mod namespaces;
@@ -27,7 +27,7 @@ mod older;
 mod owners;
 mod places;
 mod probe;
-mod proc_net;
+pub mod proc_net;
 mod processes;
 mod socket_lists;
 mod staleness;

@@ -34,7 +34,9 @@ pub fn list() -> io::Result<Vec<MountEntry>> {
     fs::read(PATH).map(|text| parse(&text))
 }
 
-fn parse(text: &[u8]) -> Vec<MountEntry> {
+/// Mounts of the kernel's list; lines of another form are left out.
+#[must_use]
+pub fn parse(text: &[u8]) -> Vec<MountEntry> {
     text.split(|&byte| byte == b'\n').filter_map(entry).collect()
 }
 

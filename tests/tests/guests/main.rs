@@ -13,6 +13,7 @@
 mod common;
 
 mod bad;
+mod cgroups;
 mod containers;
 mod restored;
 mod start;

@@ -56,9 +56,10 @@ impl KernelLog {
     }
 }
 
-/// Whether a record is that message of the kernel itself. Those of programs have another facility than 0, which the
-/// number at the start contains (Documentation/ABI/testing/dev-kmsg).
-fn is_fork(record: &[u8]) -> bool {
+/// Whether a record of the kernel's log is the kernel's own message of a new VM generation id. Those of programs have
+/// another facility than 0, which the number at the start contains (Documentation/ABI/testing/dev-kmsg).
+#[must_use]
+pub fn is_fork(record: &[u8]) -> bool {
     // Other bytes than ASCII are escaped.
     let Some((prefix, text)) = str::from_utf8(record).ok().and_then(|record| record.split_once(';')) else {
         return false;

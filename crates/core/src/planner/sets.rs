@@ -26,6 +26,9 @@ pub(super) struct BackendSet {
 struct Orphan {
     set: BackendSet,
     frontends: Vec<Frontend>,
+    /// Whether a Service port may take the set over. One that cannot be read, or whose backends another set has too, is
+    /// only kept from being overwritten while frontends lead to it.
+    is_sound: bool,
 }
 
 /// All sets, and the free ids and slots.
@@ -76,22 +79,25 @@ impl PublicationError {
 impl BackendSets {
     /// Sets that the kernel has, and the frontends that lead to them; no Service port has taken them over yet.
     pub(super) fn from_kernel(sets: BTreeMap<u32, KernelSet>, frontends: &Frontends, capacity: Capacity) -> Self {
-        let extent = |set: &KernelSet| Extent { first: set.first_slot, count: set.members.backends.len() as u32 };
-        let slots = SlotAllocator::new(0, capacity.slots, sets.values().map(extent).collect());
-        let ids = sets.keys().map(|&id| Extent { first: id, count: 1 }).collect();
-        let ids = SlotAllocator::new(1, capacity.sets, ids);
-        let orphan = |(id, set): (u32, KernelSet)| {
-            let (extent, members) = (extent(&set), PackedSet::of(&set.members));
-            let set = BackendSet { id, extent, members, affinity: set.affinity, is_inherited: true };
-            (id, Orphan { set, frontends: Vec::new() })
-        };
-        let mut orphans: BTreeMap<u32, Orphan> = sets.into_iter().map(orphan).collect();
-        for (frontend, id) in frontends.each_written() {
-            if let Some(orphan) = orphans.get_mut(&id) {
-                orphan.frontends.push(frontend);
-            }
+        let mut by_slot: Vec<_> = sets.into_iter().collect();
+        by_slot.sort_by_key(|(_, set)| set.first_slot);
+        let mut orphans = BTreeMap::new();
+        let mut end = 0;
+        for (id, KernelSet { first_slot, members, affinity }) in by_slot {
+            let count = members.backends.len() as u32;
+            // The slots that no set before it has.
+            let first = first_slot.max(end);
+            let extent = Extent { first, count: (first_slot + count).saturating_sub(first) };
+            end = end.max(first_slot + count);
+            let set = BackendSet { id, extent, members: PackedSet::of(&members), affinity, is_inherited: true };
+            orphans.insert(id, Orphan { set, frontends: Vec::new(), is_sound: extent.count == count });
         }
-        Self { by_key: BTreeMap::new(), orphans, slots, ids }
+        for (frontend, id) in frontends.each_written().filter(|(_, id)| *id != 0) {
+            orphans.entry(id).or_insert_with(|| Orphan::unreadable(id)).frontends.push(frontend);
+        }
+        let slots = SlotAllocator::new(0, capacity.slots, orphans.values().map(|orphan| orphan.set.extent).collect());
+        let ids = orphans.keys().map(|&id| Extent { first: id, count: 1 }).collect();
+        Self { by_key: BTreeMap::new(), orphans, slots, ids: SlotAllocator::new(1, capacity.sets, ids) }
     }
 
     pub(super) fn get(&self, key: &BackendSetKey) -> Option<&BackendSet> {
@@ -121,7 +127,7 @@ impl BackendSets {
     pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, frontends: &Frontends) {
         let Some(id) = frontends.set(frontend) else { return };
         let is_own = |&frontend: &Frontend| frontends.owner(frontend).as_ref() == Some(key);
-        if self.orphans.get(&id).is_some_and(|orphan| orphan.frontends.iter().all(is_own))
+        if self.orphans.get(&id).is_some_and(|orphan| orphan.is_sound && orphan.frontends.iter().all(is_own))
             && let Some(orphan) = self.orphans.remove(&id)
         {
             self.by_key.insert(key.clone(), orphan.set);
@@ -201,6 +207,15 @@ impl BackendSets {
     /// Sets of Service ports and sets that none has taken over.
     pub(super) fn each_in_kernel(&self) -> impl Iterator<Item = &BackendSet> {
         self.by_key.values().chain(self.orphans.values().map(|orphan| &orphan.set))
+    }
+}
+
+impl Orphan {
+    /// A set that frontends lead to, and that no agent has written so.
+    fn unreadable(id: u32) -> Self {
+        let (members, affinity) = (PackedSet::of(&Members::default()), Affinity::default());
+        let set = BackendSet { id, extent: Extent::default(), members, affinity, is_inherited: true };
+        Self { set, frontends: Vec::new(), is_sound: false }
     }
 }
 

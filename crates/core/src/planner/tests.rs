@@ -453,6 +453,11 @@ impl Kernel {
         }
     }
 
+    /// As [`Self::run`], in a table that another agent has damaged, so that lookups may fail meanwhile.
+    fn apply_all(&mut self, ops: &[Op]) {
+        ops.iter().for_each(|op| self.apply(op));
+    }
+
     fn apply(&mut self, op: &Op) {
         match op {
             Op::WriteBackends { first_slot, members } => {
@@ -581,6 +586,7 @@ impl Kernel {
         };
         KernelTable {
             is_new: false,
+            is_damaged: false,
             frontends: self.frontends.iter().map(|(&frontend, &set)| (frontend, set)).collect(),
             addresses: self.addresses.iter().copied().collect(),
             sets: sets.into_iter().map(read).collect(),
@@ -956,6 +962,81 @@ fn an_unchanged_table_needs_no_writes() {
     assert_eq!(follow(&mut store, &mut table, slice_event(endpoints(0b11))), []);
     assert_eq!(table.sync(&store), []);
     assert_eq!(TablePlanner::new(AMPLE, kernel.read_back()).sync(&store), [], "a restart takes over what is there");
+}
+
+/// A table with two Services, as another agent has written it, and the store.
+fn two_services() -> (Cluster, Store, Kernel) {
+    let mut cluster = Cluster::default();
+    for name in 0..2 {
+        cluster.apply(&Step::Service(ServiceStep { name, vips: name * 5, ports: 1, ..ServiceStep::default() }));
+        cluster.apply(&Step::Slice(SliceStep { name, service: name, ..endpoints(0b11) }));
+    }
+    let (store, mut kernel) = (store(cluster.lists()), Kernel::default());
+    kernel.apply_all(&TablePlanner::new(GROWING, KernelTable::default()).sync(&store));
+    (cluster, store, kernel)
+}
+
+/// Otherwise a change of one set would overwrite the backends of the other.
+#[test]
+fn sets_that_share_backends_are_parted_at_the_start() {
+    for first in [0, 1] {
+        let (mut cluster, mut store, mut kernel) = two_services();
+        let ids: Vec<_> = kernel.words.iter().filter(|(_, word)| word.eligible != 0).map(|(id, _)| *id).collect();
+        let [one, other] = if first == 0 { [ids[0], ids[1]] } else { [ids[1], ids[0]] };
+        let first_slot = kernel.words[&one].first_slot;
+        kernel.words.insert(other, Word { first_slot: first_slot + 1, eligible: 1, ..Word::default() });
+        let mut table = TablePlanner::new(GROWING, kernel.read_back());
+        kernel.apply_all(&table.sync(&store));
+        assert_eq!(kernel.table(), naive(&store));
+        for change in 0..24_u8 {
+            let name = change % 2;
+            let endpoints = endpoints(if change % 4 < 2 { 0b1111 } else { 0b11 });
+            let slice = Step::Slice(SliceStep { name, service: name, ..endpoints });
+            cluster.apply(&slice).into_iter().for_each(|event| drop(store.apply(event)));
+            // Deleted frontends make others wait, and slots free.
+            let service = ServiceStep { name: 2, vips: 10, ports: change % 3 / 2, ..ServiceStep::default() };
+            store.apply(service_event(service));
+            let dirty = store.take_dirty();
+            kernel.apply_all(&table.update(&store, dirty));
+            assert_eq!(kernel.table(), naive(&store), "after change {change}");
+        }
+    }
+}
+
+#[test]
+fn a_frontend_without_a_set_gets_one_at_the_start() {
+    for set in [0, u32::MAX, u32::MAX - 1] {
+        let (_, store, mut kernel) = two_services();
+        kernel.frontends.values_mut().for_each(|id| *id = set);
+        let read_back = KernelTable { sets: BTreeMap::new(), ..kernel.read_back() };
+        let mut table = TablePlanner::new(GROWING, read_back);
+        kernel.apply_all(&table.sync(&store));
+        assert_eq!((kernel.table(), table.frontend_count()), (naive(&store), kernel.frontends.len()));
+    }
+    // Nor is its id given to another Service, as long as it leads there.
+    let (_, store, mut kernel) = two_services();
+    let unreadable: BTreeMap<_, _> = kernel.frontends.clone().into_iter().collect();
+    let mut table = TablePlanner::new(GROWING, KernelTable { sets: BTreeMap::new(), ..kernel.read_back() });
+    for op in table.sync(&store) {
+        let is_new = |set: &u32| !unreadable.values().any(|id| id == set);
+        assert!(!matches!(&op, Op::PublishSet { set, .. } if !is_new(set)), "{op:?} of {unreadable:?}");
+        kernel.apply(&op);
+    }
+    assert_eq!(kernel.table(), naive(&store));
+}
+
+#[test]
+fn keys_that_no_agent_writes_are_removed_at_the_start() {
+    let (_, store, mut kernel) = two_services();
+    kernel.words.insert(0, Word { drops: true, ..Word::default() });
+    let damaged = || KernelTable { is_damaged: true, ..kernel.read_back() };
+    let full = Limits { may_replace: false, ..GROWING };
+    let replaces = |op: &Op| matches!(op, Op::ReplaceFrontends { .. });
+    assert!(!TablePlanner::new(full, damaged()).sync(&store).iter().any(replaces), "there is no memory for it");
+    let ops = TablePlanner::new(GROWING, damaged()).sync(&store);
+    assert_eq!(ops.iter().filter(|op| replaces(op)).count(), 1);
+    kernel.apply_all(&ops);
+    assert_eq!((kernel.table(), kernel.set(0)), (naive(&store), Seen::default()));
 }
 
 /// A program may still read memory that a dead agent has freed when the next agent starts to write.

@@ -33,7 +33,9 @@ pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableErr
     };
     let (map, failed) = open("COUNTERS")?;
     let map = PerCpuArray::<_, u64>::try_from(Map::PerCpuArray(map)).map_err(failed)?;
-    let sum = |counter: Counter| Ok::<u64, MapError>(map.get(&(counter as u32), 0)?.iter().sum());
+    let sum = |counter: Counter| {
+        Ok::<u64, MapError>(map.get(&(counter as u32), 0)?.iter().fold(0, |sum, &one| sum.wrapping_add(one)))
+    };
     let mut counters = Vec::new();
     for (counter, name) in NAMES {
         counters.push((name, sum(counter).map_err(|error| TableError::Read("COUNTERS", error))?));

@@ -31,6 +31,10 @@ const CGROUP2_DIR: &str = "cgroup2";
 /// lacks the exchange (arm64 before 5.18), loading fails.
 const KERNEL_MIN: (u32, u32) = (5, 13);
 
+/// The first kernel in which a socket stays in its process's cgroup2 cgroup whatever hierarchies of version 1 do. Before,
+/// one of a process in a cgroup of net_cls or net_prio counts as the root's (include/linux/cgroup.h, `sock_cgroup_ptr`).
+const SOCKETS_STAY: (u32, u32) = (5, 15);
+
 /// Capabilities of this process, among other things.
 const STATUS: &str = "/proc/self/status";
 
@@ -161,6 +165,20 @@ impl Environment {
         }
     }
 
+    /// Warning about sockets that programs at a cgroup below the root miss on this kernel.
+    #[must_use]
+    pub fn lost_sockets(scope: Scope) -> Option<&'static str> {
+        let version = parse_release(&rustix::system::uname().release().to_string_lossy());
+        let is_lost = scope != Scope::Machine
+            && version.is_some_and(|version| version < SOCKETS_STAY)
+            // Without the file there are no hierarchies of version 1.
+            && fs::read_to_string("/proc/cgroups").is_ok_and(|text| has_network_hierarchy(&text));
+        is_lost.then_some(
+            "kernels before 5.15 count sockets of processes in cgroups of net_cls and net_prio (version 1) to the \
+             cgroup root: they are not served",
+        )
+    }
+
     /// Whether this process may load and attach programs.
     ///
     /// # Errors
@@ -243,6 +261,13 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
+/// Whether net_cls or net_prio is a controller of a hierarchy of version 1. Those of none, and of cgroup2, are in the one
+/// with number 0.
+fn has_network_hierarchy(cgroups: &str) -> bool {
+    let mut fields = cgroups.lines().map(|line| line.split_ascii_whitespace());
+    fields.any(|mut line| matches!(line.next(), Some("net_cls" | "net_prio")) && line.next() != Some("0"))
+}
+
 fn effective_capabilities() -> io::Result<u64> {
     fs::read_to_string(STATUS).map(|status| parse_capabilities(&status))
 }
@@ -314,6 +339,20 @@ mod tests {
         ] {
             assert_eq!(parse_release(release), expected, "{release}");
         }
+    }
+
+    #[test]
+    fn network_controllers_of_version_1_are_recognised() {
+        let text = |net_cls, net_prio| {
+            format!(
+                "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t1\t1\nnet_cls\t{net_cls}\t8\t1\nnet_prio\t{net_prio}\t8\t1\n"
+            )
+        };
+        for (net_cls, net_prio, expected) in [(0, 0, false), (4, 0, true), (0, 4, true), (4, 4, true)] {
+            assert_eq!(has_network_hierarchy(&text(net_cls, net_prio)), expected, "{net_cls} {net_prio}");
+        }
+        assert!(!has_network_hierarchy(""));
+        assert_eq!(Environment::lost_sockets(Scope::Machine), None);
     }
 
     #[test]

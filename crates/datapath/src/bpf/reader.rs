@@ -2,7 +2,7 @@
 //! kernel does not write by.
 
 use std::{
-    collections::{HashMap as StdHashMap, HashSet, btree_map, hash_map::Entry},
+    collections::{HashMap as StdHashMap, HashSet, hash_map::Entry},
     io,
     os::fd::AsFd,
     time::{Duration, Instant},
@@ -12,19 +12,17 @@ use aya::{
     maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError},
     sys::SyscallError,
 };
-use cproxy_core::{Address, Affinity, Capacity, Filter, KernelSet, KernelTable, Members};
-use cproxy_ebpf::{
-    Affinity as AffinityWord, Backend as BackendSlot, FrontendKey, PROTOCOL_ANY, Set, SetId, SetWord, Settings,
-};
+use cproxy_core::{Capacity, KernelTable};
+use cproxy_ebpf::{Backend as BackendSlot, FrontendKey, Set, SetId, SetWord, Settings};
 
 use super::{
-    encoding::{backend, frontend},
     error::{TRIES_MAX, TableError},
     map_spec::{BACKENDS, FRONTENDS, MapSpec, SETS},
     open::{Access, open_map},
     pins::PinDir,
     resizable::{InnerMap, ResizableMap},
     syscalls::{array_elements, hash_elements},
+    table::{TableMaps, decode_table},
 };
 
 /// Whether a backend still belongs to a frontend.
@@ -93,34 +91,11 @@ impl KernelReader {
         SetCache { reader: self, sets: StdHashMap::new(), started: Instant::now() }
     }
 
-    /// The whole table. A frontend whose set points outside the maps has no set here, so the agent writes it anew.
     fn table(&self) -> Result<KernelTable, TableError> {
-        let mut table = KernelTable { filter: self.filter()?, capacity: self.capacity, ..KernelTable::default() };
-        for (key, set) in self.elements()? {
-            if key.protocol == PROTOCOL_ANY {
-                table.addresses.insert(Address::from_words(key.address));
-            }
-            let Some(frontend) = frontend(&key) else { continue };
-            table.frontends.insert(frontend, set);
-            if let btree_map::Entry::Vacant(vacant) = table.sets.entry(set)
-                && let Some(kernel_set) = self.set(set)?
-            {
-                vacant.insert(kernel_set);
-            }
-        }
+        let table = decode_table(self)?;
         // Ids of sets belong to the maps that they were read from.
         self.check_current()?;
         Ok(table)
-    }
-
-    fn elements(&self) -> Result<Vec<(FrontendKey, SetId)>, TableError> {
-        let elements = hash_elements(self.frontends.map().fd().as_fd(), self.capacity.frontends);
-        elements.map_err(|error| unreadable(FRONTENDS.name, error))
-    }
-
-    fn filter(&self) -> Result<Filter, TableError> {
-        let settings = self.settings.get(&0, 0).map_err(|error| TableError::Read("SETTINGS", error))?;
-        Ok(Filter { v4: settings.filter_v4, v6: settings.filter_v6 })
     }
 
     /// The backends of a frontend's set, in both runs; `None` without such a frontend. Slots, and sets too, get a new
@@ -151,35 +126,31 @@ impl KernelReader {
     }
 
     fn members_of(&self, word: SetWord) -> Result<HashSet<Member>, TableError> {
-        let backends = self.run(word.first_slot(), word.eligible() + word.serving())?;
+        let backends = self.backends(word.first_slot(), word.eligible() + word.serving())?;
         Ok(backends.into_iter().map(|backend| (backend.address, backend.port)).collect())
     }
+}
 
-    /// A set; `None` if it or its backends lie outside the maps.
-    fn set(&self, set: SetId) -> Result<Option<KernelSet>, TableError> {
-        let Some(Set { word, affinity }) = found(self.sets.get(&set, 0), SETS.name)? else { return Ok(None) };
-        let (word, affinity) = (SetWord(word), AffinityWord(affinity));
-        let (eligible, serving) = (word.eligible(), word.serving());
-        if u64::from(word.first_slot()) + u64::from(eligible + serving) > self.capacity.slots.into() {
-            return Ok(None);
-        }
-        // As the model has them.
-        let sorted = |first_slot, count| {
-            let mut run: Vec<_> = self.run(first_slot, count)?.into_iter().map(backend).collect();
-            run.sort_unstable();
-            Ok::<_, TableError>(run)
-        };
-        let (eligible, serving) =
-            (sorted(word.first_slot(), eligible)?, sorted(word.first_slot() + eligible, serving)?);
-        Ok(Some(KernelSet {
-            first_slot: word.first_slot(),
-            members: Members::new(&eligible, &serving, word.drops()),
-            affinity: Affinity { id: affinity.id(), seconds: affinity.seconds() },
-        }))
+impl TableMaps for KernelReader {
+    fn capacity(&self) -> Capacity {
+        self.capacity
     }
 
-    /// The content of slots. The agent may be writing them; see [`Self::members`].
-    fn run(&self, first_slot: u32, count: u32) -> Result<Vec<BackendSlot>, TableError> {
+    fn settings(&self) -> Result<Settings, TableError> {
+        self.settings.get(&0, 0).map_err(|error| TableError::Read("SETTINGS", error))
+    }
+
+    fn frontends(&self) -> Result<Vec<(FrontendKey, SetId)>, TableError> {
+        let elements = hash_elements(self.frontends.map().fd().as_fd(), self.capacity.frontends);
+        elements.map_err(|error| unreadable(FRONTENDS.name, error))
+    }
+
+    fn set(&self, set: SetId) -> Result<Option<Set>, TableError> {
+        found(self.sets.get(&set, 0), SETS.name)
+    }
+
+    /// The agent may be writing them; see [`Self::members`].
+    fn backends(&self, first_slot: u32, count: u32) -> Result<Vec<BackendSlot>, TableError> {
         let backends = array_elements(self.backends.map().fd().as_fd(), first_slot, count);
         backends.map_err(|error| unreadable(BACKENDS.name, error))
     }

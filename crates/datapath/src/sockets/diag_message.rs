@@ -10,9 +10,9 @@ use cproxy_ebpf::{SocketState, Translation, v4_mapped};
 use rustix::io::Errno;
 
 /// `AF_INET`.
-pub(super) const INET: u8 = 2;
+pub const INET: u8 = 2;
 /// `AF_INET6`.
-pub(super) const INET6: u8 = 10;
+pub const INET6: u8 = 10;
 
 /// Message types.
 const NLMSG_ERROR: u16 = 2;
@@ -49,10 +49,11 @@ pub(super) const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1
 
 /// Sockets of an address family and a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SocketFamily {
+pub struct SocketFamily {
     /// [`INET`] or [`INET6`].
-    pub(super) family: u8,
-    pub(super) protocol: Protocol,
+    pub family: u8,
+    /// TCP or UDP.
+    pub protocol: Protocol,
 }
 
 /// `IPPROTO_TCP`, `IPPROTO_UDP`.
@@ -64,18 +65,19 @@ const fn number_of(protocol: Protocol) -> u8 {
 }
 
 /// An address, IPv4 as IPv4-mapped, and a port, both in network order.
-pub(super) type AddressPort = ([u32; 4], u16);
+pub type AddressPort = ([u32; 4], u16);
 
 /// `struct inet_diag_sockid`: addresses, ports, interface and cookie. What the kernel gave is what it gets back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SocketId([u8; ID_BYTES]);
+pub struct SocketId([u8; ID_BYTES]);
 
 impl SocketId {
     /// Fits no socket: their cookies are not 0.
     pub(super) const NONE: Self = Self([0; ID_BYTES]);
 
     /// Number that no other socket has until the machine restarts.
-    pub(super) fn cookie(&self) -> u64 {
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
         let half = |at| u64::from(u32_at(&self.0, at).unwrap_or_default());
         half(40) | half(44) << 32
     }
@@ -101,19 +103,20 @@ impl SocketId {
 
 /// A socket that has a peer, as the kernel shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SocketInfo {
-    pub(super) local: AddressPort,
+pub struct SocketInfo {
+    /// Its own end.
+    pub local: AddressPort,
     /// Actual destination of packets.
-    pub(super) peer: AddressPort,
+    pub peer: AddressPort,
     /// Its owner.
-    pub(super) uid: u32,
+    pub uid: u32,
     /// Inode number, as its descriptors show it; 0 without one.
-    pub(super) inode: u64,
+    pub inode: u64,
 }
 
 /// One message of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DiagReply {
+pub enum DiagReply {
     /// A socket, and its translation if that is stored with it.
     Socket(SocketId, SocketInfo, Option<Translation>),
     /// The end: of a dump, or of anything that went wrong.
@@ -149,7 +152,8 @@ pub(super) fn encode_dump(query: &DumpQuery<'_>, sequence: u32) -> Vec<u8> {
 }
 
 /// A request to close exactly this socket under its owner.
-pub(super) fn encode_destroy(kind: SocketFamily, id: &SocketId, sequence: u32) -> Vec<u8> {
+#[must_use]
+pub fn encode_destroy(kind: SocketFamily, id: &SocketId, sequence: u32) -> Vec<u8> {
     with_length(request(SOCK_DESTROY, NLM_F_ACK, kind, u32::MAX, id, sequence))
 }
 
@@ -180,7 +184,7 @@ fn with_length(mut request: Vec<u8>) -> Vec<u8> {
 
 /// Decodes the replies to the request with this number; replies to others are left out. `None` when it is
 /// not in the form it should be.
-pub(super) fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<DiagReply>> {
+pub fn parse(mut bytes: &[u8], sequence: u32) -> Option<Vec<DiagReply>> {
     let mut messages = Vec::new();
     while !bytes.is_empty() {
         let length = u32_at(bytes, 0)? as usize;

@@ -31,7 +31,8 @@ pub(super) fn each(kind: SocketFamily, show: &mut dyn FnMut(SocketInfo)) {
 
 /// A line of `/proc/net/{udp,udp6,tcp,tcp6}` (net/ipv4/udp.c, `udp4_format_sock`): a socket that has a peer and
 /// an inode.
-fn parse_line(line: &str) -> Option<SocketInfo> {
+#[must_use]
+pub fn parse_line(line: &str) -> Option<SocketInfo> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (local, peer) = (address_port(fields.next()?)?, address_port(fields.next()?)?);
     let state = u32::from_str_radix(fields.next()?, 16).ok()?;

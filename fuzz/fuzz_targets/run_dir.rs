@@ -1,0 +1,112 @@
+//! The agent's socket, both ways. The first byte of an input selects the direction: a client that sends the rest to the
+//! agent, in pieces of a size that the byte gives, or an agent that answers a command with it.
+
+#![no_main]
+
+use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
+
+use cproxy::{
+    report::{CanaryReport, FrontendRow, HealthReport, Names, SourceReport, counters_text, frontends_text},
+    run_dir::{Request, exchange, respond},
+};
+use cproxy_core::{KernelSet, printable};
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Map, Value, from_slice};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    runtime::{Builder, Runtime},
+    sync::mpsc,
+};
+
+/// Response of the simulated owner of the table.
+const FRONTENDS: &[u8] = b"[]";
+
+thread_local! {
+    static RUNTIME: Runtime = Builder::new_current_thread().enable_all().build().unwrap();
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&first, rest)) = input.split_first() else { return };
+    match first {
+        b'?' => check_answer(rest),
+        size => RUNTIME.with(|runtime| runtime.block_on(check_request(rest, usize::from(size).max(1)))),
+    }
+});
+
+/// Whatever a client sends, it gets the response to a request that it made, or an error that names the requests.
+async fn check_request(bytes: &[u8], piece: usize) {
+    let (client, server) = tokio::net::UnixStream::pair().unwrap();
+    let (requests, owner) = mpsc::channel(1);
+    let (_, (), response) = tokio::join!(respond(server, requests), own_table(owner), ask(client, bytes, piece));
+    // A request ends with its line. Of a longer line, the agent reads as much as no request has.
+    let line = bytes.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
+    match line {
+        b"services\n" => assert_eq!(response, FRONTENDS),
+        b"gauges\n" => assert_eq!(from_slice::<Map<String, Value>>(&response).unwrap()["frontends"], 7),
+        b"source\n" => assert_eq!(from_slice::<SourceReport>(&response).unwrap(), source()),
+        b"health\n" => assert_eq!(from_slice::<HealthReport>(&response).unwrap(), health()),
+        b"reseed\n" => assert_eq!(response, b"ok\n"),
+        _ => assert!(response.is_empty() || response.starts_with(b"error: the requests are: "), "{response:?}"),
+    }
+}
+
+async fn ask(mut client: tokio::net::UnixStream, bytes: &[u8], piece: usize) -> Vec<u8> {
+    for piece in bytes.chunks(piece) {
+        // The agent does not wait for the end of a request that is too long.
+        if client.write_all(piece).await.is_err() {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    client.shutdown().await.ok();
+    let mut response = Vec::new();
+    client.read_to_end(&mut response).await.ok();
+    response
+}
+
+async fn own_table(mut requests: mpsc::Receiver<Request>) {
+    while let Some(request) = requests.recv().await {
+        match request {
+            Request::Services(sender) => drop(sender.send(FRONTENDS.to_vec())),
+            Request::Gauges(sender) => drop(sender.send(vec![("frontends", 7)])),
+            Request::Source(sender) => drop(sender.send(source())),
+            Request::Health(sender) => drop(sender.send(health())),
+            Request::Reseed(sender) => drop(sender.send(Ok(()))),
+            other => panic!("a client has sent {other:?}"),
+        }
+    }
+}
+
+fn source() -> SourceReport {
+    SourceReport::Manifests(vec!["/etc/cproxy".to_owned()])
+}
+
+fn health() -> HealthReport {
+    HealthReport { differences: Vec::new(), canary: CanaryReport::Reached, repairs: 1 }
+}
+
+/// Whatever an agent answers, commands print lines of text that steer no terminal.
+fn check_answer(bytes: &[u8]) {
+    let (mut agent, command) = UnixStream::pair().unwrap();
+    agent.write_all(bytes).unwrap();
+    agent.shutdown(Shutdown::Write).unwrap();
+    let response = exchange(command, "services\n", Duration::from_secs(1)).unwrap();
+    assert_eq!(response, bytes);
+    if let Ok(rows) = from_slice::<Vec<FrontendRow>>(&response) {
+        let frontends: Vec<_> = rows.iter().filter_map(FrontendRow::frontend).collect();
+        let names: Names = rows.into_iter().collect();
+        let named = |&frontend| FrontendRow::named(frontend, &KernelSet::default(), &names);
+        check_lines(&frontends_text(frontends.iter().map(named)), frontends.len() + 1);
+    }
+    if let Ok(gauges) = from_slice::<std::collections::BTreeMap<String, u64>>(&response) {
+        check_lines(&counters_text(&gauges.clone().into_iter().collect::<Vec<_>>()), gauges.len() + 1);
+    }
+    if let Ok(source) = from_slice::<SourceReport>(&response) {
+        check_lines(&format!("{source}\n"), 1);
+    }
+}
+
+fn check_lines(text: &str, count: usize) {
+    assert_eq!(text.matches('\n').count(), count, "{text:?}");
+    assert!(text.lines().all(|line| line == printable(line)), "{text:?}");
+}
