@@ -1,7 +1,7 @@
 //! Allow-list of system calls: those of the agent after its start, and of the child that attaches the programs again.
 //!
-//! Any other call fails with ENOSYS, as on a kernel that does not have it: the agent goes on with less, as it does there.
-//! It is not killed. Arguments that are numbers are checked where the call would be of use to an attacker. Paths are
+//! Any other call fails with ENOSYS, as on a kernel that does not have it, and the agent goes on with less, as it does
+//! there. It is not killed. Arguments that are numbers are checked where the call would be of use to an attacker. Paths are
 //! pointers, which a filter cannot follow.
 
 use std::{collections::BTreeMap, env::consts::ARCH};
@@ -139,8 +139,8 @@ const ANY_OF_ARCHITECTURE: &[libc::c_long] = &[];
 /// freezing and batches; links.
 const BPF_COMMANDS: [(u64, u64); 7] = [(0, 7), (13, 16), (18, 19), (22, 22), (24, 27), (28, 30), (34, 35)];
 
-/// Options of prctl(2): the name of a thread, the signal at the parent's end, the bounding set, no new privileges, names
-/// of memory.
+/// Options of prctl(2): names of threads and memory, the signal at the end of the parent, the bounding set, no new
+/// privileges.
 const PRCTL_OPTIONS: [libc::c_int; 6] = [
     libc::PR_SET_NAME,
     libc::PR_SET_PDEATHSIG,
