@@ -7,18 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_tests::world::{Form, PORT, SocketKind};
 use rustix::{
     io::Errno,
     net::{SocketType, connect, sockopt},
 };
 
-use crate::{
+use super::{
+    addresses::{Backend, TCP_PORTS, UDP_PORTS, cluster_ip},
     client::{check_answer, has_no_service, receive, send_to, socket, timed},
     history::{Outcome, Period},
     servers::ANSWER_BYTES,
-    world::{Backend, TCP_PORTS, UDP_PORTS, cluster_ip},
 };
+use crate::world::{Form, PORT, SocketKind};
 
 /// Makes one call.
 pub(crate) fn call(kind: SocketKind, form: Form, service: usize, question: u64) -> io::Result<(Outcome, Period)> {
