@@ -67,6 +67,7 @@ pub struct Storm {
     agents: AtomicUsize,
     /// Pause of each thread after each call.
     pause: Duration,
+    closes_tcp: bool,
     has_begun: AtomicBool,
     is_over: AtomicBool,
     failure: Mutex<Option<String>>,
@@ -79,16 +80,16 @@ enum Event {
     Connect(SocketKind),
     /// A connect without a Service.
     NoService,
-    /// A connected UDP socket was closed, as a backend has left.
+    /// A socket was closed, as a backend has left.
     Closed,
     Flow(Step),
 }
 
 impl Storm {
-    /// A storm that leaves the machine some time.
+    /// A storm that leaves the machine some time. Its agents may also close TCP connections, where they close sockets.
     #[must_use]
     pub fn with_pauses(pause: Duration) -> Self {
-        Self { pause, ..Self::default() }
+        Self { pause, closes_tcp: true, ..Self::default() }
     }
 
     /// Runs the threads for as long as `work` takes. They wait for [`Storm::begin`].
@@ -124,6 +125,12 @@ impl Storm {
     pub fn connects(&self) -> u64 {
         let counts = self.counts.lock().unwrap();
         SocketKind::ALL.iter().filter_map(|kind| counts.get(&Event::Connect(*kind))).flatten().sum()
+    }
+
+    /// The number of answers in flows.
+    pub fn flow_answers(&self) -> u64 {
+        let counts = self.counts.lock().unwrap();
+        Step::ANSWERED.iter().filter_map(|step| counts.get(&Event::Flow(*step))).flatten().sum()
     }
 
     /// Whether all events that prove something have happened often enough.
@@ -199,6 +206,9 @@ impl Storm {
         match outcome {
             Outcome::Reached(_) => Ok(Event::Connect(kind)),
             Outcome::NoService => Ok(Event::NoService),
+            Outcome::Closed if kind == SocketKind::Tcp && !self.closes_tcp => {
+                Err("closed, though the agent closes no TCP connections".to_owned())
+            }
             Outcome::Closed if agent.is_multiple_of(2) && agent == self.agents.load(Ordering::SeqCst) => {
                 Err("closed, though the agent closes no sockets".to_owned())
             }
