@@ -96,6 +96,7 @@ impl<'s> Agents<'s> {
 
     pub(crate) fn stop(&mut self) {
         self.check();
+        self.wait_until_handled(Signal::TERM);
         let status = self.running.stop();
         assert!(status.success(), "SIGTERM is a clean end: {status}: {}", self.running.tail());
     }
@@ -149,14 +150,19 @@ impl<'s> Agents<'s> {
     /// Changes settings while it runs.
     pub(crate) fn hang_up(&mut self, random: &mut Random) {
         fs::write(&self.settings, format!("exclude-port = {}\n", 20_000 + random.below(1_000))).unwrap();
-        // Before, it would be its end.
-        self.running.wait_until(PATIENCE, "the agent handles SIGHUP", |agent| {
+        self.wait_until_handled(Signal::HUP);
+        self.running.signal(Signal::HUP);
+    }
+
+    /// Waits until a signal is not the end of a process that has just started.
+    fn wait_until_handled(&mut self, signal: Signal) {
+        let bit = 1 << (signal.as_raw() - 1);
+        self.running.wait_until(PATIENCE, "the agent handles signals", |agent| {
             let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap_or_default();
             let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
             let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
-            if caught & 1 == 1 { Ok(()) } else { Err("not yet") }
+            if caught & bit == bit { Ok(()) } else { Err("not yet") }
         });
-        self.running.signal(Signal::HUP);
     }
 
     /// Waits until it is ready.

@@ -1,6 +1,10 @@
 //! One episode: its steps, and the checks after each.
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
 
 use cproxy_tests::{
     process::{cproxy, eventually},
@@ -54,6 +58,7 @@ impl<'s> Chaos<'s> {
 
     /// Plays the script to its end, unless the workload fails.
     pub(crate) fn play(&mut self, random: &mut Random) {
+        let started = Instant::now();
         eventually(PATIENCE, "the workload runs", || match self.storm.connects() {
             CONNECTS_BEFORE.. => Ok(()),
             _ if self.storm.has_failed() => Ok(()),
@@ -68,7 +73,12 @@ impl<'s> Chaos<'s> {
             if self.storm.has_failed() {
                 return;
             }
-            eprintln!("step {} of {} after {} connects: {step:?}", number + 1, steps.len(), self.storm.connects());
+            let (number, time) = (number + 1, started.elapsed());
+            eprintln!(
+                "{time:.0?}, step {number} of {}, after {} connects: {step:?}",
+                steps.len(),
+                self.storm.connects()
+            );
             self.step(step, random);
         }
     }

@@ -30,8 +30,9 @@ const CONNECTIONS: usize = 24;
 /// Pause between two questions on a connection.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Probability in percent, for each question, that the client itself closes.
+/// Probability in percent, for each question, that the client itself closes, also when the backend has left.
 const END: usize = 1;
+const END_AFTER_BACKEND: usize = 10;
 
 /// Connects and asks until it is over.
 pub(crate) fn run(storm: &Storm, sandbox: &Sandbox, mut random: Random, is_over: &AtomicBool, counts: &Counts) {
@@ -43,7 +44,7 @@ pub(crate) fn run(storm: &Storm, sandbox: &Sandbox, mut random: Random, is_over:
                 None => Long::open(&storm.history, &mut random).inspect(|long| {
                     counts.long.fetch_add(u64::from(long.is_some()), Ordering::Relaxed);
                 }),
-                Some(long) => long.proceed(&storm.history, counts),
+                Some(long) => long.proceed(&storm.history, &mut random, counts),
             };
             match result {
                 Ok(long) => *slot = long.filter(|_| !random.percent(END)),
@@ -94,8 +95,8 @@ impl Long {
         }
     }
 
-    /// Asks once more; `None`: the backend has left.
-    fn proceed(mut self, history: &History, counts: &Counts) -> Result<Option<Self>, String> {
+    /// Asks once more; `None`: the backend has left. The agent may close the connection then.
+    fn proceed(mut self, history: &History, random: &mut Random, counts: &Counts) -> Result<Option<Self>, String> {
         self.question += 1;
         let answer = ask(&mut self.stream, self.form, self.service, self.question);
         let period = Period { from: self.since, to: Instant::now() };
@@ -103,7 +104,7 @@ impl Long {
         match answer {
             Ok(backend) if backend == self.backend => {
                 counts.long_answers.fetch_add(1, Ordering::Relaxed);
-                Ok(has_served.then_some(self))
+                Ok((has_served || !random.percent(END_AFTER_BACKEND)).then_some(self))
             }
             Err(_) if !has_served => {
                 counts.long_closed.fetch_add(1, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::{fs, net::Ipv4Addr, num::NonZeroU32, process::Command};
 
 use cproxy_ebpf::TCP_PLACES;
 use cproxy_tests::{
-    process::run,
+    process::{eventually, run},
     random::Random,
     sandbox::{Placement, Sandbox},
     storm::addresses::cluster_ip,
@@ -42,11 +42,20 @@ pub(crate) fn use_cgroups(sandbox: &Sandbox) {
         fs::create_dir_all(&inner).unwrap();
         let mut client = Command::new("sh");
         let address = Form::V4.address(cluster_ip(ECHO), PORT);
-        let script = "echo $$ > \"$dir/cgroup.procs\"; exec curl --http0.9 --silent --max-time 10 http://$address/";
+        // The server answers at once, and keeps the connection.
+        let script = "echo $$ > $dir/cgroup.procs
+            curl --http0.9 --silent --no-buffer --max-time 60 --output $out http://$address/ &
+            until [ -s $out ] || ! kill -0 $!; do sleep 0.05; done
+            kill $! || true
+            cat $out; rm $out";
         client.args(["-euc", script]).env("dir", &inner).env("address", address.to_string());
+        client.env("out", sandbox.dir().join("cgroup-client"));
         let output = run(sandbox, Placement::Hooked, client, "", PATIENCE);
-        // It ends with a timeout, since the server waits for more.
         assert!(output.stdout.starts_with(ECHO_NAME), "in a new cgroup: {output:?}");
+        eventually(PATIENCE, "its client has gone", || {
+            let members = fs::read_to_string(inner.join("cgroup.procs")).unwrap();
+            if members.is_empty() { Ok(()) } else { Err(members) }
+        });
         [inner, outer].iter().for_each(|dir| fs::remove_dir(dir).unwrap());
     }
 }

@@ -185,7 +185,13 @@ pub(crate) fn steps(random: &mut Random) -> Vec<Step> {
                 random.some(&possible.collect::<Vec<_>>(), ACTIONS_MAX)
             }
         };
-        Step { trouble, actions, trouble_ms: random.below(TROUBLE_MS_MAX) as u64, has_signal: random.percent(50) }
+        // In an ordinary run, nobody waits for the end of a pause.
+        Step {
+            trouble,
+            actions,
+            trouble_ms: random.below(TROUBLE_MS_MAX) as u64,
+            has_signal: random.percent(50) || !random::is_soak(),
+        }
     });
     steps.collect()
 }
