@@ -103,11 +103,8 @@ impl<'s> Agents<'s> {
 
     /// Replaces the first agent under load. The new one may be killed on the way.
     pub(crate) fn upgrade(&mut self, random: &mut Random) {
-        if random.percent(50) {
-            self.stop()
-        } else {
-            self.kill()
-        }
+        let end = if random.percent(50) { Self::stop } else { Self::kill };
+        end(self);
         if random.percent(50) {
             let number = 1 + random.below(UPGRADE_CALL_MAX);
             eprintln!("killed at call {number} of bpf(2)");

@@ -8,6 +8,7 @@ use std::{
 
 use cproxy_tests::{
     Server,
+    api::refuse_over_tls,
     control_plane::{ADDRESS, ControlPlane, NAME, PORT, role_binding},
     echo,
     manifest::{Service, Slice, write_text},
@@ -34,10 +35,11 @@ pub(crate) const FRONTENDS_BESIDE: usize = 4;
 /// Name that the echo server answers with.
 pub(crate) const ECHO_NAME: &str = "echo";
 
-/// Addresses of the machine's nameserver, of the relay, and of a server that is no API server.
+/// Addresses of the machine's nameserver, of the relay, of a server that is no API server, and of a broken one.
 pub(crate) const NAMESERVER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
 const RELAY: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 4);
+const BROKEN: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 5);
 
 /// Bytes from the server after which a connection breaks.
 const PART_OF_A_RESPONSE: usize = 6_000;
@@ -69,7 +71,7 @@ pub(crate) struct Cluster<'s> {
     relay: Option<Relay>,
     relay_address: SocketAddr,
     names: Nameserver,
-    _servers: (Vec<Nameserver>, [Server; 2]),
+    _servers: (Vec<Nameserver>, [Server; 3]),
 }
 
 impl<'s> Cluster<'s> {
@@ -84,6 +86,7 @@ impl<'s> Cluster<'s> {
         let servers = [
             echo::tcp(sandbox, (pods[3], world::TCP + 2), ECHO_NAME),
             echo::tcp(sandbox, (STRANGER, relay_address.port()), "no API server"),
+            refuse_over_tls(sandbox, (BROKEN, relay_address.port()).into(), 500, control_plane.serving_files()),
         ];
         let http = |name, service: usize, pod, port| {
             let service = Service::new(name).cluster_ips([cluster_ip(service).v4]).tcp("http", world::PORT, port);
@@ -153,6 +156,7 @@ impl<'s> Cluster<'s> {
                 self.control_plane.kubectl(&["delete", "clusterrolebinding", "cproxy-cproxy"], "");
             }
             Trouble::TooManyRequests => drop(self.control_plane.kubectl(&["apply", "-f", "-"], NO_ROOM)),
+            Trouble::InternalError => self.names.set(has_address(BROKEN)),
             Trouble::EtcdStandsStill => self.control_plane.freeze_etcd(true),
             Trouble::ServerKilled => self.control_plane.kill_api_server(),
             Trouble::AuthorityRenewed => {
@@ -192,7 +196,7 @@ impl<'s> Cluster<'s> {
                 self.writer = Writer::new(&self.control_plane);
             }
             Trouble::AuthorityRenewed => self.trust(),
-            Trouble::NoName | Trouble::WrongAddress => self.names.set(has_address(RELAY)),
+            Trouble::NoName | Trouble::WrongAddress | Trouble::InternalError => self.names.set(has_address(RELAY)),
             Trouble::EtcdRestored => {}
         }
     }

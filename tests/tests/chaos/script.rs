@@ -23,7 +23,9 @@ pub(crate) enum Trouble {
     Forbidden,
     /// 429
     TooManyRequests,
-    /// etcd stands still: what is not in the server's cache takes long, and then fails.
+    /// 500
+    InternalError,
+    /// etcd stands still: nothing changes, and nothing new is confirmed.
     EtcdStandsStill,
     /// The server is killed and started again: afterwards, watches are too old.
     ServerKilled,
@@ -72,7 +74,7 @@ pub(crate) enum Action {
     Network,
 }
 
-const TROUBLES: [Trouble; 14] = [
+const TROUBLES: [Trouble; 15] = [
     Trouble::Refused,
     Trouble::LosesRequests,
     Trouble::LosesResponses,
@@ -82,6 +84,7 @@ const TROUBLES: [Trouble; 14] = [
     Trouble::Unauthorized,
     Trouble::Forbidden,
     Trouble::TooManyRequests,
+    Trouble::InternalError,
     Trouble::EtcdStandsStill,
     Trouble::ServerKilled,
     Trouble::AuthorityRenewed,
