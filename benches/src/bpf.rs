@@ -10,8 +10,8 @@ use std::{
 };
 
 use cproxy_datapath::bpf::syscalls::{
-    bpf, bpf_attach_type, bpf_cmd, bpf_fd, bpf_prog_type, bpf_stats_type, exit, link_detach, load_program, move_to,
-    no_arguments, obj_get,
+    bpf, bpf_attach_type, bpf_cmd, bpf_fd, bpf_prog_type, bpf_stats_type, exit, link_create, link_detach, load_program,
+    move_to, no_arguments, obj_get,
 };
 pub use map::Map;
 
@@ -86,11 +86,7 @@ impl Program {
     /// # Errors
     /// The kernel refuses.
     pub fn attach(&self, hook: AttachType, cgroup: BorrowedFd<'_>) -> io::Result<Link> {
-        let mut attr = no_arguments();
-        attr.link_create.__bindgen_anon_1.prog_fd = self.0.as_raw_fd() as u32;
-        attr.link_create.__bindgen_anon_2.target_fd = cgroup.as_raw_fd() as u32;
-        attr.link_create.attach_type = hook.0;
-        bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(Link)
+        link_create(self.0.as_fd(), cgroup, hook.0).map(Link)
     }
 }
 

@@ -1,7 +1,9 @@
 //! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
 
+mod canary;
 mod error;
 mod handover;
+mod health;
 mod install;
 mod own_addresses;
 mod readiness;
@@ -16,16 +18,19 @@ mod timeline;
 
 use std::path::Path;
 
+use canary::Canary;
 use cproxy_core::{Event, Exclusions, NodeContext, Store};
 use cproxy_daemon::LogFilter;
 use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup, has_kept};
 use cproxy_network::SocketSetup;
-use cproxy_wire::LastContact;
+use cproxy_wire::{self as wire, Configuration, LastContact};
 pub use error::AgentError;
+pub use health::{CanaryState, walk_canary};
+use health::{HealthChecker, HealthWatch};
 pub use install::{EXIT_RETRY, install_programs};
 use own_addresses::AddressSource;
 use readiness::Readiness;
-use reconciler::Reconciler;
+use reconciler::{Own, Reconciler};
 use reload::Reloader;
 pub use reload::Reread;
 pub use resume::generation_id;
@@ -39,6 +44,7 @@ use tokio::{
 use crate::{
     config::{Config, TableSettings},
     manifests::{self, ParseOptions},
+    privileges::{self, Rights},
     run_dir::{self, RunDir},
 };
 
@@ -64,6 +70,12 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     // From now on the signal does not end the agent. It is looked at once the agent follows its source.
     let hangups = signal(SignalKind::hangup()).map_err(AgentError::Signal)?;
     let mut timeline = Timeline::start();
+    // Opening the kernel's log takes a capability that nothing else needs.
+    let kernel_log = resume::open_kernel_log();
+    // While there is one thread.
+    if let Err(error) = privileges::give_up_capabilities(&config) {
+        tracing::warn!("not all capabilities can be given up: {error}");
+    }
     // All input is checked before anything is attached.
     let mut node = config.node.clone();
     let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None };
@@ -87,7 +99,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     // The source alone keeps the channel open, so that its end is noticed.
     let weak_sender = sender.downgrade();
     let client = source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender);
-    let source = SourceStatus::new(&config.source, client.clone(), last_contact);
+    let source = SourceStatus::new(&config.source, client.clone(), last_contact.clone());
     install::install_in_child(&environment, &lock).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
@@ -95,7 +107,9 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone());
     node.pod_ips = addresses.start(&node.pod_ips, configuration.as_ref());
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
-    let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.terminate_sockets)?;
+    let (health_watch, demands) = HealthWatch::new();
+    let own = Own { canary: Canary::new(&config.canary), health_watch: health_watch.clone() };
+    let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.terminate_sockets, own)?;
     reconciler.configure(settings)?;
     reconciler.reseed()?;
     if let Some(mut store) = bootstrap {
@@ -103,6 +117,9 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
         reconciler.bootstrap(&store)?;
     }
     reconciler.end_phase(Phase::Open);
+    let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
+    let entrance = health::entrance(&environment.cgroup);
+    filter_system_calls(has_exec_plugin);
     drop(tokio::spawn(reconciler.socket_terminator().run()));
     if has_kept(lock.pins()) {
         drop(tokio::spawn(handover::end(lock.pins().clone())));
@@ -110,8 +127,20 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let (requests, received) = mpsc::channel(1);
     drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
-    drop(tokio::spawn(resume::watch(requests.clone(), client.clone())));
-    let reloader = Reloader { reread, config, log, client, addresses, events: weak_sender, requests };
+    drop(tokio::spawn(resume::watch(kernel_log, requests.clone(), client.clone(), health_watch.clone())));
+    let health_checker = HealthChecker {
+        entrance,
+        watch: health_watch,
+        demands,
+        last_contact,
+        requests: requests.clone(),
+        environment,
+        cgroup: config.cgroup.clone(),
+        run_dir: config.run_dir.clone(),
+        lock,
+    };
+    drop(tokio::spawn(health_checker.run()));
+    let reloader = Reloader { reread, config, log, client, has_exec_plugin, addresses, events: weak_sender, requests };
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {
         result = reconciler.run(events, received) => result,
@@ -131,6 +160,21 @@ fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), Agent
         Scope::Machine | Scope::Requested => tracing::info!("{line}"),
     }
     Ok(run_dir.set_limited(&line)?)
+}
+
+/// Filters system calls from now on, and says which rights the agent keeps. Without a filter it runs all the same.
+fn filter_system_calls(has_exec_plugin: bool) {
+    if has_exec_plugin {
+        tracing::info!("system calls are not filtered: the exec plugin of the kubeconfig may need any");
+    } else {
+        wire::refuse_exec_plugins();
+        if let Err(error) = privileges::filter_system_calls() {
+            tracing::warn!("system calls are not filtered: {error}");
+        }
+    }
+    if let Ok(rights) = Rights::of(rustix::process::getpid()) {
+        tracing::info!("the agent keeps {rights}");
+    }
 }
 
 /// Settings of the table. Fails if an excluded cgroup does not exist.

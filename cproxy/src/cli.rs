@@ -1,10 +1,12 @@
 //! The command line: a contract that scripts and images rely on. One file per command.
 
+mod canary;
 mod check;
 mod cleanup;
 mod exec;
 mod get;
 mod install;
+mod plain;
 mod reseed;
 mod resolve;
 mod run;
@@ -69,6 +71,9 @@ enum Command {
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
     Install(install::InstallOptions),
+    /// Walk the canary in the cgroup whose `cgroup.procs` is stdin; `run` does this in a child process
+    #[command(hide = true)]
+    Canary(canary::CanaryOptions),
 }
 
 /// The pin directory.
@@ -218,6 +223,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Version => version::run()?,
         Command::Exec(options) => return Ok(exec::run(&options)),
         Command::Install(options) => return Ok(install::run(&options)),
+        Command::Canary(options) => canary::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -282,7 +288,7 @@ fn one_line(text: &dyn Display) -> String {
 /// Prints text that may be long; a reader that has had enough is no error.
 fn print(text: &str) -> anyhow::Result<()> {
     use std::io::Write;
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+    match plain::Plain(std::io::stdout().lock()).write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
@@ -293,7 +299,7 @@ fn print_rows(rows: impl Iterator<Item = crate::report::FrontendRow>, format: Fo
     if let Format::Table = format {
         return print(&crate::report::frontends_text(rows));
     }
-    let mut output = BufWriter::new(std::io::stdout().lock());
+    let mut output = plain::Plain(BufWriter::new(std::io::stdout().lock()));
     let written = crate::report::write_frontends_json(rows, &mut output).map_err(std::io::Error::from);
     match written.and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),

@@ -12,6 +12,8 @@ use tracing::Level;
 
 use cproxy_daemon::LogFormat;
 
+pub use crate::canary::CanaryAddresses;
+
 /// Source of Services and EndpointSlices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectSource {
@@ -60,6 +62,8 @@ pub struct Config {
     pub balance: Balance,
     /// Stale sockets to close.
     pub terminate_sockets: Mode,
+    /// Addresses by which the agent tests its own programs.
+    pub canary: CanaryAddresses,
     /// Directory of pinned maps and links.
     pub pin_dir: PathBuf,
     /// Run directory, with `ready` and `cproxy.sock`.
@@ -112,7 +116,7 @@ impl fmt::Display for Config {
             Mode::Udp => "stale UDP sockets",
             Mode::All => "all stale sockets",
         };
-        write!(f, "; closes {closed}")?;
+        write!(f, "; closes {closed}; canary {}", self.canary)?;
         write!(f, "; pins in {}, run directory {}", self.pin_dir.display(), self.run_dir.display())
     }
 }

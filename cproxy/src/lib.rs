@@ -7,9 +7,11 @@
 //! See ARCHITECTURE.md for the path of an event and of a connect().
 
 pub mod agent;
+mod canary;
 pub mod cli;
 pub mod config;
 pub mod manifests;
+pub mod privileges;
 mod problem_log;
 pub mod report;
 pub mod run_dir;

@@ -25,6 +25,7 @@
 //! | `services` | frontends as in the JSON contract, with names and without backends, which the kernel has |
 //! | `gauges` | gauges of the agent as a JSON object |
 //! | `source` | source of the agent as a JSON object |
+//! | `health` | health of the programs as a JSON object, after a look at them |
 //! | `reseed` | `ok`, once backends are chosen from a new seed and `ready` has gone, or `error: ` and the reason |
 //! | any other | `error: ` and the names of the requests |
 //!
@@ -40,7 +41,7 @@ mod protocol;
 mod server;
 mod wait;
 
-pub use client::{explain_silence, fetch_gauges, fetch_services, fetch_source, request_reseed};
+pub use client::{agent, explain_silence, fetch_gauges, fetch_health, fetch_services, fetch_source, request_reseed};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
 pub use server::{Request, Restored, send, serve};

@@ -55,7 +55,11 @@ impl TracedAgent {
         // The file of an earlier agent would pass for this one's.
         drop(fs::remove_file(&trace));
         let mut command = Command::new("strace");
-        command.args(["--follow-forks", "--quiet=all"]).arg(format!("--trace={calls}")).arg("--output").arg(&trace);
+        command
+            .args(["--follow-forks", "--quiet=all", "--decode-fds=path"])
+            .arg(format!("--trace={calls}"))
+            .arg("--output")
+            .arg(&trace);
         command.args(injection.map(|Injection { calls, fault, number }| match fault {
             Fault::Kill => format!("--inject={calls}:signal=KILL:when={number}"),
             Fault::Error(name) => format!("--inject={calls}:error={name}:when={number}"),
@@ -94,9 +98,29 @@ impl TracedAgent {
         self.tracer.log()
     }
 
+    /// Its recorded calls, one a line, with the paths of descriptors.
+    pub fn trace(&self) -> String {
+        fs::read_to_string(&self.trace).unwrap_or_default()
+    }
+
+    /// Sends a signal to the agent.
+    pub fn signal(&self, signal: Signal) {
+        for child in self.children() {
+            // It may have ended already.
+            kill_process(child, signal).ok();
+        }
+    }
+
+    /// The agent; a child of its own is none of the tracer's.
+    fn children(&self) -> Vec<Pid> {
+        let tracer = self.tracer.pid();
+        let children = fs::read_to_string(format!("/proc/{tracer}/task/{tracer}/children")).unwrap_or_default();
+        children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+    }
+
     /// The largest number of recorded calls of one of its processes so far.
     pub fn calls(&self) -> usize {
-        let text = fs::read_to_string(&self.trace).unwrap_or_default();
+        let text = self.trace();
         let mut by_process = std::collections::BTreeMap::<&str, usize>::new();
         // A call that another process interrupts takes a second line, which has no opening bracket after its name.
         for line in text.lines().filter(|line| !line.contains("resumed>")) {
@@ -115,12 +139,7 @@ impl TracedAgent {
     /// When it is still there after a minute.
     pub fn kill(&mut self) {
         // The tracer's end would leave it running. A child of its own ends with it.
-        let tracer = self.tracer.pid();
-        let children = fs::read_to_string(format!("/proc/{tracer}/task/{tracer}/children")).unwrap_or_default();
-        for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
-            // It may have ended already.
-            kill_process(child, Signal::KILL).ok();
-        }
+        self.signal(Signal::KILL);
         assert!(self.tracer.wait(TIMEOUT).is_some(), "the traced agent has not ended");
     }
 }

@@ -19,6 +19,14 @@ pub fn forbid_netlink() {
     refuse(libc::SYS_socket, &[(0, libc::AF_NETLINK as u32)], libc::EPROTONOSUPPORT);
 }
 
+/// Forbids further filters, as a kernel without CONFIG_SECCOMP_FILTER does.
+///
+/// # Panics
+/// When the kernel refuses the filter.
+pub fn forbid_filters() {
+    refuse(libc::SYS_seccomp, &[], libc::EINVAL);
+}
+
 /// Refuses memory for maps that the agent creates itself. It passes 44 bytes of a map's description to the kernel; the
 /// library that loads the programs passes more.
 ///

@@ -706,3 +706,103 @@ impl Drop for OnDrop {
         self.0.store(Step::Back as u8, Ordering::Relaxed);
     }
 }
+
+/// Text that would clear a screen, colour it, begin a line and turn the text after it around.
+const STEERING: &str = "a\u{1b}[2J\u{9b}31m\r\nFORGED\u{202e}\u{2028}b";
+
+/// An object of the requested kind with that text wherever the API has text, and beside it one that is served.
+fn steering(target: &str) -> [Value; 2] {
+    let mut broken = object(target);
+    broken["metadata"] = json!({
+        "name": format!("broken{STEERING}"), "namespace": STEERING, "resourceVersion": "5",
+        "labels": {"kubernetes.io/service-name": STEERING}, "annotations": {STEERING: STEERING},
+    });
+    let mut served = object(target);
+    served["metadata"]["namespace"] = STEERING.into();
+    if target.contains("/services?") {
+        broken["spec"] = json!({
+            "type": STEERING, "clusterIP": STEERING, "clusterIPs": [STEERING], "externalIPs": [STEERING],
+            "sessionAffinity": STEERING, "internalTrafficPolicy": STEERING, "externalTrafficPolicy": STEERING,
+            "loadBalancerSourceRanges": [STEERING], "trafficDistribution": STEERING,
+            "ports": [{"name": STEERING, "port": 80, "protocol": STEERING, "appProtocol": STEERING}],
+        });
+        broken["status"] = json!({"loadBalancer": {"ingress": [{"ip": STEERING, "ipMode": STEERING}]}});
+        served["metadata"]["name"] = STEERING.into();
+        served["spec"]["ports"][0]["name"] = STEERING.into();
+    } else {
+        broken["addressType"] = STEERING.into();
+        served["metadata"]["labels"]["kubernetes.io/service-name"] = STEERING.into();
+        served["ports"][0]["name"] = STEERING.into();
+        let mut strange = served["endpoints"][0].clone();
+        strange["addresses"] = json!([STEERING]);
+        for field in ["nodeName", "zone", "hostname"] {
+            strange[field] = STEERING.into();
+        }
+        strange["hints"] = json!({"forZones": [{"name": STEERING}]});
+        served["endpoints"].as_array_mut().unwrap().push(strange);
+    }
+    [broken, served]
+}
+
+/// Checks that a text steers no terminal and that no name begins a line of it.
+#[track_caller]
+fn assert_plain(what: &str, text: &str) {
+    let steers = |char: char| (char.is_control() && char != '\n') || "\u{202e}\u{2028}".contains(char);
+    assert!(!text.contains(steers), "{what}: {:?}", text.escape_debug().to_string());
+    assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{what}: {text}");
+}
+
+#[test]
+fn names_from_a_server_steer_no_terminal_and_begin_no_line() {
+    for format in ["text", "json"] {
+        let sandbox = Sandbox::for_test();
+        let refuse = |_: &str| {
+            let status = json!({"kind": "Status", "message": STEERING, "reason": STEERING, "code": 403});
+            Reply::text(status.to_string()).code(403)
+        };
+        let serve = |target: &str| match is_watch(target) {
+            true => Reply::chunks([
+                event(STEERING, &object(target)),
+                event("ERROR", &json!({"kind": "Status", "message": STEERING, "reason": STEERING, "code": 500})),
+            ]),
+            false => Reply::text(list(&steering(target))),
+        };
+        let api = Api::serve(&sandbox, at_first(2, is_list, refuse, serve));
+        let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--log-format", format]);
+        let mut agent = agent.start();
+        agent.wait_ready(PATIENCE);
+        // The broken objects, the watch's change of an unknown type, and its error.
+        agent.wait_log("broken", PATIENCE);
+        agent.wait_until(PATIENCE, "the error of a watch", |agent| {
+            if agent.log().matches("FORGED").count() > 5 { Ok(()) } else { Err(agent.log()) }
+        });
+        assert_plain("log", &agent.log());
+
+        let wait = ["wait", "--timeout", "0", "--for", "default/web"];
+        let commands: [&[&str]; 8] = [
+            &["get", "services"],
+            &["get", "services", "-o", "json"],
+            &["get", "backends"],
+            &["get", "backends", "-o", "json"],
+            &["get", "counters"],
+            &["check"],
+            &["check", "-o", "json"],
+            &wait,
+        ];
+        for command in commands {
+            let output = cproxy(&sandbox, command);
+            assert_plain(&command.join(" "), &format!("{}{}", output.stdout, output.stderr));
+        }
+        let services = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
+        let name = services.pointer("/0/service").and_then(Value::as_str).unwrap();
+        assert!(name.contains("FORGED"), "it was printed: {services}");
+
+        let objects = ["/services?", "/endpointslices?"].map(steering).concat();
+        let manifests = write_text(sandbox.dir(), "objects.json", &list(&objects));
+        for format in ["table", "json"] {
+            let output = cproxy(&sandbox, &["resolve", "--manifests", manifests.to_str().unwrap(), "-o", format]);
+            assert_plain("resolve", &format!("{}{}", output.stdout, output.stderr));
+            assert!(output.stdout.contains(ADDRESS), "{output:?}");
+        }
+    }
+}

@@ -20,7 +20,7 @@ use cproxy_tests::{
 use serde_json::Value;
 
 /// Names that are part of the contract; more may be added.
-const NAMES: [&str; 25] = [
+const NAMES: [&str; 26] = [
     "kernel",
     "capabilities",
     "cgroup2",
@@ -44,6 +44,7 @@ const NAMES: [&str; 25] = [
     "program_sock_release",
     "errno_helper",
     "restore",
+    "confinement",
     "attached",
     "source",
 ];

@@ -92,7 +92,9 @@ impl Fixture {
             let table = KernelReader::read_table(&self.pins).unwrap();
             let address = |backend: &Backend| IpAddr::from(backend.address);
             let members = |set: &u32| table.sets[set].members.backends.iter().map(address).collect::<Vec<_>>();
-            let sets: Vec<_> = table.frontends.values().map(members).collect();
+            // The other frontends are those of the agent's canary.
+            let of_web = table.frontends.iter().filter(|(frontend, _)| frontend.port == PORT);
+            let sets: Vec<_> = of_web.map(|(_, set)| members(set)).collect();
             if sets.len() == 4 && sets.iter().all(|set| wanted.contains(set)) {
                 Ok(())
             } else {

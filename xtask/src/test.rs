@@ -142,8 +142,21 @@ const SUITES: [Suite; 18] = [
 ];
 
 const UNIT: &[&str] = &["--lib", "--bins", "allocations", "api_server", "http2", "histories", "watches", "memory"];
-const LIVE: &[&str] =
-    &["live", "settings", "check", "stale", "places", "frontends", "room", "start", "get", "manifests", "other_users"];
+const LIVE: &[&str] = &[
+    "live",
+    "health",
+    "settings",
+    "check",
+    "stale",
+    "places",
+    "frontends",
+    "room",
+    "start",
+    "get",
+    "manifests",
+    "other_users",
+    "privileges",
+];
 
 const fn suite(
     name: &'static str,

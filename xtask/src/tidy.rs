@@ -25,8 +25,8 @@ const CORE_FORBIDDEN: [&str; 6] = ["std::fs", "std::io", "std::env", "std::time"
 /// The list of all decisions.
 const DECISIONS_INDEX: &str = "README.md";
 
-/// Page of promises, each with its test.
-const PROMISES: &str = "docs/reliability.md";
+/// Pages of promises, each with its test.
+const PROMISES: [&str; 2] = ["docs/reliability.md", "docs/threat-model.md"];
 
 /// Directories without files of ours.
 const SKIPPED: [&str; 2] = ["target", ".git"];
@@ -55,9 +55,12 @@ pub(crate) fn check() -> Result<()> {
     };
     breaches.extend(lock_breaches(&lock("Cargo.lock")?, &lock("fuzz/Cargo.lock")?));
     breaches.extend(decision_breaches(&decisions(&root)?));
-    let promises = root.join(PROMISES);
-    let promises = fs::read_to_string(&promises).with_context(|| format!("reading {}", promises.display()))?;
-    breaches.extend(promise_breaches(&promises, &tests(&files)?));
+    let tests = tests(&files)?;
+    for name in PROMISES {
+        let page = root.join(name);
+        let text = fs::read_to_string(&page).with_context(|| format!("reading {}", page.display()))?;
+        breaches.extend(promise_breaches(name, &text, &tests));
+    }
     breaches.iter().for_each(run::report);
     if !breaches.is_empty() {
         bail!("{} breaches of the repository's rules", breaches.len());
@@ -73,11 +76,11 @@ fn tests(files: &[PathBuf]) -> Result<String> {
 }
 
 /// Names in the last column of the promises' tables that are no test's.
-fn promise_breaches(page: &str, tests: &str) -> Vec<String> {
+fn promise_breaches(name: &str, page: &str, tests: &str) -> Vec<String> {
     let columns = page.lines().filter_map(|line| line.strip_prefix('|')?.strip_suffix('|')?.rsplit_once('|'));
-    let names = columns.flat_map(|(_, names)| names.split('`').skip(1).step_by(2));
-    let missing = names.filter(|name| !tests.contains(&format!("fn {name}()")));
-    missing.map(|name| format!("{PROMISES}: there is no test {name}")).collect()
+    let named = columns.flat_map(|(_, names)| names.split('`').skip(1).step_by(2));
+    let missing = named.filter(|test| !tests.contains(&format!("fn {test}()")));
+    missing.map(|test| format!("{name}: there is no test {test}")).collect()
 }
 
 /// Names of the verbs of `cargo xtask` and of all packages.
@@ -251,8 +254,8 @@ mod tests {
     #[test]
     fn each_promise_has_a_test_that_is_there() {
         let page = "| promise | test |\n|---|---|\n| `a` holds | `it_holds`, `it_held` |\n";
-        assert_eq!(promise_breaches(page, "fn it_holds() {}\nfn it_held() {}"), [""; 0]);
-        assert_eq!(promise_breaches(page, "fn it_holds() {}"), ["docs/reliability.md: there is no test it_held"]);
+        assert_eq!(promise_breaches("docs/a.md", page, "fn it_holds() {}\nfn it_held() {}"), [""; 0]);
+        assert_eq!(promise_breaches("docs/a.md", page, "fn it_holds() {}"), ["docs/a.md: there is no test it_held"]);
     }
 
     #[test]

@@ -52,8 +52,6 @@ pub fn install_programs(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::In
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
     // If that fails, everything works, and the maps' memory counts as the agent's.
     bpf::leave_memory_cgroup().ok();
-    // If that fails, the installation takes longer.
-    bpf::hide_kernel_btf().ok();
     let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe())?;
     let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
     Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))

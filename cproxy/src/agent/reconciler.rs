@@ -2,10 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cproxy_core::{Capacity, Event, KernelTable, Limits, Op, Reserve, Retired, Store, TablePlanner};
+use cproxy_core::{
+    Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Op, Reserve, ResourceKind, Retired, Store, TablePlanner,
+};
 use cproxy_daemon::memory;
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
+    canary::Route,
     sockets::Mode,
 };
 use tokio::{
@@ -14,7 +17,9 @@ use tokio::{
 };
 
 use super::{
+    canary::Canary,
     error::AgentError,
+    health::{CanaryState, HealthWatch},
     readiness::{Readiness, Ready},
     seed::new_seed,
     source::SourceStatus,
@@ -77,6 +82,15 @@ pub(super) struct Reconciler {
     socket_gauges: Arc<SocketGauges>,
     place_watch: Arc<PlaceWatch>,
     source: SourceStatus,
+    own: Own,
+    /// Exclusions in force.
+    exclusions: Exclusions,
+}
+
+/// The agent's means to test its own programs.
+pub(super) struct Own {
+    pub(super) canary: Canary,
+    pub(super) health_watch: Arc<HealthWatch>,
 }
 
 impl Reconciler {
@@ -87,6 +101,7 @@ impl Reconciler {
         readiness: Readiness,
         source: SourceStatus,
         mode: Mode,
+        own: Own,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();
         let kernel = KernelTable { is_new: lock.is_empty(), ..KernelReader::read_table(&pins)? };
@@ -110,13 +125,16 @@ impl Reconciler {
             socket_gauges: Arc::default(),
             place_watch: Arc::default(),
             source,
+            own,
+            exclusions: Exclusions::default(),
         })
     }
 
     /// Applies settings, before anything else and whenever they change.
     pub(super) fn configure(&mut self, settings: TableSettings) -> Result<(), TableError> {
         let TableSettings { exclusions, balance, terminate_sockets } = settings;
-        self.maps.apply(&[Op::SetExclusions(exclusions), Op::SetBalance(balance)])?;
+        self.maps.apply(&[Op::SetExclusions(exclusions.clone()), Op::SetBalance(balance)])?;
+        self.exclusions = exclusions;
         self.retired_queue.set_mode(terminate_sockets);
         Ok(())
     }
@@ -174,6 +192,7 @@ impl Reconciler {
         let mut gauges = Vec::from(self.socket_gauges.read());
         gauges.push(("tcp_places_freed", self.maps.tcp_places_freed()));
         gauges.extend(self.place_watch.gauges());
+        gauges.extend(self.own.health_watch.gauges());
         gauges.push(("object_problems", self.store.problems().count() as u64 + self.planner.problems().len() as u64));
         let (used, capacity) = (self.planner.used(), self.maps.capacity());
         gauges.extend([
@@ -203,7 +222,7 @@ impl Reconciler {
                     gather(&mut events, |batch| self.apply(batch)).await;
                     self.reconcile()?;
                 }
-                Some(request) = requests.recv() => self.respond(request),
+                Some(request) = requests.recv() => self.respond(request)?,
                 () = sleep_until(wakeup) => self.reconcile()?,
             }
         }
@@ -213,12 +232,12 @@ impl Reconciler {
     async fn serve_without_source(&mut self, mut requests: mpsc::Receiver<Request>) -> Result<(), AgentError> {
         tracing::error!("the source of events has ended; the table stays as it is");
         while let Some(request) = requests.recv().await {
-            self.respond(request);
+            self.respond(request)?;
         }
         Err(AgentError::SourceEnded)
     }
 
-    fn respond(&mut self, request: Request) {
+    fn respond(&mut self, request: Request) -> Result<(), AgentError> {
         // A failed send means that the client has gone.
         match request {
             Request::Services(sender) => {
@@ -240,13 +259,50 @@ impl Reconciler {
                 let freed = self.maps.apply(&[Op::FreeTcpPlaces(places)]);
                 drop(sender.send(freed.map_err(|error| error.to_string())));
             }
+            Request::Health(sender) => self.own.health_watch.demand(sender),
+            Request::RestorePins(sender) => {
+                drop(sender.send(self.maps.restore_pins(&self.pins).map_err(|error| error.to_string())));
+            }
+            Request::Canary(sender) => drop(sender.send(self.canary_state())),
+            Request::MoveCanary => {
+                self.own.canary.choose_ports();
+                let slices = self.own.canary.objects(ResourceKind::EndpointSlices);
+                self.apply(slices);
+                self.reconcile()?;
+            }
+            Request::Rewrite(sender) => {
+                if let SyncState::Incremental(_) = self.state {
+                    self.state = SyncState::Resync { at: Instant::now() };
+                    self.reconcile()?;
+                }
+                sender.send(()).ok();
+            }
         }
+        Ok(())
+    }
+
+    /// State of the canary, as the task that walks it needs it.
+    fn canary_state(&self) -> CanaryState {
+        let has_table = !matches!(self.state, SyncState::FirstSync);
+        CanaryState { routes: has_table.then(|| self.canary_routes()), exclusions: self.exclusions.clone() }
+    }
+
+    /// Routes of the canary that the kernel's table has.
+    fn canary_routes(&self) -> Vec<Route> {
+        let name = crate::canary::service_name();
+        let is_in_force = |route: &Route| {
+            let (address, port) = (route.frontend.ip().into(), route.frontend.port());
+            self.planner.service_of(Frontend { address, port, protocol: route.protocol }) == Some(&name)
+        };
+        self.own.canary.routes().into_iter().filter(is_in_force).collect()
     }
 
     fn apply(&mut self, batch: Vec<Event>) {
         for event in batch {
+            // To its source, the canary's objects do not exist.
+            let canary = if let Event::ListDone(kind) = event { self.own.canary.objects(kind) } else { Vec::new() };
             self.has_applied_list |= matches!(event, Event::ListDone(_));
-            for problem in self.store.apply(event) {
+            for problem in canary.into_iter().chain([event]).flat_map(|event| self.store.apply(event)) {
                 tracing::warn!("{problem}");
             }
         }
@@ -351,9 +407,15 @@ impl Reconciler {
         };
         self.retired_queue.add(if is_unknown { Retired::any() } else { retired });
         self.log_problems();
-        let (services, frontends) = (self.store.service_names().len(), self.planner.frontend_count());
+        let own = self.canary_routes().len();
+        let services = self.store.service_names().len() - usize::from(own != 0);
+        let frontends = self.planner.frontend_count() - own;
         let is_compared = self.store.is_compared();
+        let is_first = matches!(self.state, SyncState::FirstSync);
         self.state = SyncState::Incremental(self.readiness.publish(services, frontends, is_compared)?);
+        if is_first {
+            self.own.health_watch.change();
+        }
         if std::mem::take(&mut self.has_applied_list) {
             memory::release_free_pages();
         }

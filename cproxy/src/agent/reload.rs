@@ -27,6 +27,8 @@ pub(super) struct Reloader {
     pub(super) log: LogFilter,
     /// Client of the API servers, if they are the source.
     pub(super) client: Option<Arc<ApiClient>>,
+    /// Whether the agent started with an exec plugin, so that its system calls are not filtered.
+    pub(super) has_exec_plugin: bool,
     pub(super) addresses: AddressSource,
     pub(super) events: mpsc::WeakSender<Vec<Event>>,
     /// Way to the task that owns the table.
@@ -62,6 +64,9 @@ impl Reloader {
         let api_server = match &config.source {
             ObjectSource::ApiServer(server) => {
                 let configuration = wire::configure(server).await.map_err(|error| text(error.into()))?;
+                if configuration.has_exec_plugin() && !self.has_exec_plugin {
+                    return Err("credentials from an exec plugin take another start of the agent".to_owned());
+                }
                 Some((server.clone(), configuration))
             }
             ObjectSource::Manifests(_) => None,

@@ -10,21 +10,31 @@ use cproxy_wire::ApiClient;
 use tokio::{sync::mpsc, time::sleep};
 
 use self::{clock::ClockSteps, kernel_log::KernelLog};
+use super::health::HealthWatch;
 use crate::run_dir::{Request, Restored};
 
 /// Shortest time between two signs that are acted upon. Each makes a new connection.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
+/// The kernel's log, if it can be opened. Call it inside a tokio runtime.
+pub(super) fn open_kernel_log() -> Option<KernelLog> {
+    usable("new VM generation ids", KernelLog::open())
+}
+
 /// Sends a request for each sign. Never returns while the receiver lives.
-pub(super) async fn watch(requests: mpsc::Sender<Request>, client: Option<Arc<ApiClient>>) {
+pub(super) async fn watch(
+    log: Option<KernelLog>,
+    requests: mpsc::Sender<Request>,
+    client: Option<Arc<ApiClient>>,
+    health_watch: Arc<HealthWatch>,
+) {
     let clock = usable("steps of the clock", ClockSteps::open());
-    let log = usable("new VM generation ids", KernelLog::open());
     let changes = usable("changes of the network", NetworkChanges::open().map_err(io::Error::from));
     loop {
         let sign = tokio::select! {
             () = wait(log.as_ref().map(KernelLog::forked)) => Restored::NewGeneration,
             () = wait(clock.as_ref().map(ClockSteps::step)) => Restored::ClockStep,
-            () = connection_lost(changes.as_ref(), client.as_deref()) => Restored::ConnectionLost,
+            () = connection_lost(changes.as_ref(), client.as_deref(), &health_watch) => Restored::ConnectionLost,
         };
         if requests.send(Request::Restored(sign)).await.is_err() {
             return;
@@ -49,11 +59,14 @@ async fn wait(sign: Option<impl Future<Output = io::Result<()>>>) {
 }
 
 /// Waits until a change of the network shows that the connection to the API server is dead. The kernel and the server
-/// notice that by themselves after half a minute.
-async fn connection_lost(changes: Option<&NetworkChanges>, client: Option<&ApiClient>) {
-    let (Some(changes), Some(client)) = (changes, client) else { return pending().await };
+/// notice that by themselves after half a minute. Each change is also a reason to look at the programs.
+async fn connection_lost(changes: Option<&NetworkChanges>, client: Option<&ApiClient>, health_watch: &HealthWatch) {
+    let Some(changes) = changes else { return pending().await };
     while changes.wait().await.is_ok() {
-        if !client.is_alive().await {
+        health_watch.change();
+        if let Some(client) = client
+            && !client.is_alive().await
+        {
             return;
         }
     }

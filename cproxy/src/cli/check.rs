@@ -18,7 +18,9 @@ use serde::Serialize;
 use super::{Format, PinDirOption, RunDirOption, one_line, print};
 use crate::{
     agent::generation_id,
-    run_dir::{explain_silence, fetch_source},
+    privileges::{Rights, can_filter_system_calls},
+    report::{CanaryReport, HealthReport, SourceReport},
+    run_dir::{self, explain_silence, fetch_health, fetch_source},
 };
 
 /// Flags of `cproxy check`.
@@ -92,6 +94,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     })?;
     match lacking(&requirements).as_slice() {
         [] => Ok(()),
+        ["hooks"] => bail!("the programs have not their effect; the line `hooks` has the cause"),
         ["attached"] => bail!("the programs are not attached as they should be: start `cproxy run` again"),
         names => bail!("cannot run here: missing {}", names.join(", ")),
     }
@@ -116,6 +119,9 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     let pins = PinDir::new(pin_dir);
     all.extend(socket_requirements(&pins));
     all.push(optional("restore", restore()));
+    all.push(optional("confinement", confinement(run_dir)));
+    // The agent puts programs back.
+    all.push(required("hooks", hooks_of_agent(run_dir)));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("source", source(run_dir)));
     all
@@ -145,6 +151,22 @@ fn restore() -> CheckResult {
         Some(Err(error)) => {
             limited(format!("the VM generation id changes unseen: /dev/kmsg: {error}; CAP_SYSLOG gives access"))
         }
+    }
+}
+
+/// Rights of a running agent; without one, whether the kernel lets it limit them.
+fn confinement(run_dir: &Path) -> CheckResult {
+    let agent = run_dir::agent(run_dir).map(|agent| (agent, Rights::of(agent)));
+    match agent {
+        Ok((_, Ok(rights))) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
+        Ok((_, Ok(rights))) => limited(format!("the agent keeps {rights}; its log says why")),
+        Ok((agent, Err(error))) => {
+            limited(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero()))
+        }
+        Err(_) if can_filter_system_calls() => ok("no agent is running; the kernel can filter its system calls"),
+        Err(_) => limited(
+            "no agent is running; the kernel could not filter its system calls: build it with CONFIG_SECCOMP_FILTER",
+        ),
     }
 }
 
@@ -258,16 +280,28 @@ const ANOTHER_VERSION: &str = "the running agent is of another version and does 
 
 /// Source that a running agent follows.
 fn source(run_dir: &Path) -> CheckResult {
-    match fetch_source(run_dir) {
-        Ok(report) if report.is_good() => ok(report),
-        Ok(report) => limited(report),
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
-                ok("no agent is running")
-            }
-            io::ErrorKind::InvalidData => limited(ANOTHER_VERSION),
-            _ => missing(explain_silence(run_dir, &error)),
-        },
+    let report = |report: SourceReport| if report.is_good() { ok(report) } else { limited(report) };
+    fetch_source(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
+}
+
+/// Effect of the programs, which a running agent has just tried.
+fn hooks_of_agent(run_dir: &Path) -> CheckResult {
+    let report = |report: HealthReport| match (report.is_good(), &report.canary) {
+        (true, CanaryReport::Reached) => ok(report),
+        (true, _) => limited(report),
+        (false, _) => missing(report),
+    };
+    fetch_health(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
+}
+
+/// Result where the agent does not report.
+fn no_report(run_dir: &Path, error: &io::Error) -> CheckResult {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
+            ok("no agent is running")
+        }
+        io::ErrorKind::InvalidData => limited(ANOTHER_VERSION),
+        _ => missing(explain_silence(run_dir, error)),
     }
 }
 

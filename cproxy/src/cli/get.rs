@@ -63,11 +63,15 @@ fn services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let named = |(frontend, set): &(Frontend, u32)| {
         FrontendRow::named(*frontend, kernel.sets.get(set).unwrap_or(&empty), &names)
     };
-    print_rows(frontends.iter().map(named), options.output)
+    let others = frontends.iter().filter(|(frontend, _)| !names.is_canary(frontend));
+    print_rows(others.map(named), options.output)
 }
 
 fn backends(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
-    let rows = backend_rows(&KernelReader::read_table(pins)?, &names(options));
+    let names = names(options);
+    let mut kernel = KernelReader::read_table(pins)?;
+    kernel.frontends.retain(|frontend, _| !names.is_canary(frontend));
+    let rows = backend_rows(&kernel, &names);
     print(&match options.output {
         Format::Table => backends_text(&rows),
         Format::Json => format!("{}\n", backends_json(&rows)?),

@@ -11,8 +11,8 @@ use tracing::Level;
 
 use super::{NodeOptions, PinDirOption, RunDirOption};
 use crate::{
-    agent,
-    config::{Config, Exclude, ObjectSource},
+    agent, canary,
+    config::{CanaryAddresses, Config, Exclude, ObjectSource},
 };
 
 /// Flags of `cproxy run`.
@@ -57,6 +57,9 @@ pub(super) struct RunOptions {
     /// Sockets to close when they are stale
     #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "SOCKETS", value_enum, default_value_t)]
     terminate_sockets: Terminate,
+    /// Addresses of no Service, one of each family, by which the agent tests its own programs; `none`: no tests
+    #[arg(long, env = "CPROXY_CANARY_ADDRESS", value_name = "ADDRESSES", default_value = canary::ADDRESSES)]
+    canary_address: CanaryAddresses,
     #[command(flatten)]
     pin: PinDirOption,
     #[command(flatten)]
@@ -171,6 +174,7 @@ fn config(options: RunOptions) -> Result<Config, clap::Error> {
         exclude,
         balance: options.balance.into(),
         terminate_sockets: options.terminate_sockets.into(),
+        canary: options.canary_address,
         pin_dir: options.pin.pin_dir,
         run_dir: options.run.run_dir,
         log_level: options.log_level.into(),

@@ -77,6 +77,7 @@ impl Config {
             bootstrap: self.bootstrap.clone(),
             node: NodeContext { node_name: self.node.node_name.clone(), ..new.node },
             cgroup: self.cgroup.clone(),
+            canary: self.canary.clone(),
             pin_dir: self.pin_dir.clone(),
             run_dir: self.run_dir.clone(),
             log_format: self.log_format,
@@ -86,7 +87,7 @@ impl Config {
     }
 
     /// Settings beside those of the source, as text.
-    fn settings(&self) -> [(&'static str, Counts, String); 14] {
+    fn settings(&self) -> [(&'static str, Counts, String); 15] {
         let Self {
             source: _,
             bootstrap,
@@ -95,6 +96,7 @@ impl Config {
             exclude,
             balance,
             terminate_sockets,
+            canary,
             pin_dir,
             run_dir,
             log_level,
@@ -124,6 +126,7 @@ impl Config {
             ("--exclude-port", Counts::Now, join(&exclude.ports)),
             ("--balance", Counts::Now, balance.to_owned()),
             ("--terminate-sockets", Counts::Now, terminate_sockets.to_owned()),
+            ("--canary-address", Counts::AtStart, canary.to_string()),
             ("--pin-dir", Counts::AtStart, shown(Some(pin_dir))),
             ("--run-dir", Counts::AtStart, shown(Some(run_dir))),
             ("--log-level", Counts::Now, log_level.as_str().to_lowercase()),
@@ -182,6 +185,7 @@ mod tests {
             exclude: Exclude::default(),
             balance: Balance::Random,
             terminate_sockets: Mode::Udp,
+            canary: "10.0.0.1".parse().unwrap(),
             pin_dir: "/pins".into(),
             run_dir: "/run/a".into(),
             log_level: Level::INFO,
@@ -241,6 +245,7 @@ mod tests {
             (changed(|new| new.bootstrap = Some("/b".into())), "--bootstrap changed from none to /b"),
             (changed(|new| new.node.node_name = Some("n".to_owned())), "--node-name changed from none to n"),
             (changed(|new| new.cgroup = Some("/c".into())), "--cgroup changed from none to /c"),
+            (changed(|new| new.canary = "none".parse().unwrap()), "--canary-address changed from 10.0.0.1 to none"),
             (changed(|new| new.pin_dir = "/other".into()), "--pin-dir changed from /pins to /other"),
             (changed(|new| new.run_dir = "/run/b".into()), "--run-dir changed from /run/a to /run/b"),
             (changed(|new| new.log_format = LogFormat::Json), "--log-format changed from text to json"),

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use cproxy_core::Frontend;
 
+use crate::canary::is_canary;
+
 /// Names of frontends, from the rows of a running agent; empty without one.
 #[derive(Clone, Debug, Default)]
 pub struct Names(HashMap<Frontend, FrontendLabel>);
@@ -22,6 +24,12 @@ pub(super) struct FrontendLabel {
 impl Names {
     pub(super) fn insert(&mut self, frontend: Frontend, label: FrontendLabel) {
         self.0.insert(frontend, label);
+    }
+
+    /// Whether a frontend is one of the agent's canary.
+    #[must_use]
+    pub fn is_canary(&self, frontend: &Frontend) -> bool {
+        is_canary(frontend, self.0.get(frontend).and_then(|label| label.service.as_deref()))
     }
 
     pub(super) fn label(&self, frontend: &Frontend) -> FrontendLabel {

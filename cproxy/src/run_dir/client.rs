@@ -8,11 +8,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::{
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt::socket_peercred},
+    process::Pid,
+};
 use serde::de::DeserializeOwned;
 
-use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET};
-use crate::report::{FrontendRow, SourceReport};
+use super::protocol::{
+    REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+};
+use crate::report::{FrontendRow, HealthReport, SourceReport};
 
 /// Bound on a response, more than a full table has.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
@@ -20,6 +25,14 @@ const RESPONSE_BYTES_MAX: usize = 256 << 20;
 /// Whether an agent listens in the run directory.
 pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
     connect(run_dir).is_ok()
+}
+
+/// Process of a running agent: the one that listens (unix(7), SO_PEERCRED).
+///
+/// # Errors
+/// No agent is running there, or it may not be asked.
+pub fn agent(run_dir: &Path) -> io::Result<Pid> {
+    Ok(socket_peercred(connect(run_dir)?)?.pid)
 }
 
 /// Frontends of a running agent, without backends.
@@ -45,6 +58,15 @@ pub fn fetch_gauges(run_dir: &Path, timeout: Duration) -> io::Result<BTreeMap<St
 /// ([`io::ErrorKind::InvalidData`]).
 pub fn fetch_source(run_dir: &Path) -> io::Result<SourceReport> {
     let response = fetch(run_dir, REQUEST_SOURCE, RESPONSE_TIMEOUT)?;
+    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Health of a running agent's programs, after a look at them.
+///
+/// # Errors
+/// As [`fetch_source`].
+pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
+    let response = fetch(run_dir, REQUEST_HEALTH, RESPONSE_TIMEOUT)?;
     serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 

@@ -19,6 +19,8 @@ pub(super) const REQUEST_SERVICES: &str = "services\n";
 pub(super) const REQUEST_GAUGES: &str = "gauges\n";
 /// Request for the source.
 pub(super) const REQUEST_SOURCE: &str = "source\n";
+/// Request for a look at the programs.
+pub(super) const REQUEST_HEALTH: &str = "health\n";
 /// Request for a new seed.
 pub(super) const REQUEST_RESEED: &str = "reseed\n";
 

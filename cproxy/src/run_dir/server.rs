@@ -9,8 +9,14 @@ use tokio::{
     sync::{Semaphore, mpsc, oneshot},
 };
 
-use super::protocol::{REQUEST_GAUGES, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET};
-use crate::{config::TableSettings, report::SourceReport};
+use super::protocol::{
+    REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+};
+use crate::{
+    agent::CanaryState,
+    config::TableSettings,
+    report::{HealthReport, SourceReport},
+};
 
 const REQUEST_BYTES_MAX: u64 = 64;
 /// Maximum number of simultaneous responses; other clients wait. Each response holds a copy of the table.
@@ -25,6 +31,8 @@ pub enum Request {
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
     /// Source that the agent follows.
     Source(oneshot::Sender<SourceReport>),
+    /// Health of the programs, after a look at them.
+    Health(oneshot::Sender<HealthReport>),
     /// Notice that the VM was restored from a snapshot; the error's text if there is no new seed.
     Reseed(oneshot::Sender<Result<(), String>>),
     /// A sign of that, from the agent itself.
@@ -33,6 +41,15 @@ pub enum Request {
     Configure(TableSettings, oneshot::Sender<Result<(), String>>),
     /// Places of TCP sockets that have gone, from the agent itself; the error's text if they cannot be freed.
     FreeTcpPlaces(Vec<TcpPlace>, oneshot::Sender<Result<(), String>>),
+    /// Pins of maps that were removed, from the agent itself. The response has the names of the maps that were pinned
+    /// again, or the error's text.
+    RestorePins(oneshot::Sender<Result<Vec<&'static str>, String>>),
+    /// State of the canary, from the agent itself.
+    Canary(oneshot::Sender<CanaryState>),
+    /// Other ports for the canary, from the agent itself.
+    MoveCanary,
+    /// The whole table, read back and written anew, from the agent itself.
+    Rewrite(oneshot::Sender<()>),
 }
 
 /// Sign that the VM was restored from a snapshot.
@@ -98,11 +115,12 @@ async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io:
             serde_json::to_vec(&gauges)?
         }
         REQUEST_SOURCE => serde_json::to_vec(&send(&requests, Request::Source).await?)?,
+        REQUEST_HEALTH => serde_json::to_vec(&send(&requests, Request::Health).await?)?,
         REQUEST_RESEED => match send(&requests, Request::Reseed).await? {
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),
         },
-        _ => b"error: the requests are: services, gauges, source, reseed\n".to_vec(),
+        _ => b"error: the requests are: services, gauges, source, health, reseed\n".to_vec(),
     };
     writer.write_all(&response).await
 }

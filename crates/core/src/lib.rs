@@ -39,7 +39,7 @@ pub use names::{ObjectName, ServiceName, Text};
 pub use node_context::NodeContext;
 pub use object_row::{ObjectRow, ResourceKind, object_name};
 pub use planner::{FrontendName, TablePlanner, Write};
-pub use problem::{Problem, printable, shortened};
+pub use problem::{Problem, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};

@@ -197,6 +197,14 @@ impl TablePlanner {
         })
     }
 
+    /// Service that a frontend in the kernel leads to.
+    #[must_use]
+    pub fn service_of(&self, frontend: Frontend) -> Option<&ServiceName> {
+        self.claims.frontends.set(frontend)?;
+        let (claim, _) = self.in_force(frontend, self.claims.frontends.claims(frontend))?;
+        Some(&claim.service)
+    }
+
     /// Number of frontends in the kernel.
     #[must_use]
     pub fn frontend_count(&self) -> usize {

@@ -126,11 +126,14 @@ impl Finding {
 /// text after it.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    let steers = |char: char| {
-        let turns = matches!(char, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        char.is_control() || turns
-    };
-    text.replace(steers, "\u{fffd}")
+    text.replace(is_steering, "\u{fffd}")
+}
+
+/// Whether a character begins a line, steers a terminal or reverses the text after it.
+#[must_use]
+pub fn is_steering(char: char) -> bool {
+    let turns = matches!(char, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || turns
 }
 
 impl fmt::Display for Problem {

@@ -3,6 +3,7 @@
 //! The long-running agent never loads programs itself: that needs the kernel's whole BTF in memory for a moment. A
 //! short-lived child of the same binary ([`install`]) loads, attaches and pins; the agent opens the pins.
 
+mod attachments;
 mod cgroups;
 mod counters;
 mod encoding;
@@ -33,13 +34,13 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }
 
+pub use attachments::{Attachments, Difference, LinkState};
 pub use counters::read_counters;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use error::TableError;
 pub use exclusions::{CgroupError, excluded_cgroup};
 pub use handover::{end_handover, has_kept};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};
-pub use kernel_btf::hide_kernel_btf;
 pub use kernel_maps::KernelMaps;
 pub use memory_cgroup::leave_memory_cgroup;
 pub use pins::{PinDir, PinError, PinLock};

@@ -2,6 +2,7 @@
 //! connected through them.
 
 pub mod bpf;
+pub mod canary;
 pub mod owned_dir;
 pub mod sockets;
 

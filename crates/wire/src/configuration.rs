@@ -156,6 +156,12 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
 }
 
 impl Configuration {
+    /// Whether credentials come from a program.
+    #[must_use]
+    pub fn has_exec_plugin(&self) -> bool {
+        self.exec.is_some()
+    }
+
     /// IP addresses of the servers that are known without a nameserver.
     #[must_use]
     pub fn known_addresses(&self) -> Vec<std::net::IpAddr> {

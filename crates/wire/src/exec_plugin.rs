@@ -4,6 +4,7 @@ use std::{
     io,
     pin::pin,
     process::{Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -34,6 +35,14 @@ const EARLY: Duration = Duration::from_secs(60);
 
 /// Characters of the program's own message that an error shows.
 const MESSAGE_CHARS_MAX: usize = 200;
+
+/// Whether no program is run any more.
+static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Runs no program from now on, because this process has limited the system calls of all that it starts.
+pub fn refuse() {
+    IS_REFUSED.store(true, Ordering::Relaxed);
+}
 
 /// Credentials that a program has returned.
 #[derive(Clone, Debug)]
@@ -119,6 +128,9 @@ impl ExecCredentials {
 pub(super) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> {
     let program = config.command.as_deref().ok_or("its user's exec has no command")?;
     let named = |message: String| format!("exec plugin {program}: {message}");
+    if IS_REFUSED.load(Ordering::Relaxed) {
+        return Err(named("no program can be run since system calls are filtered; start the agent again".to_owned()));
+    }
     let api_version = config.api_version.as_deref().unwrap_or("client.authentication.k8s.io/v1");
     let spec = ExecInfoSpec { interactive: false, cluster: config.cluster.as_ref() };
     let info = serde_json::to_string(&ExecInfo { api_version, kind: "ExecCredential", spec });

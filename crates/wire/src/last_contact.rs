@@ -16,6 +16,8 @@ pub struct LastContact {
     contacts: Arc<Mutex<Contacts>>,
     /// Notified when the objects are to be compared with the API server's.
     comparisons: watch::Sender<()>,
+    /// Notified at each contact.
+    contacted: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +46,13 @@ impl LastContact {
     /// Records a contact for this kind.
     pub(super) fn record(&self, kind: ResourceKind) {
         self.lock().last.insert(kind, Instant::now());
+        self.contacted.send_replace(());
+    }
+
+    /// Receiver that changes with each contact from now on.
+    #[must_use]
+    pub fn contacts(&self) -> watch::Receiver<()> {
+        self.contacted.subscribe()
     }
 
     /// Records the view that the server shows of this kind; `None`: everything.

@@ -41,6 +41,7 @@ pub use backoff::jitter;
 pub use client::ApiClient;
 pub use configuration::{ApiServer, ClientError, Configuration, configure};
 pub use decode::Decoded;
+pub use exec_plugin::refuse as refuse_exec_plugins;
 pub use last_contact::LastContact;
 pub use resources::WatchedResource;
 pub use selectors::{FieldSelector, Selectors};

@@ -85,7 +85,8 @@ fn a_container_runtime_starts_when_services_work() {
     let script = format!(
         "#!/bin/sh\n[ ! -e /run/cproxy/ready ] || echo 'runtime: the table is complete'\n\
          echo \"runtime: web is $(wget -qO- http://{VIP})\"\n\
-         systemctl start cproxy && echo 'runtime: cproxy has started'\n"
+         systemctl start cproxy && echo 'runtime: cproxy has started'\n\
+         echo \"rights: $(cproxy check | grep ' confinement ')\"\n"
     );
     let console = console_of_runtime(image, &script);
     assert_eq!(
@@ -93,6 +94,8 @@ fn a_container_runtime_starts_when_services_work() {
         ["the table is complete", "web is pod-1", "cproxy has started"],
         "{console}"
     );
+    let rights = values_of(&console, "rights: ").concat();
+    assert!(rights.starts_with("ok ") && rights.ends_with("; system calls are filtered"), "{console}");
     for unit in ["cproxy", "cproxy-wait", "containerd", "multi-user.target"] {
         assert_eq!(values_of(&console, &format!("{unit}: ")).last(), Some(&"active"), "{unit}: {console}");
     }

@@ -28,7 +28,7 @@ pub(super) fn probe() -> io::Result<()> {
 }
 
 /// The kernel's log, from now on.
-pub(super) struct KernelLog(AsyncFd<OwnedFd>);
+pub(in crate::agent) struct KernelLog(AsyncFd<OwnedFd>);
 
 impl KernelLog {
     /// Opens the log. Call it inside a tokio runtime.

@@ -26,12 +26,13 @@ use cproxy_ebpf::{TCP_PLACE_FREE, TCP_PLACES};
 
 use super::{
     handover,
+    kernel_btf::loader_without_it,
     map_spec::RESIZABLE,
     pins::{NEW, PinDir},
     probe::Features,
     resizable::ResizableMap,
     root_cause,
-    syscalls::{link_cgroup_id, link_update, obj_get, obj_pin},
+    syscalls::{link_cgroup, link_update, obj_get, obj_pin},
 };
 
 /// Stack of a thread that makes a map: it makes a few system calls and holds a path.
@@ -41,7 +42,7 @@ const STACK_BYTES: usize = 64 << 10;
 pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cproxy-programs"));
 
 /// One of our programs and its link.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
     /// The function's name, which `bpftool prog` shows.
     pub name: &'static str,
@@ -147,7 +148,7 @@ pub fn try_load(features: Features) -> Result<Loaded, InstallError> {
 /// The id of the cgroup that each pinned link is on, 0 if the cgroup is gone; an error if there is no such link.
 #[must_use]
 pub fn attached(pins: &PinDir) -> Vec<(Program, io::Result<u64>)> {
-    let cgroup_id = |name| obj_get(&pins.object(name), 0).and_then(|link| link_cgroup_id(link.as_fd()));
+    let cgroup_id = |name| Ok(link_cgroup(obj_get(&pins.object(name), 0)?.as_fd())?.cgroup_id);
     Program::ALL.map(|program| (program, cgroup_id(program.link))).into()
 }
 
@@ -238,7 +239,7 @@ fn while_maps_are_made<R>(
 
 /// Loader of the object. It pins no `.rodata`, the map of constants, which belongs to the programs and ends with them.
 fn loader(features: Features) -> EbpfLoader<'static> {
-    let mut loader = EbpfLoader::new();
+    let mut loader = loader_without_it();
     loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
     if !features.errno_helper {
         loader.override_global(ERRNO_HELPER, &0u8, true);
@@ -316,9 +317,9 @@ fn find(object: &mut Ebpf, program: Program) -> Result<LoadedProgram<'_>, Instal
 /// Outcome for a program's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attached {
-    /// Attached for the first time, or updated in place.
+    /// Attached for the first time or again, or updated in place.
     Here,
-    /// Attached in the place of a link that was not on this cgroup, or could not be read.
+    /// Attached in the place of a link that is on another cgroup, or could not be read.
     Moved,
 }
 
@@ -335,8 +336,9 @@ fn attach(
         |error: &dyn std::fmt::Display| InstallError::Attach(program.name, cgroup.to_owned(), error.to_string());
     let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
     let pin = pins.object(program.link);
-    if let Ok(link) = obj_get(&pin, 0)
-        && is_on(link.as_fd(), &dir)
+    let pinned = obj_get(&pin, 0).and_then(|link| Ok((link_cgroup(link.as_fd())?.cgroup_id, link)));
+    if let Ok((id, link)) = &pinned
+        && is_of(*id, &dir)
     {
         let fd = loaded.fd().map_err(|error| failed(&error))?;
         link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
@@ -344,7 +346,7 @@ fn attach(
     }
     if !pin.exists()
         && let Some(link) = handover::link_to_update(pins, program.link)
-        && is_on(link.as_fd(), &dir)
+        && link_cgroup(link.as_fd()).is_ok_and(|link| is_of(link.cgroup_id, &dir))
     {
         let fd = loaded.fd().map_err(|error| failed(&error))?;
         new_pins.stay = true;
@@ -352,17 +354,18 @@ fn attach(
         obj_pin(link.as_fd(), &pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
         return Ok(Attached::Here);
     }
-    let before = if pin.exists() { Attached::Moved } else { Attached::Here };
+    // Sockets of a detached link keep their places, and the hooks run for them again. The agent frees the places of
+    // those that were closed meanwhile, as it does for MPTCP.
+    let is_detached = matches!(pinned, Ok((0, _)));
+    let before = if pin.exists() && !is_detached { Attached::Moved } else { Attached::Here };
     let link = loaded.attach(&dir).map_err(|error| failed(&error))?;
     pin_over(link, program, pins, new_pins)?;
     Ok(before)
 }
 
-fn is_on(link: BorrowedFd<'_>, cgroup: &fs::File) -> bool {
-    match (link_cgroup_id(link), cgroup.metadata()) {
-        (Ok(id), Ok(cgroup)) => id == cgroup.ino(),
-        _ => false,
-    }
+/// Whether the id is that of the cgroup.
+fn is_of(id: u64, cgroup: &fs::File) -> bool {
+    cgroup.metadata().is_ok_and(|cgroup| cgroup.ino() == id)
 }
 
 /// Pins a link by a rename, which replaces a link on another cgroup, even one that is gone. bpffs takes no names

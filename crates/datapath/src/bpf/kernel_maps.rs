@@ -2,11 +2,11 @@
 
 use std::{
     mem::offset_of,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::maps::{HashMap, IterableMap as _, Map, MapData, MapError};
 use cproxy_core::{
     Address, Backend, Balance, Capacity, ExcludedCgroup, Exclusions, Frontend, Limits, Members, Op, Reserve,
 };
@@ -22,8 +22,9 @@ use super::{
     map_spec::{BACKENDS, FRONTENDS, SETS},
     mapping::Mapping,
     open::{Access, open_map},
-    pins::PinLock,
+    pins::{PinDir, PinLock},
     resizable::{InnerMap, ResizableMap},
+    syscalls::{obj_get, obj_pin},
     tcp_owners::{TcpOwners, TcpPlacesUsage},
 };
 
@@ -37,6 +38,8 @@ pub struct KernelMaps {
     capacity: Capacity,
     /// Through these the programs find the first three: `FRONTENDS`, `SETS`, `BACKENDS`.
     outer: [ResizableMap; 3],
+    /// All maps that the programs name. They outlive their pins.
+    named: Vec<(&'static str, OwnedFd)>,
 }
 
 /// An array map, and its memory.
@@ -75,6 +78,10 @@ impl KernelMaps {
         let outer = [outer(FRONTENDS)?, outer(SETS)?, outer(BACKENDS)?];
         let [of_frontends, of_sets, of_backends] = &outer;
         let (frontends, sets, backends) = (of_frontends.current()?, of_sets.current()?, of_backends.current()?);
+        let named = |name| {
+            let path = pins.object(name);
+            obj_get(&path, 0).map(|map| (name, map)).map_err(|error| TableError::Pin(path, error))
+        };
         let settings = pins.object("SETTINGS");
         let open_settings =
             open_map(&settings, Access::ReadWrite).map_err(|error| TableError::Open(settings, error))?;
@@ -86,7 +93,30 @@ impl KernelMaps {
             settings: MappedArray::new(open_settings, "SETTINGS", size_of::<Settings>())?,
             tcp_owners: TcpOwners::open(pins)?,
             outer,
+            named: PinDir::map_names().map(named).collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Pins maps again that have lost their pins. Returns their names. The programs use the maps all the time.
+    ///
+    /// # Errors
+    /// A map cannot be pinned.
+    pub fn restore_pins(&self, pins: &PinDir) -> Result<Vec<&'static str>, TableError> {
+        let mut restored = Vec::new();
+        for (name, map) in &self.named {
+            let path = pins.object(name);
+            if !path.exists() {
+                obj_pin(map.as_fd(), &path).map_err(|error| TableError::Pin(path, error))?;
+                restored.push(*name);
+            }
+        }
+        let inner = [self.frontends.map().fd(), self.sets.map.fd(), self.backends.map.fd()];
+        for (outer, map) in self.outer.iter().zip(inner) {
+            if outer.restore_pin(map.as_fd())? {
+                restored.push(outer.name());
+            }
+        }
+        Ok(restored)
     }
 
     /// Current capacity of the maps.

@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::DirBuilderExt,
+        unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
     thread,
@@ -114,6 +114,21 @@ impl PinLock {
         self.is_empty
     }
 
+    /// Makes the directory again and locks it, if it was removed. Returns whether it was.
+    ///
+    /// # Errors
+    /// As [`PinDir::lock`].
+    pub fn restore(&mut self) -> Result<bool, PinError> {
+        let stat = |error: rustix::io::Errno| PinError::Io(self.pins.versioned(), error.into());
+        let own = rustix::fs::fstat(&self.dir).map_err(stat)?;
+        let is_own = |other: fs::Metadata| (other.dev(), other.ino()) == (own.st_dev, own.st_ino);
+        if fs::metadata(self.pins.versioned()).is_ok_and(is_own) {
+            return Ok(false);
+        }
+        *self = self.pins.lock()?;
+        Ok(true)
+    }
+
     /// The same lock for a child that works on the pins: it is held until both have ended.
     ///
     /// # Errors
@@ -128,6 +143,12 @@ impl PinDir {
     #[must_use]
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
+    }
+
+    /// The directory with those of all layouts.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.dir
     }
 
     /// Directory of this layout's objects.
@@ -177,9 +198,13 @@ impl PinDir {
         let older = others.into_iter().map(|layout| self.lock_older(layout)).collect::<Result<Vec<_>, _>>()?;
         let versioned = self.versioned();
         // No other user may hold its lock, nor remove pins: on many machines all users can write to a bpffs.
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&versioned);
-        made.map_err(|error| PinError::Io(versioned.clone(), error))?;
+        let make = |dir: &Path| {
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+            made.map_err(|error| PinError::Io(dir.to_owned(), error))
+        };
+        make(&self.dir)?;
         owned_dir::open(&self.dir).map_err(|error| PinError::Io(self.dir.clone(), error))?;
+        make(&versioned)?;
         let dir = self.flock(&versioned)?;
         owned_dir::check_owner(&dir).map_err(|error| PinError::Io(versioned.clone(), error))?;
         handover::carry_maps(self)?;

@@ -144,6 +144,18 @@ impl ResizableMap {
         Ok(())
     }
 
+    /// Pins the map in force again if it has lost its pin. Returns whether it had.
+    pub(super) fn restore_pin(&self, current: BorrowedFd<'_>) -> Result<bool, TableError> {
+        if self.id()?.is_none_or(|id| self.path_of(id).is_some()) {
+            return Ok(false);
+        }
+        let [path, _] = self.spec.pins.map(|name| self.pins.object(name));
+        // Another map's pin there is of no use.
+        fs::remove_file(&path).ok();
+        obj_pin(current, &path).map_err(|error| TableError::Pin(path, error))?;
+        Ok(true)
+    }
+
     /// Waits until every program that runs now has ended, by putting the map in force that is; on every number of CPUs:
     /// `membarrier(MEMBARRIER_CMD_GLOBAL)` does not wait where only one is online (kernel/sched/membarrier.c).
     pub(super) fn wait_for_programs(&self, current: &MapData) -> Result<(), TableError> {

@@ -13,8 +13,8 @@ use std::{
 
 use aya::Pod;
 use aya_obj::generated::{
-    BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_JMP, BPF_K, BPF_MOV, bpf_attr__bindgen_ty_1 as MapCreate, bpf_func_id,
-    bpf_link_info,
+    BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_F_QUERY_EFFECTIVE, BPF_JMP, BPF_K, BPF_MOV, bpf_attr__bindgen_ty_1 as MapCreate,
+    bpf_func_id, bpf_link_info, bpf_prog_info,
 };
 pub use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_type, bpf_stats_type};
 
@@ -227,8 +227,23 @@ pub fn obj_get(path: &Path, flags: u32) -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_OBJ_GET, &mut attr)
 }
 
+/// Attaches a program to a cgroup. The link ends with its last descriptor.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn link_create(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<OwnedFd> {
+    let mut attr = no_arguments();
+    attr.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
+    attr.link_create.__bindgen_anon_2.target_fd = cgroup.as_raw_fd() as u32;
+    attr.link_create.attach_type = attach_type;
+    bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
+}
+
 /// Puts another program behind an attached link: the next call of the hook runs it, and each call runs one of the two.
-pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+///
+/// # Errors
+/// It is no link, or the program is for another hook.
+pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = no_arguments();
     attr.link_update.link_fd = link.as_raw_fd() as u32;
     attr.link_update.__bindgen_anon_1.new_prog_fd = program.as_raw_fd() as u32;
@@ -246,10 +261,58 @@ pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr).map(drop)
 }
 
-/// The id of the cgroup that a link is on: the inode number of its directory, or 0 if it is gone.
-pub(super) fn link_cgroup_id(link: BorrowedFd<'_>) -> io::Result<u64> {
+/// Link on a cgroup.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CgroupLink {
+    /// The inode number of the cgroup's directory; 0 if the link was detached or the cgroup is gone.
+    pub(super) cgroup_id: u64,
+    /// The hook.
+    pub(super) attach_type: u32,
+    /// The kernel's id of the program.
+    pub(super) program_id: u32,
+}
+
+/// The cgroup, hook and program of a link.
+pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
+    let info = link_info(link)?;
     // SAFETY: integers; our links are all on cgroups.
-    link_info(link).map(|info| unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
+    let cgroup = unsafe { info.__bindgen_anon_1.cgroup };
+    Ok(CgroupLink { cgroup_id: cgroup.cgroup_id, attach_type: cgroup.attach_type, program_id: info.prog_id })
+}
+
+/// Largest number of programs at one hook of a cgroup (kernel/bpf/cgroup.c, `BPF_CGROUP_MAX_PROGS`).
+const CGROUP_PROGRAMS_MAX: usize = 64;
+
+/// Ids of the programs that run at a hook for processes in a cgroup, in their order: its own and those of the cgroups
+/// above it.
+pub(super) fn effective_programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<u32>> {
+    let mut ids = vec![0u32; CGROUP_PROGRAMS_MAX];
+    let mut attr = no_arguments();
+    attr.query.__bindgen_anon_1.target_fd = cgroup.as_raw_fd() as u32;
+    attr.query.attach_type = attach_type;
+    attr.query.query_flags = BPF_F_QUERY_EFFECTIVE;
+    attr.query.prog_ids = ids.as_mut_ptr() as u64;
+    attr.query.__bindgen_anon_2.prog_cnt = ids.len() as u32;
+    bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
+    // SAFETY: an integer, which the kernel has written.
+    ids.truncate(unsafe { attr.query.__bindgen_anon_2.prog_cnt } as usize);
+    Ok(ids)
+}
+
+/// Name of the program with this id, if it has one and may be opened. That takes CAP_SYS_ADMIN.
+pub(super) fn program_name(id: u32) -> Option<String> {
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    let program = bpf_fd(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).ok()?;
+    // SAFETY: a structure of integers.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    let mut attr = no_arguments();
+    attr.info.bpf_fd = program.as_raw_fd() as u32;
+    attr.info.info_len = size_of::<bpf_prog_info>() as u32;
+    attr.info.info = (&raw mut info) as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).ok()?;
+    let name: String = info.name.iter().map(|&byte| byte as u8 as char).take_while(|&char| char != '\0').collect();
+    Some(name).filter(|name| !name.is_empty())
 }
 
 /// The kernel's id of a link; an error for any other object.

@@ -1,0 +1,363 @@
+//! Background task that looks whether the programs are attached as the agent has left them, and whether they have their
+//! effect: a canary walks through each hook. It puts back what others have detached.
+//!
+//! Nothing wakes the agent for it. It looks when the network or the cgroup has changed, when the source has spoken and
+//! the last look was a minute ago, and when `cproxy check` asks.
+
+mod cgroup_changes;
+mod own_cgroup;
+mod walk;
+
+use std::{
+    fs::{self, File},
+    future::pending,
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cproxy_core::Exclusions;
+use cproxy_datapath::{
+    bpf::{Attachments, Environment, Mount, PinLock},
+    canary::Route,
+};
+use cproxy_wire::LastContact;
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    time::Instant,
+};
+
+pub use self::walk::walk_canary;
+use self::{
+    cgroup_changes::CgroupChanges,
+    own_cgroup::own_cgroup_ids,
+    walk::{Walked, walk_all, walk_in},
+};
+use super::install::install_in_child;
+use crate::{
+    canary,
+    report::{CanaryReport, HealthReport},
+    run_dir::{self, Request},
+};
+
+/// Least time between two looks without a change.
+const CONFIRMATION_INTERVAL: Duration = Duration::from_secs(60);
+/// Least time between two looks after changes. In between, changes count as one.
+const CHANGE_INTERVAL: Duration = Duration::from_secs(2);
+/// Number of `cproxy check` that wait for a look.
+const DEMANDS_MAX: usize = 4;
+/// The hierarchy's root (fs/kernfs/mount.c: ids start at 1). All processes are below it.
+const ROOT_ID: u64 = 1;
+
+/// Way to the task, and its gauges.
+#[derive(Debug)]
+pub(super) struct HealthWatch {
+    /// Notified after a change.
+    changed: Notify,
+    demands: mpsc::Sender<oneshot::Sender<HealthReport>>,
+    looks: AtomicU64,
+    repairs: AtomicU64,
+    canary_failures: AtomicU64,
+}
+
+/// Demands of `cproxy check`.
+pub(super) type Demands = mpsc::Receiver<oneshot::Sender<HealthReport>>;
+
+impl HealthWatch {
+    pub(super) fn new() -> (Arc<Self>, Demands) {
+        let (demands, received) = mpsc::channel(DEMANDS_MAX);
+        let (looks, repairs, canary_failures) = Default::default();
+        (Arc::new(Self { changed: Notify::new(), demands, looks, repairs, canary_failures }), received)
+    }
+
+    /// Has the task look, now or a few seconds after its last look.
+    pub(super) fn change(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Has the task look now and report. The report is lost if too many wait for one.
+    pub(super) fn demand(&self, sender: oneshot::Sender<HealthReport>) {
+        self.demands.try_send(sender).ok();
+    }
+
+    /// Names and values, as `cproxy get counters` prints them.
+    pub(super) fn gauges(&self) -> [(&'static str, u64); 3] {
+        let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+        [
+            ("hook_checks", read(&self.looks)),
+            ("hook_repairs", read(&self.repairs)),
+            ("canary_failures", read(&self.canary_failures)),
+        ]
+    }
+}
+
+/// State of the canary, from the task that owns the table.
+#[derive(Debug, Default)]
+pub struct CanaryState {
+    /// Its routes in the kernel's table; `None` before the first complete sync.
+    pub(super) routes: Option<Vec<Route>>,
+    /// Exclusions, which may concern the agent.
+    pub(super) exclusions: Exclusions,
+}
+
+/// Background task.
+pub(super) struct HealthChecker {
+    pub(super) watch: Arc<HealthWatch>,
+    pub(super) demands: Demands,
+    pub(super) last_contact: LastContact,
+    /// Way to the task that owns the table.
+    pub(super) requests: mpsc::Sender<Request>,
+    pub(super) environment: Environment,
+    /// The cgroup that the configuration names.
+    pub(super) cgroup: Option<PathBuf>,
+    pub(super) run_dir: PathBuf,
+    /// Lock of the pin directory, until the agent ends.
+    pub(super) lock: PinLock,
+    /// Way into the cgroup for a child.
+    pub(super) entrance: io::Result<File>,
+}
+
+/// Way into a cgroup for a child: its file `cgroup.procs`. The agent opens it at its start, since it may write to no
+/// such file later.
+pub(super) fn entrance(cgroup: &Path) -> io::Result<File> {
+    File::options().write(true).open(cgroup.join("cgroup.procs"))
+}
+
+/// State of the task between two looks.
+struct Progress {
+    attachments: Option<Attachments>,
+    last_look: Option<Instant>,
+    /// Problems that were logged and still hold.
+    problems: Vec<String>,
+}
+
+impl HealthChecker {
+    /// Runs for ever.
+    pub(super) async fn run(mut self) {
+        let cgroup_changes = CgroupChanges::open();
+        if let Err(error) = &cgroup_changes {
+            tracing::debug!("changes of the cgroup cannot be seen: {error}");
+        }
+        let cgroup_changes = cgroup_changes.ok();
+        let mut contacts = self.last_contact.contacts();
+        let mut progress = Progress { attachments: self.record(), last_look: None, problems: Vec::new() };
+        loop {
+            if let Some(changes) = &cgroup_changes
+                && let Err(error) = changes.watch(&self.environment.cgroup)
+            {
+                tracing::debug!("{}: changes cannot be seen: {error}", self.environment.cgroup.display());
+            }
+            let changed = async {
+                tokio::select! {
+                    () = self.watch.changed.notified() => {}
+                    () = cgroup_changed(cgroup_changes.as_ref()) => {}
+                }
+                if let Some(last_look) = progress.last_look {
+                    tokio::time::sleep_until(last_look + CHANGE_INTERVAL).await;
+                }
+            };
+            let demand = tokio::select! {
+                demand = self.demands.recv() => demand,
+                () = changed => None,
+                () = confirmed(&mut contacts, progress.last_look) => None,
+            };
+            let report = self.look(&mut progress).await;
+            progress.last_look = Some(Instant::now());
+            let mut demand = demand;
+            while let Some(sender) = demand {
+                drop(sender.send(report.clone()));
+                demand = self.demands.try_recv().ok();
+            }
+        }
+    }
+
+    /// Looks once, repairs what it can, and logs what is new.
+    async fn look(&mut self, progress: &mut Progress) -> HealthReport {
+        self.watch.looks.fetch_add(1, Ordering::Relaxed);
+        let mut differences = self.differences(progress).await;
+        if !differences.is_empty() {
+            if differences.iter().any(|difference| !progress.problems.contains(difference)) {
+                tracing::warn!("{}; attaching the programs again", differences.join("; "));
+            }
+            match self.repair().await {
+                Ok(()) => {
+                    self.watch.repairs.fetch_add(1, Ordering::Relaxed);
+                    progress.attachments = self.record();
+                    differences = self.differences(progress).await;
+                }
+                Err(error) => differences.push(format!("the programs cannot be attached again: {error}")),
+            }
+        }
+        let canary = self.walk().await;
+        let symptom = match &canary {
+            CanaryReport::Failed(symptom) => Some(symptom.clone()),
+            CanaryReport::Reached | CanaryReport::NotWalked(_) => None,
+        };
+        let problems: Vec<_> = differences.iter().cloned().chain(symptom).collect();
+        for problem in problems.iter().filter(|problem| !progress.problems.contains(problem)) {
+            tracing::error!("{problem}");
+        }
+        if problems.is_empty() && !progress.problems.is_empty() {
+            tracing::info!("the programs have their effect again");
+        }
+        progress.problems = problems;
+        HealthReport { differences, canary, repairs: self.watch.repairs.load(Ordering::Relaxed) }
+    }
+
+    fn record(&self) -> Option<Attachments> {
+        let recorded = Attachments::record(self.lock.pins(), &self.environment.cgroup);
+        recorded.inspect_err(|error| tracing::debug!("the links cannot be read: {error}")).ok()
+    }
+
+    /// Differences between the programs, their cgroup and pins as they are and as they should be. Pins of maps are
+    /// restored at once.
+    async fn differences(&mut self, progress: &Progress) -> Vec<String> {
+        let mut differences = Vec::new();
+        match self.lock.restore() {
+            Ok(false) => {}
+            Ok(true) => differences.push(format!("{} was removed", self.lock.pins().versioned().display())),
+            Err(error) => differences.push(error.to_string()),
+        }
+        match run_dir::send(&self.requests, Request::RestorePins).await {
+            Ok(Ok(restored)) if restored.is_empty() => {}
+            Ok(Ok(restored)) => tracing::warn!("{}: the pins were removed; pinned again", restored.join(", ")),
+            Ok(Err(error)) => differences.push(error),
+            Err(error) => differences.push(error.to_string()),
+        }
+        let Some(attachments) = &progress.attachments else {
+            differences.push("the links could not be read".to_owned());
+            return differences;
+        };
+        differences.extend(attachments.differences().iter().map(ToString::to_string));
+        if let Some(better) = self.better_cgroup(attachments) {
+            differences.push(format!(
+                "{} is not the cgroup of the workload any more, which is {}",
+                self.environment.cgroup.display(),
+                better.display()
+            ));
+        }
+        differences
+    }
+
+    /// The cgroup that an agent would attach to if it started now, if that is another one: `--cgroup` was made again,
+    /// or the hierarchy's root can be seen by now.
+    fn better_cgroup(&self, attachments: &Attachments) -> Option<PathBuf> {
+        let (mount, _) = Environment::cgroup2(self.cgroup.as_deref(), &self.run_dir).ok()?;
+        let Mount::Present(dir) = mount else { return None };
+        let id = fs::metadata(&dir).ok()?.ino();
+        (id != attachments.cgroup_id()).then_some(dir)
+    }
+
+    /// Attaches the programs as at a start. The table stays as it is.
+    async fn repair(&mut self) -> Result<(), String> {
+        let pins = self.environment.pin_dir.clone();
+        let prepared = Environment::prepare(self.cgroup.as_deref(), &pins, &self.run_dir);
+        self.environment = prepared.map_err(|error| error.to_string())?;
+        if let Ok(entrance) = entrance(&self.environment.cgroup) {
+            self.entrance = Ok(entrance);
+        }
+        install_in_child(&self.environment, &self.lock).await.map_err(|error| error.to_string())
+    }
+
+    /// Walks the canary. After a failure the table is written anew, and the canary walks once more.
+    async fn walk(&self) -> CanaryReport {
+        let Ok(CanaryState { routes, exclusions }) = run_dir::send(&self.requests, Request::Canary).await else {
+            return CanaryReport::NotWalked("the agent ends".to_owned());
+        };
+        let Some(routes) = routes else {
+            return CanaryReport::NotWalked("there is no complete table yet".to_owned());
+        };
+        if let Some(reason) = obstacle(&routes, &exclusions) {
+            return CanaryReport::NotWalked(reason);
+        }
+        let report = self.walk_routes(routes, &exclusions).await;
+        if !matches!(report, CanaryReport::Failed(_)) {
+            return report;
+        }
+        if let Err(error) = run_dir::send(&self.requests, Request::Rewrite).await {
+            return CanaryReport::Failed(error.to_string());
+        }
+        let state = run_dir::send(&self.requests, Request::Canary).await.unwrap_or_default();
+        match self.walk_routes(state.routes.unwrap_or_default(), &exclusions).await {
+            CanaryReport::Failed(symptom) => {
+                self.watch.canary_failures.fetch_add(1, Ordering::Relaxed);
+                CanaryReport::Failed(symptom + &self.others())
+            }
+            report => report,
+        }
+    }
+
+    async fn walk_routes(&self, routes: Vec<Route>, exclusions: &Exclusions) -> CanaryReport {
+        let (pins, cgroup) = (self.lock.pins().clone(), self.environment.cgroup.clone());
+        let entrance = self.entrance.as_ref().map_err(ToString::to_string);
+        let entrance = entrance.and_then(|file| file.try_clone().map_err(|error| error.to_string()));
+        let excluded: Vec<_> = exclusions.cgroups.iter().map(|cgroup| cgroup.id).collect();
+        let walked = tokio::task::spawn_blocking(move || match entrance {
+            _ if is_served(&cgroup, &excluded) => walk_all(&routes, &pins),
+            Ok(entrance) => walk_in(entrance, &pins, &routes),
+            Err(error) => Walked::not(&format_args!(
+                "the agent is not in {}, and a child cannot enter it: {error}",
+                cgroup.display()
+            )),
+        });
+        let walked = walked.await.unwrap_or_else(|error| Walked::not(&error));
+        if walked.needs_ports {
+            self.requests.send(Request::MoveCanary).await.ok();
+        }
+        walked.report
+    }
+
+    /// Programs of others at the same hooks, as text behind a symptom.
+    fn others(&self) -> String {
+        let attachments = Attachments::record(self.lock.pins(), &self.environment.cgroup);
+        let others = attachments.map(|attachments| attachments.others(&self.environment.cgroup)).unwrap_or_default();
+        if others.is_empty() { String::new() } else { format!("; others there: {}", others.join("; ")) }
+    }
+}
+
+/// Reason why no process can walk the canary.
+fn obstacle(routes: &[Route], exclusions: &Exclusions) -> Option<String> {
+    if routes.is_empty() {
+        return Some("its addresses are other Services', or there are none (--canary-address)".to_owned());
+    }
+    if exclusions.ports.contains(&canary::PORT) {
+        return Some(format!("port {} is excluded (--exclude-port)", canary::PORT));
+    }
+    let is_own = exclusions.uids.contains(&rustix::process::geteuid().as_raw());
+    is_own.then(|| "the agent's user is excluded (--exclude-uid)".to_owned())
+}
+
+/// Whether the hooks run for the agent itself, as far as that can be seen.
+fn is_served(cgroup: &Path, excluded: &[u64]) -> bool {
+    let Ok(attached) = fs::metadata(cgroup).map(|cgroup| cgroup.ino()) else { return false };
+    if attached == ROOT_ID && excluded.is_empty() {
+        return true;
+    }
+    let Ok(own) = own_cgroup_ids() else { return false };
+    own.contains(&attached) && !own.iter().any(|id| excluded.contains(id))
+}
+
+/// Waits for a change of the cgroup; for ever if changes cannot be seen.
+async fn cgroup_changed(changes: Option<&CgroupChanges>) {
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
+    {
+        return;
+    }
+    pending::<()>().await;
+}
+
+/// Waits until the source has confirmed something, at least [`CONFIRMATION_INTERVAL`] after the last look.
+async fn confirmed(contacts: &mut watch::Receiver<()>, last_look: Option<Instant>) {
+    while contacts.changed().await.is_ok() {
+        if last_look.is_some_and(|last_look| last_look.elapsed() >= CONFIRMATION_INTERVAL) {
+            return;
+        }
+    }
+    pending::<()>().await;
+}

@@ -1,0 +1,114 @@
+//! Walk of the canary: in this process, or in a child where the hooks do not run for this process.
+
+use std::{
+    fmt::Display,
+    fs::File,
+    io::{self, Write as _},
+    os::fd::AsFd,
+    path::Path,
+    process::Command,
+};
+
+use cproxy_core::Protocol;
+use cproxy_datapath::{
+    bpf::PinDir,
+    canary::{Obstacle, Route, WalkError, walk},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::report::CanaryReport;
+
+/// Outcome of all routes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Walked {
+    pub(super) report: CanaryReport,
+    /// Whether ports of the canary are in use.
+    pub(super) needs_ports: bool,
+}
+
+impl Walked {
+    /// No route was walked.
+    pub(super) fn not(reason: &dyn Display) -> Self {
+        Self { report: CanaryReport::NotWalked(reason.to_string()), needs_ports: false }
+    }
+}
+
+/// Walks the routes in this process.
+pub(super) fn walk_all(routes: &[Route], pins: &PinDir) -> Walked {
+    let outcomes: Vec<_> = routes.iter().map(|route| walk(route, pins)).collect();
+    let mut obstacle = None;
+    let mut symptoms = Vec::new();
+    for outcome in &outcomes {
+        match outcome {
+            Ok(()) => {}
+            Err(WalkError::Hook { hooks, symptom }) => symptoms.push(format!("{hooks}: {symptom}")),
+            Err(WalkError::Obstacle(found)) => obstacle = Some(found),
+        }
+    }
+    let is_reached = outcomes.iter().any(Result::is_ok);
+    let report = match obstacle {
+        _ if !symptoms.is_empty() => CanaryReport::Failed(symptoms.join("; ")),
+        // One family may be absent.
+        Some(obstacle) if !is_reached || *obstacle != Obstacle::NoAddress => {
+            CanaryReport::NotWalked(obstacle.to_string())
+        }
+        _ => CanaryReport::Reached,
+    };
+    Walked { report, needs_ports: obstacle == Some(&Obstacle::PortInUse) }
+}
+
+/// Walks the routes in a child that enters a cgroup by `entrance`, its file `cgroup.procs`.
+pub(super) fn walk_in(entrance: File, pins: &PinDir, routes: &[Route]) -> Walked {
+    let mut command = Command::new("/proc/self/exe");
+    command.stdin(entrance).arg("canary").arg("--pin-dir").arg(pins.directory()).args(routes.iter().map(text));
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => return Walked::not(&error),
+    };
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| Walked::not(&String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Implementation of `cproxy canary`, the child of the agent. Returns the outcome as JSON.
+///
+/// # Errors
+/// This process cannot enter the cgroup, or a route is not one.
+pub fn walk_canary(pin_dir: &Path, routes: &[String]) -> io::Result<String> {
+    let mut entrance = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // "0" is the process that writes.
+    let entered = entrance.write_all(b"0");
+    entered.map_err(|error| io::Error::other(format!("the cgroup cannot be entered: {error}")))?;
+    let routes = routes.iter().map(|text| parse(text).ok_or(io::ErrorKind::InvalidInput.into()));
+    let walked = walk_all(&routes.collect::<io::Result<Vec<_>>>()?, &PinDir::new(pin_dir));
+    Ok(serde_json::to_string(&walked)?)
+}
+
+/// A route as an argument.
+fn text(route: &Route) -> String {
+    format!("{},{},{}", route.protocol, route.frontend, route.backend)
+}
+
+fn parse(text: &str) -> Option<Route> {
+    let mut parts = text.split(',');
+    let protocol = match parts.next()? {
+        "TCP" => Protocol::Tcp,
+        "UDP" => Protocol::Udp,
+        _ => return None,
+    };
+    Some(Route { protocol, frontend: parts.next()?.parse().ok()?, backend: parts.next()?.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_is_an_argument() {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let (frontend, backend) = ("[2001:2::fffe]:7".parse().unwrap(), "[::1]:4000".parse().unwrap());
+            let route = Route { protocol, frontend, backend };
+            assert_eq!(parse(&text(&route)), Some(route));
+        }
+        assert_eq!(["", "TCP", "TCP,1.2.3.4:7", "SCTP,1.2.3.4:7,1.2.3.4:7"].map(parse), [None; 4]);
+    }
+}

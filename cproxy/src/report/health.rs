@@ -1,0 +1,85 @@
+//! Health of the programs, as the agent reports it to `cproxy check`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Outcome of a look at the programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthReport {
+    /// Differences between the programs and those that the agent has attached, which it could not repair.
+    pub differences: Vec<String>,
+    /// Outcome of the canary.
+    pub canary: CanaryReport,
+    /// Number of repairs since the agent's start.
+    pub repairs: u64,
+}
+
+/// Outcome of the canary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CanaryReport {
+    /// Calls through these hooks have had their effect.
+    Reached,
+    /// It says nothing about the hooks, for this reason.
+    NotWalked(String),
+    /// A hook has not had its effect.
+    Failed(String),
+}
+
+impl HealthReport {
+    /// Whether the programs have their effect, as far as is known.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        self.differences.is_empty() && !matches!(self.canary, CanaryReport::Failed(_))
+    }
+}
+
+impl fmt::Display for HealthReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for difference in &self.differences {
+            write!(f, "{difference}; ")?;
+        }
+        match &self.canary {
+            CanaryReport::Reached => f.write_str("calls through each hook reach their target")?,
+            CanaryReport::NotWalked(reason) => write!(f, "no call was tried: {reason}")?,
+            CanaryReport::Failed(symptom) => f.write_str(symptom)?,
+        }
+        match self.repairs {
+            0 => Ok(()),
+            1 => f.write_str("; the programs were attached again once"),
+            count => write!(f, "; the programs were attached again {count} times"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_names_what_is_wrong() {
+        let report = |differences: &[&str], canary, repairs| HealthReport {
+            differences: differences.iter().map(|&text| text.to_owned()).collect(),
+            canary,
+            repairs,
+        };
+        for (report, is_good, text) in [
+            (report(&[], CanaryReport::Reached, 0), true, "calls through each hook reach their target"),
+            (
+                report(&[], CanaryReport::NotWalked("off".to_owned()), 2),
+                true,
+                "no call was tried: off; the programs were attached again 2 times",
+            ),
+            (
+                report(&["connect4: gone"], CanaryReport::Failed("lost".to_owned()), 1),
+                false,
+                "connect4: gone; lost; the programs were attached again once",
+            ),
+        ] {
+            assert_eq!((report.is_good(), &*report.to_string()), (is_good, text));
+            let json = serde_json::to_string(&report).unwrap();
+            assert_eq!(serde_json::from_str::<HealthReport>(&json).unwrap(), report);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Comparison of the attached programs with those that the agent has attached.
+//!
+//! A link says which program it runs and on which cgroup it is. Others with the same rights can detach a link, put
+//! another program behind it or remove its pin, and a cgroup that is removed takes its links with it.
+
+use std::{
+    fmt, fs, io,
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::Path,
+};
+
+use super::{
+    PinDir, Program,
+    syscalls::{effective_programs, link_cgroup, obj_get, program_name},
+};
+
+/// Programs as they were attached.
+#[derive(Clone, Debug)]
+pub struct Attachments {
+    pins: PinDir,
+    cgroup_id: u64,
+    program_ids: [u32; Program::ALL.len()],
+}
+
+/// Difference between a program and its record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The program.
+    pub program: Program,
+    /// The state of its link.
+    pub state: LinkState,
+}
+
+/// State of a link that is not as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It has no pin, so the kernel detaches it as soon as nobody has it open.
+    Unpinned,
+    /// It was detached, or its cgroup is gone.
+    Detached,
+    /// It is on the cgroup with this id.
+    Elsewhere(u64),
+    /// It runs the program with this id.
+    Replaced(u32),
+    /// It could not be read.
+    Unreadable(String),
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let link = self.program.link;
+        match &self.state {
+            LinkState::Unpinned => write!(f, "{link}: its pin was removed"),
+            LinkState::Detached => write!(f, "{link}: it was detached, or its cgroup is gone"),
+            LinkState::Elsewhere(id) => write!(f, "{link}: it is on another cgroup, with id {id}"),
+            LinkState::Replaced(id) => write!(f, "{link}: program {id} was put in its place"),
+            LinkState::Unreadable(error) => write!(f, "{link}: {error}"),
+        }
+    }
+}
+
+impl Attachments {
+    /// Records the programs that are attached to `cgroup` now.
+    ///
+    /// # Errors
+    /// A link cannot be read, or the cgroup is gone.
+    pub fn record(pins: &PinDir, cgroup: &Path) -> io::Result<Self> {
+        let cgroup_id = fs::metadata(cgroup)?.ino();
+        let mut program_ids = [0; Program::ALL.len()];
+        for (id, program) in program_ids.iter_mut().zip(Program::ALL) {
+            *id = link_cgroup(obj_get(&pins.object(program.link), 0)?.as_fd())?.program_id;
+        }
+        Ok(Self { pins: pins.clone(), cgroup_id, program_ids })
+    }
+
+    /// Inode number of the cgroup's directory.
+    #[must_use]
+    pub fn cgroup_id(&self) -> u64 {
+        self.cgroup_id
+    }
+
+    /// Programs that are not attached as they were.
+    #[must_use]
+    pub fn differences(&self) -> Vec<Difference> {
+        let programs = Program::ALL.into_iter().zip(self.program_ids);
+        let difference = |(program, id)| self.state(program, id).map(|state| Difference { program, state });
+        programs.filter_map(difference).collect()
+    }
+
+    fn state(&self, program: Program, program_id: u32) -> Option<LinkState> {
+        let link = match obj_get(&self.pins.object(program.link), 0) {
+            Ok(link) => link,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(LinkState::Unpinned),
+            Err(error) => return Some(LinkState::Unreadable(error.to_string())),
+        };
+        match link_cgroup(link.as_fd()) {
+            Ok(link) if link.cgroup_id == 0 => Some(LinkState::Detached),
+            Ok(link) if link.cgroup_id != self.cgroup_id => Some(LinkState::Elsewhere(link.cgroup_id)),
+            Ok(link) if link.program_id != program_id => Some(LinkState::Replaced(link.program_id)),
+            Ok(_) => None,
+            Err(error) => Some(LinkState::Unreadable(error.to_string())),
+        }
+    }
+
+    /// Programs of others that run for processes in `cgroup` at the hooks of ours, each with the links of ours beside
+    /// which it runs. Their verdicts count as well: one that denies a call denies it for all.
+    #[must_use]
+    pub fn others(&self, cgroup: &Path) -> Vec<String> {
+        let Ok(dir) = fs::File::open(cgroup) else { return Vec::new() };
+        let mut others = Vec::<(u32, Vec<&str>)>::new();
+        for program in Program::ALL {
+            let link = obj_get(&self.pins.object(program.link), 0).and_then(|link| link_cgroup(link.as_fd()));
+            let Ok(link) = link else { continue };
+            let attached = effective_programs(dir.as_fd(), link.attach_type).unwrap_or_default();
+            for id in attached.into_iter().filter(|id| *id != link.program_id) {
+                match others.iter_mut().find(|(other, _)| *other == id) {
+                    Some((_, links)) => links.push(program.link),
+                    None => others.push((id, vec![program.link])),
+                }
+            }
+        }
+        let name = |id| program_name(id).map(|name| format!(" ({name})")).unwrap_or_default();
+        others.into_iter().map(|(id, links)| format!("program {id}{} at {}", name(id), links.join(", "))).collect()
+    }
+}

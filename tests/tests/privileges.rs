@@ -1,0 +1,207 @@
+//! Rights that the agent keeps after its start, and what it does with them.
+
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{fs, net::UdpSocket, path::Path, thread, time::Duration};
+
+use cproxy_tests::{
+    faults::TracedAgent,
+    manifest::{self, Service, Slice, http_service},
+    population::Shape,
+    process::{Agent, cproxy, eventually},
+    sandbox::Sandbox,
+    seccomp,
+    world::{counter, rows, start_agent},
+};
+use rustix::process::Signal;
+
+const SYNC: Duration = Duration::from_secs(30);
+const VIP: &str = "10.96.0.10";
+const PODS: [&str; 2] = ["10.244.0.1", "10.244.0.2"];
+const PORT: u16 = 53;
+
+/// CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_NET_ADMIN and CAP_DAC_READ_SEARCH.
+const CAPABILITIES: u64 = 1 << 39 | 1 << 38 | 1 << 21 | 1 << 19 | 1 << 12 | 1 << 2;
+const CAP_DAC_OVERRIDE: u64 = 1 << 1;
+
+/// Calls that change a file system whatever their arguments are, by the start of their names.
+const CHANGES: [&str; 16] = [
+    "chmod",
+    "chown",
+    "creat",
+    "fchmod",
+    "fchown",
+    "ftruncate",
+    "lchown",
+    "link",
+    "mkdir",
+    "mknod",
+    "mount",
+    "rename",
+    "rmdir",
+    "symlink",
+    "truncate",
+    "unlink",
+];
+
+/// Flags of open(2) that give write access, or make or change a file.
+const WRITE_FLAGS: [&str; 5] = ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_TMPFILE"];
+
+/// Checks each thread of a process: its capabilities, that it can gain none, and whether its calls are filtered.
+#[track_caller]
+fn assert_rights(pid: u32, capabilities: u64, is_filtered: bool) {
+    let threads: Vec<_> = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(Result::unwrap).collect();
+    assert!(!threads.is_empty());
+    for thread in threads {
+        // A thread may have ended.
+        let Ok(status) = fs::read_to_string(thread.path().join("status")) else { continue };
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t")).unwrap();
+        for (name, expected) in [("CapPrm", capabilities), ("CapEff", capabilities), ("CapBnd", capabilities)] {
+            assert_eq!(u64::from_str_radix(field(name), 16).unwrap(), expected, "{name} {status}");
+        }
+        for name in ["CapInh", "CapAmb"] {
+            assert_eq!(u64::from_str_radix(field(name), 16).unwrap(), 0, "{name} {status}");
+        }
+        let seccomp = if is_filtered { "2" } else { "0" };
+        assert_eq!([field("NoNewPrivs"), field("Seccomp")], ["1", seccomp], "{status}");
+    }
+}
+
+fn write_dns(sandbox: &Sandbox, pod: &str) {
+    let service = Service::new("dns").cluster_ips([VIP]).udp("dns", PORT, PORT);
+    let slice = Slice::v4("dns").udp("dns", PORT).ready([pod]);
+    manifest::write(&sandbox.manifest_dir(), "dns.json", [service.into(), slice.into()]);
+}
+
+/// Has a connected UDP socket closed under its owner, on a thread of the agent.
+fn close_socket(sandbox: &Sandbox) {
+    let closed = counter(sandbox, "sockets_closed");
+    sandbox.enter();
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect((VIP, PORT)).unwrap();
+    write_dns(sandbox, PODS[1]);
+    eventually(SYNC, "the socket is closed", || match counter(sandbox, "sockets_closed") {
+        now if now > closed => Ok(()),
+        now => Err(now),
+    });
+}
+
+fn state_of_confinement(sandbox: &Sandbox) -> String {
+    let check = cproxy(sandbox, &["check"]);
+    check.stdout.lines().find(|line| line.contains(" confinement ")).unwrap().to_owned()
+}
+
+#[test]
+fn every_thread_keeps_the_rights_that_the_agent_needs_and_no_others() {
+    let sandbox = Sandbox::for_test();
+    sandbox.add_addresses(PODS);
+    write_dns(&sandbox, PODS[0]);
+    let agent = start_agent(&sandbox);
+    assert_rights(agent.pid(), CAPABILITIES, true);
+    close_socket(&sandbox);
+    assert_rights(agent.pid(), CAPABILITIES, true);
+    let state = state_of_confinement(&sandbox);
+    assert!(state.starts_with("ok ") && state.ends_with("; no new privileges; system calls are filtered"), "{state}");
+}
+
+#[test]
+fn a_unix_socket_as_the_api_server_takes_one_more_capability() {
+    let sandbox = Sandbox::for_test();
+    let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://192.0.2.1");
+    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", "unix:///nowhere"]);
+    let mut agent = agent.start();
+    agent.wait_log("CAP_DAC_OVERRIDE; no new privileges; system calls are filtered", SYNC);
+    assert_rights(agent.pid(), CAPABILITIES | CAP_DAC_OVERRIDE, true);
+}
+
+fn write_exec_kubeconfig(directory: &Path) -> std::path::PathBuf {
+    let kubeconfig = manifest::write_kubeconfig(directory, "https://192.0.2.1");
+    let exec = "exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: 'false'}";
+    let text = fs::read_to_string(&kubeconfig).unwrap().replace("token: t", exec);
+    manifest::write_text(directory, "kubeconfig", &text)
+}
+
+#[test]
+fn an_exec_plugin_may_make_any_system_call() {
+    let sandbox = Sandbox::for_test();
+    let kubeconfig = write_exec_kubeconfig(sandbox.dir());
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).start();
+    agent.wait_log("no new privileges; system calls are not filtered", SYNC);
+    assert!(agent.log().contains("the exec plugin of the kubeconfig may need any"), "{}", agent.log());
+    assert_rights(agent.pid(), CAPABILITIES, false);
+    let state = state_of_confinement(&sandbox);
+    assert!(state.starts_with("limited ") && state.contains("system calls are not filtered"), "{state}");
+}
+
+#[test]
+fn an_exec_plugin_that_comes_later_takes_another_start() {
+    let sandbox = Sandbox::for_test();
+    let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://192.0.2.1");
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).start();
+    agent.wait_log("system calls are filtered", SYNC);
+    write_exec_kubeconfig(sandbox.dir());
+    agent.signal(Signal::HUP);
+    let line = agent.wait_log("SIGHUP: credentials from an exec plugin", SYNC);
+    assert!(line.ends_with("take another start of the agent; all settings stay as they are"), "{line}");
+}
+
+#[test]
+fn a_kernel_without_filters_is_no_obstacle_and_named() {
+    let sandbox = Sandbox::for_test();
+    manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, PODS));
+    thread::scope(|scope| {
+        let limited = scope.spawn(|| {
+            seccomp::forbid_filters();
+            let mut agent = start_agent(&sandbox);
+            let line = agent.wait_log("system calls are not filtered: ", SYNC);
+            assert!(line.contains("it needs CONFIG_SECCOMP_FILTER"), "{line}");
+            agent.kill();
+        });
+        limited.join().unwrap();
+    });
+}
+
+/// Whether a traced call changes a file system, or may do so later through the descriptor that it opens.
+fn may_write(call: &str) -> bool {
+    let is_open = call.starts_with("open") && WRITE_FLAGS.iter().any(|flag| call.contains(flag));
+    is_open || call.starts_with("bpf(BPF_OBJ_PIN") || CHANGES.iter().any(|name| call.starts_with(name))
+}
+
+#[test]
+fn after_its_start_the_agent_writes_to_its_directories_alone_and_misses_no_system_call() {
+    let sandbox = Sandbox::for_test();
+    sandbox.add_addresses(PODS);
+    write_dns(&sandbox, PODS[0]);
+    let mut agent = TracedAgent::start(&sandbox, "all", None);
+    assert!(agent.settle(), "{}", agent.log());
+    let is_ready = || sandbox.run_dir().join("ready").exists();
+    // All that an agent does in its life: its maps grow, settings are read again, seeds change, sockets are closed.
+    manifest::write(&sandbox.manifest_dir(), "others.json", Shape::new(200, 10).objects(0..200));
+    eventually(SYNC, "the table grows", || match rows(&sandbox, "services").len() {
+        201 => Ok(()),
+        now => Err(now),
+    });
+    agent.signal(Signal::HUP);
+    let has_reloaded = || if agent.log().contains("settings were read again") { Ok(()) } else { Err(agent.log()) };
+    eventually(SYNC, "settings are read again", has_reloaded);
+    cproxy(&sandbox, &["reseed"]).success();
+    eventually(SYNC, "the agent is ready again", || if is_ready() { Ok(()) } else { Err("") });
+    close_socket(&sandbox);
+    agent.signal(Signal::TERM);
+    eventually(SYNC, "the agent ends", || if agent.has_ended() { Ok(()) } else { Err("") });
+
+    let trace = agent.trace();
+    let (_, after) = trace.split_once("seccomp(SECCOMP_SET_MODE_FILTER").unwrap();
+    let calls: Vec<_> = after.lines().skip(1).filter_map(|line| Some(line.split_once(' ')?.1.trim_start())).collect();
+    let own = [sandbox.run_dir(), sandbox.pin_dir()].map(|dir| dir.to_str().unwrap().to_owned());
+    let writes: Vec<_> = calls.iter().filter(|call| may_write(call)).collect();
+    for call in &writes {
+        assert!(own.iter().any(|dir| call.contains(dir.as_str())), "{call}");
+    }
+    for expected in ["bpf(BPF_OBJ_PIN", "renameat", "unlink", "openat"] {
+        assert!(writes.iter().any(|call| call.starts_with(expected)), "{expected}: {writes:#?}");
+    }
+    // The C library does without clone3, whose arguments no filter can see.
+    let missed = |call: &&&str| call.contains("= -1 ENOSYS") && !call.contains("clone3");
+    assert_eq!(calls.iter().filter(missed).collect::<Vec<_>>(), Vec::<&&str>::new());
+}
