@@ -1,12 +1,18 @@
-//! An API server whose answers a test defines.
+//! An API server whose answers a test defines, and one that only refuses.
 
 use std::{
-    io::{self, Write},
+    io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
+use rustls::{
+    ServerConfig, ServerConnection,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
 use serde_json::json;
 
 use crate::{
@@ -14,6 +20,9 @@ use crate::{
     sandbox::Sandbox,
     server::{Server, Signals},
 };
+
+/// Limit on the wait for a client.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The answer to one request.
 pub struct Reply {
@@ -46,8 +55,7 @@ impl Reply {
 
     /// An error with a `Status` as the API server sends it.
     pub fn error(code: u16) -> Self {
-        let status = json!({"kind": "Status", "status": "Failure", "message": "so the test wants it", "code": code});
-        Self { code, ..Self::text(status.to_string()) }
+        Self { code, ..Self::text(failure(code)) }
     }
 
     /// The same answer with another status code.
@@ -116,6 +124,45 @@ impl Api {
         });
         manifest::write_text(sandbox.dir(), "api.kubeconfig", &config.to_string())
     }
+}
+
+/// A `Status` as the API server sends it.
+fn failure(code: u16) -> String {
+    json!({"kind": "Status", "status": "Failure", "message": "so the test wants it", "code": code}).to_string()
+}
+
+/// Answers every request over TLS with an error. The files of the certificate and its key are read for each client.
+///
+/// # Panics
+/// When it cannot listen.
+pub fn refuse_over_tls(sandbox: &Sandbox, address: SocketAddr, code: u16, files: [PathBuf; 2]) -> Server {
+    let body = failure(code);
+    let response = format!(
+        "HTTP/1.1 {code} as it likes\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
+        body.len()
+    );
+    echo::listen(sandbox, address, move |mut stream, _, _| {
+        stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+        let config = tls_config(&files).map_err(io::Error::other)?;
+        let mut connection = ServerConnection::new(Arc::new(config)).map_err(io::Error::other)?;
+        let mut tls = rustls::Stream::new(&mut connection, &mut stream);
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") {
+            tls.read_exact(&mut byte)?;
+            head.extend(byte);
+        }
+        tls.write_all(response.as_bytes())?;
+        tls.conn.send_close_notify();
+        tls.flush()
+    })
+}
+
+fn tls_config([certificate, key]: &[PathBuf; 2]) -> Result<ServerConfig, Box<dyn std::error::Error + Send + Sync>> {
+    let chain = |path: &Path| CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions()?.with_no_client_auth();
+    Ok(config.with_single_cert(chain(certificate)?, PrivateKeyDer::from_pem_file(key)?)?)
 }
 
 fn reply_to(mut stream: &TcpStream, reply: Reply, signals: &Signals) -> io::Result<()> {

@@ -16,7 +16,7 @@ pub use crate::credentials::ClientIdentity;
 use crate::{
     credentials::{self, Credentials},
     manifest,
-    process::{Daemon, Output, run},
+    process::{Daemon, Output, Signal, run},
     sandbox::{Placement, Sandbox},
 };
 
@@ -261,6 +261,11 @@ impl<'s> ControlPlane<'s> {
         if let Some(mut api_server) = self.api_server.take() {
             api_server.kill();
         }
+    }
+
+    /// Stops etcd's process, or lets it go on: the API server gets no answers meanwhile.
+    pub fn freeze_etcd(&mut self, is_frozen: bool) {
+        self.etcd.signal(if is_frozen { Signal::STOP } else { Signal::CONT });
     }
 
     /// Starts the API server, if it is not running, and waits until it is ready.

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::Command, time::Duration};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    process::{Daemon, cproxy_binary, eventually},
+    process::{Agent, Daemon, eventually},
     sandbox::{Placement, Sandbox},
 };
 
@@ -32,7 +32,7 @@ pub struct Injection {
     pub number: usize,
 }
 
-/// A traced agent on the sandbox's manifests. It ends when this value is dropped.
+/// A traced agent. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct TracedAgent {
     tracer: Daemon,
@@ -41,11 +41,19 @@ pub struct TracedAgent {
 }
 
 impl TracedAgent {
-    /// Starts an agent in which these system calls are recorded, and one of them is replaced by a fault.
+    /// Starts an agent on the sandbox's manifests in which these system calls are recorded, and one of them is replaced
+    /// by a fault.
     pub fn start(sandbox: &Sandbox, calls: &str, injection: Option<Injection>) -> Self {
-        let (ready, trace) = (sandbox.run_dir().join("ready"), sandbox.dir().join("trace"));
-        // The files of an earlier agent would pass for this one's.
-        drop((fs::remove_file(&ready), fs::remove_file(&trace)));
+        let agent = Agent::new(sandbox).manifests(sandbox.manifest_dir());
+        Self::start_agent(sandbox, agent, calls, injection)
+    }
+
+    /// The same with any agent.
+    pub fn start_agent(sandbox: &Sandbox, agent: Agent<'_>, calls: &str, injection: Option<Injection>) -> Self {
+        let (agent, ready) = agent.command();
+        let trace = sandbox.dir().join("trace");
+        // The file of an earlier agent would pass for this one's.
+        drop(fs::remove_file(&trace));
         let mut command = Command::new("strace");
         command
             .args(["--follow-forks", "--quiet=all", "--decode-fds=path"])
@@ -56,9 +64,13 @@ impl TracedAgent {
             Fault::Kill => format!("--inject={calls}:signal=KILL:when={number}"),
             Fault::Error(name) => format!("--inject={calls}:error={name}:when={number}"),
         }));
-        command.arg(cproxy_binary()).arg("run").arg("--manifests").arg(sandbox.manifest_dir());
-        command.arg("--cgroup").arg(sandbox.cgroup()).arg("--pin-dir").arg(sandbox.pin_dir());
-        command.arg("--run-dir").arg(sandbox.run_dir());
+        command.arg(agent.get_program()).args(agent.get_args());
+        for (name, value) in agent.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         Self { tracer: Daemon::spawn(sandbox, "strace", Placement::Hooked, command), ready, trace }
     }
 

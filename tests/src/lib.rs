@@ -33,6 +33,7 @@ pub mod relay;
 pub mod relay_server;
 pub mod sandbox;
 pub mod seccomp;
+pub mod storm;
 pub mod supervised;
 pub mod usage;
 pub mod witness;

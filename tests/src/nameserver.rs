@@ -1,11 +1,14 @@
 //! DNS server that gives the same addresses for every name, and lies on command.
 
 use std::{
+    fs,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::{sandbox::Sandbox, server::Server};
+use crate::{manifest::write_text, sandbox::Sandbox, server::Server};
 
 /// Length of the head of a DNS message (RFC 1035, 4.1.1).
 const HEAD: usize = 12;
@@ -62,6 +65,21 @@ impl Nameserver {
     pub fn set(&self, answer: NameAnswer) {
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer;
     }
+}
+
+/// Writes a program called `name` that runs another one with a nameserver of its own.
+///
+/// # Panics
+/// When the sandbox cannot be written to.
+pub fn program_with_nameserver(sandbox: &Sandbox, name: &str, program: &Path, nameserver: Ipv4Addr) -> PathBuf {
+    let conf = format!("nameserver {nameserver}\noptions timeout:1 attempts:1\n");
+    let conf = write_text(sandbox.dir(), "resolv.conf", &conf);
+    let mount = format!("mount --bind {} /etc/resolv.conf", conf.display());
+    let script =
+        format!("#!/bin/sh\nexec unshare --mount sh -euc '{mount}; exec \"$@\"' sh {} \"$@\"\n", program.display());
+    let path = write_text(sandbox.dir(), name, &script);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("cannot make a script executable");
+    path
 }
 
 /// Response to a query of one question; `None`: there is none.

@@ -412,13 +412,20 @@ impl<'s> Agent<'s> {
     /// Starts the agent. A `ready` left by an earlier agent is removed, so that [`RunningAgent::wait_ready`] waits for
     /// this one.
     pub fn start(self) -> RunningAgent {
+        let (sandbox, placement) = (self.sandbox, self.placement);
+        let (command, ready) = self.command();
+        RunningAgent { daemon: Daemon::spawn(sandbox, "cproxy", placement, command), ready }
+    }
+
+    /// The agent's command, and the path of its `ready`, which is removed.
+    pub(crate) fn command(self) -> (Command, PathBuf) {
         let ready = self.run_dir.join("ready");
         drop(fs::remove_file(&ready));
         let mut command = cproxy_command(self.binary.unwrap_or_else(cproxy_binary));
         command.arg("run").arg("--cgroup").arg(&self.cgroup);
         command.arg("--pin-dir").arg(&self.pin_dir).arg("--run-dir").arg(&self.run_dir);
         command.args(&self.args).envs(self.env);
-        RunningAgent { daemon: Daemon::spawn(self.sandbox, "cproxy", self.placement, command), ready }
+        (command, ready)
     }
 
     /// Starts the agent and waits for the file `ready`. Returns also the time since just before the start, to half a

@@ -34,7 +34,7 @@ pub(crate) struct TestArguments {
     /// Leaves out a group of suites, which then count as skipped
     #[arg(long, value_name = "GROUP")]
     without: Vec<SuiteGroup>,
-    /// Runs the random tests churn and kube_proxy much longer, and tests that take 25 minutes
+    /// Runs the random tests churn, chaos and kube_proxy much longer, and tests that take 25 minutes
     #[arg(long)]
     soak: bool,
     /// Also runs tests that take minutes, and those against the oldest supported Kubernetes, which takes minutes to
@@ -119,7 +119,7 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 17] = [
+const SUITES: [Suite; 18] = [
     suite("unit", UNIT, &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
@@ -133,6 +133,7 @@ const SUITES: [Suite; 17] = [
     suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
     suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
+    suite("chaos", &["chaos"], ALONE, CHAOS, Some(SuiteGroup::Cluster)),
     suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("kube-proxy", &["kube_proxy"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
     suite("relay", &["relay"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
@@ -185,6 +186,8 @@ const GUESTS: &[Requirement] =
     &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
 const CLUSTER: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];
+const CHAOS: &[Requirement] =
+    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane, Requirement::OlderAgents];
 const OLD_CLUSTER: &[Requirement] = &[
     Requirement::Agent,
     Requirement::Root,
@@ -273,7 +276,7 @@ fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
         control_plane: machine.cluster.clone(),
         is_with_oldest: arguments.long && machine.cluster.is_some(),
         guests: machine.guests.clone(),
-        is_with_older: !arguments.leave_out(Some(SuiteGroup::Live)),
+        is_with_older: [SuiteGroup::Live, SuiteGroup::Cluster].iter().any(|group| !arguments.leave_out(Some(*group))),
         is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
     }
 }

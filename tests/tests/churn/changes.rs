@@ -7,23 +7,19 @@ use cproxy_tests::{
     process::{Agent, RunningAgent},
     random::{self, Random},
     sandbox::Sandbox,
-};
-
-use crate::{
-    kernel,
-    storm::Storm,
-    world::{self, BACKENDS_OF_SERVICE, CROWD_FRONTENDS, FRONTENDS, SERVICES, Set},
+    storm::{
+        Storm,
+        addresses::{self, CROWD_FRONTENDS, CROWD_LARGEST, FRONTENDS, SERVICES},
+        kernel,
+        sets::{MANY, Sets},
+    },
 };
 
 /// Limit on the start of the agent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Probability in percent, and limit on the number of backends, of a Service's random sets.
-const SIZES: [(usize, u32); 3] = [(60, 5), (25, 100), (15, MANY)];
-const MANY: u32 = 1_000;
-
-/// Probability in percent that backends return.
-const RETURN: usize = 30;
+const SIZES: &[(usize, u32)] = &[(60, 5), (25, 100), (15, MANY)];
 
 /// Limit on the number of crowds of other Services.
 const CROWDS: usize = 6;
@@ -198,61 +194,29 @@ impl<'s> Changes<'s> {
         self.wait(services);
     }
 
-    /// Replaces the set by one without common backends.
     fn replace(&mut self, service: usize) {
-        let before = self.latest(service);
-        let (first, count) = (before.first + before.count, self.count());
-        self.put(service, Set { terminating: 0, first, count, port: before.port ^ 1 });
-    }
-
-    /// Replaces the set by one with common backends, if there are any. The first ones leave, and some of them terminate
-    /// before that; or the last ones leave, and earlier ones return.
-    fn shift(&mut self, service: usize) {
-        let before = self.latest(service);
-        let gone = 1 + self.random.below(before.count as usize) as u32;
-        let come = self.count();
-        let earlier = come.min(before.first - first_of(service));
-        let set = if earlier > 0 && self.random.percent(RETURN) {
-            Set { terminating: 0, first: before.first - earlier, count: before.count - gone + earlier, ..before }
-        } else {
-            let terminating = self.random.below(gone as usize + 1) as u32;
-            Set { terminating, first: before.first + gone, count: before.count - gone + come, ..before }
-        };
-        self.put(service, set);
-    }
-
-    /// A random number of backends for a Service.
-    fn count(&mut self) -> u32 {
-        let most = self.random.weighted(&SIZES);
-        1 + self.random.below(most as usize) as u32
-    }
-
-    fn resize(&mut self, service: usize, count: u32) {
-        let before = self.latest(service);
-        self.put(service, Set { terminating: 0, count, ..before });
-    }
-
-    /// The current set, or the last one of a deleted Service, or an empty one.
-    fn latest(&self, service: usize) -> Set {
-        let nothing = Set { terminating: 0, first: first_of(service), count: 1, port: 0 };
-        self.storm.history.latest_set(service).unwrap_or(nothing)
-    }
-
-    fn put(&mut self, service: usize, set: Set) {
-        self.announce(service, set);
+        let sets = self.sets();
+        sets.replace(service, &mut self.random);
         self.write(service, &file(service));
     }
 
-    /// Records a set, within the backends of the Service.
-    fn announce(&self, service: usize, set: Set) {
-        let base = first_of(service);
-        let first = base + (set.first - base) % (BACKENDS_OF_SERVICE - MANY);
-        let (terminating, count) = (set.terminating.min(first - base), set.count.min(MANY));
-        self.storm.history.announce(service, Some(Set { terminating, first, count, ..set }));
+    fn shift(&mut self, service: usize) {
+        let sets = self.sets();
+        sets.shift(service, &mut self.random);
+        self.write(service, &file(service));
+    }
+
+    fn resize(&mut self, service: usize, count: u32) {
+        self.sets().resize(service, count);
+        self.write(service, &file(service));
+    }
+
+    fn sets(&self) -> Sets<'s> {
+        Sets { history: &self.storm.history, sizes: SIZES }
     }
 
     fn write(&self, service: usize, file: &str) {
-        let objects = world::objects(service, self.names[service], self.latest(service));
+        let objects = addresses::objects(service, self.names[service], self.sets().latest(service));
         manifest::write(&self.sandbox.manifest_dir(), file, objects);
     }
 
@@ -262,8 +226,7 @@ impl<'s> Changes<'s> {
         let heir = |service: &usize| format!("heir-{service}.json");
         for &service in services {
             self.names[service] ^= 1;
-            let before = self.latest(service);
-            self.announce(service, Set { terminating: 0, first: before.first + before.count, ..before });
+            self.sets().follow(service);
             self.write(service, &heir(&service));
         }
         kernel::wait_until_contested(self.sandbox);
@@ -286,7 +249,7 @@ impl<'s> Changes<'s> {
             fs::remove_file(directory.join(file(crowd))).unwrap();
         }
         for crowd in self.crowds..crowds {
-            manifest::write(&directory, &file(crowd), world::crowd(crowd));
+            manifest::write(&directory, &file(crowd), addresses::crowd(crowd, CROWD_LARGEST));
         }
         self.crowds = crowds;
         self.wait(&[]);
@@ -327,11 +290,6 @@ fn all_services() -> [usize; SERVICES] {
 
 fn file(service: usize) -> String {
     format!("web-{service}.json")
-}
-
-/// First backend that is reserved for a Service.
-fn first_of(service: usize) -> u32 {
-    service as u32 * BACKENDS_OF_SERVICE
 }
 
 /// Starts an agent. Every other one closes no sockets: backends that have left their Service still answer.

@@ -1,15 +1,7 @@
 //! One storm: everything changes while many threads connect and send without a pause. Endpoints are replaced, scaled to
 //! a thousand and back, terminate, leave and return; Services go and come back at the same address, thousands of others
-//! come and go, the agent is killed and restarted. [`changes`] makes all changes, and [`history`] records them.
-//!
-//! Two workloads run on it, by every kind of socket and form of address:
-//!
-//! - [`connects`]: each call on a new socket reaches a backend of a set in force at some moment of that call.
-//! - [`flows`]: each flow of an unconnected socket stays with its backend while that serves, and then goes to one that
-//!   new clients get.
-//!
-//! Nothing depends on how fast the machine is: a set is in force from just before it is written to the source until the
-//! next one has been seen in the kernel, however long that takes.
+//! come and go, the agent is killed and restarted. [`changes`] makes all changes; the storm itself, which checks each
+//! answer, is in the library.
 //!
 //! A failure prints its seed; `CPROXY_SEED` repeats the same changes. `CPROXY_SOAK=1` makes twenty times as many
 //! connects, and five times as many changes. Run with `--test-threads=1`: a cgroup is the whole process's.
@@ -20,25 +12,17 @@
     reason = "a test that finds something else than it expects has failed"
 )]
 
-mod calls;
 mod changes;
-mod client;
-mod connects;
-mod flows;
-mod history;
-mod kernel;
-mod servers;
-mod storm;
-mod world;
 
 use std::{io::Write as _, time::Instant};
 
 use cproxy_tests::{
     random::{self, Random},
     sandbox::Sandbox,
+    storm::{Storm, addresses, servers::Servers},
 };
 
-use self::{changes::Changes, servers::Servers, storm::Storm};
+use self::changes::Changes;
 
 /// Least number of connects, and of each change, in an ordinary and in a long run.
 const LEAST: (u64, usize) = (50_000, 1);
@@ -51,7 +35,7 @@ fn every_connect_and_flow_reaches_a_backend_in_force() {
     eprintln!("CPROXY_SEED={seed}");
     let started = Instant::now();
     let sandbox = Sandbox::for_test();
-    world::prepare(&sandbox);
+    addresses::prepare(&sandbox);
     let _servers = Servers::start(&sandbox);
     let storm = Storm::default();
     let made = storm.run(&sandbox, seed, || {

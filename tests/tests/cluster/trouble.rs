@@ -5,8 +5,6 @@
 use std::{
     fs, iter,
     net::{Ipv4Addr, SocketAddr},
-    os::unix::fs::PermissionsExt,
-    path::PathBuf,
     thread,
     time::Duration,
 };
@@ -16,7 +14,7 @@ use cproxy_tests::{
     control_plane::{ADDRESS, NAME, PORT, role_binding},
     echo,
     manifest::{Service, write_text},
-    nameserver::{NameAnswer, Nameserver},
+    nameserver::{NameAnswer, Nameserver, program_with_nameserver},
     process::{Agent, RunningAgent, cproxy, cproxy_binary, eventually},
     relay::{Fault, Relay, RelayChange},
     sandbox::Sandbox,
@@ -328,18 +326,6 @@ fn an_older_state_of_etcd_is_noticed_by_a_watch_that_shows_nothing() {
     assert_eq!(agent.exit_status(), None, "it is still the same agent");
 }
 
-/// A program that runs the agent with a nameserver of its own.
-fn agent_with_nameserver(sandbox: &Sandbox, nameserver: Ipv4Addr) -> PathBuf {
-    let conf = format!("nameserver {nameserver}\noptions timeout:1 attempts:1\n");
-    let conf = write_text(sandbox.dir(), "resolv.conf", &conf);
-    let (agent, mount) = (cproxy_binary(), format!("mount --bind {} /etc/resolv.conf", conf.display()));
-    let script =
-        format!("#!/bin/sh\nexec unshare --mount sh -euc '{mount}; exec \"$@\"' sh {} \"$@\"\n", agent.display());
-    let path = write_text(sandbox.dir(), "agent-with-nameserver", &script);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
-
 mod long {
     use super::*;
 
@@ -349,7 +335,7 @@ mod long {
         let [old, new, closed, stranger, nameserver] = [1, 2, 3, 4, 53].map(|last| Ipv4Addr::new(127, 0, 0, last));
         let one = |address| NameAnswer::Addresses(vec![address]);
         let names = Nameserver::start(&sandbox, nameserver, one(old));
-        let program = agent_with_nameserver(&sandbox, nameserver);
+        let program = program_with_nameserver(&sandbox, "agent", &cproxy_binary(), nameserver);
         let mut world = World::start_with(&sandbox, Relay::start(&sandbox, server()), |cluster, relay| {
             let url = format!("https://{NAME}:{}", relay.address().port());
             Agent::new(&sandbox).binary(program).kubeconfig(cluster.control_plane.kubeconfig_at("cproxy", &url))

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_tests::world::Form;
 use rustix::{
     io::Errno,
     net::{
@@ -16,17 +15,18 @@ use rustix::{
     },
 };
 
-use crate::{
+use super::{
+    addresses::{Backend, backend_number},
     history::Period,
     servers::{ANSWER_BYTES, decode},
-    world::{Backend, backend_number},
 };
+use crate::world::Form;
 
 /// Limit on the wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A socket that waits for a limited time.
-pub(crate) fn socket(form: Form, kind: SocketType) -> io::Result<OwnedFd> {
+pub fn socket(form: Form, kind: SocketType) -> io::Result<OwnedFd> {
     let family = if form == Form::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket(family, kind, None)?;
     for timeout in [Timeout::Recv, Timeout::Send] {
@@ -36,12 +36,7 @@ pub(crate) fn socket(form: Form, kind: SocketType) -> io::Result<OwnedFd> {
 }
 
 /// The backend in an answer to `question`, which must be of the family and protocol that were asked.
-pub(crate) fn check_answer(
-    form: Form,
-    answer: [u8; ANSWER_BYTES],
-    question: u64,
-    ports: [u16; 2],
-) -> io::Result<Backend> {
+pub fn check_answer(form: Form, answer: [u8; ANSWER_BYTES], question: u64, ports: [u16; 2]) -> io::Result<Backend> {
     let (repeated, server) = decode(answer);
     if repeated != question {
         return Err(io::Error::other(format!("{server} has answered another question")));
@@ -53,7 +48,7 @@ pub(crate) fn check_answer(
 }
 
 /// The outcome of a call, with the times before and after it.
-pub(crate) fn timed<R>(call: impl FnOnce() -> R) -> (R, Period) {
+pub fn timed<R>(call: impl FnOnce() -> R) -> (R, Period) {
     let from = Instant::now();
     let result = call();
     (result, Period { from, to: Instant::now() })
@@ -73,6 +68,6 @@ pub(crate) fn receive(socket: &UdpSocket) -> io::Result<([u8; ANSWER_BYTES], Soc
 }
 
 /// Whether a call failed as if there were no Service: refused by a frontend without backends, or by the VIPs' route.
-pub(crate) fn has_no_service(error: Errno) -> bool {
+pub fn has_no_service(error: Errno) -> bool {
     [Errno::CONNREFUSED, Errno::ACCESS].contains(&error)
 }

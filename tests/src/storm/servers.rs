@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
-    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsFd,
     sync::{
         Arc,
@@ -12,13 +12,13 @@ use std::{
     time::Duration,
 };
 
-use cproxy_tests::sandbox::Sandbox;
 use rustix::net::sockopt::{self, Timeout};
 
-use crate::{
+use super::{
+    addresses::{TCP_PORTS, UDP_PORTS},
     calls::{self, Control},
-    world::{TCP_PORTS, UDP_PORTS},
 };
+use crate::sandbox::Sandbox;
 
 /// Number of threads for each port. One serves a connection at a time.
 const THREADS: usize = 8;
@@ -32,25 +32,34 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Limit on the wait for the question on a connection.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A client's number for a question.
+/// Bit of a question after which a TCP client asks more.
+pub const STAYS: u64 = 1 << 63;
+
+/// Length of a client's number for a question.
 pub(crate) const QUESTION_BYTES: usize = 8;
 /// Length of an answer: the question, the server's address in 16 bytes, and its port.
-pub(crate) const ANSWER_BYTES: usize = QUESTION_BYTES + 18;
+pub const ANSWER_BYTES: usize = QUESTION_BYTES + 18;
 
 /// All servers; they end when this is dropped.
-pub(crate) struct Servers {
+#[derive(Debug)]
+pub struct Servers {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Servers {
-    pub(crate) fn start(sandbox: &Sandbox) -> Self {
+    /// Starts them.
+    ///
+    /// # Panics
+    /// When a port is taken.
+    pub fn start(sandbox: &Sandbox) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let mut servers = Self { is_over, threads: Vec::new() };
         let anywhere = |port| SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
         for port in TCP_PORTS {
             let listener = Arc::new(sandbox.netns().run(|| TcpListener::bind(anywhere(port))).unwrap());
-            servers.threads(&listener, |listener| drop(accept(listener)));
+            let is_over = servers.is_over.clone();
+            servers.threads(&listener, move |listener| drop(accept(listener, &is_over)));
         }
         for port in UDP_PORTS {
             let socket = Arc::new(sandbox.netns().run(|| UdpSocket::bind(anywhere(port))).unwrap());
@@ -64,11 +73,11 @@ impl Servers {
     fn threads<S: AsFd + Send + Sync + 'static>(
         &mut self,
         socket: &Arc<S>,
-        serve: impl Fn(&S) + Copy + Send + 'static,
+        serve: impl Fn(&S) + Clone + Send + 'static,
     ) {
         sockopt::set_socket_timeout(socket, Timeout::Recv, Some(LOOK)).unwrap();
         for _ in 0..THREADS {
-            let (is_over, socket) = (self.is_over.clone(), socket.clone());
+            let (is_over, socket, serve) = (self.is_over.clone(), socket.clone(), serve.clone());
             self.threads.push(thread::spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
                     serve(&socket);
@@ -85,13 +94,25 @@ impl Drop for Servers {
     }
 }
 
-/// Serves one connection. An error means that the client has gone, or that there was no connection.
-fn accept(listener: &TcpListener) -> io::Result<()> {
+/// Serves one connection, or gives it a thread of its own if the client asks more. An error means that the client has
+/// gone, or that there was no connection.
+fn accept(listener: &TcpListener, is_over: &Arc<AtomicBool>) -> io::Result<()> {
     let (mut stream, _) = listener.accept()?;
+    if answer(&mut stream)? & STAYS == 0 {
+        return Ok(());
+    }
+    let is_over = is_over.clone();
+    thread::spawn(move || while !is_over.load(Ordering::Relaxed) && answer(&mut stream).is_ok() {});
+    Ok(())
+}
+
+/// Answers one question, and returns it.
+fn answer(stream: &mut TcpStream) -> io::Result<u64> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut question = [0; QUESTION_BYTES];
     stream.read_exact(&mut question)?;
-    stream.write_all(&encode(question, stream.local_addr()?))
+    stream.write_all(&encode(question, stream.local_addr()?))?;
+    Ok(u64::from_be_bytes(question))
 }
 
 /// Answers one datagram from the address it was sent to.

@@ -3,11 +3,11 @@
 
 use std::{sync::RwLock, time::Instant};
 
-use crate::world::{Backend, SERVICES, Set};
+use super::addresses::{Backend, SERVICES, Set};
 
 /// Outcome of a call that leads to a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// A backend answered.
     Reached(Backend),
     /// The call failed as if there were no Service, or one that is not yet in force.
@@ -18,9 +18,11 @@ pub(crate) enum Outcome {
 
 /// The times before and after a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Period {
-    pub(crate) from: Instant,
-    pub(crate) to: Instant,
+pub struct Period {
+    /// Before the call.
+    pub from: Instant,
+    /// After it.
+    pub to: Instant,
 }
 
 /// A set in force: from just before it is written to the source until its successor is seen in the kernel.
@@ -40,16 +42,16 @@ impl Epoch {
 
 /// The history of all Services.
 #[derive(Debug, Default)]
-pub(crate) struct History([RwLock<Vec<Epoch>>; SERVICES]);
+pub struct History([RwLock<Vec<Epoch>>; SERVICES]);
 
 impl History {
     /// Records a set that is about to be written to the source.
-    pub(crate) fn announce(&self, service: usize, set: Option<Set>) {
+    pub fn announce(&self, service: usize, set: Option<Set>) {
         self.0[service].write().unwrap().push(Epoch { set, from: Instant::now(), to: None });
     }
 
     /// Records that the kernel has the set announced last.
-    pub(crate) fn confirm(&self, service: usize) {
+    pub fn confirm(&self, service: usize) {
         let now = Instant::now();
         if let [before @ .., _] = self.0[service].write().unwrap().as_mut_slice() {
             before.iter_mut().rev().take_while(|epoch| epoch.to.is_none()).for_each(|epoch| epoch.to = Some(now));
@@ -57,22 +59,22 @@ impl History {
     }
 
     /// The set that was announced last.
-    pub(crate) fn latest(&self, service: usize) -> Option<Set> {
+    pub fn latest(&self, service: usize) -> Option<Set> {
         self.0[service].read().unwrap().last()?.set
     }
 
     /// The current set, or the last one before the Service was deleted.
-    pub(crate) fn latest_set(&self, service: usize) -> Option<Set> {
+    pub fn latest_set(&self, service: usize) -> Option<Set> {
         self.0[service].read().unwrap().iter().rev().find_map(|epoch| epoch.set)
     }
 
     /// The number of sets so far.
-    pub(crate) fn sets(&self) -> usize {
+    pub fn sets(&self) -> usize {
         self.0.iter().map(|epochs| epochs.read().unwrap().iter().filter(|epoch| epoch.set.is_some()).count()).sum()
     }
 
     /// Fails if no set in force during the call explains the outcome of a call by a new client.
-    pub(crate) fn check_new(&self, service: usize, period: Period, outcome: Outcome) -> Result<(), String> {
+    pub fn check_new(&self, service: usize, period: Period, outcome: Outcome) -> Result<(), String> {
         self.in_force(service, period, |epochs| {
             let is_explained = match outcome {
                 Outcome::Reached(backend) => epochs.iter().any(|epoch| epoch.set.is_some_and(|set| set.has(backend))),
@@ -83,6 +85,11 @@ impl History {
             };
             if is_explained { Ok(()) } else { Err(format!("{outcome:?}, in force were {epochs:?}")) }
         })
+    }
+
+    /// Whether each set in force during this time served the backend.
+    pub fn has_served(&self, service: usize, backend: Backend, period: Period) -> bool {
+        self.in_force(service, period, |epochs| epochs.iter().all(|epoch| epoch.serves(backend)))
     }
 
     /// Fails if a flow, which reached `last` at the given time, has not stayed there although it could, or stays
@@ -170,6 +177,8 @@ mod tests {
         history.confirm(0);
         assert!(flow(0, 0) == Ok(true) && flow(0, 1).is_err(), "it serves while it terminates");
         assert!(flow(2, 1) == Ok(false) && flow(2, 0).is_err(), "a terminating backend gets no other flows");
+        assert!(history.has_served(0, backend(1), Period { from: start, ..now() }));
+        assert!(!history.has_served(0, backend(2), Period { from: start, ..now() }), "it is new");
         history.announce(0, Some(LATE));
         history.confirm(0);
         assert!(flow(0, 0).is_err() && flow(0, 1) == Ok(false), "it has left");

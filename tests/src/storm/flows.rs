@@ -7,17 +7,17 @@ use std::{
     time::Instant,
 };
 
-use cproxy_tests::{
-    random::Random,
-    world::{Form, PORT},
-};
 use rustix::net::SocketType;
 
-use crate::{
+use super::{
+    addresses::{Backend, LONER, SERVICES, UDP_PORTS, backend, cluster_ip},
     client::{check_answer, has_no_service, receive, send_to, socket, timed},
     history::{History, Outcome, Period},
     servers::decode,
-    world::{Backend, LONER, SERVICES, UDP_PORTS, backend, cluster_ip},
+};
+use crate::{
+    random::Random,
+    world::{Form, PORT},
 };
 
 /// Outcome of one question in a flow.

@@ -1,4 +1,4 @@
-//! Addresses of the churn tests: the Services under test, their backends, and many others.
+//! Addresses of the storm: the Services under test, their backends, and many others.
 //!
 //! One route for each family makes all backend addresses local at once, so that one server answers for all of them. A
 //! ClusterIP has no route: a connect without translation fails with EACCES, which nothing else does.
@@ -8,43 +8,44 @@ use std::{
     ops::Range,
 };
 
-use cproxy_tests::{
+use serde_json::Value;
+
+use crate::{
     manifest::{Endpoint, Service, Slice},
     sandbox::Sandbox,
     world::{Host, PORT},
 };
-use serde_json::Value;
 
 /// Number of Services under test.
-pub(crate) const SERVICES: usize = 8;
+pub const SERVICES: usize = 8;
 
 /// Number of frontends of each Service: two protocols in two families.
-pub(crate) const FRONTENDS: usize = 4;
+pub const FRONTENDS: usize = 4;
 
 /// The backends' ports. Successive sets may differ in them, so that an address with a former set's port is noticed.
-pub(crate) const TCP_PORTS: [u16; 2] = [8080, 8081];
+pub const TCP_PORTS: [u16; 2] = [8080, 8081];
 pub(crate) const UDP_PORTS: [u16; 2] = [8090, 8091];
 
 /// Number of backends reserved for each Service; none belongs to two.
-pub(crate) const BACKENDS_OF_SERVICE: u32 = 0x2000;
+pub const BACKENDS_OF_SERVICE: u32 = 0x2000;
 
 /// First backend that belongs to none of the Services under test.
 const FIRST_OTHER: u32 = BACKENDS_OF_SERVICE * SERVICES as u32;
 
 /// A backend that belongs to no Service.
-pub(crate) const LONER: u32 = FIRST_OTHER + CROWD_LARGEST;
+pub const LONER: u32 = FIRST_OTHER + CROWD_LARGEST;
 
 /// Backends of a Service with consecutive numbers: those that terminate, then those that are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Set {
+pub struct Set {
     /// Number of backends that keep their flows and get no new ones.
-    pub(crate) terminating: u32,
+    pub terminating: u32,
     /// First ready backend.
-    pub(crate) first: u32,
+    pub first: u32,
     /// Number of ready backends.
-    pub(crate) count: u32,
+    pub count: u32,
     /// Index of their port.
-    pub(crate) port: usize,
+    pub port: usize,
 }
 
 impl Set {
@@ -54,7 +55,7 @@ impl Set {
     }
 
     /// Whether clients keep this backend.
-    pub(crate) fn serves(&self, backend: Backend) -> bool {
+    pub fn serves(&self, backend: Backend) -> bool {
         self.serving().contains(&backend.number) && self.port == backend.port
     }
 
@@ -64,7 +65,8 @@ impl Set {
         now.start <= kept.start && kept.end <= now.end && self.port == before.port
     }
 
-    pub(crate) fn ready(&self) -> Range<u32> {
+    /// Backends that new clients get.
+    pub fn ready(&self) -> Range<u32> {
         self.first..self.first + self.count
     }
 
@@ -75,9 +77,11 @@ impl Set {
 
 /// The backend that answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Backend {
-    pub(crate) number: u32,
-    pub(crate) port: usize,
+pub struct Backend {
+    /// Its number.
+    pub number: u32,
+    /// Index of its port.
+    pub port: usize,
 }
 
 /// First addresses of the backends, and of the Services under test.
@@ -92,7 +96,8 @@ fn host(first: Host, number: u32) -> Host {
     }
 }
 
-pub(crate) fn backend(number: u32) -> Host {
+/// Addresses of a backend.
+pub fn backend(number: u32) -> Host {
     host(BACKENDS, number)
 }
 
@@ -105,12 +110,12 @@ pub(crate) fn backend_number(address: IpAddr) -> Option<u32> {
 }
 
 /// ClusterIPs of a Service under test; those of other Services follow.
-pub(crate) fn cluster_ip(service: usize) -> Host {
+pub fn cluster_ip(service: usize) -> Host {
     host(CLUSTER_IPS, service as u32)
 }
 
 /// Adds the routes.
-pub(crate) fn prepare(sandbox: &Sandbox) {
+pub fn prepare(sandbox: &Sandbox) {
     sandbox.ip("route add local 10.244.0.0/15 dev lo\n\
                 route add local fd00:10:244::/96 dev lo\n\
                 route add prohibit 10.96.0.0/15\n\
@@ -118,7 +123,7 @@ pub(crate) fn prepare(sandbox: &Sandbox) {
 }
 
 /// A Service under test with its backends. Either of its two names is the same to clients.
-pub(crate) fn objects(service: usize, name: usize, set: Set) -> [Value; 3] {
+pub fn objects(service: usize, name: usize, set: Set) -> [Value; 3] {
     service_with(&format!("web-{service}-{name}"), cluster_ip(service), set)
 }
 
@@ -137,17 +142,17 @@ fn service_with(name: &str, cluster_ip: Host, set: Set) -> [Value; 3] {
 /// Number of Services in a crowd, and of the backends of each.
 const CROWD_SERVICES: usize = 50;
 const CROWD_BACKENDS: u32 = 10;
-/// Number of backends of one large Service in a crowd.
-const CROWD_LARGEST: u32 = 1_500;
+/// Largest number of backends of one Service in a crowd.
+pub const CROWD_LARGEST: u32 = 1_500;
 
 /// Number of frontends of a crowd.
-pub(crate) const CROWD_FRONTENDS: usize = CROWD_SERVICES * FRONTENDS;
+pub const CROWD_FRONTENDS: usize = CROWD_SERVICES * FRONTENDS;
 
-/// Services without clients, which make the table large.
-pub(crate) fn crowd(number: usize) -> Vec<Value> {
+/// Services without clients, which make the table large. One of them has at most this many backends.
+pub fn crowd(number: usize, largest: u32) -> Vec<Value> {
     let services = (0..CROWD_SERVICES).flat_map(|index| {
         let place = number * CROWD_SERVICES + index;
-        let count = if index == 0 { CROWD_LARGEST } else { CROWD_BACKENDS };
+        let count = if index == 0 { largest.min(CROWD_LARGEST) } else { CROWD_BACKENDS };
         let set = Set { terminating: 0, first: FIRST_OTHER, count, port: 0 };
         service_with(&format!("crowd-{place}"), cluster_ip(1_000 + place), set)
     });

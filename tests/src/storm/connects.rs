@@ -7,18 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_tests::world::{Form, PORT, SocketKind};
 use rustix::{
     io::Errno,
     net::{SocketType, connect, sockopt},
 };
 
-use crate::{
+use super::{
+    addresses::{Backend, TCP_PORTS, UDP_PORTS, cluster_ip},
     client::{check_answer, has_no_service, receive, send_to, socket, timed},
     history::{Outcome, Period},
     servers::ANSWER_BYTES,
-    world::{Backend, TCP_PORTS, UDP_PORTS, cluster_ip},
 };
+use crate::world::{Form, PORT, SocketKind};
 
 /// Makes one call.
 pub(crate) fn call(kind: SocketKind, form: Form, service: usize, question: u64) -> io::Result<(Outcome, Period)> {
@@ -28,13 +28,15 @@ pub(crate) fn call(kind: SocketKind, form: Form, service: usize, question: u64) 
             let mut socket = TcpStream::from(socket(form, SocketType::STREAM)?);
             // A reset frees the port at once.
             sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
-            follow_up(timed(|| connect(&socket, &vip)), || {
+            let from = Instant::now();
+            let followed = follow_up(timed(|| connect(&socket, &vip)), || {
                 check_peer(&socket, vip)?;
                 socket.write_all(&question.to_be_bytes())?;
                 let mut answer = [0; ANSWER_BYTES];
                 socket.read_exact(&mut answer)?;
                 check_answer(form, answer, question, TCP_PORTS)
-            })
+            });
+            or_closed(followed, from)
         }
         SocketKind::UdpConnected => {
             let socket = UdpSocket::from(socket(form, SocketType::DGRAM)?);
@@ -44,10 +46,7 @@ pub(crate) fn call(kind: SocketKind, form: Form, service: usize, question: u64) 
                 socket.send(&question.to_be_bytes())?;
                 receive_from(&socket, form, vip, question)
             });
-            match followed {
-                Err(error) if is_closed(&error) => Ok((Outcome::Closed, Period { from, to: Instant::now() })),
-                followed => followed,
-            }
+            or_closed(followed, from)
         }
         SocketKind::UdpUnconnected => {
             let socket = UdpSocket::from(socket(form, SocketType::DGRAM)?);
@@ -83,8 +82,16 @@ fn check_peer(socket: &impl AsFd, vip: SocketAddr) -> io::Result<()> {
     if peer == Some(vip) { Ok(()) } else { Err(io::Error::other(format!("getpeername shows {peer:?}"))) }
 }
 
-/// Whether the error is that of a connected UDP socket closed from outside: ECONNABORTED once, and then not connected.
+/// An outcome, which may be that the socket was closed.
+fn or_closed(followed: io::Result<(Outcome, Period)>, from: Instant) -> io::Result<(Outcome, Period)> {
+    match followed {
+        Err(error) if is_closed(&error) => Ok((Outcome::Closed, Period { from, to: Instant::now() })),
+        followed => followed,
+    }
+}
+
+/// Whether the error is that of a connected socket closed from outside: ECONNABORTED once, and then not connected.
 fn is_closed(error: &io::Error) -> bool {
     let error = error.raw_os_error().map(Errno::from_raw_os_error);
-    [Errno::CONNABORTED, Errno::NOTCONN, Errno::DESTADDRREQ].map(Some).contains(&error)
+    [Errno::CONNABORTED, Errno::NOTCONN, Errno::DESTADDRREQ, Errno::PIPE].map(Some).contains(&error)
 }

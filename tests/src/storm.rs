@@ -1,4 +1,30 @@
-//! Threads that call without a pause, and the record that all share.
+//! A storm: many threads connect and send while a test changes everything, and each answer must come from a backend
+//! that was in force at some moment of the call ([`history`]). By every kind of socket and form of address,
+//!
+//! - each call on a new socket reaches such a backend (`connects`),
+//! - each flow of an unconnected socket stays with its backend while that serves, and then goes to one that new clients
+//!   get (`flows`).
+//!
+//! Nothing depends on how fast the machine is: a set is in force from just before it is written to the source until the
+//! next one has been seen in the kernel, however long that takes.
+
+#![expect(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "a storm that finds something else than it expects fails the test"
+)]
+
+mod calls;
+mod connects;
+mod flows;
+
+pub mod addresses;
+pub mod client;
+pub mod history;
+pub mod kernel;
+pub mod servers;
+pub mod sets;
 
 use std::{
     collections::BTreeMap,
@@ -11,18 +37,16 @@ use std::{
     time::Duration,
 };
 
-use cproxy_tests::{
+use self::{
+    addresses::SERVICES,
+    flows::{Flows, Step},
+    history::{History, Outcome},
+};
+use crate::{
     Done,
     random::Random,
     sandbox::Sandbox,
     world::{Form, SocketKind},
-};
-
-use crate::{
-    connects,
-    flows::{Flows, Step},
-    history::{History, Outcome},
-    world::SERVICES,
 };
 
 /// Number of threads, half of them with flows. The agent needs time, too.
@@ -36,10 +60,14 @@ const EVENTS_LEAST: u64 = 50;
 
 /// State shared by the threads.
 #[derive(Debug, Default)]
-pub(crate) struct Storm {
-    pub(crate) history: History,
+pub struct Storm {
+    /// Sets of all Services.
+    pub history: History,
     /// Number of agents so far. Those with odd numbers close the sockets of backends that have left.
     agents: AtomicUsize,
+    /// Pause of each thread after each call.
+    pause: Duration,
+    closes_tcp: bool,
     has_begun: AtomicBool,
     is_over: AtomicBool,
     failure: Mutex<Option<String>>,
@@ -52,14 +80,20 @@ enum Event {
     Connect(SocketKind),
     /// A connect without a Service.
     NoService,
-    /// A connected UDP socket was closed, as a backend has left.
+    /// A socket was closed, as a backend has left.
     Closed,
     Flow(Step),
 }
 
 impl Storm {
+    /// A storm that leaves the machine some time. Its agents may also close TCP connections, where they close sockets.
+    #[must_use]
+    pub fn with_pauses(pause: Duration) -> Self {
+        Self { pause, closes_tcp: true, ..Self::default() }
+    }
+
     /// Runs the threads for as long as `work` takes. They wait for [`Storm::begin`].
-    pub(crate) fn run<R>(&self, sandbox: &Sandbox, seed: u64, work: impl FnOnce() -> R) -> R {
+    pub fn run<R>(&self, sandbox: &Sandbox, seed: u64, work: impl FnOnce() -> R) -> R {
         thread::scope(|scope| {
             let _done = Done(&self.is_over);
             for thread in 1..=THREADS {
@@ -69,7 +103,7 @@ impl Storm {
                         thread::sleep(Duration::from_millis(1));
                     }
                     if let Err(reason) = self.call_until_over(thread, Random::new(seed.wrapping_add(thread))) {
-                        self.failure.lock().unwrap().get_or_insert(reason);
+                        self.fail(reason);
                     }
                 });
             }
@@ -78,32 +112,46 @@ impl Storm {
     }
 
     /// Lets the threads start, once the Services are in force.
-    pub(crate) fn begin(&self) {
+    pub fn begin(&self) {
         self.has_begun.store(true, Ordering::Relaxed);
     }
 
     /// Counts an agent that is about to start; its predecessor has ended. Returns whether it is to close sockets.
-    pub(crate) fn next_agent_closes(&self) -> bool {
+    pub fn next_agent_closes(&self) -> bool {
         self.agents.fetch_add(1, Ordering::SeqCst).is_multiple_of(2)
     }
 
-    pub(crate) fn connects(&self) -> u64 {
+    /// The number of calls on new sockets that were answered.
+    pub fn connects(&self) -> u64 {
         let counts = self.counts.lock().unwrap();
         SocketKind::ALL.iter().filter_map(|kind| counts.get(&Event::Connect(*kind))).flatten().sum()
     }
 
+    /// The number of answers in flows.
+    pub fn flow_answers(&self) -> u64 {
+        let counts = self.counts.lock().unwrap();
+        Step::ANSWERED.iter().filter_map(|step| counts.get(&Event::Flow(*step))).flatten().sum()
+    }
+
     /// Whether all events that prove something have happened often enough.
-    pub(crate) fn has_seen_everything(&self) -> bool {
+    pub fn has_seen_everything(&self) -> bool {
         let counts = self.counts.lock().unwrap();
         let mut events = SocketKind::ALL.map(Event::Connect).into_iter().chain(Step::ANSWERED.map(Event::Flow));
         events.all(|event| counts.get(&event).is_some_and(|counts| counts.iter().all(|count| *count >= EVENTS_LEAST)))
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
+    /// Whether a call was not answered as it should.
+    pub fn has_failed(&self) -> bool {
         self.failure.lock().unwrap().is_some()
     }
 
-    pub(crate) fn failure(&self) -> String {
+    /// Records a failure. The first one counts.
+    pub fn fail(&self, reason: String) {
+        self.failure.lock().unwrap().get_or_insert(reason);
+    }
+
+    /// The first failure.
+    pub fn failure(&self) -> String {
         self.failure.lock().unwrap().clone().unwrap_or_default()
     }
 
@@ -127,6 +175,7 @@ impl Storm {
             let mut round = 0;
             while round < rounds && !self.is_over() {
                 flows.ask_all(&self.history, |step, form| self.count(Event::Flow(step), form))?;
+                thread::sleep(self.pause);
                 round += 1;
             }
         }
@@ -141,6 +190,7 @@ impl Storm {
             let (kind, form, service) =
                 (random.pick(&SocketKind::ALL), random.pick(&Form::ALL), random.below(SERVICES));
             let event = self.connect(kind, form, service, question);
+            thread::sleep(self.pause);
             self.count(event.map_err(|reason| format!("{kind:?} {form:?} to Service {service}: {reason}"))?, form);
         }
         Ok(())
@@ -156,6 +206,9 @@ impl Storm {
         match outcome {
             Outcome::Reached(_) => Ok(Event::Connect(kind)),
             Outcome::NoService => Ok(Event::NoService),
+            Outcome::Closed if kind == SocketKind::Tcp && !self.closes_tcp => {
+                Err("closed, though the agent closes no TCP connections".to_owned())
+            }
             Outcome::Closed if agent.is_multiple_of(2) && agent == self.agents.load(Ordering::SeqCst) => {
                 Err("closed, though the agent closes no sockets".to_owned())
             }
