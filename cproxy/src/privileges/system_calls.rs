@@ -156,7 +156,7 @@ const RNDRESEEDCRNG: u64 = 0x5207;
 
 /// Requests of ioctl(2): the network namespace of a socket, a new seed of the kernel's random numbers, modes of
 /// descriptors, and whether one is a terminal.
-const IOCTLS: [u64; 5] = [SIOCGSKNS, RNDRESEEDCRNG, libc::FIONBIO as u64, libc::FIOCLEX as u64, libc::TCGETS as u64];
+const IOCTLS: [u64; 5] = [SIOCGSKNS, RNDRESEEDCRNG, libc::FIONBIO, libc::FIOCLEX, libc::TCGETS];
 
 /// Families of sockets. No other protocol of the kernel can be reached.
 const FAMILIES: [libc::c_int; 5] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_VSOCK];

@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// longer. Call it while no other thread opens files.
 pub(super) fn loader_without_it() -> EbpfLoader<'static> {
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit.clone() }).ok();
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).ok();
     let loader = EbpfLoader::new();
     // A process may always set the limit that it had.
     setrlimit(Resource::Nofile, limit).ok();
