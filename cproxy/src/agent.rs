@@ -130,6 +130,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     drop(tokio::spawn(resume::watch(kernel_log, requests.clone(), client.clone(), health_watch.clone())));
     let health_checker = HealthChecker {
         entrance,
+        cgroup_changes: health::cgroup_changes(),
         watch: health_watch,
         demands,
         last_contact,

@@ -120,6 +120,13 @@ pub(super) struct HealthChecker {
     pub(super) lock: PinLock,
     /// Way into the cgroup for a child.
     pub(super) entrance: io::Result<File>,
+    /// Changes of the cgroup, if they can be seen.
+    pub(super) cgroup_changes: Option<CgroupChanges>,
+}
+
+/// Changes of cgroups, if they can be seen. Call it inside a tokio runtime.
+pub(super) fn cgroup_changes() -> Option<CgroupChanges> {
+    CgroupChanges::open().inspect_err(|error| tracing::debug!("changes of the cgroup cannot be seen: {error}")).ok()
 }
 
 /// Way into a cgroup for a child: its file `cgroup.procs`. The agent opens it at its start, since it may write to no
@@ -139,11 +146,7 @@ struct Progress {
 impl HealthChecker {
     /// Runs for ever.
     pub(super) async fn run(mut self) {
-        let cgroup_changes = CgroupChanges::open();
-        if let Err(error) = &cgroup_changes {
-            tracing::debug!("changes of the cgroup cannot be seen: {error}");
-        }
-        let cgroup_changes = cgroup_changes.ok();
+        let cgroup_changes = self.cgroup_changes.take();
         let mut contacts = self.last_contact.contacts();
         let mut progress = Progress { attachments: self.record(), last_look: None, problems: Vec::new() };
         loop {

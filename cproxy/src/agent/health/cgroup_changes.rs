@@ -13,7 +13,7 @@ const CHANGES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::DELETE_SELF);
 
 /// Inotify instance that becomes readable after a change.
 #[derive(Debug)]
-pub(super) struct CgroupChanges(AsyncFd<OwnedFd>);
+pub(in crate::agent) struct CgroupChanges(AsyncFd<OwnedFd>);
 
 impl CgroupChanges {
     /// Starts to watch. Call it inside a tokio runtime.

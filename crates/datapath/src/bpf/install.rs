@@ -319,7 +319,7 @@ fn find(object: &mut Ebpf, program: Program) -> Result<LoadedProgram<'_>, Instal
 enum Attached {
     /// Attached for the first time or again, or updated in place.
     Here,
-    /// Attached in the place of a link that is on another cgroup, or could not be read.
+    /// Attached in the place of a link that is on another cgroup.
     Moved,
 }
 
@@ -336,15 +336,21 @@ fn attach(
         |error: &dyn std::fmt::Display| InstallError::Attach(program.name, cgroup.to_owned(), error.to_string());
     let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
     let pin = pins.object(program.link);
-    let pinned = obj_get(&pin, 0).and_then(|link| Ok((link_cgroup(link.as_fd())?.cgroup_id, link)));
-    if let Ok((id, link)) = &pinned
+    // A link that cannot be read is not replaced: programs of both would run, and sockets would lose their names.
+    let unreadable = |error| InstallError::Io(pin.clone(), error);
+    let pinned = match obj_get(&pin, 0) {
+        Ok(link) => Some((link_cgroup(link.as_fd()).map_err(unreadable)?.cgroup_id, link)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(unreadable(error)),
+    };
+    if let Some((id, link)) = &pinned
         && is_of(*id, &dir)
     {
         let fd = loaded.fd().map_err(|error| failed(&error))?;
         link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
         return Ok(Attached::Here);
     }
-    if !pin.exists()
+    if pinned.is_none()
         && let Some(link) = handover::link_to_update(pins, program.link)
         && link_cgroup(link.as_fd()).is_ok_and(|link| is_of(link.cgroup_id, &dir))
     {
@@ -356,8 +362,7 @@ fn attach(
     }
     // Sockets of a detached link keep their places, and the hooks run for them again. The agent frees the places of
     // those that were closed meanwhile, as it does for MPTCP.
-    let is_detached = matches!(pinned, Ok((0, _)));
-    let before = if pin.exists() && !is_detached { Attached::Moved } else { Attached::Here };
+    let before = if pinned.is_none_or(|(id, _)| id == 0) { Attached::Here } else { Attached::Moved };
     let link = loaded.attach(&dir).map_err(|error| failed(&error))?;
     pin_over(link, program, pins, new_pins)?;
     Ok(before)

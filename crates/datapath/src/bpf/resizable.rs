@@ -52,7 +52,7 @@ impl ResizableMap {
     /// pin cannot be opened, and counts as none.
     pub(super) fn prepare(pins: &PinDir, spec: MapSpec) -> Result<(), TableError> {
         let resizable = Self::open(pins, spec, Access::ReadWrite)?;
-        if resizable.id()?.is_some_and(|id| resizable.path_of(id).is_some()) {
+        if resizable.find_current()?.is_some() {
             return Ok(());
         }
         let first = resizable.create(spec.shape.entries)?;
@@ -81,8 +81,7 @@ impl ResizableMap {
     pub(super) fn current(&self) -> Result<InnerMap, TableError> {
         // The agent may put another one in force between the two calls; it does so seldom.
         for _ in 0..10 {
-            let Some(id) = self.id()? else { continue };
-            if let Some((path, info)) = self.pinned().find(|(_, info)| info.id() == id) {
+            if let Some((path, info)) = self.find_current()? {
                 return self.open_current(path, &info);
             }
         }
@@ -103,13 +102,19 @@ impl ResizableMap {
         Ok(InnerMap { map, id: info.id(), entries })
     }
 
-    fn pinned(&self) -> impl Iterator<Item = (PathBuf, MapInfo)> {
-        let paths = self.spec.pins.iter().map(|name| self.pins.object(name));
-        paths.filter_map(|path| MapInfo::from_pin(&path).ok().map(|info| (path, info)))
-    }
-
-    fn path_of(&self, id: u32) -> Option<PathBuf> {
-        self.pinned().find(|(_, info)| info.id() == id).map(|(path, _)| path)
+    /// The pin of the map in force; `None` if there is no such map, or none of the pins is its own. A pin that cannot be
+    /// opened may be its own.
+    fn find_current(&self) -> Result<Option<(PathBuf, MapInfo)>, TableError> {
+        let Some(id) = self.id()? else { return Ok(None) };
+        let mut failure = None;
+        for path in self.spec.pins.iter().map(|name| self.pins.object(name)) {
+            match MapInfo::from_pin(&path) {
+                Ok(info) if info.id() == id => return Ok(Some((path, info))),
+                Err(error) if path.exists() => failure = Some(TableError::Open(path, error)),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        failure.map_or(Ok(None), Err)
     }
 
     /// A new map with this many entries; the programs do not see it yet.
@@ -129,7 +134,7 @@ impl ResizableMap {
     pub(super) fn replace(&self, map: BorrowedFd<'_>) -> Result<(), TableError> {
         let failed = |path: &Path, error| TableError::Pin(path.to_owned(), error);
         let outer = self.pins.object(self.spec.name);
-        let before = self.id()?.and_then(|id| self.path_of(id));
+        let before = self.find_current()?.map(|(path, _)| path);
         let mut paths = self.spec.pins.iter().map(|name| self.pins.object(name));
         let path = paths.find(|path| before.as_ref() != Some(path)).unwrap_or_else(|| outer.clone());
         // The pin of an earlier predecessor that could not be removed.
@@ -146,7 +151,7 @@ impl ResizableMap {
 
     /// Pins the map in force again if it has lost its pin. Returns whether it had.
     pub(super) fn restore_pin(&self, current: BorrowedFd<'_>) -> Result<bool, TableError> {
-        if self.id()?.is_none_or(|id| self.path_of(id).is_some()) {
+        if self.id()?.is_none() || self.find_current()?.is_some() {
             return Ok(false);
         }
         let [path, _] = self.spec.pins.map(|name| self.pins.object(name));

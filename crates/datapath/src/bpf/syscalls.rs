@@ -294,8 +294,10 @@ pub(super) fn effective_programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> io
     attr.query.prog_ids = ids.as_mut_ptr() as u64;
     attr.query.__bindgen_anon_2.prog_cnt = ids.len() as u32;
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
+    // SAFETY: integers and unions of integers.
+    let query = unsafe { attr.query };
     // SAFETY: an integer, which the kernel has written.
-    ids.truncate(unsafe { attr.query.__bindgen_anon_2.prog_cnt } as usize);
+    ids.truncate(unsafe { query.__bindgen_anon_2.prog_cnt } as usize);
     Ok(ids)
 }
 
