@@ -1,4 +1,4 @@
-//! What the kernel lists: sockets, by netlink and in `/proc/net`, mounts, and records of its log. The first byte of an
+//! Lists of the kernel: sockets, by netlink and in `/proc/net`, mounts, and records of its log. The first byte of an
 //! input selects the list, the rest is its text.
 
 #![no_main]

@@ -117,7 +117,7 @@ impl SimulatedMaps {
             6 => self.sets[usize::from(first) % sets] = self.sets[usize::from(second) % sets],
             7 => {
                 self.sets[usize::from(first) % sets].word =
-                    SetWord::new(second.into(), u16::from(third & 15), u16::from(third >> 4), false).0
+                    SetWord::new(second.into(), u16::from(third & 15), u16::from(third >> 4), false).0;
             }
             _ => {}
         }

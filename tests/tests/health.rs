@@ -1,4 +1,4 @@
-//! What the agent does about programs that others detach, replace or overrule, by real system calls.
+//! Programs that others detach, replace or overrule while the agent runs, by real system calls.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 

@@ -9,7 +9,7 @@ use super::Named;
 /// `SECCOMP_MODE_FILTER` (include/uapi/linux/seccomp.h).
 const MODE_FILTER: u64 = 2;
 
-/// What the kernel can do with a system call that a filter refuses. The file is absent without CONFIG_SECCOMP_FILTER.
+/// Actions of the kernel for a system call that a filter refuses. The file is absent without CONFIG_SECCOMP_FILTER.
 const ACTIONS: &str = "/proc/sys/kernel/seccomp/actions_avail";
 
 /// Rights of a process.

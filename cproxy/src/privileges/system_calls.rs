@@ -1,8 +1,8 @@
 //! Allow-list of system calls: those of the agent after its start, and of the child that attaches the programs again.
 //!
 //! Any other call fails with ENOSYS, as on a kernel that does not have it, and the agent goes on with less, as it does
-//! there. It is not killed. Arguments that are numbers are checked where the call would be of use to an attacker. Paths are
-//! pointers, which a filter cannot follow.
+//! there. It is not killed. Arguments that are numbers are checked where the call would be of use to an attacker. Paths
+//! are pointers, which a filter cannot follow.
 
 use std::{collections::BTreeMap, env::consts::ARCH};
 
@@ -266,7 +266,7 @@ mod tests {
     const LIMITED: &str = "CPROXY_TEST_LIMITED";
 
     #[test]
-    fn what_the_agent_does_not_do_fails_and_ends_nothing() {
+    fn other_system_calls_fail_and_end_nothing() {
         if let Some(dir) = std::env::var_os(LIMITED) {
             return try_all(Path::new(&dir));
         }
@@ -274,7 +274,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("cproxy-limited-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let mut limited = Command::new(std::env::current_exe().unwrap());
-        limited.args(["--exact", "privileges::system_calls::tests::what_the_agent_does_not_do_fails_and_ends_nothing"]);
+        limited.args(["--exact", "privileges::system_calls::tests::other_system_calls_fail_and_end_nothing"]);
         let output = limited.arg("--nocapture").env(LIMITED, &dir).output().unwrap();
         fs::remove_dir_all(&dir).unwrap();
         let text = String::from_utf8_lossy(&output.stdout);

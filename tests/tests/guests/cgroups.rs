@@ -19,7 +19,7 @@ const POD: &str = "10.244.0.1";
 /// Host program, as busybox's does not know cgroup namespaces.
 const UNSHARE: &str = "/usr/bin/unshare";
 
-/// What the processes use.
+/// Shell functions of the processes.
 const FUNCTIONS: &str = r#"
 # enter NAME: moves this shell into a cgroup of each hierarchy that the machine has mounted.
 enter() {

@@ -31,8 +31,9 @@ const CGROUP2_DIR: &str = "cgroup2";
 /// lacks the exchange (arm64 before 5.18), loading fails.
 const KERNEL_MIN: (u32, u32) = (5, 13);
 
-/// The first kernel in which a socket stays in its process's cgroup2 cgroup whatever hierarchies of version 1 do. Before,
-/// one of a process in a cgroup of net_cls or net_prio counts as the root's (include/linux/cgroup.h, `sock_cgroup_ptr`).
+/// The first kernel in which a socket stays in its process's cgroup2 cgroup whatever hierarchies of version 1 do.
+/// Before, one of a process in a cgroup of net_cls or net_prio counts as the root's (include/linux/cgroup.h,
+/// `sock_cgroup_ptr`).
 const SOCKETS_STAY: (u32, u32) = (5, 15);
 
 /// Capabilities of this process, among other things.
@@ -261,8 +262,8 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Whether net_cls or net_prio is a controller of a hierarchy of version 1. Those of none, and of cgroup2, are in the one
-/// with number 0.
+/// Whether net_cls or net_prio is a controller of a hierarchy of version 1. Those of none, and of cgroup2, are in the
+/// one with number 0.
 fn has_network_hierarchy(cgroups: &str) -> bool {
     let mut fields = cgroups.lines().map(|line| line.split_ascii_whitespace());
     fields.any(|mut line| matches!(line.next(), Some("net_cls" | "net_prio")) && line.next() != Some("0"))
@@ -345,7 +346,8 @@ mod tests {
     fn network_controllers_of_version_1_are_recognised() {
         let text = |net_cls, net_prio| {
             format!(
-                "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t1\t1\nnet_cls\t{net_cls}\t8\t1\nnet_prio\t{net_prio}\t8\t1\n"
+                "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t1\t1\n\
+                 net_cls\t{net_cls}\t8\t1\nnet_prio\t{net_prio}\t8\t1\n"
             )
         };
         for (net_cls, net_prio, expected) in [(0, 0, false), (4, 0, true), (0, 4, true), (4, 4, true)] {

@@ -149,7 +149,7 @@ impl TableMaps for KernelReader {
         found(self.sets.get(&set, 0), SETS.name)
     }
 
-    /// The agent may be writing them; see [`Self::members`].
+    /// The agent may be writing them; see `Self::members`.
     fn backends(&self, first_slot: u32, count: u32) -> Result<Vec<BackendSlot>, TableError> {
         let backends = array_elements(self.backends.map().fd().as_fd(), first_slot, count);
         backends.map_err(|error| unreadable(BACKENDS.name, error))

@@ -102,8 +102,8 @@ impl ResizableMap {
         Ok(InnerMap { map, id: info.id(), entries })
     }
 
-    /// The pin of the map in force; `None` if there is no such map, or none of the pins is its own. A pin that cannot be
-    /// opened may be its own.
+    /// The pin of the map in force; `None` if there is no such map, or none of the pins is its own. A pin that cannot
+    /// be opened may be its own.
     fn find_current(&self) -> Result<Option<(PathBuf, MapInfo)>, TableError> {
         let Some(id) = self.id()? else { return Ok(None) };
         let mut failure = None;
