@@ -26,8 +26,8 @@ use crate::sandbox::{Placement, Sandbox};
 /// Limit on a process's end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Limit on a run of the program under test.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Limit on a run of the program under test, on a machine where many others run.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Pause between two polls for readiness where the time is measured.
 const READY_POLL: Duration = Duration::from_micros(500);

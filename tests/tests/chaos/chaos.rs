@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -11,7 +12,7 @@ use cproxy_tests::{
     random::Random,
     sandbox::Sandbox,
     storm::{Storm, addresses::SERVICES},
-    world::rows,
+    world::{counter, rows},
 };
 use serde_json::Value;
 
@@ -41,15 +42,23 @@ pub(crate) struct Chaos<'s> {
     agents: Agents<'s>,
     cluster: Cluster<'s>,
     objects: Objects<'s>,
+    /// Whether somebody has disturbed a hook.
+    is_out: &'s AtomicBool,
     faults: BTreeMap<String, u64>,
 }
 
 impl<'s> Chaos<'s> {
     /// Starts with an agent of an older layout, and a table that is complete.
-    pub(crate) fn start(sandbox: &'s Sandbox, cluster: Cluster<'s>, storm: &'s Storm, random: &mut Random) -> Self {
+    pub(crate) fn start(
+        sandbox: &'s Sandbox,
+        cluster: Cluster<'s>,
+        storm: &'s Storm,
+        is_out: &'s AtomicBool,
+        random: &mut Random,
+    ) -> Self {
         let objects = Objects::create(storm, &cluster.writer, random);
         let agents = Agents::start_older(sandbox, storm, cluster.kubeconfig(), random);
-        Self { sandbox, storm, agents, cluster, objects, faults: BTreeMap::new() }
+        Self { sandbox, storm, agents, cluster, objects, is_out, faults: BTreeMap::new() }
     }
 
     pub(crate) fn faults(&self) -> &BTreeMap<String, u64> {
@@ -170,12 +179,37 @@ impl<'s> Chaos<'s> {
             Action::Mptcp => machine::take_places(),
             Action::Cgroups => machine::use_cgroups(self.sandbox),
             Action::Network => machine::change_network(self.sandbox, random),
+            Action::Detach => self.disturb_hook(random),
         }
+    }
+
+    /// Disturbs a hook, and waits until the agent has put it back.
+    fn disturb_hook(&mut self, random: &mut Random) {
+        // A flow from before the outage may go on with a backend that terminates, as no new one may: none does.
+        (0..SERVICES).for_each(|service| self.objects.replace(&self.cluster.writer, service, random));
+        self.settle_without_change();
+        self.objects.begin_outage();
+        self.is_out.store(true, Ordering::SeqCst);
+        let (sandbox, repairs) = (self.sandbox, || counter(self.sandbox, "hook_repairs"));
+        let before = repairs();
+        machine::disturb_hook(sandbox, random);
+        machine::change_network(sandbox, random);
+        self.agents.running().wait_until(PATIENCE, "the hook is put back", |_| match repairs() {
+            now if now > before => Ok(()),
+            now => Err(now),
+        });
+        self.objects.end_outage();
+        self.objects.confirm();
+        self.is_out.store(false, Ordering::SeqCst);
     }
 
     /// Waits until the table is what the API server's objects give, a last change included.
     fn settle(&mut self, random: &mut Random) {
         self.objects.shift(&self.cluster.writer, random.below(SERVICES), random);
+        self.settle_without_change();
+    }
+
+    fn settle_without_change(&mut self) {
         let wanted = self.cluster.resolved();
         let sandbox = self.sandbox;
         self.agents.running().wait_until(RECOVERY_MAX, "the table is what the objects give", |_| {

@@ -1,7 +1,14 @@
-//! Events of the machine: MPTCP connects, cgroups and addresses that come and go.
+//! Events of the machine: MPTCP connects, cgroups and addresses that come and go, and programs that others detach.
 
-use std::{fs, net::Ipv4Addr, num::NonZeroU32, process::Command};
+use std::{fs, net::Ipv4Addr, num::NonZeroU32, os::fd::AsFd, process::Command};
 
+use cproxy_datapath::bpf::{
+    PinDir,
+    syscalls::{
+        bpf_attach_type::{self, *},
+        bpf_prog_type, exit, link_detach, link_update, load_program, move_to, obj_get,
+    },
+};
 use cproxy_ebpf::TCP_PLACES;
 use cproxy_tests::{
     process::{eventually, run},
@@ -21,6 +28,14 @@ use crate::{
 };
 
 const MPTCP: Protocol = Protocol::from_raw(NonZeroU32::new(262).expect("not zero"));
+
+/// Links without which new calls have no Service. Without others, sockets would show another peer.
+const LINKS: [(&str, bpf_attach_type); 4] = [
+    ("connect4", BPF_CGROUP_INET4_CONNECT),
+    ("connect6", BPF_CGROUP_INET6_CONNECT),
+    ("sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
+    ("sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
+];
 
 /// Cgroups that are made at once.
 const CGROUPS: usize = 4;
@@ -64,4 +79,19 @@ pub(crate) fn use_cgroups(sandbox: &Sandbox) {
 pub(crate) fn change_network(sandbox: &Sandbox, random: &mut Random) {
     let address = Ipv4Addr::new(198, 51, 100, random.below(250) as u8);
     sandbox.ip(&format!("address add {address}/32 dev lo\naddress del {address}/32 dev lo\n"));
+}
+
+/// Detaches a program behind the agent's back, or replaces it by one that lets everything pass.
+pub(crate) fn disturb_hook(sandbox: &Sandbox, random: &mut Random) {
+    let (name, attach_type) = random.pick(&LINKS);
+    let link = obj_get(&PinDir::new(&sandbox.pin_dir()).object(name), 0).unwrap();
+    if random.percent(50) {
+        eprintln!("{name} is detached");
+        link_detach(link.as_fd()).unwrap();
+    } else {
+        eprintln!("{name} is replaced");
+        let program_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
+        let program = load_program(program_type, attach_type as u32, &[move_to(0, 1), exit()], "somebody_elses");
+        link_update(link.as_fd(), program.unwrap().as_fd()).unwrap();
+    }
 }

@@ -78,9 +78,9 @@ fn play(seed: u64, tally: &mut Tally) {
     let _servers = Servers::start(&sandbox);
     let storm = Storm::with_pauses(PAUSE);
     let _explained = Explained { storm: &storm, seed };
-    let mut random = Random::new(seed);
+    let (mut random, is_out) = (Random::new(seed), AtomicBool::new(false));
     storm.run(&sandbox, seed, || {
-        let mut chaos = Chaos::start(&sandbox, Cluster::start(&sandbox), &storm, &mut random);
+        let mut chaos = Chaos::start(&sandbox, Cluster::start(&sandbox), &storm, &is_out, &mut random);
         storm.begin();
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -89,12 +89,13 @@ fn play(seed: u64, tally: &mut Tally) {
                 let (storm, is_over, sandbox) = (&storm, &is_over, &sandbox);
                 scope.spawn(move || long::run(storm, sandbox, Random::new(seed ^ thread), is_over, counts));
             }
-            scope.spawn(|| resolver::run(&storm, &sandbox, &is_over, counts));
+            scope.spawn(|| resolver::run(&storm, &sandbox, [&is_over, &is_out], counts));
             chaos.play(&mut random);
         });
         tally.add(&storm, chaos.faults());
     });
     assert!(!storm.has_failed(), "CPROXY_SEED={seed}: {}", storm.failure());
+    eprintln!("so far: {tally}");
 }
 
 /// Prints at the end of a test that panics what its workload has seen.

@@ -117,6 +117,18 @@ impl<'s> Objects<'s> {
         (self.is_there, self.crowds) = (snapshot.is_there, snapshot.crowds);
     }
 
+    /// Calls may find no Service from now on.
+    pub(crate) fn begin_outage(&self) {
+        (0..SERVICES).for_each(|service| self.storm.history.announce(service, None));
+    }
+
+    /// The Services are there again.
+    pub(crate) fn end_outage(&self) {
+        for service in (0..SERVICES).filter(|service| self.is_there[*service]) {
+            self.storm.history.announce(service, Some(self.sets().latest(service)));
+        }
+    }
+
     /// Waits until the kernel has all that was written last.
     pub(crate) fn wait(&self, cluster: &Cluster<'_>) {
         let history = &self.storm.history;

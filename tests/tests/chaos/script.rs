@@ -72,6 +72,8 @@ pub(crate) enum Action {
     Cgroups,
     /// Addresses come and go.
     Network,
+    /// Somebody detaches or replaces a program, which takes away connects until the agent has put it back.
+    Detach,
 }
 
 const TROUBLES: [Trouble; 15] = [
@@ -107,7 +109,7 @@ const OVERLAPPING: [Action; 11] = [
     Action::Network,
 ];
 
-const ALL: [Action; 15] = [
+const ALL: [Action; 16] = [
     Action::Replace,
     Action::Shift,
     Action::Scale,
@@ -123,6 +125,7 @@ const ALL: [Action; 15] = [
     Action::Mptcp,
     Action::Cgroups,
     Action::Network,
+    Action::Detach,
 ];
 
 /// Largest number of actions of a step.
