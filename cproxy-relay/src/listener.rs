@@ -107,7 +107,8 @@ impl Listener {
     }
 }
 
-/// Accepts connections of a unix socket for ever. Nobody can reach it without its file: another one takes its place.
+/// Accepts connections of a unix socket for ever. A socket cannot be reached without its file: a new one takes its
+/// place.
 async fn accept_unix(mut listener: UnixListener, mut file: Arc<SocketFile>, relay: Arc<Relay>) {
     loop {
         tokio::select! {

@@ -219,6 +219,16 @@ pub fn serve_pods(sandbox: &Sandbox, pods: impl IntoIterator<Item = u8>) -> Vec<
     servers
 }
 
+/// Servers at a pod and at a VIP itself, which only untranslated connections reach.
+///
+/// # Panics
+/// When one of them is no address.
+pub fn serve_pod_and_vip(sandbox: &Sandbox, pod: &str, vip: &str) -> [Server; 2] {
+    sandbox.add_addresses([pod, vip]);
+    let at = |address: &str, port| (address.parse::<IpAddr>().expect("an address"), port);
+    [echo::tcp(sandbox, at(pod, TCP), "pod"), echo::tcp(sandbox, at(vip, PORT), "the VIP itself")]
+}
+
 /// Starts an agent on the sandbox's manifests and waits until it is ready.
 pub fn start_agent(sandbox: &Sandbox) -> RunningAgent {
     start_agent_with(sandbox, [""; 0])

@@ -6,11 +6,11 @@
 use std::{net::SocketAddr, process::Command};
 
 use cproxy_tests::{
-    Server, UNMOUNT_CGROUP2, echo,
+    Server, UNMOUNT_CGROUP2,
     manifest::{self, http_service},
     process::{Output, cproxy_binary, run},
     sandbox::{Placement, Sandbox},
-    world::{PORT, SYNC, TCP, start_agent},
+    world::{PORT, SYNC, serve_pod_and_vip, start_agent},
 };
 use rustix::net::{AddressFamily, SocketType, connect, getpeername, socket};
 
@@ -21,11 +21,10 @@ fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), port)
 }
 
-/// Servers at the pod and at the VIP itself, which only untranslated connections reach, and the Service.
+/// The servers and the Service.
 fn serve(sandbox: &Sandbox) -> [Server; 2] {
-    sandbox.add_addresses([POD, VIP]);
     manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, [POD]));
-    [echo::tcp(sandbox, at(POD, TCP), "pod"), echo::tcp(sandbox, at(VIP, PORT), "the VIP itself")]
+    serve_pod_and_vip(sandbox, POD, VIP)
 }
 
 /// Runs a script in a mount namespace, and in a cgroup namespace whose root is the sandbox's cgroup, as in a container.

@@ -19,7 +19,7 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice, http_service},
     process::{self, Agent, Signal, cproxy},
     sandbox::{Placement, Sandbox},
-    world::{PORT, SYNC, TCP, World, counters, rows, start_agent, start_agent_with},
+    world::{PORT, SYNC, TCP, World, counters, rows, serve_pod_and_vip, start_agent, start_agent_with},
 };
 use serde_json::{Value, json};
 
@@ -30,10 +30,8 @@ fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), port)
 }
 
-/// Servers at the pod and at the VIP itself, which only untranslated connections reach.
 fn serve(sandbox: &Sandbox) -> [Server; 2] {
-    sandbox.add_addresses([POD, VIP]);
-    [echo::tcp(sandbox, at(POD, TCP), "pod"), echo::tcp(sandbox, at(VIP, PORT), "the VIP itself")]
+    serve_pod_and_vip(sandbox, POD, VIP)
 }
 
 fn start(arguments: &[&str]) -> World {

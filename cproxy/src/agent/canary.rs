@@ -4,15 +4,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cproxy_core::{
-    Address, Event, Family, Protocol, ResourceKind, ServiceName,
+    Address, Event, Family, LABEL_SERVICE_NAME, Protocol, ResourceKind, ServiceName,
     api::{EndpointPortSpec, EndpointSlice, EndpointSpec, Service, ServicePortSpec},
 };
 use cproxy_datapath::canary::{Route, free_port};
 
 use crate::canary::{CanaryAddresses, PORT, service_name};
-
-/// Label with the name of a slice's Service.
-const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// Names of the ports, as the protocols have them in Kubernetes.
 const PORTS: [(&str, Protocol); 2] = [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp)];

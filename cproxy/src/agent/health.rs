@@ -5,14 +5,12 @@
 //! the last look was a minute ago, and when `cproxy check` asks.
 
 mod cgroup_changes;
-mod own_cgroup;
 mod walk;
 
 use std::{
-    fs::{self, File},
+    fs::File,
     future::pending,
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -23,7 +21,7 @@ use std::{
 
 use cproxy_core::Exclusions;
 use cproxy_datapath::{
-    bpf::{Attachments, Environment, Mount, PinLock},
+    bpf::{Attachments, Environment, Mount, PinLock, ROOT_CGROUP_ID, cgroup_id, other_programs, own_cgroup_ids},
     canary::Route,
 };
 use cproxy_wire::LastContact;
@@ -35,7 +33,6 @@ use tokio::{
 pub use self::walk::walk_canary;
 use self::{
     cgroup_changes::CgroupChanges,
-    own_cgroup::own_cgroup_ids,
     walk::{Walked, walk_all, walk_in},
 };
 use super::install::install_in_child;
@@ -51,8 +48,6 @@ const CONFIRMATION_INTERVAL: Duration = Duration::from_secs(60);
 const CHANGE_INTERVAL: Duration = Duration::from_secs(2);
 /// Number of `cproxy check` that wait for a look.
 const DEMANDS_MAX: usize = 4;
-/// The hierarchy's root (fs/kernfs/mount.c: ids start at 1). All processes are below it.
-const ROOT_ID: u64 = 1;
 
 /// Way to the task, and its gauges.
 #[derive(Debug)]
@@ -252,7 +247,7 @@ impl HealthChecker {
     fn better_cgroup(&self, attachments: &Attachments) -> Option<PathBuf> {
         let (mount, _) = Environment::cgroup2(self.cgroup.as_deref(), &self.run_dir).ok()?;
         let Mount::Present(dir) = mount else { return None };
-        let id = fs::metadata(&dir).ok()?.ino();
+        let id = cgroup_id(&dir).ok()?;
         (id != attachments.cgroup_id()).then_some(dir)
     }
 
@@ -317,8 +312,7 @@ impl HealthChecker {
 
     /// Programs of others at the same hooks, as text behind a symptom.
     fn others(&self) -> String {
-        let attachments = Attachments::record(self.lock.pins(), &self.environment.cgroup);
-        let others = attachments.map(|attachments| attachments.others(&self.environment.cgroup)).unwrap_or_default();
+        let others = other_programs(self.lock.pins(), &self.environment.cgroup);
         if others.is_empty() { String::new() } else { format!("; others there: {}", others.join("; ")) }
     }
 }
@@ -337,8 +331,8 @@ fn obstacle(routes: &[Route], exclusions: &Exclusions) -> Option<String> {
 
 /// Whether the hooks run for the agent itself, as far as that can be seen.
 fn is_served(cgroup: &Path, excluded: &[u64]) -> bool {
-    let Ok(attached) = fs::metadata(cgroup).map(|cgroup| cgroup.ino()) else { return false };
-    if attached == ROOT_ID && excluded.is_empty() {
+    let Ok(attached) = cgroup_id(cgroup) else { return false };
+    if attached == ROOT_CGROUP_ID && excluded.is_empty() {
         return true;
     }
     let Ok(own) = own_cgroup_ids() else { return false };

@@ -42,21 +42,21 @@ impl Readiness {
         }
     }
 
-    /// Announces that the table, with this many Services and frontends, is complete, if that is due. After a withdrawal
-    /// it is due once the table `is_compared` with its source.
+    /// Announces that the table is complete, if that is due, with the numbers of Services and frontends. After a
+    /// withdrawal it is due once the table `is_compared` with its source.
     ///
     /// # Errors
     /// The file cannot be written. Nothing is announced then.
     pub(super) fn publish(
         &mut self,
-        services: usize,
-        frontends: usize,
+        count: impl FnOnce() -> (usize, usize),
         is_compared: bool,
     ) -> Result<Ready, RunDirError> {
         match &self.state {
             State::Starting(timeline) => {
                 self.run_dir.set_ready()?;
                 notify::ready();
+                let (services, frontends) = count();
                 timeline.log_ready(services, frontends);
                 self.state = State::Announced;
             }
@@ -100,10 +100,10 @@ mod tests {
         let (mut readiness, dir) = readiness("once");
         readiness.end_phase(Phase::Write);
         assert!(!dir.join(READY).exists());
-        readiness.publish(1, 1, true).unwrap();
+        readiness.publish(|| (1, 1), true).unwrap();
         assert!(dir.join(READY).exists());
         fs::remove_file(dir.join(READY)).unwrap();
-        readiness.publish(2, 2, true).unwrap();
+        readiness.publish(|| (2, 2), true).unwrap();
         assert!(!dir.join(READY).exists(), "announced twice");
         drop(readiness);
         assert!(!dir.join(READY).exists());
@@ -115,14 +115,14 @@ mod tests {
         let (mut readiness, dir) = readiness("withdrawn");
         let is_ready = || dir.join(READY).exists();
         readiness.withdraw();
-        readiness.publish(1, 1, false).unwrap();
+        readiness.publish(|| (1, 1), false).unwrap();
         assert!(is_ready(), "there was nothing to withdraw");
         readiness.withdraw();
         assert!(!is_ready());
         readiness.withdraw();
-        readiness.publish(1, 1, false).unwrap();
+        readiness.publish(|| (1, 1), false).unwrap();
         assert!(!is_ready());
-        readiness.publish(1, 1, true).unwrap();
+        readiness.publish(|| (1, 1), true).unwrap();
         assert!(is_ready());
         drop(readiness);
         fs::remove_dir_all(&dir).unwrap();
@@ -143,9 +143,9 @@ mod tests {
     fn a_failed_announcement_can_be_repeated() {
         let (mut readiness, dir) = readiness("failed");
         fs::create_dir(dir.join(READY)).unwrap();
-        assert!(readiness.publish(1, 1, true).is_err());
+        assert!(readiness.publish(|| (1, 1), true).is_err());
         fs::remove_dir(dir.join(READY)).unwrap();
-        readiness.publish(1, 1, true).unwrap();
+        readiness.publish(|| (1, 1), true).unwrap();
         assert!(dir.join(READY).exists());
         drop(readiness);
         fs::remove_dir_all(&dir).unwrap();

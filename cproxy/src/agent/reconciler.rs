@@ -28,6 +28,7 @@ use super::{
     timeline::Phase,
 };
 use crate::{
+    canary::service_name,
     config::TableSettings,
     problem_log::ProblemLog,
     report,
@@ -284,17 +285,8 @@ impl Reconciler {
     /// State of the canary, as the task that walks it needs it.
     fn canary_state(&self) -> CanaryState {
         let has_table = !matches!(self.state, SyncState::FirstSync);
-        CanaryState { routes: has_table.then(|| self.canary_routes()), exclusions: self.exclusions.clone() }
-    }
-
-    /// Routes of the canary that the kernel's table has.
-    fn canary_routes(&self) -> Vec<Route> {
-        let name = crate::canary::service_name();
-        let is_in_force = |route: &Route| {
-            let (address, port) = (route.frontend.ip().into(), route.frontend.port());
-            self.planner.service_of(Frontend { address, port, protocol: route.protocol }) == Some(&name)
-        };
-        self.own.canary.routes().into_iter().filter(is_in_force).collect()
+        let routes = || canary_routes(&self.own.canary, &self.planner);
+        CanaryState { routes: has_table.then(routes), exclusions: self.exclusions.clone() }
     }
 
     fn apply(&mut self, batch: Vec<Event>) {
@@ -407,12 +399,13 @@ impl Reconciler {
         };
         self.retired_queue.add(if is_unknown { Retired::any() } else { retired });
         self.log_problems();
-        let own = self.canary_routes().len();
-        let services = self.store.service_names().len() - usize::from(own != 0);
-        let frontends = self.planner.frontend_count() - own;
-        let is_compared = self.store.is_compared();
         let is_first = matches!(self.state, SyncState::FirstSync);
-        self.state = SyncState::Incremental(self.readiness.publish(services, frontends, is_compared)?);
+        // Without those of the canary.
+        let count = || {
+            let own = canary_routes(&self.own.canary, &self.planner).len();
+            (self.store.service_names().len() - usize::from(own != 0), self.planner.frontend_count() - own)
+        };
+        self.state = SyncState::Incremental(self.readiness.publish(count, self.store.is_compared())?);
         if is_first {
             self.own.health_watch.change();
         }
@@ -431,6 +424,16 @@ impl Reconciler {
             }
         }
     }
+}
+
+/// Routes of the canary that the kernel's table has.
+fn canary_routes(canary: &Canary, planner: &TablePlanner) -> Vec<Route> {
+    let name = service_name();
+    let is_in_force = |route: &Route| {
+        let (address, port) = (route.frontend.ip().into(), route.frontend.port());
+        planner.service_of(Frontend { address, port, protocol: route.protocol }) == Some(&name)
+    };
+    canary.routes().into_iter().filter(is_in_force).collect()
 }
 
 /// Gathers the events that arrive within a few milliseconds of the one before, up to a bound from the first.

@@ -2,8 +2,7 @@
 
 use std::{
     fmt::Display,
-    fs, io,
-    os::unix::fs::MetadataExt,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -94,7 +93,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     })?;
     match lacking(&requirements).as_slice() {
         [] => Ok(()),
-        ["hooks"] => bail!("the programs have not their effect; the line `hooks` has the cause"),
+        ["hooks"] => bail!("the programs do not work; the line `hooks` has the cause"),
         ["attached"] => bail!("the programs are not attached as they should be: start `cproxy run` again"),
         names => bail!("cannot run here: missing {}", names.join(", ")),
     }
@@ -271,7 +270,7 @@ fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
         Some((Mount::Present(dir), scope)) if is_cgroup(dir, cgroup_id) => {
             in_scope(*scope, format!("to {}", dir.display()))
         }
-        _ if cgroup_id == ROOT_ID => ok("to the cgroup root"),
+        _ if cgroup_id == bpf::ROOT_CGROUP_ID => ok("to the cgroup root"),
         _ => limited(format!(
             "to another cgroup, with id {cgroup_id}: only processes in and below it are served; \
              `find /sys/fs/cgroup -inum {cgroup_id}` names it"
@@ -308,12 +307,8 @@ fn no_report(run_dir: &Path, error: &io::Error) -> CheckResult {
     }
 }
 
-/// The id of the hierarchy's root (fs/kernfs/mount.c: ids start at 1).
-const ROOT_ID: u64 = 1;
-
-/// A cgroup's id is the inode number of its directory.
 fn is_cgroup(dir: &Path, id: u64) -> bool {
-    fs::metadata(dir).is_ok_and(|dir| dir.ino() == id)
+    bpf::cgroup_id(dir).is_ok_and(|its| its == id)
 }
 
 /// Names of the required things that are missing.
@@ -339,6 +334,7 @@ fn text(requirements: &[Requirement]) -> String {
 #[cfg(test)]
 mod tests {
     use std::{
+        fs,
         io::{Read, Write},
         os::unix::net::UnixListener,
         thread,

@@ -42,5 +42,5 @@ pub use planner::{FrontendName, TablePlanner, Write};
 pub use problem::{Problem, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
-pub use slice::{Endpoint, NodeHint, SlicePort, SliceRow};
+pub use slice::{Endpoint, LABEL_SERVICE_NAME, NodeHint, SlicePort, SliceRow};
 pub use store::{Event, Store};

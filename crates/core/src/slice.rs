@@ -12,7 +12,7 @@ use super::{
 use crate::api::{EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
 
 /// Label with the name of a slice's Service; owner references do not matter.
-const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of the slices of headless Services, whatever the value.
 const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
 

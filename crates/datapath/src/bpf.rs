@@ -20,6 +20,7 @@ mod map_spec;
 mod mapping;
 mod memory_cgroup;
 mod open;
+mod own_cgroup;
 mod pins;
 mod probe;
 mod reader;
@@ -35,7 +36,8 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }
 
-pub use attachments::{Attachments, Difference, LinkState};
+pub use attachments::{Attachments, Difference, LinkState, other_programs};
+pub use cgroups::{ROOT_CGROUP_ID, cgroup_id};
 pub use counters::read_counters;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use error::TableError;
@@ -44,6 +46,7 @@ pub use handover::{end_handover, has_kept};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};
 pub use kernel_maps::KernelMaps;
 pub use memory_cgroup::leave_memory_cgroup;
+pub use own_cgroup::own_cgroup_ids;
 pub use pins::{PinDir, PinError, PinLock};
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
 pub use reader::{KernelReader, Serving, SetCache};

@@ -5,7 +5,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -211,7 +211,7 @@ fn bind_to_loopback(socket: &OwnedFd) -> io::Result<()> {
     // SAFETY: the name is live and as long as the length says.
     let result = unsafe {
         libc::setsockopt(
-            std::os::fd::AsRawFd::as_raw_fd(socket),
+            socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_BINDTODEVICE,
             name.as_ptr().cast(),

@@ -97,7 +97,7 @@ impl<'s> Cluster<'s> {
             Slice::v4("dns").udp("dns", 53).ready(&pods[..2]).into(),
         ];
         writer.create(dns);
-        // Nobody listens at that port of a pod.
+        // A port of a pod without a listener.
         writer.create(http("refusing", REFUSING, pods[2], world::TCP + 2));
         writer.create(http("echo", ECHO, pods[3], world::TCP + 2));
         let servers = (nameservers.collect(), servers);
@@ -183,7 +183,7 @@ impl<'s> Cluster<'s> {
             }
             Trouble::LosesRequests | Trouble::LosesResponses | Trouble::Forgets => {
                 self.set_fault(None);
-                // What was lost is lost.
+                // Without the lost bytes, a connection never goes on.
                 self.cut();
             }
             Trouble::Breaks | Trouble::Garbage => self.set_fault(None),

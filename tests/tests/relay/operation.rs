@@ -169,26 +169,18 @@ fn a_unix_socket_whose_file_is_removed_is_made_again() {
     let client =
         Client::new(&sandbox, "http://localhost").args(["--unix-socket".to_owned(), path.display().to_string()]);
     assert_eq!(client.get("/readyz").code, 200);
+    let wait_for_listener = || {
+        let is_there = || if client.is_refused("/readyz") { Err("not yet") } else { Ok(()) };
+        eventually(PATIENCE, "the relay listens again", is_there);
+    };
     fs::remove_file(&path).unwrap();
-    eventually(
-        PATIENCE,
-        "the relay listens again",
-        || {
-            if client.is_refused("/readyz") { Err("not yet") } else { Ok(()) }
-        },
-    );
+    wait_for_listener();
     // The file of another process is left alone, until it is removed.
     fs::remove_file(&path).unwrap();
     fs::write(&path, "another file").unwrap();
     relay.wait_log("cannot be made again: a file that is no socket is there", PATIENCE);
     fs::remove_file(&path).unwrap();
-    eventually(
-        PATIENCE,
-        "the relay listens again",
-        || {
-            if client.is_refused("/readyz") { Err("not yet") } else { Ok(()) }
-        },
-    );
+    wait_for_listener();
     relay.terminate_and_wait(PATIENCE);
     assert!(!path.exists());
 }

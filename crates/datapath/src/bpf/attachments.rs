@@ -3,14 +3,11 @@
 //! A link says which program it runs and on which cgroup it is. Others with the same rights can detach a link, put
 //! another program behind it or remove its pin, and a cgroup that is removed takes its links with it.
 
-use std::{
-    fmt, fs, io,
-    os::{fd::AsFd, unix::fs::MetadataExt},
-    path::Path,
-};
+use std::{fmt, fs, io, os::fd::AsFd, path::Path};
 
 use super::{
     PinDir, Program,
+    cgroups::cgroup_id,
     syscalls::{effective_programs, link_cgroup, obj_get, program_name},
 };
 
@@ -65,7 +62,7 @@ impl Attachments {
     /// # Errors
     /// A link cannot be read, or the cgroup is gone.
     pub fn record(pins: &PinDir, cgroup: &Path) -> io::Result<Self> {
-        let cgroup_id = fs::metadata(cgroup)?.ino();
+        let cgroup_id = cgroup_id(cgroup)?;
         let mut program_ids = [0; Program::ALL.len()];
         for (id, program) in program_ids.iter_mut().zip(Program::ALL) {
             *id = link_cgroup(obj_get(&pins.object(program.link), 0)?.as_fd())?.program_id;
@@ -101,25 +98,25 @@ impl Attachments {
             Err(error) => Some(LinkState::Unreadable(error.to_string())),
         }
     }
+}
 
-    /// Programs of others that run for processes in `cgroup` at the hooks of ours, each with the links of ours beside
-    /// which it runs. Their verdicts count as well: one that denies a call denies it for all.
-    #[must_use]
-    pub fn others(&self, cgroup: &Path) -> Vec<String> {
-        let Ok(dir) = fs::File::open(cgroup) else { return Vec::new() };
-        let mut others = Vec::<(u32, Vec<&str>)>::new();
-        for program in Program::ALL {
-            let link = obj_get(&self.pins.object(program.link), 0).and_then(|link| link_cgroup(link.as_fd()));
-            let Ok(link) = link else { continue };
-            let attached = effective_programs(dir.as_fd(), link.attach_type).unwrap_or_default();
-            for id in attached.into_iter().filter(|id| *id != link.program_id) {
-                match others.iter_mut().find(|(other, _)| *other == id) {
-                    Some((_, links)) => links.push(program.link),
-                    None => others.push((id, vec![program.link])),
-                }
+/// Programs of others that run for processes in `cgroup` at the hooks of ours, each with the links of ours beside which
+/// it runs. Their verdicts count as well: one that denies a call denies it for all.
+#[must_use]
+pub fn other_programs(pins: &PinDir, cgroup: &Path) -> Vec<String> {
+    let Ok(dir) = fs::File::open(cgroup) else { return Vec::new() };
+    let mut others = Vec::<(u32, Vec<&str>)>::new();
+    for program in Program::ALL {
+        let link = obj_get(&pins.object(program.link), 0).and_then(|link| link_cgroup(link.as_fd()));
+        let Ok(link) = link else { continue };
+        let attached = effective_programs(dir.as_fd(), link.attach_type).unwrap_or_default();
+        for id in attached.into_iter().filter(|id| *id != link.program_id) {
+            match others.iter_mut().find(|(other, _)| *other == id) {
+                Some((_, links)) => links.push(program.link),
+                None => others.push((id, vec![program.link])),
             }
         }
-        let name = |id| program_name(id).map(|name| format!(" ({name})")).unwrap_or_default();
-        others.into_iter().map(|(id, links)| format!("program {id}{} at {}", name(id), links.join(", "))).collect()
     }
+    let name = |id| program_name(id).map(|name| format!(" ({name})")).unwrap_or_default();
+    others.into_iter().map(|(id, links)| format!("program {id}{} at {}", name(id), links.join(", "))).collect()
 }

@@ -20,6 +20,17 @@ pub(super) const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 /// (include/linux/proc_ns.h, `PROC_CGROUP_INIT_INO`).
 const INITIAL_NAMESPACE: u64 = 0xefff_fffb;
 
+/// Id of the hierarchy's root (fs/kernfs/mount.c: ids start at 1). All processes are below it.
+pub const ROOT_CGROUP_ID: u64 = 1;
+
+/// Id of a cgroup: the inode number of its directory.
+///
+/// # Errors
+/// There is no such directory.
+pub fn cgroup_id(dir: &Path) -> io::Result<u64> {
+    Ok(fs::metadata(dir)?.ino())
+}
+
 /// Whether a cgroup2 directory is the hierarchy's root: all others have this file
 /// (Documentation/admin-guide/cgroup-v2.rst).
 pub(super) fn is_root(dir: &Path) -> bool {

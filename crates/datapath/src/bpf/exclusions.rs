@@ -2,7 +2,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -10,7 +9,7 @@ use cproxy_core::ExcludedCgroup;
 use cproxy_mountinfo as mountinfo;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx};
 
-use super::cgroups::{CGROUP2_SUPER_MAGIC, in_initial_namespace, is_root};
+use super::cgroups::{CGROUP2_SUPER_MAGIC, cgroup_id, in_initial_namespace, is_root};
 
 /// Why a directory is no cgroup that can be left alone.
 #[derive(Debug, thiserror::Error)]
@@ -54,11 +53,7 @@ pub fn excluded_cgroup(dir: &Path) -> Result<ExcludedCgroup, CgroupError> {
     } else {
         return Err(CgroupError::RootOutOfSight(dir.to_owned()));
     };
-    Ok(ExcludedCgroup { id: inode(&path).map_err(failed)?, level: above + depth(below) })
-}
-
-fn inode(path: &Path) -> io::Result<u64> {
-    Ok(fs::metadata(path)?.ino())
+    Ok(ExcludedCgroup { id: cgroup_id(&path).map_err(failed)?, level: above + depth(below) })
 }
 
 fn depth(path: &Path) -> u32 {

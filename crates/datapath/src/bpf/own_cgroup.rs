@@ -1,16 +1,19 @@
-//! The agent's own place in the hierarchy of cgroups.
+//! The place of this process in the hierarchy of cgroups.
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use cproxy_mountinfo as mountinfo;
 
-/// Ids of the cgroup of this process and of all above it that can be seen. A cgroup's id is the inode number of its
-/// directory. Fails if no mount shows the cgroup.
-pub(super) fn own_cgroup_ids() -> io::Result<Vec<u64>> {
+use super::cgroups::cgroup_id;
+
+/// Ids of the cgroup of this process and of all above it that can be seen.
+///
+/// # Errors
+/// No mount shows the cgroup.
+pub fn own_cgroup_ids() -> io::Result<Vec<u64>> {
     let text = fs::read_to_string("/proc/self/cgroup")?;
     let path = own_path(&text).ok_or(io::ErrorKind::NotFound)?;
     let mounts = mountinfo::list()?.into_iter().filter(|mount| mount.kind == b"cgroup2");
@@ -26,10 +29,10 @@ fn own_path(text: &str) -> Option<&Path> {
 
 fn ids_below(point: &Path, path: &Path) -> Option<Vec<u64>> {
     let mut dir = PathBuf::from(point);
-    let mut ids = vec![fs::metadata(&dir).ok()?.ino()];
+    let mut ids = vec![cgroup_id(&dir).ok()?];
     for name in path {
         dir.push(name);
-        ids.push(fs::metadata(&dir).ok()?.ino());
+        ids.push(cgroup_id(&dir).ok()?);
     }
     // Another file system may cover the mount.
     dir.join("cgroup.procs").exists().then_some(ids)
