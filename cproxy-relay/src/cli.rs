@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
-use cproxy_daemon::{LogFilter, LogFormat, memory};
+use clap::{Args, Parser, Subcommand, error::ErrorKind};
+use cproxy_daemon::{LogFilter, LogFormat, memory, usage_error_line};
 use tracing::Level;
 
 use crate::{
@@ -12,6 +12,9 @@ use crate::{
     config::{Authentication, Config, ConfigError, tls_files},
     run,
 };
+
+/// Exit code of wrong usage.
+const EXIT_USAGE: i32 = 2;
 
 /// Serves Services, EndpointSlices and Nodes of an API server to many cproxy agents.
 #[derive(Debug, Parser)]
@@ -141,7 +144,13 @@ impl RunOptions {
 /// Runs the command of the process's arguments.
 #[must_use]
 pub fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            error.exit()
+        }
+        _ => usage_error(&format!("{} (see cproxy-relay --help)", usage_error_line(&error.to_string()))),
+    });
+    match cli.command {
         Command::Run(options) => run_relay(&options),
         Command::Check(options) => {
             finish(block_on(check::run(&config_or_exit(options.settings.config()), options.output)))
@@ -186,7 +195,6 @@ fn config_or_exit(config: Result<Config, ConfigError>) -> Config {
 
 /// Ends the process with exit code 2 and one line.
 fn usage_error(message: &str) -> ! {
-    let error = Cli::command().error(ErrorKind::ValueValidation, message);
     eprintln!("error: {message}");
-    std::process::exit(error.exit_code())
+    std::process::exit(EXIT_USAGE)
 }

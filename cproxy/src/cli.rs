@@ -21,6 +21,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
+use cproxy_daemon::usage_error_line;
 
 use self::settings::SettingsError;
 use crate::run_dir::{Failure, record_failure};
@@ -253,8 +254,7 @@ fn summary(error: &clap::Error) -> String {
     if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
         text = text.replacen(value, &shorten(value), 1);
     }
-    let lines: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    lines.join(" ").trim_start_matches("error: ").to_owned()
+    usage_error_line(&text)
 }
 
 /// Requested run directory, even if other arguments cannot be parsed.
