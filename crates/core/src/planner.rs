@@ -106,7 +106,8 @@ impl TablePlanner {
     #[must_use]
     pub fn new(limits: Limits, kernel: KernelTable) -> Self {
         let KernelTable { mut frontends, addresses, mut sets, filter, capacity, is_new, is_damaged } = kernel;
-        // Set 0 belongs to keys without a port, not to a Service. A frontend without a set is as good as one with it.
+        // Set 0 belongs to keys without a port, not to a Service. A set outside the map counts as set 0, and a frontend
+        // with set 0 gets a set of its own.
         sets.remove(&0);
         frontends.values_mut().filter(|set| **set >= capacity.sets).for_each(|set| *set = 0);
         let mut filter = FilterCounts::new(limits.filter_bit, filter);
