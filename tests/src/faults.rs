@@ -1,77 +1,169 @@
-//! Agents whose system calls fail, and agents that are killed before one: `strace` does that from outside.
+//! Agents whose system calls fail, and agents that are killed before or after one. A tracer does that from outside,
+//! with ptrace(2).
+//!
+//! Calls are told apart by their site: what they do, and to what. A dry run records them; [`injections`] makes a list
+//! of faults from that, at the first and the last call of each site.
 
-use std::{fs, path::PathBuf, process::Command, time::Duration};
+mod call;
+mod tracer;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+    process::ExitStatus,
+    sync::Arc,
+    thread::JoinHandle,
+    time::Duration,
+};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use self::tracer::Shared;
 use crate::{
-    process::{Agent, Daemon, eventually},
+    process::{Agent, eventually},
     sandbox::{Placement, Sandbox},
 };
 
 /// Limit on the time until an agent is ready or has ended.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Event in place of a system call.
+/// What a call does, and to what: `bpf MAP_UPDATE_ELEM FRONTENDS`, say. It begins with `child` for a process that the
+/// agent has started.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Site(String);
+
+impl Site {
+    /// Whether its description contains a text.
+    pub fn contains(&self, text: &str) -> bool {
+        self.0.contains(text)
+    }
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A recorded call.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Its site.
+    pub site: Site,
+    /// Errors that the kernel can give for it.
+    errors: &'static [i32],
+}
+
+/// An object in the kernel, by its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BpfObject {
+    /// A map.
+    Map(u32),
+    /// A program.
+    Program(u32),
+    /// A link.
+    Link(u32),
+}
+
+/// Event at a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The process is killed before the call.
-    Kill,
-    /// The call fails with the error of this name.
-    Error(&'static str),
+    KillBefore,
+    /// The process is killed after the call.
+    KillAfter,
+    /// The call fails with this error, and does nothing.
+    Error(i32),
+    /// The same with one of the errors that the kernel can give, by its number among them, which may exceed theirs.
+    AnyError(usize),
 }
 
-/// Fault of a call, by its number among the calls of its process.
-#[derive(Clone, Copy, Debug)]
+/// Fault at one call.
+#[derive(Clone, Debug)]
 pub struct Injection {
-    /// Names of system calls, separated by commas.
-    pub calls: &'static str,
-    /// Event in place of the call.
-    pub fault: Fault,
-    /// The first is 1. It counts for the agent and its child alike.
+    /// Site of the call; any if there is none.
+    pub site: Option<Site>,
+    /// Number of the call among those of its site. The first is 1.
     pub number: usize,
+    /// Event at the call.
+    pub fault: Fault,
+}
+
+impl Injection {
+    /// Whether the process is killed.
+    pub fn kills(&self) -> bool {
+        matches!(self.fault, Fault::KillBefore | Fault::KillAfter)
+    }
+
+    /// Whether the error is one of a kernel that would not do better another time.
+    pub fn refuses(&self) -> bool {
+        matches!(self.fault, Fault::Error(libc::EPERM | libc::EAFNOSUPPORT))
+    }
+}
+
+impl fmt::Display for Injection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fault {
+            Fault::KillBefore => write!(f, "killed before")?,
+            Fault::KillAfter => write!(f, "killed after")?,
+            Fault::Error(error) => write!(f, "refused ({}) at", std::io::Error::from_raw_os_error(error))?,
+            Fault::AnyError(number) => write!(f, "refused (error {number}) at")?,
+        }
+        write!(f, " call {}", self.number)?;
+        self.site.as_ref().map_or(Ok(()), |site| write!(f, " of {site}"))
+    }
+}
+
+/// All faults at the first and the last call of each site, in the order of the first calls.
+pub fn injections(calls: &[Call]) -> Vec<Injection> {
+    let mut counts = BTreeMap::<&Site, usize>::new();
+    for call in calls {
+        *counts.entry(&call.site).or_default() += 1;
+    }
+    let mut injections = Vec::new();
+    for call in calls {
+        let Some(count) = counts.remove(&call.site) else { continue };
+        let numbers: &[usize] = if count == 1 { &[1] } else { &[1, count] };
+        for &number in numbers {
+            let errors = call.errors.iter().copied().map(Fault::Error);
+            let faults = [Fault::KillBefore, Fault::KillAfter].into_iter().chain(errors);
+            injections.extend(faults.map(|fault| Injection { site: Some(call.site.clone()), number, fault }));
+        }
+    }
+    injections
 }
 
 /// A traced agent. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct TracedAgent {
-    tracer: Daemon,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    pid: Pid,
     ready: PathBuf,
-    trace: PathBuf,
+    log: PathBuf,
 }
 
 impl TracedAgent {
-    /// Starts an agent on the sandbox's manifests in which these system calls are recorded, and one of them is replaced
-    /// by a fault.
-    pub fn start(sandbox: &Sandbox, calls: &str, injection: Option<Injection>) -> Self {
-        let agent = Agent::new(sandbox).manifests(sandbox.manifest_dir());
-        Self::start_agent(sandbox, agent, calls, injection)
+    /// Starts an agent on the sandbox's manifests, perhaps with a fault.
+    pub fn start(sandbox: &Sandbox, injection: Option<Injection>) -> Self {
+        Self::start_agent(sandbox, Agent::new(sandbox).manifests(sandbox.manifest_dir()), injection)
     }
 
     /// The same with any agent.
-    pub fn start_agent(sandbox: &Sandbox, agent: Agent<'_>, calls: &str, injection: Option<Injection>) -> Self {
-        let (agent, ready) = agent.command();
-        let trace = sandbox.dir().join("trace");
-        // The file of an earlier agent would pass for this one's.
-        drop(fs::remove_file(&trace));
-        let mut command = Command::new("strace");
-        command
-            .args(["--follow-forks", "--quiet=all", "--decode-fds=path"])
-            .arg(format!("--trace={calls}"))
-            .arg("--output")
-            .arg(&trace);
-        command.args(injection.map(|Injection { calls, fault, number }| match fault {
-            Fault::Kill => format!("--inject={calls}:signal=KILL:when={number}"),
-            Fault::Error(name) => format!("--inject={calls}:error={name}:when={number}"),
-        }));
-        command.arg(agent.get_program()).args(agent.get_args());
-        for (name, value) in agent.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        Self { tracer: Daemon::spawn(sandbox, "strace", Placement::Hooked, command), ready, trace }
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_agent(sandbox: &Sandbox, agent: Agent<'_>, injection: Option<Injection>) -> Self {
+        let (mut command, ready) = agent.command();
+        let log = sandbox.dir().join("traced.log");
+        let output = std::fs::File::create(&log).expect("cannot create a log file in the sandbox");
+        let errors = output.try_clone().expect("cannot duplicate a descriptor");
+        sandbox.place(command.stdin(std::process::Stdio::null()).stdout(output).stderr(errors), Placement::Hooked);
+        let directory = sandbox.dir().to_string_lossy().into_owned();
+        let shared = Arc::new(Shared::new(injection));
+        let (thread, pid) = tracer::spawn(command, directory, Arc::clone(&shared));
+        Self { shared, thread: Some(thread), pid, ready, log }
     }
 
     /// Waits until the agent is ready, or has ended. Returns whether it is ready.
@@ -79,75 +171,90 @@ impl TracedAgent {
     /// # Panics
     /// When neither happens within a minute.
     pub fn settle(&mut self) -> bool {
-        eventually(TIMEOUT, "the agent is ready or has ended", || {
-            match (self.tracer.exit_status(), self.ready.exists()) {
-                (Some(_), _) => Ok(false),
-                (None, true) => Ok(true),
-                (None, false) => Err(self.tracer.tail()),
-            }
+        eventually(TIMEOUT, "the agent is ready or has ended", || match (self.exit_status(), self.ready.exists()) {
+            (Some(_), _) => Ok(false),
+            (None, true) => Ok(true),
+            (None, false) => Err(self.log()),
         })
     }
 
-    /// Whether it has ended.
-    pub fn has_ended(&mut self) -> bool {
-        self.tracer.exit_status().is_some()
+    /// Its exit status, if it has ended.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        self.shared.exit_status()
+    }
+
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 
     /// Its log.
     pub fn log(&self) -> String {
-        self.tracer.log()
+        std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Its recorded calls, one a line, with the paths of descriptors.
-    pub fn trace(&self) -> String {
-        fs::read_to_string(&self.trace).unwrap_or_default()
+    /// Forgets the calls so far: [`TracedAgent::calls`] has those from now on.
+    pub fn forget_calls(&self) {
+        self.shared.take_calls();
     }
 
-    /// Sends a signal to the agent.
-    pub fn signal(&self, signal: Signal) {
-        for child in self.children() {
-            // It may have ended already.
-            kill_process(child, signal).ok();
-        }
+    /// Calls since the start, or since the last call of this function or [`TracedAgent::forget_calls`].
+    pub fn calls(&self) -> Vec<Call> {
+        self.shared.take_calls()
     }
 
-    /// The agent; a child of its own is none of the tracer's.
-    fn children(&self) -> Vec<Pid> {
-        let tracer = self.tracer.pid();
-        let children = fs::read_to_string(format!("/proc/{tracer}/task/{tracer}/children")).unwrap_or_default();
-        children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+    /// Sets a fault for a call from now on.
+    pub fn inject(&self, injection: Injection) {
+        self.shared.arm(injection);
     }
 
-    /// The largest number of recorded calls of one of its processes so far.
-    pub fn calls(&self) -> usize {
-        let text = self.trace();
-        let mut by_process = std::collections::BTreeMap::<&str, usize>::new();
-        // A call that another process interrupts takes a second line, which has no opening bracket after its name.
-        for line in text.lines().filter(|line| !line.contains("resumed>")) {
-            if let Some((process, call)) = line.split_once(' ')
-                && call.trim_start().starts_with(|char: char| char.is_ascii_alphabetic())
-            {
-                *by_process.entry(process).or_default() += 1;
-            }
-        }
-        by_process.into_values().max().unwrap_or_default()
+    /// Objects that its processes have made.
+    pub fn made(&self) -> BTreeSet<BpfObject> {
+        self.shared.made()
     }
 
-    /// Kills it.
+    /// Whether the call of the last injection was made.
+    pub fn was_hit(&self) -> bool {
+        self.shared.was_hit()
+    }
+
+    /// Kills it, and waits until all its processes have ended.
     ///
     /// # Panics
-    /// When it is still there after a minute.
+    /// When the tracer has panicked.
     pub fn kill(&mut self) {
-        // The tracer's end would leave it running. A child of its own ends with it.
-        self.signal(Signal::KILL);
-        assert!(self.tracer.wait(TIMEOUT).is_some(), "the traced agent has not ended");
+        self.end(Signal::KILL);
+    }
+
+    /// Ends it by SIGTERM, and waits until all its processes have ended.
+    ///
+    /// # Panics
+    /// When the tracer has panicked.
+    pub fn stop(&mut self) {
+        self.end(Signal::TERM);
+    }
+
+    fn end(&mut self, signal: Signal) {
+        if self.exit_status().is_none() {
+            // It may have ended since.
+            kill_process(self.pid, signal).ok();
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the tracer has panicked");
+        }
     }
 }
 
 impl Drop for TracedAgent {
     fn drop(&mut self) {
-        if self.tracer.exit_status().is_none() {
-            self.kill();
+        if self.exit_status().is_none() {
+            kill_process(self.pid, Signal::KILL).ok();
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+        if std::thread::panicking() {
+            eprintln!("---- the log of the traced agent ----\n{}\n----", self.log());
         }
     }
 }

@@ -306,7 +306,16 @@ pub fn cproxy<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S]) -> Output {
 
 /// Like [`cproxy`], with input on stdin.
 pub fn cproxy_with_input<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], input: &str) -> Output {
-    let mut command = cproxy_command(cproxy_binary());
+    run_program(sandbox, &cproxy_binary(), args, input)
+}
+
+/// Like [`cproxy`], with another program, such as the previous version.
+pub fn other_cproxy<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S]) -> Output {
+    run_program(sandbox, binary, args, "")
+}
+
+fn run_program<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S], input: &str) -> Output {
+    let mut command = cproxy_command(binary.to_owned());
     command.args(args);
     command.env("CPROXY_CGROUP", sandbox.cgroup());
     command.env("CPROXY_PIN_DIR", sandbox.pin_dir());

@@ -132,3 +132,27 @@ fn install(mut filter: Vec<libc::sock_filter>, flags: libc::c_ulong) -> libc::c_
     assert!(result >= 0, "{}", io::Error::last_os_error());
     result
 }
+
+/// A filter that stops a traced process at these calls.
+pub(crate) fn tracing_filter(calls: &[libc::c_long]) -> Vec<libc::sock_filter> {
+    let instruction = |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    let mut filter = vec![instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for (index, &call) in calls.iter().enumerate() {
+        let to_the_end = calls.len() - index;
+        filter.push(instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, to_the_end as u8, call as u32));
+    }
+    let end = |action| instruction(libc::BPF_RET | libc::BPF_K, 0, action);
+    filter.extend([end(libc::SECCOMP_RET_ALLOW), end(libc::SECCOMP_RET_TRACE)]);
+    filter
+}
+
+/// Installs a filter of [`tracing_filter`] in a process that may yet gain privileges, as a traced agent's.
+///
+/// # Errors
+/// When the kernel refuses it: without CAP_SYS_ADMIN, for example.
+pub(crate) fn install_for_tracer(filter: &[libc::sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: the program and its instructions live until the call returns; the kernel copies both.
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

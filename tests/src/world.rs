@@ -15,7 +15,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    echo,
+    Done, echo,
     manifest::{self, Endpoint, Service, Slice},
     process::{Agent, RunningAgent, cproxy, eventually},
     sandbox::Sandbox,
@@ -295,9 +295,8 @@ pub fn while_connecting<R>(what: &str, work: impl FnOnce() -> R) -> R {
                 }
             }
         });
-        let result = work();
-        ends.store(true, Ordering::Relaxed);
-        result
+        let _done = Done(&ends);
+        work()
     });
     assert_eq!(failure.get(), None, "{what}");
     result

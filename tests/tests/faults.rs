@@ -1,50 +1,65 @@
-//! System calls of the agent that fail, and agents that are killed before one: lookups are right all along, the next
-//! start repairs what is broken, and nothing is left behind.
+//! System calls of the agent that fail, and agents that are killed before or after one: lookups are right all along, the
+//! next start repairs what is broken, and nothing is left behind.
 //!
-//! The calls are found by running the agent once. An ordinary run takes a sample of them, `CPROXY_SOAK=1` all.
+//! The calls are found by running the agent once. An ordinary run takes a sample of the faults, `CPROXY_SOAK=1` all.
 
-#![expect(clippy::panic, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    net::UdpSocket,
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use aya::{maps::loaded_maps, programs::loaded_programs};
-use cproxy_datapath::bpf::Program;
+use aya::{
+    maps::loaded_maps,
+    programs::{loaded_links, loaded_programs},
+};
 use cproxy_tests::{
     Server, echo,
-    faults::{Fault, Injection, TracedAgent},
+    faults::{BpfObject, Call, Injection, TracedAgent, injections},
     manifest,
     population::Shape,
     process::{cproxy, eventually},
     random::{self, Random},
     sandbox::Sandbox,
-    world::{Form, SYNC, has_pods, rows, serve_pods, start_agent, web_with, while_connecting},
+    world::{Form, SYNC, has_pods, pod_name, rows, serve_pods, web_with, while_connecting},
 };
+use rustix::process::Pid;
 
 /// Pods of the Service that answers.
 const PODS: [u8; 2] = [1, 2];
 
 /// Faults in an ordinary run of a test.
-const SAMPLE: usize = 8;
-
-/// System calls that change something in the kernel or in a file system, each with the errors that they can give.
-const CALLS: [(&str, &[&str]); 4] = [
-    ("bpf", &["EPERM", "ENOMEM", "EINVAL", "EBUSY", "EAGAIN", "E2BIG", "ENOSPC", "ENOENT"]),
-    ("mount,umount2,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat", &["EPERM", "EROFS", "ENOSPC", "EBUSY"]),
-    ("flock,fcntl", &["ENOLCK", "EINTR", "EAGAIN", "EBADF"]),
-    ("socket,bind,sendto,recvfrom,recvmsg,sendmsg", &["EPERM", "ENOBUFS", "EAFNOSUPPORT", "EINTR"]),
-];
+const SAMPLE: usize = 12;
 
 /// Services that are added while an agent runs: the maps have to grow for them.
 const GROWTH: Shape = Shape::new(400, 5);
 
-/// Time for what nobody refers to any more to be gone from the kernel.
+/// The same, few enough for the maps to stay as they are.
+const WRITE: Shape = Shape::new(3, 2);
+
+/// Limit on the time until work that failed has been done again: memory that has run out is asked for again after half
+/// a minute.
+const MADE_GOOD: Duration = Duration::from_secs(60);
+
+/// Limit on the time until what nobody refers to any more has gone from the kernel.
 const FREED: Duration = Duration::from_secs(10);
+
+/// Time for which the holdings of an agent at rest do not change.
+const AT_REST: Duration = Duration::from_millis(500);
+
+/// What an agent holds, with the number of each kind.
+type Holdings = BTreeMap<String, usize>;
 
 struct World {
     sandbox: Sandbox,
     _servers: Vec<Server>,
-    /// Maps and programs that were in the kernel before.
-    before: BTreeSet<String>,
+    /// Objects in the kernel that agents have made.
+    made: RefCell<BTreeSet<BpfObject>>,
 }
 
 impl World {
@@ -52,24 +67,165 @@ impl World {
         let sandbox = Sandbox::for_test();
         let servers = serve_pods(&sandbox, PODS);
         manifest::write(&sandbox.manifest_dir(), "web.json", web_with(PODS));
-        Self { before: objects(), sandbox, _servers: servers }
+        Self { sandbox, _servers: servers, made: RefCell::default() }
     }
 
-    /// An agent starts without faults, and has the right table. Then all is removed, and nothing is left.
-    fn repair(&self, what: &str) {
-        let mut agent = start_agent(&self.sandbox);
+    /// Starts an agent, perhaps with a fault.
+    fn start(&self, injection: Option<Injection>) -> TracedAgent {
+        TracedAgent::start(&self.sandbox, injection)
+    }
+
+    /// Starts an agent that gets ready.
+    fn start_ready(&self) -> TracedAgent {
+        let mut agent = self.start(None);
+        assert!(agent.settle(), "{}", agent.log());
+        agent
+    }
+
+    /// Kills an agent.
+    fn kill(&self, mut agent: TracedAgent) {
+        agent.kill();
+        self.note(&agent);
+    }
+
+    /// Stops an agent.
+    fn stop(&self, mut agent: TracedAgent) {
+        agent.stop();
+        self.note(&agent);
+    }
+
+    fn note(&self, agent: &TracedAgent) {
+        self.made.borrow_mut().extend(agent.made());
+    }
+
+    /// Calls of an agent while `work` runs, which begins when the agent is ready.
+    fn record(&self, work: impl FnOnce()) -> Vec<Call> {
+        let agent = self.start_ready();
+        at_rest(|| descriptors(agent.pid()));
+        agent.forget_calls();
+        work();
+        let calls = agent.calls();
+        self.kill(agent);
+        calls
+    }
+
+    /// Calls of an agent until it is ready.
+    fn record_start(&self) -> Vec<Call> {
+        let agent = self.start_ready();
+        let calls = agent.calls();
+        self.kill(agent);
+        calls
+    }
+
+    /// What is held while an agent without faults is at rest: by itself, in the kernel, and in its directories.
+    fn holdings(&self, agent: &TracedAgent) -> Holdings {
+        self.note(agent);
+        let mut holdings = descriptors(agent.pid());
+        for dir in [self.sandbox.pin_dir(), self.sandbox.run_dir()] {
+            files(&dir, &mut |path| count(&mut holdings, path.display().to_string()));
+        }
+        self.objects().into_iter().for_each(|name| count(&mut holdings, name));
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        holdings.insert("mounts".to_owned(), mounts.lines().count());
+        holdings
+    }
+
+    /// Holdings of an agent that has never seen a fault.
+    fn reference(&self) -> Holdings {
+        let agent = self.start_ready();
+        let reference = at_rest(|| self.holdings(&agent));
+        self.stop(agent);
+        reference
+    }
+
+    /// An agent starts without faults. It has the right table, and holds what one holds that has never seen a fault.
+    fn repair(&self, what: &str, reference: &Holdings) {
+        let agent = self.start_ready();
+        self.check_table(what);
+        eventually(FREED, format_args!("{what}: nothing is left of it"), || {
+            differences(&self.holdings(&agent), reference, false)
+        });
+        self.stop(agent);
+    }
+
+    fn check_table(&self, what: &str) {
         let rows: Vec<_> = rows(&self.sandbox, "services").into_iter().filter(is_web).collect();
         assert!(rows.len() == 4 && rows.iter().all(|row| has_pods(row, &PODS)), "{what}: {rows:#?}");
         for form in Form::ALL {
             echo::ask_name(form.web()).unwrap_or_else(|error| panic!("{what}, repaired: {form:?}: {error}"));
         }
-        agent.stop();
+    }
+
+    /// Removes everything. Nothing is left.
+    fn clean_up(&self, what: &str) {
         cproxy(&self.sandbox, &["cleanup"]).success();
         assert!(!self.sandbox.pin_dir().exists(), "{what}: pins are left");
         eventually(FREED, format_args!("{what}: nothing is left in the kernel"), || {
-            let left: Vec<_> = objects().difference(&self.before).cloned().collect();
+            let left = self.objects();
             if left.is_empty() { Ok(()) } else { Err(left.join(", ")) }
         });
+    }
+
+    /// Objects that agents have made and that are in the kernel, by name.
+    fn objects(&self) -> Vec<String> {
+        let text = |name: Option<&str>| name.unwrap_or_default().to_owned();
+        let maps = loaded_maps().flatten().map(|map| (BpfObject::Map(map.id()), text(map.name_as_str())));
+        let programs = loaded_programs().flatten();
+        let programs = programs.map(|program| (BpfObject::Program(program.id()), text(program.name_as_str())));
+        let links = loaded_links().flatten().map(|link| (BpfObject::Link(link.id()), "link".to_owned()));
+        let made = self.made.borrow();
+        maps.chain(programs).chain(links).filter(|(object, _)| made.contains(object)).map(|(_, name)| name).collect()
+    }
+
+    /// Does work with a running agent once for each fault of the calls that it makes for that. It is made good by that
+    /// agent or, if the fault has ended it, by the next one.
+    fn with_faults(
+        &self,
+        name: &str,
+        prepare: impl Fn(),
+        work: impl Fn(),
+        has_worked: impl Fn() -> Result<(), String>,
+    ) {
+        prepare();
+        let reference = self.reference();
+        let calls = self.record(|| {
+            work();
+            eventually(SYNC, name, &has_worked);
+        });
+        for injection in chosen(name, &calls) {
+            prepare();
+            let what = format!("{name}, {injection}");
+            let (kills, refuses) = (injection.kills(), injection.refuses());
+            let mut agent = self.start_ready();
+            let resting = at_rest(|| descriptors(agent.pid()));
+            agent.inject(injection);
+            while_connecting(&what, || {
+                work();
+                let mut next = None;
+                if kills {
+                    eventually(SYNC, format_args!("{what}: the agent is killed, or makes fewer calls"), || {
+                        if agent.exit_status().is_some() { Ok(()) } else { has_worked() }
+                    });
+                    agent.kill();
+                    next = Some(self.start_ready());
+                }
+                eventually(MADE_GOOD, format_args!("{what}: made good"), || {
+                    // A kernel that refuses to close sockets is not asked again.
+                    if agent.log().contains("are left open") && refuses { Ok(()) } else { has_worked() }
+                });
+                assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
+                if agent.exit_status().is_none() {
+                    eventually(FREED, format_args!("{what}: no descriptor is left open"), || {
+                        differences(&descriptors(agent.pid()), &resting, true)
+                    });
+                }
+                self.kill(agent);
+                next.into_iter().for_each(|agent| self.kill(agent));
+            });
+            prepare();
+            self.repair(&what, &reference);
+        }
+        self.clean_up(name);
     }
 }
 
@@ -77,112 +233,200 @@ fn is_web(row: &serde_json::Value) -> bool {
     row.get("service").and_then(serde_json::Value::as_str) == Some("default/web")
 }
 
-/// Our maps and programs in the kernel, whoever holds them.
-fn objects() -> BTreeSet<String> {
-    let ours = |name: &str| {
-        let of_program = Program::ALL.iter().any(|program| program.name.starts_with(name));
-        of_program || ["FRONTENDS", "SETS", "BACKENDS", "SETTINGS", "TCP_OWNERS", "UDP_FLOWS"].contains(&name)
-    };
-    let maps = loaded_maps().flatten().map(|map| (map.name_as_str().unwrap_or_default().to_owned(), map.id()));
-    let programs = loaded_programs().flatten();
-    let programs = programs.map(|program| (program.name_as_str().unwrap_or_default().to_owned(), program.id()));
-    maps.chain(programs).filter(|(name, _)| ours(name)).map(|(name, id)| format!("{name} {id}")).collect()
+fn count(holdings: &mut Holdings, kind: String) {
+    *holdings.entry(kind).or_default() += 1;
 }
 
-/// Faults of these calls: a sample, or all.
-fn injections(calls: &'static str, errors: &'static [&'static str], numbers: std::ops::Range<usize>) -> Vec<Injection> {
-    let faults = || std::iter::once(Fault::Kill).chain(errors.iter().copied().map(Fault::Error));
-    let all = numbers.flat_map(|number| faults().map(move |fault| Injection { calls, fault, number }));
-    let all: Vec<_> = all.collect();
+/// Descriptors and threads of a process, by kind.
+fn descriptors(process: Pid) -> Holdings {
+    let process = process.as_raw_pid();
+    let mut holdings = Holdings::new();
+    for descriptor in fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten() {
+        let Ok(link) = fs::read_link(descriptor.path()) else { continue };
+        let link = link.to_string_lossy();
+        let kind = link.split_once(":[").map_or(&*link, |(kind, _)| kind);
+        // Each log has a number.
+        count(&mut holdings, format!("descriptor of {}", if kind.ends_with(".log") { "a log" } else { kind }));
+    }
+    // Threads that are in another network namespace than the process.
+    let own = fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    for thread in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
+        if fs::read_link(thread.path().join("ns/net")).ok() != own {
+            count(&mut holdings, "thread in another network namespace".to_owned());
+        }
+    }
+    holdings
+}
+
+/// Holdings once they have not changed for a while.
+fn at_rest(read: impl Fn() -> Holdings) -> Holdings {
+    let mut present = (read(), Instant::now());
+    eventually(SYNC, "the agent is at rest", || {
+        let now = read();
+        if now != present.0 {
+            present = (now, Instant::now());
+        }
+        if present.1.elapsed() >= AT_REST { Ok(present.0.clone()) } else { Err("not yet") }
+    })
+}
+
+/// An error with the differences; of what there is less of only if that counts.
+fn differences(now: &Holdings, reference: &Holdings, may_be_less: bool) -> Result<(), String> {
+    let kinds: BTreeSet<_> = now.keys().chain(reference.keys()).collect();
+    let of = |holdings: &Holdings, kind: &String| holdings.get(kind).copied().unwrap_or_default();
+    let numbers = kinds.into_iter().map(|kind| (kind, of(now, kind), of(reference, kind)));
+    let differ = |now: usize, before: usize| now > before || (now < before && !may_be_less);
+    let text: Vec<_> = numbers
+        .filter(|&(_, now, before)| differ(now, before))
+        .map(|(kind, now, before)| format!("{kind}: {now}, not {before}"))
+        .collect();
+    if text.is_empty() { Ok(()) } else { Err(text.join("; ")) }
+}
+
+/// All files below a directory.
+fn files(dir: &Path, each: &mut impl FnMut(&Path)) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        each(&entry.path());
+        if entry.path().is_dir() {
+            files(&entry.path(), each);
+        }
+    }
+}
+
+/// Faults at these calls: a sample, or all.
+fn chosen(name: &str, calls: &[Call]) -> Vec<Injection> {
+    let all = injections(calls);
     let seed = random::seed();
-    eprintln!("CPROXY_SEED={seed}: {} faults of {calls}", all.len());
-    if random::is_soak() { all } else { Random::new(seed).some(&all, SAMPLE / 2) }
+    eprintln!("{name}: CPROXY_SEED={seed}: {} calls, {} faults", calls.len(), all.len());
+    if random::is_soak() { all } else { Random::new(seed).shuffled(&all).into_iter().take(SAMPLE).collect() }
+}
+
+/// Starts an agent with a fault. If it gets ready all the same, it serves.
+fn start_with(world: &World, injection: &Injection, what: &str) {
+    let mut agent = world.start(Some(injection.clone()));
+    let is_ready = agent.settle();
+    assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
+    if is_ready {
+        for form in Form::ALL {
+            echo::ask_name(form.web()).unwrap_or_else(|error| panic!("{what}: {error}: {}", agent.log()));
+        }
+    } else if !injection.kills() {
+        assert!(
+            agent.exit_status().is_some_and(|status| status.code() == Some(1)),
+            "{what}: {:?}",
+            agent.exit_status()
+        );
+    }
+    world.kill(agent);
 }
 
 #[test]
 fn a_first_start_with_a_fault_can_be_repeated() {
-    for (calls, errors) in CALLS {
-        let world = World::new();
-        let mut dry = TracedAgent::start(&world.sandbox, calls, None);
-        assert!(dry.settle(), "{}", dry.log());
-        let last = dry.calls();
-        dry.kill();
-        world.repair("without a fault");
-        for injection in injections(calls, errors, 1..last + 1) {
-            let what = format!("{injection:?}");
-            let mut agent = TracedAgent::start(&world.sandbox, calls, Some(injection));
-            let is_ready = agent.settle();
-            assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
-            if is_ready {
-                echo::ask_name(Form::V4.web()).unwrap_or_else(|error| panic!("{what}: {error}: {}", agent.log()));
-            }
-            agent.kill();
-            world.repair(&what);
-        }
+    let world = World::new();
+    let reference = world.reference();
+    world.clean_up("without a fault");
+    let calls = world.record_start();
+    for injection in chosen("first start", &calls) {
+        world.clean_up("before");
+        let what = format!("first start, {injection}");
+        start_with(&world, &injection, &what);
+        world.repair(&what, &reference);
     }
+    world.clean_up("first starts");
 }
 
 #[test]
 fn a_restart_with_a_fault_is_not_felt() {
-    for (calls, errors) in CALLS {
-        let world = World::new();
-        start_agent(&world.sandbox).stop();
-        let mut dry = TracedAgent::start(&world.sandbox, calls, None);
-        assert!(dry.settle(), "{}", dry.log());
-        let last = dry.calls();
-        dry.kill();
-        for injection in injections(calls, errors, 1..last + 1) {
-            let what = format!("restart, {injection:?}");
-            while_connecting(&what, || {
-                let mut agent = TracedAgent::start(&world.sandbox, calls, Some(injection));
-                agent.settle();
-                assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
-                agent.kill();
-                start_agent(&world.sandbox).stop();
-            });
-        }
-        world.repair("after restarts with faults");
+    let world = World::new();
+    let reference = world.reference();
+    let calls = world.record_start();
+    for injection in chosen("restart", &calls) {
+        let what = format!("restart, {injection}");
+        while_connecting(&what, || {
+            start_with(&world, &injection, &what);
+            world.repair(&what, &reference);
+        });
     }
+    world.clean_up("restarts");
+}
+
+#[test]
+fn a_write_with_a_fault_is_not_felt_and_made_good() {
+    let world = World::new();
+    let dir = world.sandbox.manifest_dir();
+    world.with_faults(
+        "write",
+        || drop(manifest::write(&dir, "more.json", [])),
+        || drop(manifest::write(&dir, "more.json", WRITE.objects(0..WRITE.services))),
+        || has_rows(&world, WRITE.services as usize + 4),
+    );
+}
+
+#[test]
+fn a_removal_with_a_fault_is_not_felt_and_made_good() {
+    let world = World::new();
+    let dir = world.sandbox.manifest_dir();
+    world.with_faults(
+        "removal",
+        || drop(manifest::write(&dir, "more.json", WRITE.objects(0..WRITE.services))),
+        || drop(manifest::write(&dir, "more.json", [])),
+        || has_rows(&world, 4),
+    );
 }
 
 #[test]
 fn a_growth_with_a_fault_is_not_felt_and_made_good() {
-    let (calls, errors) = CALLS[0];
     let world = World::new();
-    let grow = || manifest::write(&world.sandbox.manifest_dir(), "more.json", GROWTH.objects(0..GROWTH.services));
-    let shrink = || manifest::write(&world.sandbox.manifest_dir(), "more.json", []);
-    let has_grown = || {
-        let count = rows(&world.sandbox, "services").len();
-        if count == GROWTH.services as usize + 4 { Ok(()) } else { Err(format!("{count} rows")) }
-    };
-    let mut dry = TracedAgent::start(&world.sandbox, calls, None);
-    assert!(dry.settle(), "{}", dry.log());
-    let first = dry.calls();
-    grow();
-    eventually(SYNC, "the maps grow", has_grown);
-    let last = dry.calls();
-    dry.kill();
-    shrink();
-    for injection in injections(calls, errors, first + 1..last + 1) {
-        cproxy(&world.sandbox, &["cleanup"]).success();
-        let what = format!("growth, {injection:?}");
-        let mut agent = TracedAgent::start(&world.sandbox, calls, Some(injection));
-        assert!(agent.settle(), "{what}: {}", agent.log());
-        while_connecting(&what, || {
-            grow();
-            if injection.fault == Fault::Kill {
-                eventually(SYNC, format_args!("{what}: the agent is killed, or has made fewer calls"), || {
-                    if agent.has_ended() { Ok(()) } else { has_grown() }
-                });
-                agent.kill();
-                start_agent(&world.sandbox).stop();
-            }
-            // Memory that has run out is asked for again after half a minute.
-            eventually(Duration::from_secs(60), format_args!("{what}: made good"), has_grown);
-        });
-        assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
-        agent.kill();
-        shrink();
+    let dir = world.sandbox.manifest_dir();
+    world.with_faults(
+        "growth",
+        || {
+            // Maps that have grown stay so.
+            cproxy(&world.sandbox, &["cleanup"]).success();
+            manifest::write(&dir, "more.json", []);
+        },
+        || drop(manifest::write(&dir, "more.json", GROWTH.objects(0..GROWTH.services))),
+        || has_rows(&world, GROWTH.services as usize + 4),
+    );
+}
+
+#[test]
+fn a_pass_with_a_fault_closes_the_sockets_later() {
+    let world = World::new();
+    let dir = world.sandbox.manifest_dir();
+    let socket = RefCell::new(None::<UdpSocket>);
+    world.with_faults(
+        "pass",
+        || drop(manifest::write(&dir, "web.json", web_with(PODS))),
+        || {
+            *socket.borrow_mut() = Some(connected_to(PODS[1]));
+            manifest::write(&dir, "web.json", web_with(PODS[..1].to_vec()));
+        },
+        || match socket.borrow().as_ref().map(UdpSocket::peer_addr) {
+            // The kernel disconnects sockets that are closed from outside.
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            other => Err(format!("the socket is open: {other:?}")),
+        },
+    );
+}
+
+/// A UDP socket that is connected to a pod behind the ClusterIP.
+fn connected_to(pod: u8) -> UdpSocket {
+    for _ in 0..1_000 {
+        let socket = UdpSocket::bind(Form::V4.wildcard()).unwrap();
+        socket.set_read_timeout(Some(SYNC)).unwrap();
+        socket.connect(Form::V4.web()).unwrap();
+        socket.send(b"name").unwrap();
+        let mut answer = [0; 64];
+        let length = socket.recv(&mut answer).unwrap();
+        if answer.get(..length) == Some(pod_name(pod).as_bytes()) {
+            return socket;
+        }
     }
-    world.repair("after growths with faults");
+    panic!("no socket is connected to pod {pod}");
+}
+
+fn has_rows(world: &World, expected: usize) -> Result<(), String> {
+    let count = rows(&world.sandbox, "services").len();
+    if count == expected { Ok(()) } else { Err(format!("{count} rows, not {expected}")) }
 }

@@ -5,12 +5,12 @@
 use std::{fs, net::UdpSocket, path::Path, thread, time::Duration};
 
 use cproxy_tests::{
-    faults::TracedAgent,
     manifest::{self, Service, Slice, http_service},
     population::Shape,
     process::{Agent, cproxy, eventually},
     sandbox::Sandbox,
     seccomp,
+    strace::RecordedAgent,
     world::{counter, rows, start_agent},
 };
 use rustix::process::Signal;
@@ -172,7 +172,7 @@ fn after_its_start_the_agent_writes_to_its_directories_alone_and_misses_no_syste
     let sandbox = Sandbox::for_test();
     sandbox.add_addresses(PODS);
     write_dns(&sandbox, PODS[0]);
-    let mut agent = TracedAgent::start(&sandbox, "all", None);
+    let mut agent = RecordedAgent::start(&sandbox);
     assert!(agent.settle(), "{}", agent.log());
     let is_ready = || sandbox.run_dir().join("ready").exists();
     // All that an agent does in its life: its maps grow, settings are read again, seeds change, sockets are closed.

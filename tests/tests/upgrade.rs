@@ -4,25 +4,25 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
-    env,
     net::{SocketAddr, TcpStream, UdpSocket},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::Duration,
 };
 
 use cproxy_ebpf::LAYOUT_VERSION;
 use cproxy_tests::{
-    Server, echo,
-    faults::{Fault, Injection, TracedAgent},
+    Done, Server, echo,
+    faults::{Call, TracedAgent, injections},
     manifest,
+    older::{OlderAgent, older_agents},
+    population::Shape,
     process::{Agent, RunningAgent, cproxy, eventually},
-    random,
+    random::{self, Random},
     sandbox::Sandbox,
     world::{Form, SYNC, has_pods, pod_number, rows, serve_pods, start_agent, web_with, while_connecting},
 };
-
-/// Variable with the agents: `LAYOUT=PATH`, separated by commas.
-const VARIABLE: &str = "CPROXY_OLDER_AGENTS";
 
 /// Pods of the Service.
 const PODS: [u8; 3] = [1, 2, 3];
@@ -30,36 +30,21 @@ const PODS: [u8; 3] = [1, 2, 3];
 /// Limit on the run of an agent that is killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Calls of `bpf(2)` of an agent and its child before the first of which the agent is not killed any more.
-const CALLS_MAX: usize = 400;
+/// Faults of each layout's upgrade in an ordinary run.
+const SAMPLE: usize = 6;
 
-/// Agent of an older layout.
-struct Older {
-    layout: u32,
-    binary: PathBuf,
+/// Services that come and go while an agent is replaced.
+const OTHERS: Shape = Shape::new(20, 3);
+
+fn start_older(older: &OlderAgent, sandbox: &Sandbox) -> RunningAgent {
+    let mut agent = Agent::new(sandbox).binary(&older.binary).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    agent
 }
 
-/// All of them.
-fn older() -> Vec<Older> {
-    let value = env::var(VARIABLE).unwrap_or_else(|_| panic!("{VARIABLE} is not set: use `cargo xtask test`"));
-    let read = |entry: &str| {
-        let (layout, binary) = entry.split_once('=')?;
-        Some(Older { layout: layout.parse().ok()?, binary: binary.into() })
-    };
-    value.split(',').map(|entry| read(entry).unwrap_or_else(|| panic!("{entry} in {VARIABLE}"))).collect()
-}
-
-impl Older {
-    fn start(&self, sandbox: &Sandbox) -> RunningAgent {
-        let mut agent = Agent::new(sandbox).binary(&self.binary).manifests(sandbox.manifest_dir()).start();
-        agent.wait_ready(SYNC);
-        agent
-    }
-
-    /// Directory of its pins.
-    fn pins(&self, sandbox: &Sandbox) -> PathBuf {
-        sandbox.pin_dir().join(format!("v{}", self.layout))
-    }
+/// Directory of an older agent's pins.
+fn pins_of(older: &OlderAgent, sandbox: &Sandbox) -> PathBuf {
+    sandbox.pin_dir().join(format!("v{}", older.layout))
 }
 
 fn start_world() -> (Sandbox, Vec<Server>) {
@@ -132,10 +117,10 @@ impl Sockets {
 
 #[test]
 fn an_upgrade_from_an_older_layout_is_not_felt() {
-    for older in older() {
+    for older in older_agents() {
         let what = format!("layout {}", older.layout);
         let (sandbox, _servers) = start_world();
-        let mut before = older.start(&sandbox);
+        let mut before = start_older(&older, &sandbox);
         let sockets = Sockets::open();
         sockets.check(&what);
         let mut agent = while_connecting(&what, || {
@@ -150,7 +135,7 @@ fn an_upgrade_from_an_older_layout_is_not_felt() {
         wait_for_pods(&sandbox, &PODS[..2]);
         write(&sandbox, &PODS);
         wait_for_pods(&sandbox, &PODS);
-        assert!(older.pins(&sandbox).join("getpeername4").exists(), "{what}: its sockets are still there");
+        assert!(pins_of(&older, &sandbox).join("getpeername4").exists(), "{what}: its sockets are still there");
         drop(sockets);
         // An agent that starts looks at once.
         while_connecting(&what, || {
@@ -160,7 +145,7 @@ fn an_upgrade_from_an_older_layout_is_not_felt() {
         // The storage of layout 5 stays while there is a process that the agent may not look into.
         if older.layout != 5 {
             eventually(SYNC, "nothing of the older layout is left", || {
-                let left = pinned(&older.pins(&sandbox));
+                let left = pinned(&pins_of(&older, &sandbox));
                 if left.is_empty() { Ok(()) } else { Err(format!("{what}: {left:?}")) }
             });
         }
@@ -179,47 +164,76 @@ fn pinned(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn an_upgrade_that_is_killed_at_any_call_goes_on_at_the_next_start() {
-    let step = if random::is_soak() { 1 } else { 23 };
-    for older in older() {
-        let first = random::seed() as usize % step + 1;
-        let mut call = first;
-        loop {
-            let what = format!("layout {}, killed at call {call} of bpf(2)", older.layout);
+fn an_upgrade_with_a_fault_at_any_call_is_not_felt_and_goes_on_at_the_next_start() {
+    for older in older_agents() {
+        let injections = injections(&record(&older));
+        let seed = random::seed();
+        eprintln!("layout {}: CPROXY_SEED={seed}: {} faults", older.layout, injections.len());
+        let mut chosen = Random::new(seed).shuffled(&injections);
+        if !random::is_soak() {
+            chosen.truncate(SAMPLE);
+        }
+        for injection in chosen {
+            let what = format!("layout {}, {injection}", older.layout);
             let (sandbox, _servers) = start_world();
-            let mut before = older.start(&sandbox);
+            let mut before = start_older(&older, &sandbox);
             let sockets = Sockets::open();
-            let was_killed = while_connecting(&what, || {
-                before.stop();
-                let was_killed = run_and_kill(&sandbox, call);
-                sockets.check(&what);
+            while_connecting(&what, || {
+                while_others_change(&sandbox, || {
+                    before.stop();
+                    let mut agent = TracedAgent::start(&sandbox, Some(injection));
+                    agent.settle();
+                    assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
+                    agent.kill();
+                    sockets.check(&what);
+                });
                 let _agent = start_agent(&sandbox);
                 sockets.check(&format!("{what}, then started again"));
-                was_killed
+                wait_for_pods(&sandbox, &PODS);
             });
             cproxy(&sandbox, &["cleanup"]).success();
-            if !was_killed || call > CALLS_MAX {
-                assert!(call > first, "{what}: it was never killed");
-                break;
-            }
-            call += step;
+            assert!(!sandbox.pin_dir().exists(), "{what}: pins are left");
         }
     }
 }
 
-/// Runs an agent that is killed before a call of `bpf(2)` by itself or by its child, by number. Returns false if it got
-/// ready before.
-fn run_and_kill(sandbox: &Sandbox, number: usize) -> bool {
-    let injection = Injection { calls: "bpf", fault: Fault::Kill, number };
-    let mut agent = TracedAgent::start(sandbox, "bpf", Some(injection));
-    let is_ready = agent.settle();
+/// Calls of an agent that takes over from an older one.
+fn record(older: &OlderAgent) -> Vec<Call> {
+    let (sandbox, _servers) = start_world();
+    let mut before = start_older(older, &sandbox);
+    let _sockets = Sockets::open();
+    before.stop();
+    let mut agent = TracedAgent::start(&sandbox, None);
+    assert!(agent.settle(), "{}", agent.log());
+    let calls = agent.calls();
     agent.kill();
-    !is_ready
+    cproxy(&sandbox, &["cleanup"]).success();
+    calls
+}
+
+/// Other Services come and go without a pause while `work` runs. They are gone at its end.
+fn while_others_change<R>(sandbox: &Sandbox, work: impl FnOnce() -> R) -> R {
+    let (dir, is_over) = (sandbox.manifest_dir(), AtomicBool::new(false));
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            for count in (0..=OTHERS.services).cycle() {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                manifest::write(&dir, "others.json", OTHERS.objects(0..count));
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let _done = Done(&is_over);
+        work()
+    });
+    manifest::write(&dir, "others.json", []);
+    result
 }
 
 #[test]
 fn an_older_agent_refuses_the_table_of_a_newer_one_by_name() {
-    for older in older() {
+    for older in older_agents() {
         let (sandbox, _servers) = start_world();
         start_agent(&sandbox).stop();
         while_connecting(&format!("layout {}", older.layout), || {

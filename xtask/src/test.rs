@@ -125,7 +125,7 @@ const SUITES: [Suite; 18] = [
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
     suite("live", LIVE, ALONE, KERNEL, Some(SuiteGroup::Live)),
     suite("matrix", &["matrix"], ALONE, KERNEL, Some(SuiteGroup::Live)),
-    suite("churn", &["churn"], ALONE, KERNEL, Some(SuiteGroup::Live)),
+    suite("churn", &["churn"], ALONE, UPGRADES, Some(SuiteGroup::Live)),
     suite("upgrade", &["upgrade", "faults"], ALONE, UPGRADES, Some(SuiteGroup::Live)),
     suite("programs", &["programs"], ALONE, PROGRAMS, Some(SuiteGroup::Programs)),
     suite("images", &["images"], ALONE, IMAGES, Some(SuiteGroup::Images)),

@@ -99,6 +99,9 @@ pub enum SocketsError {
     /// The kernel failed to list sockets, although it can.
     #[error("cannot list sockets: {0}; `cproxy check` tells what is missing for udp_sockets and tcp_sockets")]
     List(Errno),
+    /// A socket could not be closed, although the kernel can.
+    #[error("cannot close a socket: {0}")]
+    Close(Errno),
     /// The storage of other processes' sockets cannot be read.
     #[error("cannot look into the sockets of processes: {0}")]
     Owners(String),

@@ -1,7 +1,7 @@
 //! The agent under test, and its successors and predecessors.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -9,6 +9,7 @@ use cproxy_ebpf::LAYOUT_VERSION;
 use cproxy_tests::{
     faults::{Fault, Injection, TracedAgent},
     nameserver::program_with_nameserver,
+    older::older_agents,
     process::{Agent, RunningAgent, Signal, cproxy_binary},
     random::Random,
     sandbox::Sandbox,
@@ -17,22 +18,14 @@ use cproxy_tests::{
 
 use crate::{PATIENCE, cluster::NAMESERVER};
 
-/// Variable with agents of older layouts: `LAYOUT=PATH`, separated by commas.
-const OLDER_VARIABLE: &str = "CPROXY_OLDER_AGENTS";
-
-/// System calls in whose place there is a fault, with errors that they can give.
-const CALLS: [(&str, &[&str]); 4] = [
-    ("bpf", &["EPERM", "ENOMEM", "EINVAL", "EBUSY", "EAGAIN", "E2BIG", "ENOSPC"]),
-    ("mount,umount2,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat", &["EPERM", "EROFS", "ENOSPC", "EBUSY"]),
-    ("flock,fcntl", &["ENOLCK", "EINTR", "EAGAIN", "EBADF"]),
-    ("socket,bind,sendto,recvfrom,recvmsg,sendmsg", &["EPERM", "ENOBUFS", "EAFNOSUPPORT", "EINTR"]),
-];
-
-/// Largest number of a call that is replaced by a fault.
-const CALL_MAX: usize = 60;
+/// Largest number of a call that has a fault.
+const CALL_MAX: usize = 300;
 
 /// The same for an upgrade.
-const UPGRADE_CALL_MAX: usize = 300;
+const UPGRADE_CALL_MAX: usize = 500;
+
+/// Largest number of an error among those of a call.
+const ERROR_MAX: usize = 6;
 
 /// The running agent, and how others are started in its place.
 pub(crate) struct Agents<'s> {
@@ -54,12 +47,11 @@ impl<'s> Agents<'s> {
         kubeconfig: PathBuf,
         random: &mut Random,
     ) -> Self {
-        let text = env::var(OLDER_VARIABLE).unwrap_or_else(|_| panic!("{OLDER_VARIABLE} is not set"));
-        let older: Vec<_> = text.split(',').filter_map(|entry| entry.split_once('=')).collect();
-        let (layout, older) = random.pick(&older);
-        eprintln!("the first agent has layout {layout}");
+        let agents = older_agents();
+        let older = &agents[random.below(agents.len())];
+        eprintln!("the first agent has layout {}", older.layout);
         let program = |name, path: &Path| program_with_nameserver(sandbox, name, path, NAMESERVER);
-        let (present, older) = (program("present-agent", &cproxy_binary()), program("older-agent", Path::new(older)));
+        let (present, older) = (program("present-agent", &cproxy_binary()), program("older-agent", &older.binary));
         let settings = sandbox.dir().join("cproxy.conf");
         fs::write(&settings, "").unwrap();
         // It counts as one that closes sockets.
@@ -106,9 +98,8 @@ impl<'s> Agents<'s> {
         let end = if random.percent(50) { Self::stop } else { Self::kill };
         end(self);
         if random.percent(50) {
-            let number = 1 + random.below(UPGRADE_CALL_MAX);
-            eprintln!("killed at call {number} of bpf(2)");
-            self.trace(Injection { calls: "bpf", fault: Fault::Kill, number }, random, || {});
+            let fault = random.pick(&[Fault::KillBefore, Fault::KillAfter]);
+            self.trace(Injection { site: None, number: 1 + random.below(UPGRADE_CALL_MAX), fault }, random, || {});
         }
         self.start_next(random);
     }
@@ -116,22 +107,23 @@ impl<'s> Agents<'s> {
     /// Starts an agent with a fault in place of a call, which lives for as long as `work` takes, and then an ordinary
     /// one.
     pub(crate) fn start_with_fault(&mut self, random: &mut Random, work: impl FnOnce()) {
-        let (calls, errors) = random.pick(&CALLS);
-        let fault = if random.percent(30) { Fault::Kill } else { Fault::Error(random.pick(errors)) };
-        let injection = Injection { calls, fault, number: 1 + random.below(CALL_MAX) };
-        eprintln!("{injection:?}");
+        let error = Fault::AnyError(random.below(ERROR_MAX));
+        let fault = random.weighted(&[(20, Fault::KillBefore), (20, Fault::KillAfter), (60, error)]);
+        let injection = Injection { site: None, number: 1 + random.below(CALL_MAX), fault };
         self.kill();
         self.trace(injection, random, work);
         self.start_next(random);
     }
 
     fn trace(&self, injection: Injection, random: &mut Random, work: impl FnOnce()) {
-        let mut agent = TracedAgent::start_agent(self.sandbox, self.next(random), injection.calls, Some(injection));
+        let what = injection.to_string();
+        eprintln!("an agent is {what}");
+        let mut agent = TracedAgent::start_agent(self.sandbox, self.next(random), Some(injection));
         if agent.settle() {
             work();
         }
         agent.kill();
-        assert!(!agent.log().contains("panicked"), "{injection:?}: {}", agent.log());
+        assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
     }
 
     /// An agent of an older layout refuses to start.

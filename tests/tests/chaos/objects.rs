@@ -1,6 +1,7 @@
 //! Changes of the objects on the API server.
 
 use cproxy_tests::{
+    process::cproxy_binary,
     random::Random,
     storm::{
         Storm,
@@ -135,7 +136,7 @@ impl<'s> Objects<'s> {
         let wanted: Vec<_> = (0..SERVICES).map(|service| (service, history.latest(service))).collect();
         let there = self.is_there.iter().filter(|is_there| **is_there).count();
         let frontends = there * FRONTENDS + self.crowds * CROWD_FRONTENDS + FRONTENDS_BESIDE;
-        kernel::wait(cluster.sandbox, &wanted, frontends);
+        kernel::wait(cluster.sandbox, &cproxy_binary(), &wanted, frontends);
     }
 
     /// Everything was in the kernel.

@@ -1,10 +1,16 @@
 //! Changes during the storm: the manifests, and the agent that follows them.
 
-use std::{fmt, fs, thread, time::Duration};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use cproxy_tests::{
+    faults::{Injection, TracedAgent},
     manifest,
-    process::{Agent, RunningAgent},
+    process::{Agent, RunningAgent, cproxy_binary},
     random::{self, Random},
     sandbox::Sandbox,
     storm::{
@@ -96,6 +102,8 @@ pub(crate) struct Changes<'s> {
     sandbox: &'s Sandbox,
     storm: &'s Storm,
     random: Random,
+    /// The agent's program.
+    binary: PathBuf,
     agent: RunningAgent,
     /// Index of each Service's current name.
     names: [usize; SERVICES],
@@ -104,11 +112,12 @@ pub(crate) struct Changes<'s> {
 }
 
 impl<'s> Changes<'s> {
-    /// Starts with a table that is complete in the kernel.
-    pub(crate) fn start(sandbox: &'s Sandbox, storm: &'s Storm, random: Random) -> Self {
-        let agent = start_agent(sandbox, storm);
+    /// Starts an agent of this program, with a table that is complete in the kernel.
+    pub(crate) fn start(sandbox: &'s Sandbox, storm: &'s Storm, random: Random, binary: &Path) -> Self {
+        let binary = binary.to_owned();
+        let agent = agent(sandbox, storm, &binary).start();
         let (names, made) = ([0; SERVICES], Made::default());
-        let mut changes = Self { sandbox, storm, random, agent, names, crowds: 0, made };
+        let mut changes = Self { sandbox, storm, random, binary, agent, names, crowds: 0, made };
         changes.agent.wait_ready(PATIENCE);
         changes.each(&all_services(), Self::replace);
         changes
@@ -128,6 +137,19 @@ impl<'s> Changes<'s> {
             self.make(change);
             self.made.changes += 1;
         }
+    }
+
+    /// Lets the present agent take over from an older one, perhaps after one that has a fault.
+    pub(crate) fn upgrade(&mut self, injection: Injection) {
+        assert!(self.agent.stop().success(), "SIGTERM is a clean end");
+        self.binary = cproxy_binary();
+        all_services().into_iter().for_each(|service| self.shift(service));
+        let agent = agent(self.sandbox, self.storm, &self.binary);
+        let mut agent = TracedAgent::start_agent(self.sandbox, agent, Some(injection));
+        agent.settle();
+        agent.kill();
+        self.start_again();
+        self.wait(&all_services());
     }
 
     fn make(&mut self, change: Change) {
@@ -229,7 +251,7 @@ impl<'s> Changes<'s> {
             self.sets().follow(service);
             self.write(service, &heir(&service));
         }
-        kernel::wait_until_contested(self.sandbox);
+        kernel::wait_until_contested(self.sandbox, &self.binary);
         for service in services {
             self.write(*service, &file(*service));
             fs::remove_file(self.sandbox.manifest_dir().join(heir(service))).unwrap();
@@ -268,7 +290,7 @@ impl<'s> Changes<'s> {
     }
 
     fn start_again(&mut self) {
-        self.agent = start_agent(self.sandbox, self.storm);
+        self.agent = agent(self.sandbox, self.storm, &self.binary).start();
         self.agent.wait_ready(PATIENCE);
     }
 
@@ -278,7 +300,7 @@ impl<'s> Changes<'s> {
         let wanted: Vec<_> = services.iter().map(|&service| (service, history.latest(service))).collect();
         let present = (0..SERVICES).filter(|service| history.latest(*service).is_some()).count();
         let frontends = present * FRONTENDS + self.crowds * CROWD_FRONTENDS;
-        kernel::wait(self.sandbox, &wanted, frontends);
+        kernel::wait(self.sandbox, &self.binary, &wanted, frontends);
         services.iter().for_each(|service| history.confirm(*service));
         self.made.frontends_most = self.made.frontends_most.max(frontends);
     }
@@ -292,8 +314,8 @@ fn file(service: usize) -> String {
     format!("web-{service}.json")
 }
 
-/// Starts an agent. Every other one closes no sockets: backends that have left their Service still answer.
-fn start_agent(sandbox: &Sandbox, storm: &Storm) -> RunningAgent {
-    let agent = Agent::new(sandbox).manifests(sandbox.manifest_dir());
-    if storm.next_agent_closes() { agent.start() } else { agent.args(["--terminate-sockets", "none"]).start() }
+/// The next agent. Every other one closes no sockets: backends that have left their Service still answer.
+fn agent<'s>(sandbox: &'s Sandbox, storm: &Storm, binary: &Path) -> Agent<'s> {
+    let agent = Agent::new(sandbox).binary(binary).manifests(sandbox.manifest_dir());
+    if storm.next_agent_closes() { agent } else { agent.args(["--terminate-sockets", "none"]) }
 }

@@ -19,11 +19,12 @@ use rustix::{
 
 use super::{
     owners,
-    processes::{Numbers, buffer, inode_at, inode_of, is_gone, open_directory, open_proc},
+    processes::{Numbers, buffer, inode_at, inode_of, is_gone, is_passing, open_directory, open_proc},
 };
 
 /// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last
-/// of them. Returns how many namespaces could not be entered, although they are there.
+/// of them. Returns how many namespaces could not be entered, although they are there. If that may succeed another time,
+/// it fails at the end.
 ///
 /// One that lives only by an open descriptor or by the sockets in it is not found.
 pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
@@ -46,11 +47,13 @@ pub(super) struct Visitor<V> {
     /// The inode number of a file in `/proc` that each namespace has, of all that were visited.
     met_files: HashSet<u64>,
     refused: u32,
+    /// An error that may not come another time.
+    failure: Option<io::Error>,
 }
 
 impl<V: FnMut(u64)> Visitor<V> {
     pub(super) fn new(visit: V) -> Self {
-        Self { visit, met: HashSet::new(), met_files: HashSet::new(), refused: 0 }
+        Self { visit, met: HashSet::new(), met_files: HashSet::new(), refused: 0, failure: None }
     }
 
     /// Namespaces and processes so far that could not be searched, although they are there.
@@ -81,7 +84,7 @@ impl<V: FnMut(u64)> Visitor<V> {
         for (netns, mount) in mountinfo::list()?.iter().filter_map(|mount| Some((network_namespace(mount)?, mount))) {
             self.visit_once(netns, CWD, &mount.point);
         }
-        Ok(())
+        self.failure.take().map_or(Ok(()), Err)
     }
 
     /// Visits the namespaces of all processes' sockets: any that the application of a socket may be connected in. Takes
@@ -129,6 +132,7 @@ impl<V: FnMut(u64)> Visitor<V> {
             Ok(()) => self.visit_here(netns),
             // That process is gone; another one may still be in the namespace.
             Err(error) if is_gone(&error) => return,
+            Err(error) if is_passing(&error) => self.failure = Some(error),
             Err(_) => self.refused += 1,
         }
         self.met.insert(netns);

@@ -18,7 +18,7 @@ use rustix::{
     thread::{CapabilitySet, capabilities},
 };
 
-use super::processes::{Numbers, buffer, inode_at, is_gone, open_directory, open_proc};
+use super::processes::{Numbers, buffer, inode_at, is_gone, is_passing, open_directory, open_proc};
 
 /// A descriptor of a process, for a socket.
 pub(super) struct Descriptor<'p> {
@@ -41,7 +41,7 @@ pub(super) fn each_socket(show: impl FnMut(&Descriptor<'_>) -> io::Result<Contro
 }
 
 /// Shows each descriptor for a socket of each process, until `show` has seen enough, and to `refuse` the processes that
-/// could not be looked into, although they are there.
+/// could not be looked into, although they are there. If that may succeed another time, it fails at the end.
 ///
 /// Sockets that no process has among its descriptors are not found: those on their way through a Unix socket, those
 /// registered with io_uring alone, those of a thread with descriptors of its own.
@@ -49,17 +49,18 @@ pub(super) fn each_socket_or(
     mut show: impl FnMut(&Descriptor<'_>) -> io::Result<ControlFlow<()>>,
     mut refuse: impl FnMut(Pid),
 ) -> io::Result<()> {
-    let proc = open_proc()?;
+    let (proc, mut failure) = (open_proc()?, None);
     for number in Numbers::of(&proc, &mut buffer()) {
         let Some(pid) = Pid::from_raw(number?) else { continue };
         match each_socket_of(&proc, pid, &mut show) {
             Ok(ControlFlow::Break(())) => break,
             Ok(ControlFlow::Continue(())) => {}
             Err(error) if is_gone(&error) => {}
+            Err(error) if is_passing(&error) => failure = Some(error),
             Err(_) => refuse(pid),
         }
     }
-    Ok(())
+    failure.map_or(Ok(()), Err)
 }
 
 fn each_socket_of(

@@ -72,6 +72,12 @@ pub(super) fn inode_of(target: &str, kind: &str) -> Option<u64> {
     target.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
 }
 
+/// Whether another attempt may succeed: there was no memory or descriptor, or a signal came.
+pub(super) fn is_passing(error: &io::Error) -> bool {
+    const PASSING: [Errno; 6] = [Errno::NOMEM, Errno::NOBUFS, Errno::MFILE, Errno::NFILE, Errno::INTR, Errno::AGAIN];
+    Errno::from_io_error(error).is_some_and(|error| PASSING.contains(&error))
+}
+
 /// Whether the cause of the error is that a process has ended, or has closed the descriptor.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())

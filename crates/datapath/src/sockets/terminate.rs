@@ -14,6 +14,7 @@ use rustix::{fd::OwnedFd, io::Errno, net::sockopt::socket_cookie};
 use super::{
     Outcome, SocketsError, namespaces, no_proc,
     owners::{self, Descriptor},
+    processes::is_passing,
     socket_lists::{ListedSocket, SocketLists},
     staleness::{StaleCheck, endpoint, protocol_of},
 };
@@ -89,9 +90,10 @@ impl<'t> TerminationPass<'t> {
             self.outcome.namespaces += 1;
             self.visit();
         });
-        self.outcome.unseen = refused.map_err(no_proc)?;
+        self.outcome.unseen = self.record(refused.map_err(no_proc)).unwrap_or_default();
         if !self.sought.is_empty() {
-            self.outcome.unseen += owners::each_socket(|descriptor| self.inspect(descriptor)).map_err(no_proc)?;
+            let refused = owners::each_socket(|descriptor| self.inspect(descriptor));
+            self.outcome.unseen += self.record(refused.map_err(no_proc)).unwrap_or_default();
             self.close_suspects();
         }
         self.failure.map_or(Ok(self.outcome), Err)
@@ -250,7 +252,7 @@ fn close_listed(
             }
         })?;
         let is_more = stale > kept.len() as u64;
-        let mut missed = 0;
+        let (mut missed, mut failure) = (0, None);
         kept.retain(|entry| {
             // The list was long, and its backend may be back by now.
             if !is_stale(entry) {
@@ -260,11 +262,16 @@ fn close_listed(
             match entry.id.map(|id| lists.destroy(entry.kind, &id)) {
                 Some(Ok(())) => true,
                 outcome => {
-                    missed += u32::from(outcome == Some(Err(Errno::NOENT)));
+                    let error = outcome.and_then(Result::err);
+                    missed += u32::from(error == Some(Errno::NOENT));
+                    failure = failure.or(error.filter(|error| is_passing(&(*error).into())));
                     false
                 }
             }
         });
+        if let Some(error) = failure {
+            return Err(SocketsError::Close(error));
+        }
         let closed = kept.len() as u64;
         all = Terminated { closed: all.closed + closed, left: stale - closed };
         if has_subflows && closed != 0 {
