@@ -3,7 +3,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -227,6 +227,21 @@ pub fn serve_pod_and_vip(sandbox: &Sandbox, pod: &str, vip: &str) -> [Server; 2]
     sandbox.add_addresses([pod, vip]);
     let at = |address: &str, port| (address.parse::<IpAddr>().expect("an address"), port);
     [echo::tcp(sandbox, at(pod, TCP), "pod"), echo::tcp(sandbox, at(vip, PORT), "the VIP itself")]
+}
+
+/// A UDP socket that is connected to a pod through the ClusterIP of `web`.
+///
+/// # Panics
+/// When `web` does not answer, or no socket gets that pod.
+pub fn udp_connected_to(form: Form, pod: u8) -> UdpSocket {
+    eventually(SYNC, format_args!("a socket is connected to pod {pod}"), || {
+        let socket = echo::udp_client(form.web()).expect("a UDP socket can be made");
+        socket
+            .connect(form.web())
+            .and_then(|()| echo::ask_peer(&socket))
+            .map_err(|error| error.to_string())
+            .and_then(|answered| if pod_number(&answered) == pod { Ok(socket) } else { Err(answered) })
+    })
 }
 
 /// Starts an agent on the sandbox's manifests and waits until it is ready.

@@ -26,7 +26,7 @@ use cproxy_tests::{
     process::{cproxy, eventually},
     random::{self, Random},
     sandbox::Sandbox,
-    world::{Form, SYNC, has_pods, pod_name, rows, serve_pods, web_with, while_connecting},
+    world::{Form, SYNC, has_pods, rows, serve_pods, udp_connected_to, web_with, while_connecting},
 };
 use rustix::process::Pid;
 
@@ -34,7 +34,7 @@ use rustix::process::Pid;
 const PODS: [u8; 2] = [1, 2];
 
 /// Faults in an ordinary run of a test.
-const SAMPLE: usize = 12;
+const SAMPLE: usize = 8;
 
 /// Services that are added while an agent runs: the maps have to grow for them.
 const GROWTH: Shape = Shape::new(400, 5);
@@ -125,8 +125,9 @@ impl World {
             files(&dir, &mut |path| count(&mut holdings, path.display().to_string()));
         }
         self.objects().into_iter().for_each(|name| count(&mut holdings, name));
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        holdings.insert("mounts".to_owned(), mounts.lines().count());
+        let (mounts, dir) = (fs::read_to_string("/proc/self/mounts").unwrap_or_default(), self.sandbox.dir());
+        let own = mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy()));
+        own.for_each(|line| count(&mut holdings, line.to_owned()));
         holdings
     }
 
@@ -399,7 +400,7 @@ fn a_pass_with_a_fault_closes_the_sockets_later() {
         "pass",
         || drop(manifest::write(&dir, "web.json", web_with(PODS))),
         || {
-            *socket.borrow_mut() = Some(connected_to(PODS[1]));
+            *socket.borrow_mut() = Some(udp_connected_to(Form::V4, PODS[1]));
             manifest::write(&dir, "web.json", web_with(PODS[..1].to_vec()));
         },
         || match socket.borrow().as_ref().map(UdpSocket::peer_addr) {
@@ -408,22 +409,6 @@ fn a_pass_with_a_fault_closes_the_sockets_later() {
             other => Err(format!("the socket is open: {other:?}")),
         },
     );
-}
-
-/// A UDP socket that is connected to a pod behind the ClusterIP.
-fn connected_to(pod: u8) -> UdpSocket {
-    for _ in 0..1_000 {
-        let socket = UdpSocket::bind(Form::V4.wildcard()).unwrap();
-        socket.set_read_timeout(Some(SYNC)).unwrap();
-        socket.connect(Form::V4.web()).unwrap();
-        socket.send(b"name").unwrap();
-        let mut answer = [0; 64];
-        let length = socket.recv(&mut answer).unwrap();
-        if answer.get(..length) == Some(pod_name(pod).as_bytes()) {
-            return socket;
-        }
-    }
-    panic!("no socket is connected to pod {pod}");
 }
 
 fn has_rows(world: &World, expected: usize) -> Result<(), String> {

@@ -21,7 +21,10 @@ use cproxy_tests::{
     process::{Agent, RunningAgent, cproxy, eventually},
     random::{self, Random},
     sandbox::Sandbox,
-    world::{Form, SYNC, has_pods, pod_number, rows, serve_pods, start_agent, web_with, while_connecting},
+    world::{
+        Form, SYNC, has_pods, pod_number, rows, serve_pods, start_agent, start_agent_with, udp_connected_to, web_with,
+        while_connecting,
+    },
 };
 
 /// Pods of the Service.
@@ -156,6 +159,34 @@ fn an_upgrade_from_an_older_layout_is_not_felt() {
         cproxy(&sandbox, &["cleanup"]).success();
         assert!(!sandbox.pin_dir().exists());
     }
+}
+
+#[test]
+fn sockets_of_an_older_layout_are_closed_once_their_backend_has_left() {
+    for older in older_agents() {
+        let (sandbox, _servers) = start_world();
+        let mut before = start_older(&older, &sandbox);
+        let sockets = Form::ALL.map(|form| udp_connected_to(form, PODS[2]));
+        let streams = Form::ALL.map(|form| tcp_connected_to(form, PODS[2]));
+        before.stop();
+        let mut agent = start_agent_with(&sandbox, ["--terminate-sockets", "all"]);
+        write(&sandbox, &PODS[..2]);
+        eventually(SYNC, format_args!("layout {}: the sockets are closed", older.layout), || {
+            // The kernel disconnects sockets that are closed from outside.
+            let peers = sockets.iter().map(UdpSocket::peer_addr).chain(streams.iter().map(TcpStream::peer_addr));
+            let open: Vec<_> = peers.flatten().collect();
+            if open.is_empty() { Ok(()) } else { Err(format!("{open:?}: {}", agent.log())) }
+        });
+        agent.stop();
+        cproxy(&sandbox, &["cleanup"]).success();
+    }
+}
+
+fn tcp_connected_to(form: Form, pod: u8) -> TcpStream {
+    eventually(SYNC, format_args!("a socket is connected to pod {pod}"), || {
+        let (greeting, stream) = echo::connect_tcp(form.web()).unwrap();
+        if pod_number(&greeting.name) == pod { Ok(stream) } else { Err(greeting.name) }
+    })
 }
 
 fn pinned(dir: &Path) -> Vec<String> {

@@ -107,6 +107,7 @@ pub(super) fn spawn(
         };
         // SAFETY: between fork and exec the closure makes two system calls, and allocates nothing.
         unsafe { command.pre_exec(trace_me) };
+        #[expect(clippy::zombie_processes, reason = "the tracer waits for all processes")]
         let child = command.spawn().unwrap_or_else(|error| panic!("cannot start the agent: {error}"));
         let root = Pid::from_raw(child.id().cast_signed());
         // The process has stopped after exec(2).

@@ -18,13 +18,24 @@ use super::{
     syscalls::array_elements,
 };
 
+/// State of a socket in layout 5, the only one whose `SOCKETS` are kept.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct OlderState {
+    flags: u32,
+    peer: Translation,
+}
+
+// SAFETY: integers without padding between or after them, for which any bytes are valid.
+unsafe impl aya::Pod for OlderState {}
+
 /// The state of sockets that the programs keep.
 pub struct SocketStates {
     places: Places,
     /// Places of an older layout, whose sockets keep them.
     older_places: Option<Places>,
     /// Socket storage of an older layout.
-    older_sockets: Option<SkStorage<MapData, SocketState>>,
+    older_sockets: Option<SkStorage<MapData, OlderState>>,
     sockets: SkStorage<MapData, SocketState>,
     udp_sockets: SkStorage<MapData, UdpState>,
     /// `SOCKETS` once more: its descriptor goes into requests for lists of sockets.
@@ -70,7 +81,15 @@ impl SocketStates {
         if let Some(peer) = self.at_place(socket_cookie(socket)?)? {
             return Ok(Some(peer));
         }
-        Ok(found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer))
+        Ok(self.connected(socket)?.next())
+    }
+
+    /// The last translation in socket storage, and that of an older layout.
+    fn connected(&self, socket: &OwnedFd) -> io::Result<impl Iterator<Item = Translation> + use<>> {
+        let present = found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer);
+        let older = self.older_sockets.as_ref().map(|sockets| found(sockets.get(&socket.as_raw_fd(), 0)));
+        let older = older.transpose()?.flatten().map(|state| state.peer);
+        Ok(present.into_iter().chain(older))
     }
 
     /// The translations of a UDP socket's `connect()`: of the last one and, in case that failed after it was noted, of
@@ -79,12 +98,15 @@ impl SocketStates {
     /// # Errors
     /// It is no socket, or a map could not be read.
     pub fn of_udp(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
-        let Some(state) = found(self.sockets.get(&socket.as_raw_fd(), 0))? else { return Ok(Vec::new()) };
+        let mut connected = self.connected(socket)?.peekable();
+        if connected.peek().is_none() {
+            return Ok(Vec::new());
+        }
         let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
         let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
         // Places that no flow has taken are empty.
         let is_any = |asked: &Translation| asked.backend_port != 0;
-        Ok([state.peer].into_iter().chain(flows).filter(is_any).collect())
+        Ok(connected.chain(flows).filter(is_any).collect())
     }
 
     /// The translation at the place of the TCP socket with this cookie, if it has one. The socket may have been closed

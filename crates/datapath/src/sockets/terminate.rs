@@ -68,7 +68,8 @@ impl<'t> TerminationPass<'t> {
         // It is the same kernel in all network namespaces.
         let is_by_owners = |protocol: Protocol| match protocol {
             Protocol::Udp => true,
-            Protocol::Tcp => !SocketLists::open(states.storage()).can_list(protocol),
+            // The list shows the present layout's storage only.
+            Protocol::Tcp => states.has_older_storage() || !SocketLists::open(states.storage()).can_list(protocol),
         };
         let is_concerned = |protocol: &Protocol| !retired.of(*protocol).is_empty() && is_by_owners(*protocol);
         Self {
