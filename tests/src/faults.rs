@@ -22,8 +22,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use self::tracer::Shared;
 use crate::{
     process::{Agent, eventually},
+    random::{self, Random},
     sandbox::{Placement, Sandbox},
 };
+
+/// Variable with a part of the description of the only faults that are of interest.
+const FAULT_VARIABLE: &str = "CPROXY_FAULT";
 
 /// Limit on the time until an agent is ready or has ended.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -115,8 +119,22 @@ impl fmt::Display for Injection {
     }
 }
 
+/// Faults at these calls: those whose description contains `CPROXY_FAULT`, or all in a soak, or else a random sample.
+pub fn chosen_injections(name: &str, calls: &[Call], sample: usize) -> Vec<Injection> {
+    let (all, seed) = (injections(calls), random::seed());
+    eprintln!("{name}: CPROXY_SEED={seed}: {} calls, {} faults", calls.len(), all.len());
+    if let Ok(text) = std::env::var(FAULT_VARIABLE) {
+        return all.into_iter().filter(|injection| injection.to_string().contains(&text)).collect();
+    }
+    let mut chosen = if random::is_soak() { all } else { Random::new(seed).shuffled(&all) };
+    if !random::is_soak() {
+        chosen.truncate(sample);
+    }
+    chosen
+}
+
 /// All faults at the first and the last call of each site, in the order of the first calls.
-pub fn injections(calls: &[Call]) -> Vec<Injection> {
+fn injections(calls: &[Call]) -> Vec<Injection> {
     let mut counts = BTreeMap::<&Site, usize>::new();
     for call in calls {
         *counts.entry(&call.site).or_default() += 1;

@@ -1,9 +1,10 @@
 //! System calls of the agent that fail, and agents that are killed before or after one: lookups are right all along, the
 //! next start repairs what is broken, and nothing is left behind.
 //!
-//! The calls are found by running the agent once. An ordinary run takes a sample of the faults, `CPROXY_SOAK=1` all.
+//! The calls are found by running the agent once. An ordinary run takes a sample of the faults, `CPROXY_SOAK=1` all, and
+//! `CPROXY_FAULT=TEXT` those whose description contains the text.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
+#![expect(clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
     cell::RefCell,
@@ -20,11 +21,10 @@ use aya::{
 };
 use cproxy_tests::{
     Server, echo,
-    faults::{BpfObject, Call, Injection, TracedAgent, injections},
+    faults::{BpfObject, Call, Injection, TracedAgent, chosen_injections},
     manifest,
     population::Shape,
     process::{cproxy, eventually},
-    random::{self, Random},
     sandbox::Sandbox,
     world::{Form, SYNC, has_pods, rows, serve_pods, udp_connected_to, web_with, while_connecting},
 };
@@ -193,7 +193,7 @@ impl World {
             work();
             eventually(SYNC, name, &has_worked);
         });
-        for injection in chosen(name, &calls) {
+        for injection in chosen_injections(name, &calls, SAMPLE) {
             prepare();
             let what = format!("{name}, {injection}");
             let (kills, refuses) = (injection.kills(), injection.refuses());
@@ -294,14 +294,6 @@ fn files(dir: &Path, each: &mut impl FnMut(&Path)) {
     }
 }
 
-/// Faults at these calls: a sample, or all.
-fn chosen(name: &str, calls: &[Call]) -> Vec<Injection> {
-    let all = injections(calls);
-    let seed = random::seed();
-    eprintln!("{name}: CPROXY_SEED={seed}: {} calls, {} faults", calls.len(), all.len());
-    if random::is_soak() { all } else { Random::new(seed).shuffled(&all).into_iter().take(SAMPLE).collect() }
-}
-
 /// Starts an agent with a fault. If it gets ready all the same, it serves.
 fn start_with(world: &World, injection: &Injection, what: &str) {
     let mut agent = world.start(Some(injection.clone()));
@@ -327,7 +319,7 @@ fn a_first_start_with_a_fault_can_be_repeated() {
     let reference = world.reference();
     world.clean_up("without a fault");
     let calls = world.record_start();
-    for injection in chosen("first start", &calls) {
+    for injection in chosen_injections("first start", &calls, SAMPLE) {
         world.clean_up("before");
         let what = format!("first start, {injection}");
         start_with(&world, &injection, &what);
@@ -341,7 +333,7 @@ fn a_restart_with_a_fault_is_not_felt() {
     let world = World::new();
     let reference = world.reference();
     let calls = world.record_start();
-    for injection in chosen("restart", &calls) {
+    for injection in chosen_injections("restart", &calls, SAMPLE) {
         let what = format!("restart, {injection}");
         while_connecting(&what, || {
             start_with(&world, &injection, &what);

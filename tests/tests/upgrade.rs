@@ -14,12 +14,11 @@ use std::{
 use cproxy_ebpf::LAYOUT_VERSION;
 use cproxy_tests::{
     Done, Server, echo,
-    faults::{Call, TracedAgent, injections},
+    faults::{Call, TracedAgent, chosen_injections},
     manifest,
     older::{OlderAgent, older_agents},
     population::Shape,
     process::{Agent, RunningAgent, cproxy, eventually},
-    random::{self, Random},
     sandbox::Sandbox,
     world::{
         Form, SYNC, has_pods, pod_number, rows, serve_pods, start_agent, start_agent_with, udp_connected_to, web_with,
@@ -197,15 +196,9 @@ fn pinned(dir: &Path) -> Vec<String> {
 #[test]
 fn an_upgrade_with_a_fault_at_any_call_is_not_felt_and_goes_on_at_the_next_start() {
     for older in older_agents() {
-        let injections = injections(&record(&older));
-        let seed = random::seed();
-        eprintln!("layout {}: CPROXY_SEED={seed}: {} faults", older.layout, injections.len());
-        let mut chosen = Random::new(seed).shuffled(&injections);
-        if !random::is_soak() {
-            chosen.truncate(SAMPLE);
-        }
-        for injection in chosen {
-            let what = format!("layout {}, {injection}", older.layout);
+        let name = format!("layout {}", older.layout);
+        for injection in chosen_injections(&name, &record(&older), SAMPLE) {
+            let what = format!("{name}, {injection}");
             let (sandbox, _servers) = start_world();
             let mut before = start_older(&older, &sandbox);
             let sockets = Sockets::open();

@@ -106,11 +106,22 @@ fn carry(from: &Path, to: &Path, shape: Option<MapShape>) -> Result<(), PinError
 }
 
 /// Link of an older layout that is to be updated; `None`: a new one has to be attached.
-pub(super) fn link_to_update(pins: &PinDir, name: &str) -> Option<OwnedFd> {
-    PREDECESSORS.into_iter().filter(|predecessor| !predecessor.keeps(name)).find_map(|predecessor| {
-        let path = predecessor.dir(pins).join(name);
-        obj_get(&path, 0).ok()
-    })
+pub(super) fn link_to_update(pins: &PinDir, name: &str) -> io::Result<Option<OwnedFd>> {
+    for predecessor in PREDECESSORS.into_iter().filter(|predecessor| !predecessor.keeps(name)) {
+        if let Some(link) = pinned(&predecessor.dir(pins).join(name))? {
+            return Ok(Some(link));
+        }
+    }
+    Ok(None)
+}
+
+/// What is pinned there, if anything is.
+pub(super) fn pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
+    match obj_get(path, 0) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes what is left of older layouts once all programs are attached, apart from what their sockets need.
@@ -154,7 +165,7 @@ fn remove(pins: &PinDir, predecessor: Predecessor, goes: impl Fn(&str) -> bool) 
         let path = dir.join(&name);
         if let Ok(object) = obj_get(&path, 0)
             && let Ok(id) = link_id(object.as_fd())
-            && !is_pinned_as(pins, &name, id)
+            && !is_pinned_as(pins, &name, id)?
         {
             // An error: it is on a cgroup that is gone.
             link_detach(object.as_fd()).ok();
@@ -170,8 +181,11 @@ fn remove(pins: &PinDir, predecessor: Predecessor, goes: impl Fn(&str) -> bool) 
 }
 
 /// Whether the link with this id is in force for this layout.
-fn is_pinned_as(pins: &PinDir, name: &str, id: u32) -> bool {
-    obj_get(&pins.object(name), 0).and_then(|link| link_id(link.as_fd())).is_ok_and(|own| own == id)
+fn is_pinned_as(pins: &PinDir, name: &str, id: u32) -> Result<bool, PinError> {
+    let path = pins.object(name);
+    let own = pinned(&path).and_then(|link| link.map(|link| link_id(link.as_fd())).transpose());
+    // A link that cannot be read may be that one, and must not be detached.
+    Ok(own.map_err(|error| PinError::Io(path, error))? == Some(id))
 }
 
 /// Undoes [`carry_maps`] after a failure, if the older layout's programs are still those in force: its agent can then

@@ -338,10 +338,9 @@ fn attach(
     let pin = pins.object(program.link);
     // A link that cannot be read is not replaced: programs of both would run, and sockets would lose their names.
     let unreadable = |error| InstallError::Io(pin.clone(), error);
-    let pinned = match obj_get(&pin, 0) {
-        Ok(link) => Some((link_cgroup(link.as_fd()).map_err(unreadable)?.cgroup_id, link)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(unreadable(error)),
+    let pinned = match handover::pinned(&pin).map_err(unreadable)? {
+        Some(link) => Some((link_cgroup(link.as_fd()).map_err(unreadable)?.cgroup_id, link)),
+        None => None,
     };
     if let Some((id, link)) = &pinned
         && is_of(*id, &dir)
@@ -351,7 +350,7 @@ fn attach(
         return Ok(Attached::Here);
     }
     if pinned.is_none()
-        && let Some(link) = handover::link_to_update(pins, program.link)
+        && let Some(link) = handover::link_to_update(pins, program.link).map_err(unreadable)?
         && link_cgroup(link.as_fd()).is_ok_and(|link| is_of(link.cgroup_id, &dir))
     {
         let fd = loaded.fd().map_err(|error| failed(&error))?;
