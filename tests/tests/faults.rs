@@ -7,7 +7,7 @@
 #![expect(clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     fs, io,
     net::UdpSocket,
@@ -60,6 +60,8 @@ struct World {
     _servers: Vec<Server>,
     /// Objects in the kernel that agents have made.
     made: RefCell<BTreeSet<BpfObject>>,
+    /// Numbers of faults that have happened, and of all.
+    faults: Cell<(usize, usize)>,
 }
 
 impl World {
@@ -67,7 +69,7 @@ impl World {
         let sandbox = Sandbox::for_test();
         let servers = serve_pods(&sandbox, PODS);
         manifest::write(&sandbox.manifest_dir(), "web.json", web_with(PODS));
-        Self { sandbox, _servers: servers, made: RefCell::default() }
+        Self { sandbox, _servers: servers, made: RefCell::default(), faults: Cell::default() }
     }
 
     /// Starts an agent, perhaps with a fault.
@@ -92,6 +94,21 @@ impl World {
     fn stop(&self, mut agent: TracedAgent) {
         agent.stop();
         self.note(&agent);
+    }
+
+    /// Kills an agent with a fault.
+    fn end(&self, agent: TracedAgent) {
+        let (happened, all) = self.faults.get();
+        self.faults.set((happened + usize::from(agent.was_hit()), all + 1));
+        self.kill(agent);
+    }
+
+    /// Removes everything at the end of a test. Nearly all faults have happened: the calls of two runs differ little.
+    fn finish(&self, name: &str) {
+        self.clean_up(name);
+        let (happened, all) = self.faults.get();
+        eprintln!("{name}: {happened} of {all} faults have happened");
+        assert!(happened * 4 >= all * 3, "{name}: {happened} of {all}");
     }
 
     fn note(&self, agent: &TracedAgent) {
@@ -220,13 +237,13 @@ impl World {
                         differences(&descriptors(agent.pid()), &resting, true)
                     });
                 }
-                self.kill(agent);
+                self.end(agent);
                 next.into_iter().for_each(|agent| self.kill(agent));
             });
             prepare();
             self.repair(&what, &reference);
         }
-        self.clean_up(name);
+        self.finish(name);
     }
 }
 
@@ -246,8 +263,7 @@ fn descriptors(process: Pid) -> Holdings {
         let Ok(link) = fs::read_link(descriptor.path()) else { continue };
         let link = link.to_string_lossy();
         let kind = link.split_once(":[").map_or(&*link, |(kind, _)| kind);
-        // Each log has a number.
-        count(&mut holdings, format!("descriptor of {}", if kind.ends_with(".log") { "a log" } else { kind }));
+        count(&mut holdings, format!("descriptor of {kind}"));
     }
     // Threads that are in another network namespace than the process.
     let own = fs::read_link(format!("/proc/{process}/ns/net")).ok();
@@ -310,7 +326,7 @@ fn start_with(world: &World, injection: &Injection, what: &str) {
             agent.exit_status()
         );
     }
-    world.kill(agent);
+    world.end(agent);
 }
 
 #[test]
@@ -325,7 +341,7 @@ fn a_first_start_with_a_fault_can_be_repeated() {
         start_with(&world, &injection, &what);
         world.repair(&what, &reference);
     }
-    world.clean_up("first starts");
+    world.finish("first start");
 }
 
 #[test]
@@ -340,7 +356,7 @@ fn a_restart_with_a_fault_is_not_felt() {
             world.repair(&what, &reference);
         });
     }
-    world.clean_up("restarts");
+    world.finish("restart");
 }
 
 #[test]

@@ -75,7 +75,7 @@ const RUSTFLAGS: [&str; 5] = [
 const LIMITS: [&str; 3] = ["-max_len=4096", "-timeout=10", "-rss_limit_mb=512"];
 
 /// Time for each target as a test.
-const TEST_SECONDS: u32 = 8;
+const TEST_SECONDS: u32 = 5;
 /// Largest number of printed characters of a line or an input.
 const CHARACTERS_MAX: usize = 1000;
 /// Time for making a finding's input smaller, after the last success.
