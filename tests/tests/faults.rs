@@ -34,7 +34,7 @@ use rustix::process::Pid;
 const PODS: [u8; 2] = [1, 2];
 
 /// Faults in an ordinary run of a test.
-const SAMPLE: usize = 8;
+const SAMPLE: usize = 5;
 
 /// Services that are added while an agent runs: the maps have to grow for them.
 const GROWTH: Shape = Shape::new(400, 5);
