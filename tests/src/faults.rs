@@ -1,8 +1,8 @@
 //! Agents whose system calls fail, and agents that are killed before or after one. A tracer does that from outside,
 //! with ptrace(2).
 //!
-//! Calls are told apart by their site: what they do, and to what. A dry run records them; [`injections`] makes a list
-//! of faults from that, at the first and the last call of each site.
+//! Calls are told apart by their site: what they do, and to what. A dry run records them; [`chosen_injections`] makes a
+//! list of faults from that, at the first and the last call of each site.
 
 mod call;
 mod tracer;

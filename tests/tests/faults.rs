@@ -1,8 +1,8 @@
-//! System calls of the agent that fail, and agents that are killed before or after one: lookups are right all along, the
-//! next start repairs what is broken, and nothing is left behind.
+//! System calls of the agent that fail, and agents that are killed before or after one: lookups are right all along,
+//! the next start repairs what is broken, and nothing is left behind.
 //!
-//! The calls are found by running the agent once. An ordinary run takes a sample of the faults, `CPROXY_SOAK=1` all, and
-//! `CPROXY_FAULT=TEXT` those whose description contains the text.
+//! The calls are found by running the agent once. An ordinary run takes a sample of the faults, `CPROXY_SOAK=1` all,
+//! and `CPROXY_FAULT=TEXT` those whose description contains the text.
 
 #![expect(clippy::panic, reason = "a failed call is a failed test")]
 

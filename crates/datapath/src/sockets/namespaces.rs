@@ -23,8 +23,8 @@ use super::{
 };
 
 /// Calls `visit` once in each network namespace, with its inode number, on the calling thread, which stays in the last
-/// of them. Returns how many namespaces could not be entered, although they are there. If that may succeed another time,
-/// it fails at the end.
+/// of them. Returns how many namespaces could not be entered, although they are there. If that may succeed another
+/// time, it fails at the end.
 ///
 /// One that lives only by an open descriptor or by the sockets in it is not found.
 pub(super) fn visit_all(visit: impl FnMut(u64)) -> io::Result<u32> {
