@@ -42,6 +42,9 @@ const LONG_ONES_MAX: usize = 1;
 
 /// Time to converge in after the last action: the longest silence and the longest pauses.
 const PATIENCE: Duration = Duration::from_secs(40 * 60);
+/// Time before the end of a watch at which the server sends a bookmark
+/// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
+const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 /// Bound on the requests to a server that behaves.
 const REST: Duration = Duration::from_secs(600);
 const REST_REQUESTS_MAX: usize = 20;
@@ -195,8 +198,12 @@ pub async fn play(script: &[u8]) {
         actions += 1;
         sleep(simulation.server.act(action, argument)).await;
     }
+    // The watches have begun then.
+    sleep(Duration::from_millis(1)).await;
+    simulation.begin_comparison();
     simulation.server.remove_faults();
     simulation.converge().await;
+    simulation.end_comparison().await;
     simulation.check_rest(actions).await;
 }
 
@@ -222,7 +229,7 @@ impl Simulation {
     /// Waits until the agent knows exactly what the server has.
     pub async fn converge(&self) {
         let (start, expected) = (Instant::now(), self.server.store());
-        while let Err(difference) = self.compare(&expected) {
+        while let Err(difference) = self.compare(&expected, true) {
             assert!(start.elapsed() < PATIENCE, "{difference}\n{:#?}", self.server.lock());
             sleep(Duration::from_secs(5)).await;
         }
@@ -230,7 +237,23 @@ impl Simulation {
 
     /// Checks that the agent knows what the server has.
     pub fn assert_converged(&self) {
-        assert_eq!(self.compare(&self.server.store()), Ok(()));
+        assert_eq!(self.compare(&self.server.store(), true), Ok(()));
+    }
+
+    /// Expects a comparison, as after a restore of the VM.
+    pub fn begin_comparison(&self) {
+        lock(&self.store).await_comparison(self.last_contact.compare());
+    }
+
+    /// Waits until the agent has compared its objects, and checks that it knows what the server has. It does not wait
+    /// for the Node.
+    pub async fn end_comparison(&self) {
+        let start = Instant::now();
+        while !lock(&self.store).is_compared() {
+            assert!(start.elapsed() < PATIENCE, "nothing was compared: {:#?}", self.server.lock());
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(self.compare(&self.server.store(), false), Ok(()));
     }
 
     /// Checks that the agent stays in sync and sends few requests.
@@ -241,13 +264,13 @@ impl Simulation {
         sleep(REST).await;
         let more = self.server.asked().split_off(asked);
         assert!(more.len() <= REST_REQUESTS_MAX, "a server that behaves is asked for {more:?}");
-        assert_eq!(self.compare(&self.server.store()), Ok(()));
+        assert_eq!(self.compare(&self.server.store(), true), Ok(()));
         let silent = self.last_contact.silent_seconds();
         assert!(silent.is_some_and(|seconds| seconds <= 310), "silent for {silent:?}");
     }
 
-    /// Differences between the agent's store and the server's.
-    fn compare(&self, expected: &Store) -> Result<(), String> {
+    /// Differences between the agent's store and the server's. `of_node`: also those of the Node.
+    fn compare(&self, expected: &Store, of_node: bool) -> Result<(), String> {
         let store = lock(&self.store);
         let problems: Vec<String> = store.problems().map(Problem::to_string).collect();
         let differs = |what: String, known: &dyn std::fmt::Debug, there: &dyn std::fmt::Debug| {
@@ -268,7 +291,7 @@ impl Simulation {
                 return differs(slice.to_string(), &known, &there);
             }
         }
-        if store.zone() != expected.zone() || !problems.is_empty() {
+        if store.zone() != expected.zone() && of_node || !problems.is_empty() {
             return differs("the Node".to_owned(), &store.zone(), &expected.zone());
         }
         Ok(())
@@ -685,26 +708,42 @@ impl ResponseWriter {
     async fn watch(&mut self, mut version: u64, is_sparing: bool, lasts: Duration) -> SendResult {
         let mut changed = self.server.changed.subscribe();
         let end = Instant::now() + lasts;
+        let (mut is_near_end, mut is_bookmark_due) = (false, false);
         loop {
-            let change = self.server.lock().change_after(version, self.kind, is_sparing);
+            let (change, now, has_bookmark) = {
+                let state = self.server.lock();
+                (state.change_after(version, self.kind, is_sparing), state.version, state.has_bookmark(version))
+            };
             if let Some(change) = change {
                 self.change(&change).await?;
                 version = change.object.version;
                 continue;
+            }
+            // The server leaves out a bookmark of what the client has.
+            if std::mem::take(&mut is_bookmark_due) && has_bookmark && now > version {
+                version = now;
+                self.bookmark(version).await?;
             }
             self.break_off(version).await?;
             tokio::select! {
                 _ = changed.changed() => {}
                 () = self.sender.closed() => return Err(ResponseEnded),
                 () = sleep_until(end) => return Ok(()),
+                () = sleep_until(end - LAST_BOOKMARK), if !is_near_end => {
+                    (is_near_end, is_bookmark_due) = (true, true);
+                }
                 () = sleep(Duration::from_secs(60)) => {
                     if !self.server.lock().has_bookmark(version) {
                         continue;
                     }
-                    self.line("BOOKMARK", &json!({"metadata": {"resourceVersion": version.to_string()}})).await?;
+                    self.bookmark(version).await?;
                 }
             }
         }
+    }
+
+    async fn bookmark(&mut self, version: u64) -> SendResult {
+        self.line("BOOKMARK", &json!({"metadata": {"resourceVersion": version.to_string()}})).await
     }
 
     async fn change(&mut self, change: &Change) -> SendResult {

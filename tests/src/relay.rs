@@ -69,6 +69,8 @@ struct Connections {
     opened: usize,
     open: BTreeMap<usize, TcpStream>,
     fault: Option<Fault>,
+    /// Bytes of servers that were lost.
+    lost: usize,
 }
 
 impl Relay {
@@ -124,6 +126,11 @@ impl Relay {
         lock(&self.connections).open.len()
     }
 
+    /// Bytes from servers that a fault has lost so far.
+    pub fn lost_bytes(&self) -> usize {
+        lock(&self.connections).lost
+    }
+
     /// Gives all present and later connections a fault; `None`: they work again. Those that have lost data do not.
     pub fn set_fault(&self, fault: Option<Fault>) {
         lock(&self.connections).fault = fault;
@@ -174,6 +181,9 @@ fn copy(
             Some(fault) => fault.apply(is_response, sent, bytes),
             None => Some(&*bytes),
         };
+        if is_response && passed.is_some_and(<[u8]>::is_empty) {
+            lock(connections).lost += length;
+        }
         if passed.is_none_or(|passed| to.write_all(passed).is_err()) {
             break;
         }

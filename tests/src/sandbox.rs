@@ -5,7 +5,7 @@ use std::{
     fmt::Display,
     fs,
     io::{self, Write},
-    net::Ipv4Addr,
+    net::{Ipv4Addr, Ipv6Addr},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -13,6 +13,7 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 pub use crate::netns::Netns;
@@ -20,6 +21,7 @@ use crate::{
     cgroup::ChildCgroup,
     directory::{self, Directory},
     netns::FreshNetns,
+    process::eventually,
 };
 
 /// Lock that allows one sandbox at a time, since the cgroup is a property of the whole process.
@@ -27,6 +29,9 @@ static OCCUPIED: Mutex<()> = Mutex::new(());
 
 /// Prefix of the tests' sandboxes. `cargo xtask test` looks for their remains.
 pub const TEST_PREFIX: &str = "cproxy-test";
+
+/// Limit on the time until the kernel has announced an address.
+const ANNOUNCEMENT_MAX: Duration = Duration::from_secs(60);
 
 /// Number of sandboxes so far, for unique names.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -151,14 +156,32 @@ impl Sandbox {
         self.add_addresses([address]);
     }
 
-    /// Adds addresses to the loopback interface, all at once.
+    /// Adds addresses to the loopback interface, all at once, and waits until the kernel has announced them.
     pub fn add_addresses<A: Display>(&self, addresses: impl IntoIterator<Item = A>) {
-        let line = |address: A| {
-            let address = address.to_string();
+        let addresses: Vec<_> = addresses.into_iter().map(|address| address.to_string()).collect();
+        let line = |address: &String| {
             let rest = if address.contains(':') { "/128 dev lo nodad" } else { "/32 dev lo" };
             format!("address add {address}{rest}\n")
         };
-        self.ip(&addresses.into_iter().map(line).collect::<String>());
+        self.ip(&addresses.iter().map(line).collect::<String>());
+        let v6: Vec<Ipv6Addr> = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        if !v6.is_empty() {
+            self.wait_for_announcement(&v6);
+        }
+    }
+
+    /// Waits until the kernel has announced these addresses and their local routes. For IPv6, a worker of all network
+    /// namespaces does that, on a busy machine later than the program that the announcement would disturb starts.
+    fn wait_for_announcement(&self, addresses: &[Ipv6Addr]) {
+        eventually(ANNOUNCEMENT_MAX, "the kernel announces the addresses", || {
+            let mut ip = Command::new("ip");
+            ip.args(["-6", "route", "show", "table", "local"]).stdin(Stdio::null());
+            let output = self.place(&mut ip, Placement::Unhooked).output().expect("cannot run `ip` (of iproute2)");
+            let routes = String::from_utf8_lossy(&output.stdout);
+            let address = |line: &str| line.strip_prefix("local ")?.split(' ').next()?.parse::<Ipv6Addr>().ok();
+            let local: Vec<_> = routes.lines().filter_map(address).collect();
+            if addresses.iter().all(|address| local.contains(address)) { Ok(()) } else { Err(routes.into_owned()) }
+        });
     }
 
     /// Makes `program` start inside the sandbox's network namespace and cgroup, whichever thread spawns it.

@@ -152,8 +152,7 @@ impl Reconciler {
         let result = self.reseed();
         if self.source.renew() && is_certain {
             self.readiness.withdraw();
-            self.store.await_comparison();
-            self.source.last_contact.compare();
+            self.store.await_comparison(self.source.last_contact.compare());
         }
         result
     }

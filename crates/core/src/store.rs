@@ -46,8 +46,9 @@ pub enum Event {
     PodIps(Vec<Address>),
     /// Given addresses of the node; empty: those of its Node.
     NodeIps(Vec<Address>),
-    /// The objects of a kind were compared with the source as it is now: all changes have arrived.
-    Compared(ResourceKind),
+    /// The objects of a kind were compared with the source as it was after the comparison of this number was asked for:
+    /// all changes until then have arrived.
+    Compared(ResourceKind, u64),
 }
 
 /// Rows in force.
@@ -90,8 +91,8 @@ struct List {
     staged: Option<Staged>,
     /// A list was complete at least once.
     is_complete: bool,
-    /// The objects have not been compared with the source since that was asked for.
-    awaits_comparison: bool,
+    /// Number of the comparison with the source that was asked for and has not ended.
+    awaited_comparison: Option<u64>,
 }
 
 type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
@@ -133,7 +134,10 @@ impl Store {
             Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
             Event::NodeIps(addresses) => self.change_node(|store| store.context.node_ips = addresses),
-            Event::Compared(kind) => self.lists.of(kind).awaits_comparison = false,
+            // An earlier comparison may have shown an earlier state.
+            Event::Compared(kind, number) => {
+                self.lists.of(kind).awaited_comparison.take_if(|awaited| *awaited <= number);
+            }
         }
         Vec::new()
     }
@@ -146,10 +150,10 @@ impl Store {
         services.is_complete && slices.is_complete && (nodes.is_complete || self.context.node_name.is_none())
     }
 
-    /// Expects a comparison with the source: the objects may have changed unseen.
-    pub fn await_comparison(&mut self) {
+    /// Expects the comparison of this number with the source, or a later one: the objects may have changed unseen.
+    pub fn await_comparison(&mut self, number: u64) {
         for list in [&mut self.lists.services, &mut self.lists.slices] {
-            list.awaits_comparison = true;
+            list.awaited_comparison = Some(number);
         }
     }
 
@@ -157,7 +161,7 @@ impl Store {
     /// Node is optional for every source, and so is its comparison.
     #[must_use]
     pub fn is_compared(&self) -> bool {
-        !self.lists.services.awaits_comparison && !self.lists.slices.awaits_comparison
+        self.lists.services.awaited_comparison.is_none() && self.lists.slices.awaited_comparison.is_none()
     }
 
     /// Name of this node, if it is known.
@@ -488,16 +492,18 @@ mod tests {
         let mut store = Store::new(NodeContext::default());
         let apply = |store: &mut Store, event| assert!(store.apply(event).is_empty());
         assert!(store.is_compared(), "nothing was asked for");
-        store.await_comparison();
-        apply(&mut store, Event::Compared(ResourceKind::Services));
-        apply(&mut store, Event::Compared(ResourceKind::Nodes));
+        store.await_comparison(2);
+        apply(&mut store, Event::Compared(ResourceKind::Services, 2));
+        apply(&mut store, Event::Compared(ResourceKind::Nodes, 2));
         // A list may have been under way before.
         apply(&mut store, Event::ListStarted(ResourceKind::EndpointSlices));
         apply(&mut store, Event::ListDone(ResourceKind::EndpointSlices));
+        // So may an earlier comparison.
+        apply(&mut store, Event::Compared(ResourceKind::EndpointSlices, 1));
         assert!(!store.is_compared());
-        apply(&mut store, Event::Compared(ResourceKind::EndpointSlices));
+        apply(&mut store, Event::Compared(ResourceKind::EndpointSlices, 2));
         assert!(store.is_compared());
-        store.await_comparison();
+        store.await_comparison(3);
         assert!(!store.is_compared());
     }
 

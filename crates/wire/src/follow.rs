@@ -35,6 +35,11 @@ pub(super) trait ApiSource<K> {
         watch_time()
     }
 
+    /// Whether the next watch shows the last version again.
+    fn repeats_last_version(&self) -> bool {
+        false
+    }
+
     /// Whether the objects are listed anew rather than a watch resumed.
     fn must_list(&self) -> bool {
         false
@@ -94,8 +99,9 @@ async fn send<K: WatchedResource>(
     if source.must_list() {
         state.relist();
     }
-    let watch_time = source.watch_time();
-    source.request(state.request::<K>(selectors, watch_time)).await.map(Input::Accepted)
+    let (watch_time, repeats_last_version) = (source.watch_time(), source.repeats_last_version());
+    let request = state.request::<K>(selectors, watch_time, repeats_last_version);
+    source.request(request).await.map(Input::Accepted)
 }
 
 #[cfg(test)]

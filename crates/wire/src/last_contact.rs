@@ -14,8 +14,8 @@ use tokio::{sync::watch, time::Instant};
 #[derive(Clone, Debug, Default)]
 pub struct LastContact {
     contacts: Arc<Mutex<Contacts>>,
-    /// Notified when the objects are to be compared with the API server's.
-    comparisons: watch::Sender<()>,
+    /// Number of comparisons with the API server's objects that were asked for.
+    comparisons: watch::Sender<u64>,
     /// Notified at each contact.
     contacted: watch::Sender<()>,
 }
@@ -32,14 +32,16 @@ impl LastContact {
         self.contacts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the objects of each kind compared with the API server's, by a new watch from the last known version on.
-    /// After one to three seconds follows [`Event::Compared`](cproxy_core::Event::Compared).
-    pub fn compare(&self) {
-        self.comparisons.send_replace(());
+    /// Has the objects of each kind compared with the API server's, by a new watch that shows the last known version
+    /// again, or else by a list. After one to some seconds follows [`Event::Compared`](cproxy_core::Event::Compared)
+    /// with the number that this returns.
+    pub fn compare(&self) -> u64 {
+        self.comparisons.send_modify(|number| *number += 1);
+        *self.comparisons.borrow()
     }
 
     /// Receiver that changes with each call of [`Self::compare`] from now on.
-    pub(super) fn comparisons(&self) -> watch::Receiver<()> {
+    pub(super) fn comparisons(&self) -> watch::Receiver<u64> {
         self.comparisons.subscribe()
     }
 

@@ -47,9 +47,15 @@ pub trait Subscriber<K>: Send {
     /// Takes the token of the view that a list or watch shows, once the server has accepted it; `None`: everything.
     fn see_view(&mut self, _token: Option<&str>) {}
 
-    /// Takes note that the server has ended a watch in an orderly way.
-    fn end_watch(&mut self) -> impl Future<Output = ()> + Send {
-        ready(())
+    /// Whether the next watch shows the last version again: the change, or a bookmark. It costs less than a list.
+    fn repeats_last_version(&self) -> bool {
+        false
+    }
+
+    /// Takes note that the server has ended a watch in an orderly way. Returns whether that leaves the last version in
+    /// doubt: then the objects are listed anew.
+    fn end_watch(&mut self) -> impl Future<Output = bool> + Send {
+        ready(false)
     }
 
     /// Waits until a bookmark is wanted soon. Dropped and called again at will.
@@ -164,7 +170,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         let mut link = reader.link().clone();
         let is_watch = operation == Operation::Watch;
         let mut has_ended = false;
-        let input = tokio::select! {
+        let mut input = tokio::select! {
             biased;
             input = reader.next(operation.silence_max()) => {
                 has_ended = is_watch && matches!(input, Ok(Input::Ended(_)));
@@ -177,8 +183,8 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
                 Ok(Input::Ended(ListMetadata::default()))
             }
         };
-        if has_ended {
-            self.subscriber.end_watch().await;
+        if has_ended && self.subscriber.end_watch().await {
+            input = Ok(Input::Unconfirmed);
         }
         self.requester.judge_zstd(&input);
         self.is_broken = input.is_err();
@@ -205,6 +211,10 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
 
     fn watch_time(&mut self) -> Duration {
         if self.wants_bookmark { BOOKMARK_WATCH_TIME } else { watch_time() }
+    }
+
+    fn repeats_last_version(&self) -> bool {
+        self.subscriber.repeats_last_version()
     }
 
     fn must_list(&self) -> bool {

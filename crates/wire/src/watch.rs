@@ -71,8 +71,12 @@ struct StoreSubscriber<'a> {
     /// Notified when a list is complete.
     list_done: &'a Notify,
     /// Changes when a comparison with the server is wanted.
-    comparisons: Receiver<()>,
+    comparisons: Receiver<u64>,
     comparison: Comparison,
+    /// Number of the comparison, or of the last one.
+    number: u64,
+    /// Last version that the server has confirmed.
+    version: String,
 }
 
 /// Progress of a comparison with the server.
@@ -82,21 +86,41 @@ enum Comparison {
     Idle,
     /// A watch has to be opened for it.
     Wanted,
-    /// The server has not accepted that watch yet. Until then, the objects come from the time before.
+    /// The server has not accepted that watch, or a list in its place, yet. Until then, the objects come from the time
+    /// before.
     Requested,
-    /// A response that was accepted at this time completes it: a list by its end, a watch by a bookmark. An API
-    /// server sends no bookmark of the version from which the watch began, so its orderly end without any event does,
-    /// too.
-    UnderWay { since: Instant, has_changed: bool },
+    /// A response that was accepted at this time completes it: a list by its end, a watch by a bookmark. The watch
+    /// begins before the last version. If a change has brought that, the API server shows the change and no bookmark of
+    /// the same version: then the watch's orderly end without another event completes it, too. A watch that shows
+    /// nothing does not: the server may have gone back to an older state, whose watches from later versions are silent.
+    UnderWay { since: Instant, shown: Shown },
 }
 
-/// Shortest time of a watch whose end shows that there was no event. A server that goes away ends watches earlier.
+/// Events that a watch has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Nothing,
+    /// The last version that was known before, and nothing else.
+    LastVersion,
+    /// Changes after it. Others may follow.
+    Changes,
+}
+
+impl Comparison {
+    /// Start with a response that was accepted now.
+    fn begin() -> Self {
+        Self::UnderWay { since: Instant::now(), shown: Shown::Nothing }
+    }
+}
+
+/// Shortest time of a watch whose end shows that no event is left. A server that goes away ends watches earlier.
 const COMPARISON_MIN: Duration = BOOKMARK_WATCH_TIME.saturating_sub(Duration::from_secs(1));
 
 impl<'a> StoreSubscriber<'a> {
     fn new(last_contact: &'a LastContact, events: &'a mpsc::Sender<Vec<Event>>, list_done: &'a Notify) -> Self {
         let comparisons = last_contact.comparisons();
-        Self { last_contact, events, list_done, comparisons, comparison: Comparison::Idle }
+        let (comparison, number, version) = (Comparison::Idle, 0, String::new());
+        Self { last_contact, events, list_done, comparisons, comparison, number, version }
     }
 }
 
@@ -107,7 +131,7 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     fn see_view(&mut self, token: Option<&str>) {
         self.last_contact.see_view(K::RESOURCE, token);
         self.comparison = match self.comparison {
-            Comparison::Requested => Comparison::UnderWay { since: Instant::now(), has_changed: false },
+            Comparison::Requested => Comparison::begin(),
             // The watch has ended too early.
             Comparison::UnderWay { .. } => Comparison::Wanted,
             other => other,
@@ -115,43 +139,62 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     }
 
     async fn publish(&mut self, event: WatchEvent<K>) {
-        if event.is_confirmation() {
-            self.last_contact.record(K::RESOURCE);
-        }
-        if matches!(event, WatchEvent::ListDone(_)) {
-            self.list_done.notify_one();
+        match event {
+            // A list that was accepted after the comparison was asked for is one.
+            WatchEvent::ListStarted if self.comparison != Comparison::Idle => self.comparison = Comparison::begin(),
+            WatchEvent::ListDone(_) => self.list_done.notify_one(),
+            _ => {}
         }
         let is_under_way = matches!(self.comparison, Comparison::UnderWay { .. });
         let is_compared = event.is_comparison() && is_under_way;
-        if let (Comparison::UnderWay { has_changed, .. }, true) = (&mut self.comparison, event.is_confirmation()) {
-            *has_changed = true;
+        if let Some(version) = event.version() {
+            self.last_contact.record(K::RESOURCE);
+            if let Comparison::UnderWay { shown, .. } = &mut self.comparison {
+                let is_last = *shown != Shown::Changes && *version == self.version;
+                *shown = if is_last { Shown::LastVersion } else { Shown::Changes };
+            }
+            version.clone_into(&mut self.version);
         }
         let mut events = event.into_events();
         if is_compared {
             self.comparison = Comparison::Idle;
-            events.push(Event::Compared(K::RESOURCE));
+            events.push(Event::Compared(K::RESOURCE, self.number));
         }
         if !events.is_empty() {
             self.events.send(events).await.ok();
         }
     }
 
-    async fn end_watch(&mut self) {
-        if let Comparison::UnderWay { since, has_changed: false } = self.comparison
-            && since.elapsed() >= COMPARISON_MIN
-        {
-            self.comparison = Comparison::Idle;
-            self.events.send(vec![Event::Compared(K::RESOURCE)]).await.ok();
+    fn repeats_last_version(&self) -> bool {
+        self.comparison == Comparison::Requested
+    }
+
+    async fn end_watch(&mut self) -> bool {
+        let Comparison::UnderWay { since, shown } = self.comparison else { return false };
+        match shown {
+            _ if since.elapsed() < COMPARISON_MIN => false,
+            Shown::Nothing => {
+                self.comparison = Comparison::Requested;
+                true
+            }
+            Shown::LastVersion => {
+                self.comparison = Comparison::Idle;
+                self.events.send(vec![Event::Compared(K::RESOURCE, self.number)]).await.ok();
+                false
+            }
+            Shown::Changes => false,
         }
     }
 
     async fn bookmark_wanted(&mut self) {
         // The sender lives as long as `last_contact`.
-        if self.comparison == Comparison::Wanted || self.comparisons.changed().await.is_ok() {
-            self.comparison = Comparison::Requested;
-        } else {
-            pending::<()>().await;
+        if self.comparison != Comparison::Wanted {
+            if self.comparisons.changed().await.is_err() {
+                pending::<()>().await;
+            }
+            self.number = *self.comparisons.borrow_and_update();
         }
+        self.comparison = Comparison::Requested;
     }
 }
 
@@ -161,6 +204,7 @@ mod tests {
     use tokio::time::{advance, timeout};
 
     use super::*;
+    use crate::decode::Decoded;
 
     type Of = Service;
 
@@ -176,7 +220,7 @@ mod tests {
         let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
         let bookmark = || WatchEvent::<Of>::Bookmark("5".to_owned());
         let mut is_compared =
-            || matches!(events.try_recv().as_deref(), Ok([.., Event::Compared(ResourceKind::Services)]));
+            || matches!(events.try_recv().as_deref(), Ok([.., Event::Compared(ResourceKind::Services, _)]));
         Subscriber::<Of>::see_view(&mut subscriber, None);
         assert!(!wants_bookmark(&mut subscriber).await);
         last_contact.compare();
@@ -206,28 +250,77 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_ends_in_time_without_an_event_is_a_comparison() {
+    async fn a_watch_that_ends_in_time_is_a_comparison_if_it_has_shown_the_last_version_alone() {
         let (last_contact, list_done) = (LastContact::default(), Notify::new());
         let (sender, mut events) = mpsc::channel(4);
         let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
-        let deleted = || WatchEvent::<Of>::Deleted(crate::decode::Decoded::Object(Box::default()));
-        for (time, event, is_comparison) in [
-            (BOOKMARK_WATCH_TIME, None, true),
-            (Duration::from_secs(1), None, false),
-            (BOOKMARK_WATCH_TIME, Some(deleted()), false),
+        let deleted = |version: &str| {
+            let mut service = Box::<Service>::default();
+            version.clone_into(&mut service.metadata.resource_version);
+            WatchEvent::<Of>::Deleted(Decoded::Object(service))
+        };
+        subscriber.publish(deleted("5")).await;
+        events.try_recv().ok();
+        for (time, versions, is_comparison) in [
+            (BOOKMARK_WATCH_TIME, &["5"][..], true),
+            (Duration::from_secs(1), &["5"], false),
+            (BOOKMARK_WATCH_TIME, &["6"], false),
+            (BOOKMARK_WATCH_TIME, &["6", "7"], false),
+            (BOOKMARK_WATCH_TIME, &["7"], true),
         ] {
             last_contact.compare();
-            assert!(wants_bookmark(&mut subscriber).await);
+            assert!(wants_bookmark(&mut subscriber).await && Subscriber::<Of>::repeats_last_version(&subscriber));
             Subscriber::<Of>::see_view(&mut subscriber, None);
-            if let Some(event) = event {
-                subscriber.publish(event).await;
+            for version in versions {
+                subscriber.publish(deleted(version)).await;
+                events.try_recv().ok();
             }
             advance(time).await;
-            Subscriber::<Of>::end_watch(&mut subscriber).await;
-            let is_compared = matches!(events.try_recv().as_deref(), Ok([Event::Compared(ResourceKind::Services)]));
-            assert_eq!(is_compared, is_comparison, "{time:?}");
+            assert!(!Subscriber::<Of>::end_watch(&mut subscriber).await);
+            let is_compared = matches!(events.try_recv().as_deref(), Ok([Event::Compared(ResourceKind::Services, _)]));
+            assert_eq!(is_compared, is_comparison, "{versions:?} in {time:?}");
             Subscriber::<Of>::see_view(&mut subscriber, None);
             assert_eq!(wants_bookmark(&mut subscriber).await, !is_comparison);
+            subscriber.comparison = Comparison::Idle;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_comparison_that_was_asked_for_meanwhile_is_another_one() {
+        let (last_contact, list_done) = (LastContact::default(), Notify::new());
+        let (sender, mut events) = mpsc::channel(4);
+        let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
+        let first = last_contact.compare();
+        assert!(wants_bookmark(&mut subscriber).await);
+        let second = last_contact.compare();
+        // The server may have accepted this watch before the second comparison was asked for.
+        for number in [first, second] {
+            Subscriber::<Of>::see_view(&mut subscriber, None);
+            subscriber.publish(WatchEvent::<Of>::Bookmark("5".to_owned())).await;
+            let compared = events.try_recv();
+            assert!(matches!(compared.as_deref(), Ok([Event::Compared(_, of)]) if *of == number), "{compared:?}");
+            assert_eq!(wants_bookmark(&mut subscriber).await, number == first);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_watch_that_shows_nothing_a_list_is_the_comparison() {
+        let (last_contact, list_done) = (LastContact::default(), Notify::new());
+        let (sender, mut events) = mpsc::channel(4);
+        let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
+        last_contact.compare();
+        assert!(wants_bookmark(&mut subscriber).await);
+        Subscriber::<Of>::see_view(&mut subscriber, None);
+        advance(BOOKMARK_WATCH_TIME).await;
+        assert!(Subscriber::<Of>::end_watch(&mut subscriber).await);
+        // The first one breaks off.
+        for _ in 0..2 {
+            Subscriber::<Of>::see_view(&mut subscriber, None);
+            subscriber.publish(WatchEvent::<Of>::ListStarted).await;
+            assert!(matches!(events.try_recv().as_deref(), Ok([Event::ListStarted(_)])));
+        }
+        subscriber.publish(WatchEvent::<Of>::ListDone("4".to_owned())).await;
+        assert!(matches!(events.try_recv().as_deref(), Ok([Event::ListDone(_), Event::Compared(..)])));
+        assert!(!wants_bookmark(&mut subscriber).await);
     }
 }

@@ -39,6 +39,15 @@ impl<K> WatchEvent<K> {
 }
 
 impl<K: StoredResource> WatchEvent<K> {
+    /// Version of a confirmation.
+    pub(super) fn version(&self) -> Option<&str> {
+        match self {
+            Self::ListDone(version) | Self::Bookmark(version) => Some(version),
+            Self::Applied(object) | Self::Deleted(object) => Some(&object.meta().resource_version),
+            Self::ListStarted | Self::Listed(_) | Self::Unavailable => None,
+        }
+    }
+
     /// Events for the store.
     pub(super) fn into_events(self) -> Vec<Event> {
         match self {

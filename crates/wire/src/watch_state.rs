@@ -96,16 +96,26 @@ impl WatchState {
     /// `NotOlderThan` waits for the cache to have the version. A limit would make a quorum read of it while the server
     /// is starting (apiserver/pkg/storage/cacher/delegator.go 1.36).
     ///
-    /// `watch_time` is the time after which the server ends a watch.
-    pub(super) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>, watch_time: Duration) -> Request {
+    /// `watch_time` is the time after which the server ends a watch. A watch that `repeats_last_version` begins before
+    /// that version. A server that has the version shows it, by the change or by a bookmark.
+    pub(super) fn request<K: WatchedResource>(
+        &self,
+        selectors: Selectors<'_>,
+        watch_time: Duration,
+        repeats_last_version: bool,
+    ) -> Request {
         let seconds = watch_time.as_secs().to_string();
         let watch = [("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
+        let before;
         let parameters = match self {
             Self::Listing { at_least: None, .. } => vec![("resourceVersion", "0")],
             Self::Listing { at_least: Some(version), .. } => {
                 vec![("resourceVersion", version.as_str()), ("resourceVersionMatch", "NotOlderThan")]
             }
-            Self::Watching { version, .. } => [&watch[..], &[("resourceVersion", version)]].concat(),
+            Self::Watching { version, .. } => {
+                before = version_before(version).filter(|_| repeats_last_version);
+                [&watch[..], &[("resourceVersion", before.as_deref().unwrap_or(version))]].concat()
+            }
         };
         Request { operation: self.operation(), target: self.sent_selectors(selectors).target::<K>(&parameters) }
     }
@@ -308,6 +318,10 @@ fn advance_watch<K: WatchedResource>(
             history.record_change(false);
             WatchEvent::Deleted(object)
         }
+        // A watch that repeats the version began there, so this confirms nothing.
+        Input::Received(Message::Bookmark(Some(now))) if Some(&now) == version_before(version).as_ref() => {
+            return Ok((None, Next::Read));
+        }
         Input::Received(Message::Bookmark(now)) => {
             *version = required_version(now)?;
             WatchEvent::Bookmark(version.clone())
@@ -335,6 +349,14 @@ fn warn_if_not_found<K: WatchedResource>(
 /// The version; an error if it is missing or empty.
 fn required_version(version: Option<String>) -> Result<String, ApiError> {
     version.filter(|version| !version.is_empty()).ok_or(ApiError::NoVersion)
+}
+
+/// Version before this one; `None` if it is no number, or the first one. Versions of Services, EndpointSlices and Nodes
+/// are numbers that grow by at least one with each change.
+fn version_before(version: &str) -> Option<String> {
+    let before = version.parse::<u64>().ok()?.checked_sub(1)?;
+    // 0 means any version.
+    (before > 0).then(|| before.to_string())
 }
 
 /// Pause that the server asks for, with jitter; zero if it asks for none.
@@ -600,7 +622,7 @@ mod tests {
         let mut machine = Machine::watching("7", true);
         let fields = |machine: &Machine| {
             let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
-            machine.state().request::<Service>(selectors, WATCH_MIN).target.contains("fieldSelector=a%3Db")
+            machine.state().request::<Service>(selectors, WATCH_MIN, false).target.contains("fieldSelector=a%3Db")
         };
         assert!(fields(&machine));
         let output = machine.fail(ApiError::Refused(status(400)));
@@ -633,7 +655,7 @@ mod tests {
         machine.fail(too_large());
         assert_eq!(*machine.state(), relisting("7"));
         let selectors = Selectors { labels: "", fields: FieldSelector::Any };
-        let target = |machine: &Machine| machine.state().request::<Service>(selectors, WATCH_MIN).target;
+        let target = |machine: &Machine| machine.state().request::<Service>(selectors, WATCH_MIN, false).target;
         assert_eq!(target(&machine), "/api/v1/services?resourceVersion=7&resourceVersionMatch=NotOlderThan");
         machine.fail(too_large());
         assert_eq!(*machine.state(), listing(), "its data may come from a backup");
@@ -719,10 +741,36 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_that_repeats_the_last_version_begins_before_it_if_there_is_a_version_before() {
+        let selectors = Selectors { labels: "", fields: FieldSelector::Any };
+        for (version, repeated) in [("7", "6"), ("1000", "999"), ("1", "1"), ("a7", "a7")] {
+            for (repeats, expected) in [(true, repeated), (false, version)] {
+                let target = watching(version).request::<Service>(selectors, WATCH_MIN, repeats).target;
+                assert!(target.ends_with(&format!("&resourceVersion={expected}")), "{target}");
+            }
+        }
+        let target = relisting("7").request::<Service>(selectors, WATCH_MIN, true).target;
+        assert!(target.contains("resourceVersion=7"), "{target}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bookmark_of_the_version_before_confirms_nothing() {
+        let mut machine = Machine::watching("7", true);
+        machine.step::<Service>(accepted());
+        for (version, event) in [("6", false), ("7", true), ("8", true)] {
+            let output = machine.step::<Service>(bookmark(version));
+            assert_eq!((output.event.is_some(), output.next), (event, Next::Read), "{version}");
+            let is_due = machine.state().due(&machine.history).is_some();
+            assert_eq!(is_due, !event, "{version}");
+        }
+        assert_eq!(*machine.state(), watching("8"));
+    }
+
+    #[test]
     fn watches_of_many_agents_end_at_different_times() {
         let seconds = |_| {
             let selectors = Selectors { labels: "", fields: FieldSelector::Any };
-            let target = watching("7").request::<Service>(selectors, watch_time()).target;
+            let target = watching("7").request::<Service>(selectors, watch_time(), false).target;
             let (_, rest) = target.split_once("timeoutSeconds=").unwrap();
             rest.split('&').next().unwrap().parse::<u64>().unwrap()
         };

@@ -19,7 +19,7 @@ use std::time::Duration;
 use cproxy_core::ResourceKind;
 use tokio::time::{Instant, sleep};
 
-use self::simulated::{How, Protobuf, Simulation, play};
+use self::simulated::{How, Protobuf, Server, Simulation, play};
 
 /// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
 const PEAK_BYTES_MAX: u64 = 3 * 3 * (8 << 20);
@@ -160,6 +160,72 @@ fn versions_that_go_back_are_noticed_by_watches_that_show_nothing() {
         let lists = lists(&simulation, ResourceKind::Services);
         assert_eq!(lists.len(), 3, "the first, one not older than the last version, and one of any version: {lists:?}");
     });
+}
+
+/// Number of lists of both kinds that count, and time that a comparison has taken.
+async fn compare(simulation: &Simulation) -> ([usize; 2], Duration) {
+    let count = || [ResourceKind::Services, ResourceKind::EndpointSlices].map(|kind| lists(simulation, kind).len());
+    let (before, start) = (count(), Instant::now());
+    simulation.begin_comparison();
+    simulation.end_comparison().await;
+    let [services, slices] = count();
+    ([services - before[0], slices - before[1]], start.elapsed())
+}
+
+/// Objects from before the restore are not what the server has, and no watch from a later version shows that.
+#[test]
+fn a_comparison_with_a_server_whose_versions_went_back_ends_with_a_list() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.converge().await;
+        simulation.server.back_up();
+        simulation.server.change_all(7);
+        simulation.converge().await;
+        simulation.server.restore();
+        sleep(Duration::from_secs(1)).await;
+        let (lists, took) = compare(&simulation).await;
+        assert!(lists.iter().all(|count| *count > 0) && took < Duration::from_secs(15), "{lists:?} after {took:?}");
+    });
+}
+
+#[test]
+fn a_comparison_with_a_server_that_has_the_last_version_needs_no_list() {
+    simulate(async {
+        let simulation = Simulation::start();
+        simulation.converge().await;
+        let check = async |what: &str, at_most: u64| {
+            let (lists, took) = compare(&simulation).await;
+            assert_eq!(lists, [0, 0], "{what}");
+            assert!(took < Duration::from_secs(at_most), "{what}: {took:?}");
+        };
+        check("after a list", 2).await;
+        check("after a bookmark", 2).await;
+        simulation.server.change_all(7);
+        check("with a change", 4).await;
+        check("after a change", 4).await;
+        // The last change is shown again, and nothing else.
+        simulation.server.omit_bookmarks();
+        simulation.server.change_all(8);
+        check("with a change, without bookmarks", 8).await;
+        check("after a change, without bookmarks", 4).await;
+    });
+}
+
+#[test]
+fn a_comparison_with_a_server_that_shows_nothing_takes_one_list() {
+    for forget in [Server::omit_bookmarks, Server::forget] {
+        simulate(async {
+            let simulation = Simulation::start();
+            simulation.converge().await;
+            forget(&simulation.server);
+            sleep(Duration::from_secs(10)).await;
+            for _ in 0..3 {
+                let (lists, took) = compare(&simulation).await;
+                assert_eq!(lists, [1, 1]);
+                assert!(took < Duration::from_secs(8), "{took:?}");
+            }
+        });
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod cleanup;
 mod credentials;
 mod failover;
 mod greedy;
+mod health;
 mod kustomize;
 mod lists;
 mod long;

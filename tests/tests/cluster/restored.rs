@@ -11,6 +11,7 @@ use cproxy_tests::{
     process::{RunningAgent, cproxy, eventually},
     relay::{Fault, Relay},
     sandbox::Sandbox,
+    world::counter,
 };
 
 use crate::{
@@ -45,10 +46,35 @@ impl<'s> Restored<'s> {
         Self { cluster, audit, relay, agent }
     }
 
-    /// Changes a Service while the agent is cut off.
+    /// Changes a Service while the agent is cut off, and waits until the change is lost, and with it the connection.
+    /// Only that is certain to come after the change: an API server sends it when it can.
     fn change_unseen(&self) {
+        let lost = self.relay.lost_bytes();
         self.relay.set_fault(Some(Fault::Forgets));
         self.cluster.apply_service("moves", "10.96.0.11", &["10.244.0.3"]);
+        eventually(PATIENCE, "the change is lost", || match self.relay.lost_bytes() {
+            now if now > lost => Ok(()),
+            now => Err(now),
+        });
+    }
+
+    /// Waits until the agent has looked at its programs after a change of the network, and so at its connection.
+    fn expect_look(&self, looks: u64) {
+        eventually(PATIENCE, "the agent looks", || match self.looks() {
+            now if now > looks => Ok(()),
+            now => Err(now),
+        });
+    }
+
+    fn looks(&self) -> u64 {
+        counter(self.cluster.sandbox, "hook_checks")
+    }
+
+    fn expect_one_connection(&self) {
+        eventually(PATIENCE, "old connections have ended", || match self.relay.open_count() {
+            1 => Ok(()),
+            open => Err(open),
+        });
     }
 
     fn has_old_table(&self) -> bool {
@@ -108,10 +134,7 @@ fn a_reseeded_agent_connects_anew_and_is_ready_once_its_table_is_compared() {
     restored.cluster.delete("Service", "moves");
     restored.cluster.expect(&[STAYS]);
     restored.assert_resumed();
-    eventually(PATIENCE, "old connections have ended", || match restored.relay.open_count() {
-        1 => Ok(()),
-        open => Err(open),
-    });
+    restored.expect_one_connection();
 }
 
 #[test]
@@ -121,6 +144,7 @@ fn a_dead_connection_is_noticed_when_the_network_changes() {
     restored.change_unseen();
     restored.relay.set_fault(None);
     assert!(restored.has_old_table());
+    let looks = restored.looks();
     sandbox.add_address("10.244.9.9");
     let took = restored.expect_change();
     println!("the table was right after {took:?}");
@@ -129,9 +153,12 @@ fn a_dead_connection_is_noticed_when_the_network_changes() {
     assert!(restored.is_ready(), "it may have been no restore");
     restored.assert_resumed();
 
-    // A connection that is alive stays.
-    let history = restored.relay.history();
+    // A connection that is alive stays. What the agent sees of the deletion comes after the answer to its PING.
+    restored.expect_one_connection();
+    restored.expect_look(looks);
+    let (history, looks) = (restored.relay.history(), restored.looks());
     sandbox.add_address("10.244.9.10");
+    restored.expect_look(looks);
     restored.cluster.delete("Service", "moves");
     restored.cluster.expect(&[STAYS]);
     assert_eq!(restored.relay.history(), history);

@@ -6,7 +6,7 @@ use std::{
     fs, iter,
     net::{Ipv4Addr, SocketAddr},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cproxy_tests::{
@@ -39,7 +39,7 @@ const SILENT_SECONDS: u64 = 5;
 /// Limit on the time until an older state of etcd is noticed: 75 s, and the pauses and refusals before and after.
 const RESTORED_MAX: Duration = Duration::from_secs(180);
 
-/// Changes after a backup, more than an API server makes itself within that time.
+/// Changes after a backup, more than an API server makes itself within a test.
 const CHANGE_COUNT: usize = 300;
 
 /// Objects of a long list, each with so many bytes that do not shrink.
@@ -287,42 +287,73 @@ fn lists_that_break_off_change_nothing_and_the_difference_to_the_first_complete_
     assert_eq!(world.agent.exit_status(), None, "it is still the same agent");
 }
 
-#[test]
-fn an_older_state_of_etcd_is_noticed_by_a_watch_that_shows_nothing() {
-    let sandbox = Sandbox::for_test();
-    let mut cluster = Cluster::start(&sandbox);
+/// An agent that is ahead of a backup of etcd, which lacks a Service, for longer than a test takes.
+fn start_ahead_of_backup(sandbox: &Sandbox) -> (Cluster<'_>, RunningAgent) {
+    let mut cluster = Cluster::start(sandbox);
     cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
     cluster.control_plane.back_up();
     let url = cluster.control_plane.server_url();
     cluster.use_server(&url);
-    let mut agent = cluster.start_agent();
+    let agent = cluster.start_agent();
     cluster.apply_service("lost", "10.96.0.12", &["10.244.0.3"]);
-    // The versions of the agent are to stay ahead of those of the restored etcd for a while.
     for number in 0..CHANGE_COUNT {
         for (kind, name) in [("Service", "lost"), ("EndpointSlice", "lost-ipv4")] {
             cluster.patch(kind, name, json!({"metadata": {"annotations": {"number": number.to_string()}}}));
         }
     }
     cluster.expect(&[WEB, LOST]);
+    (cluster, agent)
+}
+
+/// Goes back to the backup, and creates another Service.
+fn restore_backup(cluster: &mut Cluster<'_>) {
+    cluster.control_plane.restore();
+    let url = cluster.control_plane.server_url();
+    cluster.use_server(&url);
+    cluster.apply_service("new", "10.96.0.11", &["10.244.0.2"]);
+}
+
+/// Checks that the kernel has what the restored etcd has.
+fn has_restored_table(sandbox: &Sandbox) -> Result<(), String> {
+    let kernel = rows::in_kernel(sandbox).iter().map(Row::to_string).collect::<Vec<_>>();
+    let has = |row: &str| kernel.iter().any(|one| one == row);
+    if has(NEW) && !has(LOST) { Ok(()) } else { Err(format!("{kernel:#?}")) }
+}
+
+#[test]
+fn an_older_state_of_etcd_is_noticed_by_a_watch_that_shows_nothing() {
+    let sandbox = Sandbox::for_test();
+    let (mut cluster, mut agent) = start_ahead_of_backup(&sandbox);
     while_a_client_connects(VIP, POD, || {
-        cluster.control_plane.restore();
-        cluster.use_server(&url);
-        cluster.apply_service("new", "10.96.0.11", &["10.244.0.2"]);
+        restore_backup(&mut cluster);
         eventually(RESTORED_MAX, "the silence is counted", || match silent_seconds(&sandbox) {
             30.. => Ok(()),
             less => Err(less),
         });
         assert!(agent.is_ready());
-        eventually(RESTORED_MAX, "the agent has what etcd has", || {
-            let kernel = rows::in_kernel(&sandbox).iter().map(Row::to_string).collect::<Vec<_>>();
-            let has = |row: &str| kernel.iter().any(|one| one == row);
-            if has(NEW) && !has(LOST) { Ok(()) } else { Err(format!("{kernel:#?}")) }
-        });
+        eventually(RESTORED_MAX, "the agent has what etcd has", || has_restored_table(&sandbox));
         cluster.expect(&[WEB, NEW]);
     });
     for resource in ["services", "endpointslices"] {
         agent.wait_log(&format!("has not confirmed the {resource} since their watch was resumed"), PATIENCE);
     }
+    assert_eq!(agent.exit_status(), None, "it is still the same agent");
+}
+
+#[test]
+fn a_reseeded_agent_is_not_ready_before_it_has_the_older_state_of_etcd() {
+    let sandbox = Sandbox::for_test();
+    let (mut cluster, mut agent) = start_ahead_of_backup(&sandbox);
+    while_a_client_connects(VIP, POD, || {
+        restore_backup(&mut cluster);
+        // It has removed `ready` when it returns.
+        cproxy(&sandbox, &["reseed"]).success();
+        let start = Instant::now();
+        agent.wait_ready(PATIENCE);
+        has_restored_table(&sandbox).expect("a table that was compared");
+        println!("the agent was ready again after {:?}", start.elapsed());
+        cluster.expect(&[WEB, NEW]);
+    });
     assert_eq!(agent.exit_status(), None, "it is still the same agent");
 }
 
