@@ -32,8 +32,8 @@ const FAULT_VARIABLE: &str = "CPROXY_FAULT";
 /// Limit on the time until an agent is ready or has ended.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a call does, and to what: `bpf MAP_UPDATE_ELEM FRONTENDS`, say. It begins with `child` for a process that the
-/// agent has started.
+/// Effect of a call, and its object: `bpf MAP_UPDATE_ELEM FRONTENDS`, say. It begins with `child` for a process that
+/// the agent has started.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Site(String);
 

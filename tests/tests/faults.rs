@@ -52,7 +52,7 @@ const FREED: Duration = Duration::from_secs(10);
 /// Time for which the holdings of an agent at rest do not change.
 const AT_REST: Duration = Duration::from_millis(500);
 
-/// What an agent holds, with the number of each kind.
+/// Holdings of an agent, with the number of each kind.
 type Holdings = BTreeMap<String, usize>;
 
 struct World {
@@ -134,7 +134,7 @@ impl World {
         calls
     }
 
-    /// What is held while an agent without faults is at rest: by itself, in the kernel, and in its directories.
+    /// Holdings of an agent without faults at rest: its own, those in the kernel, and those in its directories.
     fn holdings(&self, agent: &TracedAgent) -> Holdings {
         self.note(agent);
         let mut holdings = descriptors(agent.pid());

@@ -115,7 +115,7 @@ pub(super) fn link_to_update(pins: &PinDir, name: &str) -> io::Result<Option<Own
     Ok(None)
 }
 
-/// What is pinned there, if anything is.
+/// The object that is pinned there, if there is one.
 pub(super) fn pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
     match obj_get(path, 0) {
         Ok(object) => Ok(Some(object)),
