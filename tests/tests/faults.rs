@@ -47,7 +47,7 @@ const WRITE: Shape = Shape::new(3, 2);
 const MADE_GOOD: Duration = Duration::from_secs(60);
 
 /// Limit on the time until what nobody refers to any more has gone from the kernel.
-const FREED: Duration = Duration::from_secs(10);
+const FREED: Duration = Duration::from_secs(60);
 
 /// Time for which the holdings of an agent at rest do not change.
 const AT_REST: Duration = Duration::from_millis(500);
@@ -278,7 +278,7 @@ fn descriptors(process: Pid) -> Holdings {
 /// Holdings once they have not changed for a while.
 fn at_rest(read: impl Fn() -> Holdings) -> Holdings {
     let mut present = (read(), Instant::now());
-    eventually(SYNC, "the agent is at rest", || {
+    eventually(MADE_GOOD, "the agent is at rest", || {
         let now = read();
         if now != present.0 {
             present = (now, Instant::now());
