@@ -142,15 +142,21 @@ fn a_server_that_always_forgets_is_listed_ever_more_seldom() {
     });
 }
 
+/// A server that has just gone back to versions from before what the client has.
+async fn gone_back() -> Simulation {
+    let simulation = Simulation::start();
+    simulation.converge().await;
+    simulation.server.back_up();
+    simulation.server.change_all(7);
+    simulation.converge().await;
+    simulation.server.restore();
+    simulation
+}
+
 #[test]
 fn versions_that_go_back_are_noticed_by_watches_that_show_nothing() {
     simulate(async {
-        let simulation = Simulation::start();
-        simulation.converge().await;
-        simulation.server.back_up();
-        simulation.server.change_all(7);
-        simulation.converge().await;
-        simulation.server.restore();
+        let simulation = gone_back().await;
         sleep(Duration::from_secs(90)).await;
         simulation.assert_converged();
         // A change that the watch from the later version would not show.
@@ -176,12 +182,7 @@ async fn compare(simulation: &Simulation) -> ([usize; 2], Duration) {
 #[test]
 fn a_comparison_with_a_server_whose_versions_went_back_ends_with_a_list() {
     simulate(async {
-        let simulation = Simulation::start();
-        simulation.converge().await;
-        simulation.server.back_up();
-        simulation.server.change_all(7);
-        simulation.converge().await;
-        simulation.server.restore();
+        let simulation = gone_back().await;
         sleep(Duration::from_secs(1)).await;
         let (lists, took) = compare(&simulation).await;
         assert!(lists.iter().all(|count| *count > 0) && took < Duration::from_secs(15), "{lists:?} after {took:?}");
