@@ -1,10 +1,12 @@
 //! Upgrades from agents of older table layouts, with the real agents of those layouts: no call fails, and no socket
-//! loses its name, whenever the new agent is killed.
+//! loses its name, whatever call of the new agent fails or is its last.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
+    io::{BufRead as _, BufReader},
     net::{SocketAddr, TcpStream, UdpSocket},
+    num::NonZeroU32,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -25,6 +27,7 @@ use cproxy_tests::{
         while_connecting,
     },
 };
+use rustix::net::{AddressFamily, Protocol, SocketType, connect, socket};
 
 /// Pods of the Service.
 const PODS: [u8; 3] = [1, 2, 3];
@@ -169,12 +172,17 @@ fn sockets_of_an_older_layout_are_closed_once_their_backend_has_left() {
         let streams = Form::ALL.map(|form| tcp_connected_to(form, PODS[2]));
         before.stop();
         let mut agent = start_agent_with(&sandbox, ["--terminate-sockets", "all"]);
+        // The kernel lists it, while it does not list those from before.
+        let newer = multipath_connected_to(PODS[2]);
         write(&sandbox, &PODS[..2]);
         eventually(SYNC, format_args!("layout {}: the sockets are closed", older.layout), || {
             // The kernel disconnects sockets that are closed from outside.
             let peers = sockets.iter().map(UdpSocket::peer_addr).chain(streams.iter().map(TcpStream::peer_addr));
             let open: Vec<_> = peers.flatten().collect();
             if open.is_empty() { Ok(()) } else { Err(format!("{open:?}: {}", agent.log())) }
+        });
+        eventually(SYNC, format_args!("layout {}: the MPTCP connection is closed", older.layout), || {
+            echo::ping_tcp(&newer, "still there").err().ok_or("it is open")
         });
         agent.stop();
         cproxy(&sandbox, &["cleanup"]).success();
@@ -185,6 +193,20 @@ fn tcp_connected_to(form: Form, pod: u8) -> TcpStream {
     eventually(SYNC, format_args!("a socket is connected to pod {pod}"), || {
         let (greeting, stream) = echo::connect_tcp(form.web()).unwrap();
         if pod_number(&greeting.name) == pod { Ok(stream) } else { Err(greeting.name) }
+    })
+}
+
+/// An MPTCP connection to a pod through the ClusterIP.
+fn multipath_connected_to(pod: u8) -> TcpStream {
+    const MPTCP: Protocol = Protocol::from_raw(NonZeroU32::new(262).expect("not zero"));
+    eventually(SYNC, format_args!("a socket is connected to pod {pod}"), || {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, Some(MPTCP)).unwrap();
+        connect(&socket, &Form::V4.web()).unwrap();
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(SYNC)).unwrap();
+        // Its name and the client's address.
+        let lines: Vec<_> = BufReader::new(&stream).lines().take(2).map(Result::unwrap).collect();
+        if lines.first().is_some_and(|name| pod_number(name) == pod) { Ok(stream) } else { Err(format!("{lines:?}")) }
     })
 }
 
@@ -229,7 +251,7 @@ fn record(older: &OlderAgent) -> Vec<Call> {
     before.stop();
     let mut agent = TracedAgent::start(&sandbox, None);
     assert!(agent.settle(), "{}", agent.log());
-    let calls = agent.calls();
+    let calls = agent.take_calls();
     agent.kill();
     cproxy(&sandbox, &["cleanup"]).success();
     calls

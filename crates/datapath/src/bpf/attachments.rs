@@ -8,7 +8,7 @@ use std::{fmt, fs, io, os::fd::AsFd, path::Path};
 use super::{
     PinDir, Program,
     cgroups::cgroup_id,
-    syscalls::{effective_programs, link_cgroup, obj_get, program_name},
+    syscalls::{effective_programs, link_cgroup, obj_get, obj_get_if_any, program_name},
 };
 
 /// Programs as they were attached.
@@ -85,9 +85,9 @@ impl Attachments {
     }
 
     fn state(&self, program: Program, program_id: u32) -> Option<LinkState> {
-        let link = match obj_get(&self.pins.object(program.link), 0) {
-            Ok(link) => link,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(LinkState::Unpinned),
+        let link = match obj_get_if_any(&self.pins.object(program.link)) {
+            Ok(Some(link)) => link,
+            Ok(None) => return Some(LinkState::Unpinned),
             Err(error) => return Some(LinkState::Unreadable(error.to_string())),
         };
         match link_cgroup(link.as_fd()) {

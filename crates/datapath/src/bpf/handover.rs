@@ -18,7 +18,7 @@ use aya::maps::MapInfo;
 use super::{
     map_spec::{MapShape, NAMED, RESIZABLE},
     pins::{PinDir, PinError, difference, list},
-    syscalls::{link_detach, link_id, obj_get, obj_pin},
+    syscalls::{link_detach, link_id, obj_get, obj_get_if_any, obj_pin},
 };
 use crate::sockets::has_older_socket;
 
@@ -106,22 +106,15 @@ fn carry(from: &Path, to: &Path, shape: Option<MapShape>) -> Result<(), PinError
 }
 
 /// Link of an older layout that is to be updated; `None`: a new one has to be attached.
-pub(super) fn link_to_update(pins: &PinDir, name: &str) -> io::Result<Option<OwnedFd>> {
+/// An error comes with its path.
+pub(super) fn link_to_update(pins: &PinDir, name: &str) -> Result<Option<OwnedFd>, (PathBuf, io::Error)> {
     for predecessor in PREDECESSORS.into_iter().filter(|predecessor| !predecessor.keeps(name)) {
-        if let Some(link) = pinned(&predecessor.dir(pins).join(name))? {
+        let path = predecessor.dir(pins).join(name);
+        if let Some(link) = obj_get_if_any(&path).map_err(|error| (path, error))? {
             return Ok(Some(link));
         }
     }
     Ok(None)
-}
-
-/// The object that is pinned there, if there is one.
-pub(super) fn pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
-    match obj_get(path, 0) {
-        Ok(object) => Ok(Some(object)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Removes what is left of older layouts once all programs are attached, apart from what their sockets need.
@@ -183,7 +176,7 @@ fn remove(pins: &PinDir, predecessor: Predecessor, goes: impl Fn(&str) -> bool) 
 /// Whether the link with this id is in force for this layout.
 fn is_pinned_as(pins: &PinDir, name: &str, id: u32) -> Result<bool, PinError> {
     let path = pins.object(name);
-    let own = pinned(&path).and_then(|link| link.map(|link| link_id(link.as_fd())).transpose());
+    let own = obj_get_if_any(&path).and_then(|link| link.map(|link| link_id(link.as_fd())).transpose());
     // A link that cannot be read may be that one, and must not be detached.
     Ok(own.map_err(|error| PinError::Io(path, error))? == Some(id))
 }

@@ -8,7 +8,7 @@
 use std::{
     fs, io,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
@@ -32,7 +32,7 @@ use super::{
     probe::Features,
     resizable::ResizableMap,
     root_cause,
-    syscalls::{link_cgroup, link_update, obj_get, obj_pin},
+    syscalls::{link_cgroup, link_update, obj_get, obj_get_if_any, obj_pin},
 };
 
 /// Stack of a thread that makes a map: it makes a few system calls and holds a path.
@@ -338,10 +338,8 @@ fn attach(
     let pin = pins.object(program.link);
     // A link that cannot be read is not replaced: programs of both would run, and sockets would lose their names.
     let unreadable = |error| InstallError::Io(pin.clone(), error);
-    let pinned = match handover::pinned(&pin).map_err(unreadable)? {
-        Some(link) => Some((link_cgroup(link.as_fd()).map_err(unreadable)?.cgroup_id, link)),
-        None => None,
-    };
+    let with_cgroup = |link: OwnedFd| Ok((link_cgroup(link.as_fd())?.cgroup_id, link));
+    let pinned = obj_get_if_any(&pin).and_then(|link| link.map(with_cgroup).transpose()).map_err(unreadable)?;
     if let Some((id, link)) = &pinned
         && is_of(*id, &dir)
     {
@@ -350,7 +348,8 @@ fn attach(
         return Ok(Attached::Here);
     }
     if pinned.is_none()
-        && let Some(link) = handover::link_to_update(pins, program.link).map_err(unreadable)?
+        && let Some(link) =
+            handover::link_to_update(pins, program.link).map_err(|(path, error)| InstallError::Io(path, error))?
         && link_cgroup(link.as_fd()).is_ok_and(|link| is_of(link.cgroup_id, &dir))
     {
         let fd = loaded.fd().map_err(|error| failed(&error))?;

@@ -81,15 +81,17 @@ impl SocketStates {
         if let Some(peer) = self.at_place(socket_cookie(socket)?)? {
             return Ok(Some(peer));
         }
-        Ok(self.connected(socket)?.next())
+        let present = found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer);
+        present.map_or_else(|| self.of_older(socket), |peer| Ok(Some(peer)))
     }
 
-    /// The last translation in socket storage, and that of an older layout.
-    fn connected(&self, socket: &OwnedFd) -> io::Result<impl Iterator<Item = Translation> + use<>> {
-        let present = found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer);
-        let older = self.older_sockets.as_ref().map(|sockets| found(sockets.get(&socket.as_raw_fd(), 0)));
-        let older = older.transpose()?.flatten().map(|state| state.peer);
-        Ok(present.into_iter().chain(older))
+    /// The translation of a socket's `connect()` in the storage of an older layout.
+    ///
+    /// # Errors
+    /// It is no socket, or the map could not be read.
+    pub(crate) fn of_older(&self, socket: &OwnedFd) -> io::Result<Option<Translation>> {
+        let Some(sockets) = &self.older_sockets else { return Ok(None) };
+        Ok(found(sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer))
     }
 
     /// The translations of a UDP socket's `connect()`: of the last one and, in case that failed after it was noted, of
@@ -98,15 +100,16 @@ impl SocketStates {
     /// # Errors
     /// It is no socket, or a map could not be read.
     pub fn of_udp(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
-        let mut connected = self.connected(socket)?.peekable();
-        if connected.peek().is_none() {
+        let present = found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer);
+        let older = self.of_older(socket)?;
+        if present.or(older).is_none() {
             return Ok(Vec::new());
         }
         let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
         let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
         // Places that no flow has taken are empty.
         let is_any = |asked: &Translation| asked.backend_port != 0;
-        Ok(connected.chain(flows).filter(is_any).collect())
+        Ok(present.into_iter().chain(older).chain(flows).filter(is_any).collect())
     }
 
     /// The translation at the place of the TCP socket with this cookie, if it has one. The socket may have been closed
@@ -137,8 +140,7 @@ impl SocketStates {
 
     /// Whether a socket has storage of an older layout, whatever is in it.
     pub(crate) fn is_in_older_storage(&self, socket: &OwnedFd) -> bool {
-        let state = self.older_sockets.as_ref().map(|sockets| found(sockets.get(&socket.as_raw_fd(), 0)));
-        state.is_some_and(|state| !matches!(state, Ok(None)))
+        !matches!(self.of_older(socket), Ok(None))
     }
 }
 

@@ -227,6 +227,18 @@ pub fn obj_get(path: &Path, flags: u32) -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_OBJ_GET, &mut attr)
 }
 
+/// Opens a pinned object, if anything is pinned there.
+///
+/// # Errors
+/// It may not be opened.
+pub(super) fn obj_get_if_any(path: &Path) -> io::Result<Option<OwnedFd>> {
+    match obj_get(path, 0) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Attaches a program to a cgroup. The link ends with its last descriptor.
 ///
 /// # Errors
