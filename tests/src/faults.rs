@@ -37,13 +37,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Site(String);
 
-impl Site {
-    /// Whether its description contains a text.
-    pub fn contains(&self, text: &str) -> bool {
-        self.0.contains(text)
-    }
-}
-
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -126,11 +119,7 @@ pub fn chosen_injections(name: &str, calls: &[Call], sample: usize) -> Vec<Injec
     if let Ok(text) = std::env::var(FAULT_VARIABLE) {
         return all.into_iter().filter(|injection| injection.to_string().contains(&text)).collect();
     }
-    let mut chosen = if random::is_soak() { all } else { Random::new(seed).shuffled(&all) };
-    if !random::is_soak() {
-        chosen.truncate(sample);
-    }
-    chosen
+    if random::is_soak() { all } else { Random::new(seed).shuffled(&all).into_iter().take(sample).collect() }
 }
 
 /// All faults at the first and the last call of each site, in the order of the first calls.
@@ -211,13 +200,8 @@ impl TracedAgent {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Forgets the calls so far: [`TracedAgent::calls`] has those from now on.
-    pub fn forget_calls(&self) {
-        self.shared.take_calls();
-    }
-
-    /// Calls since the start, or since the last call of this function or [`TracedAgent::forget_calls`].
-    pub fn calls(&self) -> Vec<Call> {
+    /// Takes the recorded calls: those since the start, or since the last time.
+    pub fn take_calls(&self) -> Vec<Call> {
         self.shared.take_calls()
     }
 

@@ -123,14 +123,21 @@ fn filter(call: libc::c_long, arguments: &[(u32, u32)], action: u32) -> Vec<libc
     filter
 }
 
-/// Installs a filter. With a flag that asks for a listener, returns that.
-fn install(mut filter: Vec<libc::sock_filter>, flags: libc::c_ulong) -> libc::c_long {
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+/// Installs a filter, and gives up new privileges. With a flag that asks for a listener, returns that.
+fn install(filter: Vec<libc::sock_filter>, flags: libc::c_ulong) -> libc::c_long {
     rustix::thread::set_no_new_privs(true).expect("cannot give up new privileges");
+    load(&filter, flags).unwrap_or_else(|error| panic!("the kernel refuses a filter: {error}"))
+}
+
+/// Loads a filter, which takes CAP_SYS_ADMIN if the process may yet gain privileges.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub(crate) fn load(filter: &[libc::sock_filter], flags: libc::c_ulong) -> io::Result<libc::c_long> {
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: the program and its instructions live until the call returns; the kernel copies both.
     let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
-    assert!(result >= 0, "{}", io::Error::last_os_error());
-    result
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// A filter that stops a traced process at these calls.
@@ -144,15 +151,4 @@ pub(crate) fn tracing_filter(calls: &[libc::c_long]) -> Vec<libc::sock_filter> {
     let end = |action| instruction(libc::BPF_RET | libc::BPF_K, 0, action);
     filter.extend([end(libc::SECCOMP_RET_ALLOW), end(libc::SECCOMP_RET_TRACE)]);
     filter
-}
-
-/// Installs a filter of [`tracing_filter`] in a process that may yet gain privileges, as a traced agent's.
-///
-/// # Errors
-/// When the kernel refuses it: without CAP_SYS_ADMIN, for example.
-pub(crate) fn install_for_tracer(filter: &[libc::sock_filter]) -> io::Result<()> {
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: the program and its instructions live until the call returns; the kernel copies both.
-    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

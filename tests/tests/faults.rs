@@ -119,9 +119,9 @@ impl World {
     fn record(&self, work: impl FnOnce()) -> Vec<Call> {
         let agent = self.start_ready();
         at_rest(|| descriptors(agent.pid()));
-        agent.forget_calls();
+        agent.take_calls();
         work();
-        let calls = agent.calls();
+        let calls = agent.take_calls();
         self.kill(agent);
         calls
     }
@@ -129,7 +129,7 @@ impl World {
     /// Calls of an agent until it is ready.
     fn record_start(&self) -> Vec<Call> {
         let agent = self.start_ready();
-        let calls = agent.calls();
+        let calls = agent.take_calls();
         self.kill(agent);
         calls
     }

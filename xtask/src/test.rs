@@ -34,7 +34,7 @@ pub(crate) struct TestArguments {
     /// Leaves out a group of suites, which then count as skipped
     #[arg(long, value_name = "GROUP")]
     without: Vec<SuiteGroup>,
-    /// Runs the random tests churn, chaos and kube_proxy much longer, and tests that take 25 minutes
+    /// Runs the random tests churn, faults, upgrade, chaos and kube_proxy much longer, and tests that take 25 minutes
     #[arg(long)]
     soak: bool,
     /// Also runs tests that take minutes, and those against the oldest supported Kubernetes, which takes minutes to

@@ -33,8 +33,8 @@ impl LastContact {
     }
 
     /// Has the objects of each kind compared with the API server's, by a new watch that shows the last known version
-    /// again, or else by a list. After one to some seconds follows [`Event::Compared`](cproxy_core::Event::Compared)
-    /// with the number that this returns.
+    /// again, or else by a list. A second or more later follows [`Event::Compared`](cproxy_core::Event::Compared) with
+    /// the number that this returns.
     pub fn compare(&self) -> u64 {
         self.comparisons.send_modify(|number| *number += 1);
         *self.comparisons.borrow()

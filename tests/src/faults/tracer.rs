@@ -103,7 +103,7 @@ pub(super) fn spawn(
         let filter = seccomp::tracing_filter(call::TRACED);
         let trace_me = move || {
             ptrace::traceme()?;
-            seccomp::install_for_tracer(&filter)
+            seccomp::load(&filter, 0).map(drop)
         };
         // SAFETY: between fork and exec the closure makes two system calls, and allocates nothing.
         unsafe { command.pre_exec(trace_me) };
